@@ -1,0 +1,81 @@
+"""Agent-R1: train language-model agents with reinforcement learning, end to end.
+
+    @agent_r1.tool
+    def stock(item: str) -> int: ...
+
+    agent_r1.train(model="...", data="tasks.jsonl", tools=[stock], reward=score)
+
+Names are loaded when first used, so that importing this package is fast and needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent_r1.api import evaluate, sft, train
+    from agent_r1.engines import Engine, ScriptedEngine
+    from agent_r1.envs import AgentEnv, ToolEnv
+    from agent_r1.errors import AgentR1Error
+    from agent_r1.flows import AgentEnvLoop, AgentFlowBase, SingleStepFlow
+    from agent_r1.tools import BaseTool, ToolContext, ToolResponse, tool
+    from agent_r1.types import Action, Episode, Observation, Step, StepResult, StopReason, Task, Trajectory
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "agent_r1.api": ("evaluate", "sft", "train"),
+    "agent_r1.engines": ("Engine", "ScriptedEngine"),
+    "agent_r1.envs": ("AgentEnv", "ToolEnv"),
+    "agent_r1.errors": ("AgentR1Error",),
+    "agent_r1.flows": ("AgentEnvLoop", "AgentFlowBase", "SingleStepFlow"),
+    "agent_r1.tools": ("BaseTool", "ToolContext", "ToolResponse", "tool"),
+    "agent_r1.types": (
+        "Action",
+        "Episode",
+        "Observation",
+        "Step",
+        "StepResult",
+        "StopReason",
+        "Task",
+        "Trajectory",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Action",
+    "AgentEnv",
+    "AgentEnvLoop",
+    "AgentFlowBase",
+    "AgentR1Error",
+    "BaseTool",
+    "Engine",
+    "Episode",
+    "Observation",
+    "ScriptedEngine",
+    "SingleStepFlow",
+    "Step",
+    "StepResult",
+    "StopReason",
+    "Task",
+    "ToolContext",
+    "ToolEnv",
+    "ToolResponse",
+    "Trajectory",
+    "evaluate",
+    "sft",
+    "tool",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'agent_r1' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,55 @@
+"""Aggregations: the weight of each token in the loss, over the whole batch at once.
+
+An aggregation gives weights, not a mean: the loss of a batch is `sum(weight * token loss)`. The weights are worked out
+before the batch is cut into micro-batches or spread over ranks, so neither can change a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from agent_r1.registry import Registry
+
+Aggregation = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From `credited_N`, `step_N`, `trajectory_N` to weights."""
+
+aggregations: Registry[Aggregation] = Registry("aggregation")
+
+
+def _share(credited_N: Tensor, owner_N: Tensor) -> Tensor:
+    """1 / (credited tokens of the token's owner), 0 without credit."""
+    size = int(owner_N.max()) + 1 if len(owner_N) else 0
+    weights_N = credited_N.double()
+    counts = torch.zeros(size, dtype=torch.float64).index_add(0, owner_N, weights_N)
+    return weights_N / counts[owner_N].clamp(min=1)
+
+
+def _num_owners(credited_N: Tensor, owner_N: Tensor) -> int:
+    return len(torch.unique(owner_N[credited_N]))
+
+
+@aggregations.register("token-mean")
+def token_mean(credited_N: Tensor, step_N: Tensor, trajectory_N: Tensor) -> Tensor:
+    """Every credited token weighs the same: three tokens weigh 1/3 each."""
+    return credited_N.double() / max(1, int(credited_N.sum()))
+
+
+@aggregations.register("step-mean-token-mean")
+def step_mean_token_mean(credited_N: Tensor, step_N: Tensor, trajectory_N: Tensor) -> Tensor:
+    """Every step weighs the same; within it every token. Steps of 1 and 2 tokens: weights 1/2, 1/4, 1/4."""
+    return _share(credited_N, step_N) / max(1, _num_owners(credited_N, step_N))
+
+
+@aggregations.register("trajectory-mean-token-mean")
+def trajectory_mean_token_mean(credited_N: Tensor, step_N: Tensor, trajectory_N: Tensor) -> Tensor:
+    """Every trajectory weighs the same, however many steps it has; within it every token."""
+    return _share(credited_N, trajectory_N) / max(1, _num_owners(credited_N, trajectory_N))
+
+
+@aggregations.register("trajectory-mean-token-sum")
+def trajectory_mean_token_sum(credited_N: Tensor, step_N: Tensor, trajectory_N: Tensor) -> Tensor:
+    """The sum over a trajectory's tokens, averaged over trajectories."""
+    return credited_N.double() / max(1, _num_owners(credited_N, trajectory_N))

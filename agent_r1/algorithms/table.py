@@ -1,0 +1,122 @@
+"""`StepTable`: a batch of trajectories as flat arrays. What estimators read.
+
+Shape letters: `_N` action tokens, `_S` steps, `_R` trajectories. Steps stand in order, trajectory after trajectory, and
+tokens in order, step after step. Failed rollouts are not in the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTable:
+    """S steps of R trajectories.
+
+    Two trajectories, the first with steps of 2 and 1 tokens, the second with one step of 3, in one group:
+
+        StepTable(rewards_S=[.1, 1, 0], lengths_S=[2, 1, 3], trajectory_S=[0, 0, 1],
+                  group_R=[0, 0], truncated_R=[False, False])
+    """
+
+    rewards_S: Tensor
+    """Process reward of the step, plus the outcome reward on the last, minus KL if it is taken in the reward."""
+    lengths_S: Tensor
+    """Action tokens of the step."""
+    trajectory_S: Tensor
+    """Which trajectory the step belongs to; non-decreasing."""
+    group_R: Tensor
+    """Which group the trajectory belongs to."""
+    truncated_R: Tensor
+    """The trajectory was cut: its last state has a future."""
+    token_rewards_N: Tensor | None = None
+    """Rewards of single tokens beyond the step's own (a KL penalty); already part of `rewards_S`."""
+    values_N: Tensor | None = None
+    """The critic's value of the state before each action token."""
+    bootstrap_R: Tensor | None = None
+    """The critic's value of the state after the last step; used only where `truncated_R`."""
+
+    @property
+    def num_trajectories(self) -> int:
+        """R."""
+        return len(self.group_R)
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return int(self.lengths_S.sum())
+
+    @property
+    def step_of_token_N(self) -> Tensor:
+        """The step each token belongs to."""
+        return torch.repeat_interleave(torch.arange(len(self.lengths_S)), self.lengths_S)
+
+    @property
+    def trajectory_of_token_N(self) -> Tensor:
+        """The trajectory each token belongs to."""
+        return self.trajectory_S[self.step_of_token_N]
+
+    @property
+    def first_token_S(self) -> Tensor:
+        """The index of each step's first token. An empty step shares the next step's."""
+        return self.lengths_S.cumsum(0) - self.lengths_S
+
+    @property
+    def first_token_N(self) -> Tensor:
+        """True at the first token of each step."""
+        marks = torch.zeros(self.num_tokens, dtype=torch.bool)
+        marks[self.first_token_S[self.lengths_S > 0]] = True
+        return marks
+
+    @property
+    def returns_R(self) -> Tensor:
+        """What each trajectory earned in all.
+
+        For the example above: [1.1, 0].
+        """
+        zeros = torch.zeros(self.num_trajectories, dtype=self.rewards_S.dtype)
+        return zeros.index_add(0, self.trajectory_S, self.rewards_S)
+
+    def step_values_S(self) -> Tensor:
+        """The critic's value before each step's first token; 0 for steps without tokens."""
+        values_N = _required(self.values_N)
+        values_S = torch.zeros(len(self.lengths_S), dtype=values_N.dtype)
+        spoken = self.lengths_S > 0
+        values_S[spoken] = values_N[self.first_token_S[spoken]]
+        return values_S
+
+    def per_token(self) -> StepTable:
+        """The same table at token granularity: every token is a step of its own.
+
+        A step's reward falls on its last token: the example's rewards become [0, .1, 1, 0, 0, 0]. An empty step's
+        reward falls on the token before it in the trajectory, else on the one after.
+        """
+        rewards_N = torch.zeros(self.num_tokens, dtype=self.rewards_S.dtype)
+        own_S = self.rewards_S
+        if self.token_rewards_N is not None:
+            rewards_N += self.token_rewards_N
+            own_S = own_S - torch.zeros_like(own_S).index_add(0, self.step_of_token_N, self.token_rewards_N)
+        if self.num_tokens:
+            owner_N = self.trajectory_of_token_N
+            last = (self.lengths_S.cumsum(0) - 1).clamp(min=0)
+            target = torch.where(owner_N[last] == self.trajectory_S, last, (last + 1).clamp(max=self.num_tokens - 1))
+            present = owner_N[target] == self.trajectory_S  # a trajectory without any token has no place for a reward
+            rewards_N = rewards_N.index_add(0, target[present], own_S[present])
+        return StepTable(
+            rewards_S=rewards_N,
+            lengths_S=torch.ones(self.num_tokens, dtype=torch.long),
+            trajectory_S=self.trajectory_of_token_N,
+            group_R=self.group_R,
+            truncated_R=self.truncated_R,
+            values_N=self.values_N,
+            bootstrap_R=self.bootstrap_R,
+        )
+
+
+def _required(values_N: Tensor | None) -> Tensor:
+    if values_N is None:
+        raise ValueError("this estimator needs a critic: the table has no values")
+    return values_N

@@ -1,0 +1,108 @@
+"""Agent-R1 from Python: the same as the command line.
+
+    summary = agent_r1.train("recipes/quickstart", "algorithm=ppo", "trainer.steps=20")
+
+    summary = agent_r1.train(
+        "model.path=runs/quickstart_warm_start/hf", "trainer.steps=20",
+        data="tasks.jsonl", tools=[stock], reward=score,
+    )
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent_r1.config import Config, load_config
+from agent_r1.console import RunConsole
+from agent_r1.envs import AgentEnv
+from agent_r1.errors import ConfigError
+from agent_r1.registry import recipe_folder
+from agent_r1.rewards import RewardFunction, reward_functions
+from agent_r1.tools import BaseTool, FunctionTool
+
+if TYPE_CHECKING:
+    from agent_r1.evaluation import Evaluation
+    from agent_r1.training.trainer import Summary
+
+
+def train(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Summary:
+    """Train an agent. Give a recipe folder and `key=value` overrides; or overrides alone with your own parts.
+
+    Args:
+        recipe_and_overrides: A recipe folder (first, if any) and overrides such as `trainer.steps=20`.
+        quiet: Print nothing.
+        parts: `model`, `data`, `eval_data` (paths), `tools` (tools or functions), `env` (a class), `reward` (a function).
+    """
+    from agent_r1.training.run import train_run
+
+    recipe, config = resolve(recipe_and_overrides, **parts)
+    with recipe_folder(recipe):
+        return asyncio.run(train_run(config, RunConsole(quiet=quiet)))
+
+
+def evaluate(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Evaluation:
+    """Evaluate a model; takes what `train` takes."""
+    from agent_r1.training.run import eval_run
+
+    recipe, config = resolve(recipe_and_overrides, **parts)
+    with recipe_folder(recipe):
+        return asyncio.run(eval_run(config, RunConsole(quiet=quiet)))
+
+
+def sft(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Path:
+    """Warm-start a model on demonstrations (`sft.data`); gives the folder of the tuned model."""
+    from agent_r1.training.run import sft_run
+
+    recipe, config = resolve(recipe_and_overrides, **parts)
+    with recipe_folder(recipe):
+        return sft_run(config, RunConsole(quiet=quiet))
+
+
+def resolve(
+    recipe_and_overrides: Sequence[str],
+    *,
+    model: str | Path | None = None,
+    data: str | Path | None = None,
+    eval_data: str | Path | None = None,
+    tools: Sequence[BaseTool | Callable[..., Any]] = (),
+    env: type[AgentEnv] | None = None,
+    reward: RewardFunction | None = None,
+) -> tuple[Path | None, Config]:
+    """The recipe folder, if one is given, and the configuration. Parts given as objects are registered by name."""
+    recipe: Path | None = None
+    overrides = list(recipe_and_overrides)
+    if overrides and "=" not in overrides[0] and not overrides[0].startswith("~"):
+        recipe = Path(overrides.pop(0))
+    given = {"model.path": model, "data.train": data, "data.eval": eval_data}
+    for key, path in given.items():
+        if path is not None:
+            overrides.append(f"{key}={_quoted(path)}" if key == "model.path" else f"{key}=[{_quoted(path)}]")
+    if tools:
+        names = [_register_tool(entry) for entry in tools]
+        overrides.append(f"env.tools=[{','.join(names)}]")
+    if env is not None:
+        overrides.append(f"env.name={_register(AgentEnv.registry, env)}")
+    if reward is not None:
+        overrides.append(f"reward.function={_register(reward_functions, reward)}")
+    return recipe, load_config(recipe, overrides)
+
+
+def _quoted(path: str | Path) -> str:
+    return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _register_tool(entry: BaseTool | Callable[..., Any]) -> str:
+    tool = entry if isinstance(entry, BaseTool) else FunctionTool(entry)
+    BaseTool.registry.add(tool.name, tool)
+    return tool.name
+
+
+def _register(registry: Any, entry: Any) -> str:
+    name = getattr(entry, "__name__", None)
+    if name is None or not name.isidentifier():
+        raise ConfigError(f"a {registry.kind} given as an object needs a name; got {entry!r}. Use def or class")
+    registry.add(name, entry)
+    return str(name)

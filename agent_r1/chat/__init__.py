@@ -1,0 +1,17 @@
+"""Messages to token ids and back: renderer with bridge, tool-call formats."""
+
+from agent_r1.chat.formats import HermesFormat, ParsedText, ToolFormat, tool_formats
+from agent_r1.chat.renderer import ChatRenderer, Prompt, Tokenizer
+from agent_r1.chat.tokenizer import load_renderer, load_tokenizer
+
+__all__ = [
+    "ChatRenderer",
+    "HermesFormat",
+    "ParsedText",
+    "Prompt",
+    "Tokenizer",
+    "ToolFormat",
+    "load_renderer",
+    "load_tokenizer",
+    "tool_formats",
+]

@@ -1,0 +1,175 @@
+"""Messages to token ids, and sampled ids back to an action.
+
+*Render* applies the model's chat template to a whole conversation. *Bridge* is what happens between two turns: when the
+new messages only extend the old ones, the next prompt is
+
+    previous prompt ids + sampled ids + rendered delta
+
+so sampled ids are never decoded and encoded again. The delta comes from rendering the conversation with a marker in
+place of the sampled turn and keeping what the template writes after the marker; that keeps every separator the template
+puts between turns. When the template would have written the earlier turns differently (some drop earlier thinking), the
+bridge notices and the prompt is rendered afresh instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agent_r1.chat.formats import ToolFormat, tool_formats
+from agent_r1.errors import ConfigError
+from agent_r1.types import Action, Message, Observation, TokenIds
+
+_MARKER = "AGENTR1MARKER"
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used."""
+
+    eos_token_id: Any
+    chat_template: Any
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Text to ids."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> Any:
+        """Ids to text."""
+        ...
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+        """Messages to text."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One model input, and what the next turn's bridge needs to know about it."""
+
+    observation: Observation
+    """What was rendered."""
+    token_ids: TokenIds
+    """The prompt."""
+    skeleton: tuple[Message, ...] = ()
+    """The messages, with a marker in place of each turn whose sampled ids were bridged over."""
+    template_text: str | None = None
+    """What the chat template wrote for the skeleton; None for raw text or ids."""
+    bridged: bool = False
+    """The ids continue the previous step's prompt and sampled ids."""
+
+
+class ChatRenderer:
+    """Renders, bridges and parses for one tokenizer and one tool-call format.
+
+        renderer = ChatRenderer(tokenizer)
+        prompt = renderer.render(observation)
+        action = renderer.parse(completion.token_ids, truncated=False)
+        prompt = renderer.next_prompt(prompt, action, next_observation)
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tool_format: str = "hermes", stop_ids: Sequence[int] = ()) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError(
+                "the model's tokenizer has no chat template; add chat_template.jinja to the model folder "
+                "or choose an instruction-tuned model"
+            )
+        self.tokenizer = tokenizer
+        self.format: ToolFormat = tool_formats.get(tool_format)()
+        eos = tokenizer.eos_token_id
+        self.stop_ids: TokenIds = tuple(dict.fromkeys([*([] if eos is None else [int(eos)]), *stop_ids]))
+        if not self.stop_ids:
+            raise ConfigError("the model's tokenizer has no end-of-turn token; set eos_token in tokenizer_config.json")
+
+    def render(self, observation: Observation) -> Prompt:
+        """The prompt of an observation, from nothing."""
+        if observation.token_ids is not None:
+            return Prompt(observation=observation, token_ids=observation.token_ids)
+        if observation.text is not None:
+            return Prompt(observation=observation, token_ids=self._encode(observation.text))
+        messages = observation.messages or ()
+        text = self._template(messages, observation)
+        return Prompt(
+            observation=observation, token_ids=self._encode(text), skeleton=tuple(messages), template_text=text
+        )
+
+    def next_prompt(self, previous: Prompt, action: Action, observation: Observation) -> Prompt:
+        """The prompt after `action`: bridged when `observation` extends what `previous` showed, else rendered afresh.
+
+        With previous ids [1, 2, 3], sampled ids [7, 8, EOS] and a tool answer whose rendering after EOS is
+        [NL, 4, 5], the next prompt is [1, 2, 3, 7, 8, EOS, NL, 4, 5].
+        """
+        return self._bridge(previous, action, observation) or self.render(observation)
+
+    def parse(self, token_ids: Sequence[int], *, truncated: bool) -> Action:
+        """The action that the sampled ids are."""
+        ids = tuple(token_ids)
+        spoken = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        text = str(self.tokenizer.decode(list(spoken), skip_special_tokens=False))
+        parsed = self.format.parse(text, truncated=truncated)
+        return Action(
+            text=text,
+            content=parsed.content,
+            token_ids=ids,
+            tool_calls=parsed.tool_calls,
+            parse_error=parsed.parse_error,
+        )
+
+    def encode_turn(self, prompt: Prompt, message: Message) -> TokenIds:
+        """The ids an assistant message is written as after `prompt`, up to and including its end of turn.
+
+        This is what a demonstration teaches the model to say. Raises ValueError when the template does not write the
+        message directly after the prompt.
+        """
+        text = self._template([*prompt.skeleton, message], prompt.observation, add_generation_prompt=False)
+        if prompt.template_text is None or not text.startswith(prompt.template_text):
+            raise ValueError("the chat template does not write the assistant's turn after its generation prompt")
+        ids = self._encode(text[len(prompt.template_text) :])
+        end = next((index for index, token in enumerate(ids) if token in self.stop_ids), None)
+        if end is None:
+            raise ValueError("the chat template does not close the assistant's turn with an end-of-turn token")
+        return ids[: end + 1]
+
+    def _bridge(self, previous: Prompt, action: Action, observation: Observation) -> Prompt | None:
+        old, new = previous.observation.messages, observation.messages
+        if old is None or new is None or previous.template_text is None:
+            return None
+        extends = (
+            len(new) > len(old)
+            and list(new[: len(old)]) == list(old)
+            and new[len(old)] == action.as_message()
+            and tuple(observation.tools) == tuple(previous.observation.tools)
+        )
+        if not extends:
+            return None
+        # A template that drops thinking from earlier turns must be caught dropping it.
+        marker = f"<think>\n{_MARKER}\n</think>\n\n{_MARKER}" if "</think>" in action.text else _MARKER
+        skeleton = (*previous.skeleton, {"role": "assistant", "content": marker}, *new[len(old) + 1 :])
+        text = self._template(skeleton, observation)
+        spoken = previous.template_text + marker
+        if not text.startswith(spoken):
+            return None
+        delta = self._encode(text[len(spoken) :])
+        if delta and action.token_ids and delta[0] == action.token_ids[-1] and delta[0] in self.stop_ids:
+            delta = delta[1:]  # the model closed its turn itself
+        return Prompt(
+            observation=observation,
+            token_ids=previous.token_ids + action.token_ids + delta,
+            skeleton=skeleton,
+            template_text=text,
+            bridged=True,
+        )
+
+    def _template(
+        self, messages: Sequence[Message], observation: Observation, *, add_generation_prompt: bool = True
+    ) -> str:
+        rendered: str = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(schema) for schema in observation.tools] or None,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+        )
+        return rendered
+
+    def _encode(self, text: str) -> TokenIds:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,32 @@
+"""Loading a tokenizer. The one place outside the torch rooms that touches `transformers`, and only when called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from agent_r1.chat.renderer import ChatRenderer, Tokenizer
+
+
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
+    """The tokenizer of a model folder or Hugging Face id."""
+    from transformers import AutoTokenizer
+
+    return cast(Tokenizer, AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code))
+
+
+def load_renderer(path: str | Path, tool_format: str = "hermes", *, trust_remote_code: bool = False) -> ChatRenderer:
+    """A renderer for the model at `path`. Stop ids are the tokenizer's and the generation config's."""
+    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+    return ChatRenderer(tokenizer, tool_format, stop_ids=_generation_stop_ids(path))
+
+
+def _generation_stop_ids(path: str | Path) -> tuple[int, ...]:
+    """`eos_token_id` of generation_config.json: chat models often stop at more than the tokenizer's own."""
+    from transformers import GenerationConfig
+
+    try:
+        eos = GenerationConfig.from_pretrained(str(path)).eos_token_id
+    except OSError:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)

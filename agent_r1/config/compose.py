@@ -1,0 +1,116 @@
+"""Composing a configuration from a recipe folder, presets and overrides, with errors people can act upon."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from agent_r1.config.schema import Config
+from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
+
+OPEN_KEYS = ("env", "algorithm.estimator", "algorithm.loss")
+"""Keys whose arguments are checked against a signature rather than the schema."""
+
+_PACKAGE_FOLDER = Path(__file__).parent
+_OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)
+
+
+def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a recipe folder (its `base.yaml`) with `key=value` overrides on top."""
+    folder = _PACKAGE_FOLDER if recipe is None else Path(recipe)
+    name = "default" if recipe is None else "base"
+    if not (folder / f"{name}.yaml").is_file():
+        raise ConfigError(
+            f"'{folder}' is not a recipe: there is no file {folder / 'base.yaml'}. "
+            "Give a folder such as recipes/quickstart"
+        )
+    ConfigStore.instance().store(name="agent_r1", node=Config)
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3"):
+            composed = compose(name, overrides=["hydra.searchpath=[pkg://agent_r1.config]", *_opened(overrides)])
+        OmegaConf.resolve(composed)
+        return cast(Config, OmegaConf.to_object(composed))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _explained(error, folder / f"{name}.yaml") from error
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration as YAML, every key included."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def from_yaml(text: str) -> Config:
+    """The configuration that `to_yaml` wrote."""
+    merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
+    return cast(Config, OmegaConf.to_object(cast(DictConfig, merged)))
+
+
+def known_keys(schema: Any = Config, prefix: str = "") -> list[str]:
+    """All dotted keys of the schema."""
+    keys: list[str] = []
+    for entry in fields(schema):
+        key = f"{prefix}{entry.name}"
+        default = entry.default_factory() if callable(entry.default_factory) else None
+        keys.extend(known_keys(type(default), f"{key}.") if is_dataclass(default) else [key])
+    return keys
+
+
+def _opened(overrides: Sequence[str]) -> list[str]:
+    """Check each override's form and key; let arguments of open keys be added without Hydra's `+`."""
+    keys = known_keys()
+    sections = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
+    result, problems = [], []
+    for override in overrides:
+        match = _OVERRIDE.match(override)
+        if match is None or (match["value"] is None and match["sign"] != "~"):
+            problems.append(f"'{override}' is not an override; write key=value, for example trainer.steps=20")
+            continue
+        key = match["key"].lstrip("/")
+        is_open = any(key == name or key.startswith(f"{name}.") for name in OPEN_KEYS)
+        if not is_open and key not in keys and key not in sections:
+            problems.append(f"unknown key '{key}'. {_nearest_key(key, keys)}")
+        result.append(f"++{override}" if is_open and "." in key and not match["sign"] else override)
+    if problems:
+        raise ConfigError("the command line has overrides that cannot be used:\n  - " + "\n  - ".join(problems))
+    return result
+
+
+def _nearest_key(key: str, keys: Sequence[str]) -> str:
+    section = key.rsplit(".", 1)[0] if "." in key else ""
+    same_section = [known for known in keys if section and known.startswith(f"{section}.")]
+    same_leaf = [known for known in keys if known.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    return did_you_mean(key, same_section or same_leaf or keys)
+
+
+def _explained(error: Exception, file: Path) -> ConfigError | UnknownNameError:
+    """Hydra's and OmegaConf's errors in our words."""
+    text = str(error.__cause__ or error)
+    missing_group = re.search(r"Could not find '(?P<group>\w+)/(?P<name>[^']+)'", str(error))
+    if missing_group:
+        group = missing_group["group"]
+        options = [path.stem for path in (_PACKAGE_FOLDER / group).glob("*.yaml")]
+        options += [path.stem for path in (file.parent / group).glob("*.yaml")]
+        name = missing_group["name"]
+        return UnknownNameError(f"unknown {group} '{name}'. {did_you_mean(name, options)}")
+    bad_key = re.search(r"Key '(?P<key>[^']+)' (?:not in|is not in)", text)
+    if bad_key:
+        full = re.search(r"full_key: (?P<key>\S+)", text)
+        key = full["key"] if full else bad_key["key"]
+        return ConfigError(f"unknown key '{key}' in {file}. {_nearest_key(key, known_keys())}")
+    missing = re.search(r"(?:Structured config|Missing mandatory value).*?(?:full_key: |: )(?P<key>[\w.]+)", text, re.S)
+    if "Missing" in text and missing:
+        return ConfigError(f"the key '{missing['key']}' has no value; set it in {file} or on the command line")
+    return ConfigError(f"the configuration of {file} cannot be used: {text.strip()}")

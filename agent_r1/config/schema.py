@@ -1,0 +1,240 @@
+"""The configuration's schema: dataclasses, one line under each key. Hydra composes it, unknown keys are refused.
+
+    agent-r1 train recipes/quickstart algorithm=ppo trainer.steps=20 rollout.group_size=4
+
+A key set to `{name: ..., <argument>: ...}` (`env`, `algorithm.estimator`, `algorithm.loss`) names something in a
+registry and gives its keyword arguments; they are checked against its signature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+
+@dataclass
+class RunConfig:
+    """Where a run lives."""
+
+    name: str = "run"
+    """The run's folder is `<folder>/<name>`."""
+    folder: str = "runs"
+    """Parent of all run folders."""
+    resume: str = "auto"
+    """auto: go on with an unfinished run of the same configuration, else move the old folder aside and start afresh.
+    never: always start afresh. must: refuse to start when there is nothing to go on with."""
+
+
+@dataclass
+class ModelConfig:
+    """The policy."""
+
+    path: str = "???"
+    """A Hugging Face folder or id."""
+    prepare: Optional[str] = None
+    """`module:function` that makes `path` when it does not exist; called with the configuration."""
+    tool_format: str = "hermes"
+    """How the model writes tool calls."""
+    dtype: str = "float32"
+    """Type of the trained weights: float32 or bfloat16."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model. Only for models whose code you have read."""
+
+
+@dataclass
+class DataConfig:
+    """The rows."""
+
+    train: list[str] = field(default_factory=list)
+    """Parquet or JSONL files to train on."""
+    eval: list[str] = field(default_factory=list)
+    """Held-out files; empty: no evaluation."""
+    prepare: Optional[str] = None
+    """`module:function` that makes missing data files; called with the configuration."""
+    agent_name: str = "env_loop"
+    """The flow of rows that name none."""
+
+
+@dataclass
+class RewardConfig:
+    """What is rewarded."""
+
+    function: str = "none"
+    """The outcome reward: a registered name or `module:function`."""
+    process_weight: float = 1.0
+    """Weight of the steps' own rewards; 0 switches them off."""
+
+
+@dataclass
+class RolloutConfig:
+    """How experience is made."""
+
+    groups_per_step: int = 16
+    """Tasks in a batch."""
+    group_size: int = 8
+    """Rollouts of each task."""
+    max_steps: int = 8
+    """Steps an episode."""
+    max_tokens: int = 256
+    """Tokens an action."""
+    temperature: float = 1.0
+    """Sampling temperature; the policy that is trained is the one at this temperature."""
+    top_p: float = 1.0
+    """Nucleus sampling."""
+    top_k: int = 0
+    """Keep this many most likely tokens; 0 keeps all."""
+    context_length: Optional[int] = None
+    """Longest prompt and action together; null: the model's own."""
+    concurrency: int = 256
+    """Episodes alive at once."""
+    deadline_seconds: float = 600.0
+    """An episode that takes longer fails."""
+    retries: int = 2
+    """Further attempts at a rollout that failed."""
+
+
+@dataclass
+class KLConfig:
+    """Staying close to the policy the run started from."""
+
+    coefficient: float = 0.0
+    """0: no reference model is loaded."""
+    estimator: str = "k3"
+    """k1, k2 or k3."""
+    place: str = "loss"
+    """loss: added to the loss. reward: taken off the reward, token by token."""
+
+
+@dataclass
+class CriticConfig:
+    """The value model of algorithms that need one."""
+
+    enabled: bool = False
+    """Set by the algorithm."""
+    learning_rate: float = 1e-4
+    """Of the critic's own optimizer."""
+    value_clip: Optional[float] = 0.5
+    """How far a value may move from its old one in one update; null: as far as it likes."""
+
+
+@dataclass
+class AlgorithmConfig:
+    """What is learned from experience. A preset of the group `algorithm` fills it."""
+
+    estimator: dict[str, Any] = field(default_factory=lambda: {"name": "group"})
+    """The advantage estimator and its arguments."""
+    loss: dict[str, Any] = field(default_factory=lambda: {"name": "clip"})
+    """The policy loss and its arguments."""
+    aggregation: str = "trajectory-mean-token-mean"
+    """What weighs the same: tokens, steps or trajectories."""
+    epochs: int = 1
+    """Passes over each batch."""
+    minibatches: int = 1
+    """Updates a pass; whole groups go into each."""
+    entropy_coefficient: float = 0.0
+    """Weight of the entropy bonus."""
+    kl: KLConfig = field(default_factory=KLConfig)
+    """Divergence from the starting policy."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """The value model."""
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW."""
+
+    learning_rate: float = 1e-5
+    """Of the policy."""
+    warmup_steps: int = 0
+    """Training steps over which the rate rises from 0."""
+    beta1: float = 0.9
+    """Decay of the mean gradient."""
+    beta2: float = 0.95
+    """Decay of the mean squared gradient."""
+    weight_decay: float = 0.0
+    """Decoupled decay."""
+    gradient_clip: float = 1.0
+    """Largest gradient norm."""
+
+
+@dataclass
+class TrainerConfig:
+    """The training loop."""
+
+    steps: int = 100
+    """Training steps: one batch of rollouts and its updates each."""
+    seed: int = 0
+    """Everything random follows from it."""
+    device: str = "auto"
+    """auto: cuda when there is one, else cpu."""
+    micro_batch_tokens: int = 16384
+    """Tokens, padding included, in one forward and backward pass."""
+    max_skipped_updates: int = 5
+    """The run stops after this many non-finite updates in a row."""
+    save_every: int = 10
+    """Steps between checkpoints; the last step is always saved."""
+    keep_checkpoints: int = 2
+    """How many to keep."""
+
+
+@dataclass
+class EvalConfig:
+    """Evaluation on the held-out rows."""
+
+    before: bool = True
+    """Evaluate before the first step."""
+    every: int = 0
+    """Steps between evaluations; 0: only before and after."""
+    max_tasks: Optional[int] = None
+    """Use only this many rows."""
+    samples: int = 0
+    """Sampled rollouts a row, for mean, best@k and maj@k; 0: greedy only."""
+    temperature: float = 1.0
+    """Of the sampled rollouts."""
+
+
+@dataclass
+class TrackingConfig:
+    """What is written and where."""
+
+    tensorboard: bool = False
+    """Write TensorBoard events (extra `tensorboard`)."""
+    wandb_project: Optional[str] = None
+    """Log to this Weights & Biases project (extra `wandb`)."""
+    record_every: int = 1
+    """Steps between recorded batches of trajectories; 0: never."""
+
+
+@dataclass
+class SftConfig:
+    """A warm start on demonstrations (`agent-r1 sft`)."""
+
+    data: list[str] = field(default_factory=list)
+    """JSONL or parquet rows with `messages` (a whole conversation) and optional `tools`."""
+    steps: int = 100
+    """Optimizer steps."""
+    batch_size: int = 32
+    """Conversations a step."""
+    learning_rate: float = 1e-3
+    """Peak rate; it rises over the first tenth and falls to a tenth."""
+
+
+@dataclass
+class Config:
+    """A whole run."""
+
+    imports: list[str] = field(default_factory=list)
+    """Modules to import first, so that the tools, environments and flows they register have names."""
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    env: dict[str, Any] = field(default_factory=lambda: {"name": "tool"})
+    """The environment and its arguments; `env.tools` lists a `ToolEnv`'s tools."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    sft: SftConfig = field(default_factory=SftConfig)

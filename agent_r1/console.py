@@ -1,0 +1,138 @@
+"""What a run shows people: progress bars, a line a step, tables, and single trajectories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from agent_r1.types import Trajectory
+
+_LINE = (
+    ("reward", "reward/outcome"),
+    ("process", "reward/process"),
+    ("success", "reward/success"),
+    ("calls", "episode/tool_calls"),
+    ("tokens", "episode/action_tokens"),
+    ("entropy", "policy/entropy"),
+)
+
+
+class RunConsole:
+    """The console of one run. `quiet` prints nothing."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(quiet=quiet, highlight=False)
+        self._bars = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            transient=True,
+            disable=quiet or not self.console.is_terminal,
+        )
+
+    def say(self, text: str) -> None:
+        """One plain line."""
+        self.console.print(Text(text))
+
+    @contextmanager
+    def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[ProgressBar]:
+        """A progress bar, gone when the block ends; bars may be nested. Shown on terminals only."""
+        if not self._bars.tasks:
+            self._bars.start()
+        task = self._bars.add_task(title, total=total, completed=done, note="")
+        try:
+            yield ProgressBar(self._bars, task)
+        finally:
+            self._bars.remove_task(task)
+            if not self._bars.tasks:
+                self._bars.stop()
+
+    def step_line(self, step: int, total: int, metrics: Mapping[str, float], seconds: float) -> None:
+        """The main numbers of one training step."""
+        numbers = "  ".join(f"{name} {metrics[key]:.3g}" for name, key in _LINE if key in metrics)
+        self.say(f"step {step:>{len(str(total))}}/{total}  {numbers}  {seconds:.1f} s")
+
+    def before_after(self, before: Mapping[str, float] | None, after: Mapping[str, float]) -> None:
+        """The evaluation before and after training, side by side."""
+        table = Table(title="held-out tasks")
+        table.add_column("metric")
+        table.add_column("before", justify="right")
+        table.add_column("after", justify="right")
+        for name in sorted(after):
+            old = "-" if before is None or name not in before else f"{before[name]:.3f}"
+            table.add_row(name.removeprefix("eval/"), old, f"{after[name]:.3f}")
+        self.console.print(table)
+
+    def metrics_table(self, title: str, metrics: Mapping[str, float]) -> None:
+        """Metrics as a table."""
+        table = Table(title=title)
+        table.add_column("metric")
+        table.add_column("value", justify="right")
+        for name, value in sorted(metrics.items()):
+            table.add_row(name.removeprefix("eval/"), f"{value:.3f}")
+        self.console.print(table)
+
+    def trajectory(self, title: str, trajectory: Trajectory) -> None:
+        """One episode as a conversation."""
+        outcome = f"reward {trajectory.outcome_reward:g}, process {trajectory.process_reward:g}, {trajectory.stop_reason}"
+        self.console.print(Panel(_conversation(trajectory), title=title, subtitle=outcome, title_align="left"))
+
+
+class ProgressBar:
+    """One bar of a progress display."""
+
+    def __init__(self, bars: Progress, task: TaskID) -> None:
+        self._bars = bars
+        self._task = task
+
+    def advance(self, note: str = "") -> None:
+        """One more done."""
+        self._bars.update(self._task, advance=1, note=note)
+
+
+def _conversation(trajectory: Trajectory) -> Text:
+    """Messages and actions in order, each message once."""
+    text = Text()
+    shown = 0
+    for step in trajectory.steps:
+        messages = step.observation.messages or ()
+        # The action before is already shown; its message stands at `shown`.
+        for message in messages[shown:]:
+            text.append(f"{message['role']}: ", style="bold cyan")
+            text.append(f"{_plain(message.get('content'))}\n")
+        text.append("agent: ", style="bold green")
+        text.append(f"{step.action.text.strip()}\n")
+        shown = len(messages) + 1
+    return text
+
+
+def _plain(content: object) -> str:
+    return content if isinstance(content, str) else json.dumps(content)
+
+
+def pick_pair(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> tuple[Trajectory, Trajectory] | None:
+    """The same task before and after training: one that was failed and is now solved, if there is any."""
+    solved = {trajectory.task_id: trajectory for trajectory in after if trajectory.success >= 1.0}
+    for trajectory in before:
+        if trajectory.success < 1.0 and not trajectory.is_failure and trajectory.task_id in solved:
+            return trajectory, solved[trajectory.task_id]
+    return (before[0], after[0]) if before and after else None

@@ -1,0 +1,159 @@
+"""Rows of parquet and JSONL files as `Task`s.
+
+Columns are the ecosystem's: `prompt` (chat messages, or text for one user message), optional `agent_name`,
+`reward_model` {style, ground_truth}, `env_kwargs` (an object or JSON text), `data_source`, `extra_info`, `task_id`.
+Everything that is wrong with a file is reported at once, by row.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_r1.errors import DataError, did_you_mean
+from agent_r1.seeds import mix_seed
+from agent_r1.types import Message, Task
+
+COLUMNS = ("prompt", "agent_name", "reward_model", "env_kwargs", "data_source", "extra_info", "ability", "task_id")
+_MAX_REPORTED = 10
+
+
+def load_tasks(paths: Sequence[str | Path], *, default_agent: str = "env_loop") -> list[Task]:
+    """All rows of all files."""
+    tasks: list[Task] = []
+    problems: list[str] = []
+    for path in map(Path, paths):
+        for number, row in _numbered(read_rows(path), path, problems):
+            try:
+                tasks.append(_task(row, f"{path.stem}-{number}", default_agent))
+            except ValueError as error:
+                problems.append(f"{path}, row {number}: {error}")
+    if not tasks and not problems:
+        problems.append(f"no rows in {', '.join(map(str, paths))}")
+    repeated = _first_repeated(tasks)
+    if repeated is not None:
+        problems.append(f"the task_id '{repeated}' appears twice; each row needs its own")
+    if problems:
+        shown = problems[:_MAX_REPORTED]
+        more = [f"... and {len(problems) - len(shown)} more"] if len(problems) > len(shown) else []
+        raise DataError("the data cannot be used:\n" + "\n".join(f"  - {problem}" for problem in shown + more))
+    return tasks
+
+
+def read_rows(path: Path) -> Iterator[Any]:
+    """The rows of one file. A row that is not JSON comes as the `ValueError` that says so."""
+    if not path.is_file():
+        nearby = [file.name for file in path.parent.glob("*") if file.is_file()] if path.parent.is_dir() else []
+        raise DataError(f"there is no data file {path}. {did_you_mean(path.name, nearby)}")
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        try:
+            yield from pyarrow.parquet.read_table(path).to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise DataError(f"{path} is not a parquet file: {error}") from error
+    elif path.suffix in (".jsonl", ".json", ".ndjson"):
+        yield from _json_rows(path)
+    else:
+        raise DataError(f"{path} is neither .parquet nor .jsonl")
+
+
+def _json_rows(path: Path) -> Iterator[Any]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.strip():
+                    try:
+                        yield json.loads(line)
+                    except json.JSONDecodeError as error:
+                        yield ValueError(f"not JSON ({error.msg} at character {error.pos}): {line.strip()[:60]!r}")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _numbered(rows: Iterator[Any], path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, row in enumerate(rows):
+        if isinstance(row, ValueError):
+            problems.append(f"{path}, row {number}: {row}")
+        elif not isinstance(row, dict):
+            problems.append(f"{path}, row {number}: expected an object, found {type(row).__name__}")
+        else:
+            yield number, row
+
+
+def _task(row: Mapping[str, Any], default_id: str, default_agent: str) -> Task:
+    if "prompt" not in row:
+        raise ValueError(f"the column 'prompt' is missing. Found: {', '.join(sorted(row))}")
+    return Task(
+        task_id=str(row.get("task_id") or default_id),
+        prompt=_messages(row["prompt"]),
+        agent_name=str(row.get("agent_name") or default_agent),
+        reward_model=_mapping(row, "reward_model"),
+        env_kwargs=_mapping(row, "env_kwargs"),
+        data_source=str(row.get("data_source") or "default"),
+        extra_info=_mapping(row, "extra_info"),
+    )
+
+
+def _messages(prompt: Any) -> tuple[Message, ...]:
+    if isinstance(prompt, str):
+        return ({"role": "user", "content": prompt},)
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError(f"'prompt' must be text or a list of messages, found {type(prompt).__name__}")
+    for index, message in enumerate(prompt):
+        if not isinstance(message, dict) or "role" not in message or "content" not in message:
+            raise ValueError(f"message {index} of 'prompt' needs 'role' and 'content', found {message!r:.80}")
+    # Parquet gives every message every key of its column; those without a value are not there.
+    return tuple({key: value for key, value in message.items() if value is not None} for message in prompt)
+
+
+def _mapping(row: Mapping[str, Any], column: str) -> Mapping[str, Any]:
+    value = row.get(column)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"'{column}' is text that is not JSON ({error.msg})") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(f"'{column}' must be an object, found {type(value).__name__}")
+    return value
+
+
+def _first_repeated(tasks: Sequence[Task]) -> str | None:
+    seen: set[str] = set()
+    for task in tasks:
+        if task.task_id in seen:
+            return task.task_id
+        seen.add(task.task_id)
+    return None
+
+
+class TaskSampler:
+    """An endless, shuffled, resumable sequence of batches: batch `n` is a function of the seed and `n` alone.
+
+    Every epoch shows each task once, in its own order; a batch may span two epochs.
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, batch_size: int, seed: int) -> None:
+        self._tasks = tasks
+        self._batch_size = batch_size
+        self._seed = seed
+        self._orders: dict[int, list[int]] = {}
+
+    def batch(self, number: int) -> list[Task]:
+        """Batch `number`, counted from 0."""
+        start = number * self._batch_size
+        return [self._at(position) for position in range(start, start + self._batch_size)]
+
+    def _at(self, position: int) -> Task:
+        epoch, index = divmod(position, len(self._tasks))
+        if epoch not in self._orders:
+            order = list(range(len(self._tasks)))
+            random.Random(mix_seed(self._seed, epoch)).shuffle(order)
+            self._orders = {epoch: order}
+        return self._tasks[self._orders[epoch][index]]

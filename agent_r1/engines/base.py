@@ -1,0 +1,38 @@
+"""The `Engine` protocol: token ids in, token ids and log-probs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from agent_r1.types import Completion, SamplingParams
+
+
+class Engine(Protocol):
+    """Anything that can sample from the policy.
+
+    `generate` may be called by any number of episodes at once; an engine batches them as it likes. A request depends
+    only on its prompt, its sampling parameters (the seed among them) and the weights.
+    """
+
+    @property
+    def policy_version(self) -> int:
+        """The version given with the latest weight update."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Prompt and completion together may not be longer than this."""
+        ...
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
+        """Sample one completion. Raises `EngineError` when the prompt does not fit or the engine is broken."""
+        ...
+
+    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Take over the trainer's weights (name, tensor); later requests carry `version`."""
+        ...
+
+    async def close(self) -> None:
+        """Stop and free what the engine holds."""
+        ...

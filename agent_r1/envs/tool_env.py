@@ -1,0 +1,86 @@
+"""`ToolEnv`: a conversation in which the model may call tools until it answers without calling any."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from agent_r1.envs.base import AgentEnv
+from agent_r1.errors import ConfigError
+from agent_r1.tools import BaseTool, CallOutcome, ToolContext, run_call
+from agent_r1.types import Action, Message, Observation, StepResult, Task
+
+
+@AgentEnv.register("tool")
+class ToolEnv(AgentEnv):
+    """Runs the calls of each action (all at once) and shows the answers; ends when an action has no call.
+
+    The reward of a step is the sum of its calls' rewards. A malformed action is answered with what was wrong. A row's
+    `env_kwargs["tools"]`, when given, replaces `tools` for that row.
+    """
+
+    def __init__(self, tools: Sequence[str | BaseTool] = ()) -> None:
+        self._default_tools = tools
+        self._tools: dict[str, BaseTool] = {}
+        self._context: ToolContext
+        self._observation: Observation
+
+    async def reset(self, task: Task) -> Observation:
+        """The row's messages, with the tools' schemas."""
+        self._tools = self._find_tools(task)
+        self._context = ToolContext(task=task)
+        self._observation = self._first_observation(task, self._tools)
+        return self._observation
+
+    def preview(self, task: Task) -> Observation:
+        """What `reset` shows."""
+        return self._first_observation(task, self._find_tools(task))
+
+    def _find_tools(self, task: Task) -> dict[str, BaseTool]:
+        wanted = task.env_kwargs.get("tools", self._default_tools)
+        found = [BaseTool.get(entry) if isinstance(entry, str) else entry for entry in wanted]
+        if not found:
+            raise ConfigError(f"task '{task.task_id}' has no tools: set env.tools, or env_kwargs.tools in its row")
+        return {tool.name: tool for tool in found}
+
+    def _first_observation(self, task: Task, tools: dict[str, BaseTool]) -> Observation:
+        return Observation(messages=task.prompt, tools=tuple(tool.tool_schema for tool in tools.values()))
+
+    async def step(self, action: Action) -> StepResult:
+        """Run the calls, or tell what was wrong, or end."""
+        if action.parse_error is not None:
+            answers: list[Message] = [{"role": "tool", "content": f"Error: {action.parse_error}"}]
+            return self._continue(action, answers, 0.0, Counter({"tool/parse_errors": 1.0}))
+        if not action.tool_calls:
+            return StepResult(observation=None, done=True)
+        outcomes = await asyncio.gather(*(run_call(self._tools, call, self._context) for call in action.tool_calls))
+        answers = [
+            {
+                "role": "tool",
+                "name": outcome.call.name,
+                "tool_call_id": outcome.call.call_id,
+                "content": outcome.response.text,
+            }
+            for outcome in outcomes
+        ]
+        return self._continue(action, answers, sum(o.reward for o in outcomes), _count(outcomes, self._tools))
+
+    def _continue(
+        self, action: Action, answers: list[Message], reward: float, metrics: Counter[str]
+    ) -> StepResult:
+        messages = (*(self._observation.messages or ()), action.as_message(), *answers)
+        self._observation = Observation(messages=messages, tools=self._observation.tools)
+        return StepResult(observation=self._observation, reward=reward, info={"metrics": dict(metrics)})
+
+
+def _count(outcomes: Sequence[CallOutcome], tools: dict[str, BaseTool]) -> Counter[str]:
+    """Per-tool numbers. Names the model invented share one entry, so that they cannot flood the log."""
+    metrics: Counter[str] = Counter()
+    for outcome in outcomes:
+        name = outcome.call.name if outcome.call.name in tools else "unknown"
+        metrics[f"tool/{name}/calls"] += 1
+        metrics[f"tool/{name}/seconds"] += outcome.seconds  # type: ignore[assignment]
+        if outcome.status != "ok":
+            metrics[f"tool/{name}/{'errors' if outcome.status == 'error' else 'invalid'}"] += 1
+    return metrics

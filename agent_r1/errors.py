@@ -1,0 +1,109 @@
+"""Every error Agent-R1 raises on purpose, and the boundary that tells whose fault an exception is.
+
+    AgentR1Error
+    |-- ConfigError (ValueError)           a key, value or combination in the configuration
+    |-- DataError (ValueError)             a row, a column or a file
+    |-- UnknownNameError (LookupError)     a name that is in no registry
+    |-- MissingExtraError (ImportError)    an optional dependency; the message has the pip line
+    |-- CheckpointError (RuntimeError)     a checkpoint that cannot be read or does not fit
+    |-- EngineError (RuntimeError)         an engine that cannot answer
+    |-- DivergenceError (ArithmeticError)  too many non-finite updates in a row
+    |-- RolloutsFailingError (RuntimeError) every rollout of a batch failed
+    `-- EpisodeFailed (RuntimeError)       one rollout broke; carries its StopReason and traceback
+
+A message says what was wrong, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+
+from agent_r1.types import StopReason
+
+
+class AgentR1Error(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(AgentR1Error, ValueError):
+    """The configuration is wrong."""
+
+
+class DataError(AgentR1Error, ValueError):
+    """A data file is wrong."""
+
+
+class UnknownNameError(AgentR1Error, LookupError):
+    """A name is in no registry."""
+
+
+class MissingExtraError(AgentR1Error, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the package '{package}': pip install 'agent-r1[{extra}]'")
+
+
+class CheckpointError(AgentR1Error, RuntimeError):
+    """A checkpoint cannot be used."""
+
+
+class EngineError(AgentR1Error, RuntimeError):
+    """The engine cannot answer."""
+
+
+class DivergenceError(AgentR1Error, ArithmeticError):
+    """Updates stayed non-finite."""
+
+
+class RolloutsFailingError(AgentR1Error, RuntimeError):
+    """Every rollout of a batch failed."""
+
+
+class EpisodeFailed(AgentR1Error, RuntimeError):
+    """One rollout broke for a reason that is not the policy's."""
+
+    def __init__(self, reason: StopReason, where: str, details: str) -> None:
+        super().__init__(f"{where} failed ({reason}):\n{details}")
+        self.reason = reason
+        self.where = where
+        self.details = details
+
+
+@contextmanager
+def boundary(reason: StopReason, where: str) -> Iterator[None]:
+    """Turn any exception of foreign code into `EpisodeFailed(reason)`; the one broad `except` of the rollout.
+
+    >>> with boundary(StopReason.ENV_ERROR, "reset of env 'shop'"):
+    ...     raise OSError("connection lost")
+    Traceback (most recent call last):
+    agent_r1.errors.EpisodeFailed: reset of env 'shop' failed (env_error): ...
+    """
+    try:
+        yield
+    except EpisodeFailed:
+        raise
+    except Exception as error:
+        raise EpisodeFailed(reason, where, "".join(traceback.format_exception(error))) from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The second half of an unknown-name message: the nearest match and everything there is.
+
+    >>> did_you_mean("grop", ["grpo", "ppo"])
+    "Did you mean 'grpo'? Known: grpo, ppo."
+    """
+    names = sorted(set(known))
+    close = get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"Did you mean '{close[0]}'? " if close else ""
+    return f"{hint}Known: {', '.join(names) or 'none'}."
+
+
+def report_problems(problems: list[str], error: type[AgentR1Error], title: str) -> None:
+    """Raise `error` naming every problem at once; do nothing when there is none."""
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise error(f"{title}\n{listed}")

@@ -1,0 +1,160 @@
+"""`AgentFlowBase`: how one episode runs, from a task to its steps.
+
+Most tasks need no flow of their own: `AgentEnvLoop` runs an environment, `SingleStepFlow` asks once. A subclass has
+full control over prompts, calls, branching and which steps are recorded:
+
+    @AgentFlowBase.register("twice")
+    class AskTwice(AgentFlowBase):
+        async def run(self, task):
+            for _ in range(2):
+                prompt = self.render(Observation(messages=task.prompt))
+                turn = await self.act(prompt)
+                self.record(turn, reward=0.0, done=False)
+            return self.episode(StopReason.DONE)
+
+A flow object lives for one episode.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
+
+from agent_r1.chat import ChatRenderer, Prompt
+from agent_r1.engines.base import Engine
+from agent_r1.envs import AgentEnv
+from agent_r1.errors import boundary
+from agent_r1.registry import Registry
+from agent_r1.seeds import mix_seed
+from agent_r1.types import Action, Completion, Episode, Observation, SamplingParams, Step, StopReason, Task, TokenIds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowContext:
+    """Everything a flow works with."""
+
+    engine: Engine
+    """Samples from the policy."""
+    renderer: ChatRenderer
+    """Messages to ids and back."""
+    sampling: SamplingParams
+    """How actions are drawn; the seed and the stop ids are filled in per call."""
+    make_env: Callable[[Task], AgentEnv] | None = None
+    """A fresh environment for a task, for flows that use one."""
+    max_steps: int = 8
+    """At most this many steps an episode."""
+    seed: int = 0
+    """Seeds the episode: with the same weights it gives the same actions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One model call, before the environment has answered."""
+
+    prompt: Prompt
+    """What the model saw."""
+    completion: Completion
+    """What it sampled."""
+    action: Action
+    """The same, parsed."""
+    context_cut: bool
+    """The action was cut because the context was full, not by `max_tokens`."""
+    seconds: float
+    """How long the engine took."""
+
+
+class AgentFlowBase(ABC):
+    """Base class of flows: the tools of the trade, and `run` to implement."""
+
+    registry: ClassVar[Registry[type[AgentFlowBase]]] = Registry("flow")
+
+    def __init__(self, context: FlowContext) -> None:
+        self.context = context
+        self.steps: list[Step] = []
+        self.metrics: Counter[str] = Counter()
+        self._num_calls = 0
+
+    @abstractmethod
+    async def run(self, task: Task) -> Episode:
+        """Run one episode."""
+
+    def render(self, observation: Observation, after: Turn | None = None) -> Prompt:
+        """The prompt of an observation; bridged over `after`'s sampled ids when it extends what that turn saw."""
+        if after is None:
+            return self.context.renderer.render(observation)
+        return self.context.renderer.next_prompt(after.prompt, after.action, observation)
+
+    def fits(self, prompt: Prompt) -> bool:
+        """There is room in the context for at least one more token."""
+        return len(prompt.token_ids) < self.context.engine.context_length
+
+    async def act(self, prompt: Prompt) -> Turn:
+        """Ask the model once."""
+        started = time.perf_counter()
+        room = self.context.engine.context_length - len(prompt.token_ids)
+        wanted = self.context.sampling.max_tokens
+        sampling = replace(
+            self.context.sampling,
+            max_tokens=min(wanted, room),
+            stop=self.context.renderer.stop_ids,
+            seed=mix_seed(self.context.seed, self._num_calls),
+        )
+        self._num_calls += 1
+        with boundary(StopReason.ENGINE_ERROR, "the engine"):
+            completion = await self.context.engine.generate(prompt.token_ids, sampling)
+        cut = completion.finish_reason == "length"
+        return Turn(
+            prompt=prompt,
+            completion=completion,
+            action=self.context.renderer.parse(completion.token_ids, truncated=cut),
+            context_cut=cut and room < wanted,
+            seconds=time.perf_counter() - started,
+        )
+
+    def record(
+        self,
+        turn: Turn,
+        *,
+        reward: float,
+        done: bool,
+        info: Mapping[str, Any] | None = None,
+        env_seconds: float = 0.0,
+    ) -> Step:
+        """Append the turn to the episode as one MDP step."""
+        info = info or {}
+        step = Step(
+            observation=turn.prompt.observation,
+            prompt_ids=turn.prompt.token_ids,
+            action=turn.action,
+            action_ids=turn.completion.token_ids,
+            rollout_logprobs=turn.completion.logprobs,
+            reward=reward,
+            done=done,
+            policy_version=turn.completion.policy_version,
+            info=info,
+            timings={"generate": turn.seconds, "env": env_seconds},
+        )
+        self.steps.append(step)
+        self.metrics.update(info.get("metrics", {}))
+        return step
+
+    def episode(self, stop_reason: StopReason, next_prompt_ids: TokenIds | None = None) -> Episode:
+        """What `run` returns: all recorded steps."""
+        return Episode(
+            steps=tuple(self.steps),
+            stop_reason=stop_reason,
+            next_prompt_ids=next_prompt_ids,
+            metrics={name: float(value) for name, value in self.metrics.items()},
+        )
+
+    @classmethod
+    def register(cls, name: str) -> Callable[[type[_FlowT]], type[_FlowT]]:
+        """Give a flow class a name that data rows can use as `agent_name`."""
+        return cls.registry.register(name)  # type: ignore[return-value]
+
+
+_FlowT = TypeVar("_FlowT", bound=AgentFlowBase)

@@ -1,0 +1,88 @@
+"""The two flows nearly every task uses."""
+
+from __future__ import annotations
+
+import time
+
+from agent_r1.envs import AgentEnv, as_step_result
+from agent_r1.errors import ConfigError, boundary
+from agent_r1.flows.base import AgentFlowBase, Turn
+from agent_r1.types import Episode, Observation, StepResult, StopReason, Task, TokenIds
+
+
+@AgentFlowBase.register("env_loop")
+class AgentEnvLoop(AgentFlowBase):
+    """Observation, action, feedback, until the environment is done or a limit is reached."""
+
+    async def run(self, task: Task) -> Episode:
+        """Run the environment of this task."""
+        if self.context.make_env is None:
+            raise ConfigError("the flow 'env_loop' needs an environment: set env.name")
+        with boundary(StopReason.ENV_ERROR, "making the environment"):
+            env = self.context.make_env(task)
+        try:
+            return await self._loop(env, task)
+        finally:
+            with boundary(StopReason.ENV_ERROR, f"close of {type(env).__name__}"):
+                await env.close()
+
+    async def _loop(self, env: AgentEnv, task: Task) -> Episode:
+        name = type(env).__name__
+        with boundary(StopReason.ENV_ERROR, f"reset of {name}"):
+            prompt = self.render(await env.reset(task))
+        while self.fits(prompt):
+            turn = await self.act(prompt)
+            started = time.perf_counter()
+            with boundary(StopReason.ENV_ERROR, f"step of {name}"):
+                result = as_step_result(await env.step(turn.action))
+            self.record(
+                turn,
+                reward=result.reward,
+                done=result.done,
+                info=result.info,
+                env_seconds=time.perf_counter() - started,
+            )
+            if result.done:
+                return self.episode(StopReason.DONE)
+            if turn.context_cut:
+                return self.episode(StopReason.CONTEXT_FULL, self._state_after(turn, None))
+            if len(self.steps) == self.context.max_steps:
+                return self.episode(StopReason.MAX_STEPS, self._state_after(turn, result))
+            prompt = self.render(_next_observation(result), after=turn)
+            last = turn
+        if not self.steps:
+            raise ConfigError(
+                f"the first prompt of task '{task.task_id}' has {len(prompt.token_ids)} tokens and does not fit a "
+                f"context of {self.context.engine.context_length}"
+            )
+        return self.episode(StopReason.CONTEXT_FULL, self._state_after(last, None))
+
+    def _state_after(self, turn: Turn, result: StepResult | None) -> TokenIds:
+        """What a critic should value when the episode is cut here: the next prompt when there is one and it fits, else
+        the sampled turn's own end."""
+        if result is not None:
+            following = self.render(_next_observation(result), after=turn)
+            if len(following.token_ids) <= self.context.engine.context_length:
+                return following.token_ids
+        return (turn.prompt.token_ids + turn.completion.token_ids)[: self.context.engine.context_length]
+
+
+@AgentFlowBase.register("single_step")
+class SingleStepFlow(AgentFlowBase):
+    """One prompt, one answer, no environment."""
+
+    async def run(self, task: Task) -> Episode:
+        """Ask once."""
+        turn = await self.act(self.render(Observation(messages=task.prompt)))
+        cut = turn.completion.finish_reason == "length"
+        self.record(turn, reward=0.0, done=not cut)
+        if not cut:
+            return self.episode(StopReason.DONE)
+        reason = StopReason.CONTEXT_FULL if turn.context_cut else StopReason.MAX_TOKENS
+        return self.episode(reason, turn.prompt.token_ids + turn.completion.token_ids)
+
+
+def _next_observation(result: StepResult) -> Observation:
+    if result.observation is None:  # as_step_result has refused this already
+        raise ConfigError("the environment gave no next observation")
+    return result.observation

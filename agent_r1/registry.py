@@ -1,0 +1,147 @@
+"""One rule of extension: a name in a registry, or `module:attribute`.
+
+    @BaseTool.register("price")        ->  env.tools=[price]
+    reward_fn.py: def score(...)       ->  reward.function=reward_fn:score
+
+`module:attribute` is looked up first in the recipe folder that was opened with `recipe_folder(...)`, then among
+installed modules, so a user's recipe works like ours and two recipes may each have a `reward_fn.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
+
+T = TypeVar("T")
+
+_recipe_folder: ContextVar[Path | None] = ContextVar("recipe_folder", default=None)
+
+
+class Registry(Generic[T]):
+    """Names of one kind of thing.
+
+    >>> shapes: Registry[type] = Registry("shape")
+    >>> @shapes.register("dot")
+    ... class Dot: ...
+    >>> shapes.get("dot") is Dot
+    True
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that gives the decorated thing this name. The same name may be given again by a reloaded module
+        but not by a different one."""
+
+        def add(entry: T) -> T:
+            self.add(name, entry)
+            return entry
+
+        return add
+
+    def add(self, name: str, entry: T) -> None:
+        """Give `entry` this name."""
+        if ":" in name:
+            raise ConfigError(f"a {self.kind} name may not contain ':', found '{name}'; ':' marks module:attribute")
+        present = self._entries.get(name)
+        if present is not None and _origin(present) != _origin(entry):
+            raise ConfigError(
+                f"the {self.kind} name '{name}' is taken by {_origin(present)}; choose another for {_origin(entry)}"
+            )
+        self._entries[name] = entry
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        return sorted(self._entries)
+
+    def get(self, name: str) -> T:
+        """The thing of that name, or the object at `module:attribute`."""
+        if name in self._entries:
+            return self._entries[name]
+        if ":" in name:
+            found: T = load_object(name, kind=self.kind)
+            return found
+        raise UnknownNameError(
+            f"unknown {self.kind} '{name}'. {did_you_mean(name, self._entries)} "
+            f"Or point to your own with module:attribute."
+        )
+
+
+def _origin(entry: Any) -> str:
+    """Where a registered thing was defined, for messages and to recognise a module loaded twice."""
+    target = entry if hasattr(entry, "__qualname__") else type(entry)
+    inner = getattr(entry, "function", None)
+    target = inner if hasattr(inner, "__qualname__") else target
+    return f"{target.__module__}.{target.__qualname__}"
+
+
+@contextmanager
+def recipe_folder(folder: Path | None) -> Iterator[None]:
+    """Within this block `module:attribute` also finds modules that are files of `folder`."""
+    token = _recipe_folder.set(folder.resolve() if folder is not None else None)
+    try:
+        yield
+    finally:
+        _recipe_folder.reset(token)
+
+
+def load_module(name: str) -> ModuleType:
+    """The module of that name: from the open recipe folder, else from `sys.path`."""
+    folder = _recipe_folder.get()
+    if folder is not None:
+        path = folder.joinpath(*name.split("."))
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return _load_file(folder, name, file)
+    return importlib.import_module(name)
+
+
+def _load_file(folder: Path, name: str, file: Path) -> ModuleType:
+    """Load a recipe's file under a package name of its own, so that relative imports work and recipes never collide."""
+    package = "agent_r1_recipe_" + hashlib.sha1(str(folder).encode()).hexdigest()[:10]
+    if package not in sys.modules:
+        root = ModuleType(package)
+        root.__path__ = [str(folder)]
+        sys.modules[package] = root
+    return importlib.import_module(f"{package}.{name}")
+
+
+def load_object(reference: str, *, kind: str) -> Any:
+    """The object at `module:attribute`.
+
+    >>> load_object("math:pi", kind="number")
+    3.141592653589793
+    """
+    module_name, _, attribute = reference.partition(":")
+    if not module_name or not attribute:
+        raise UnknownNameError(f"unknown {kind} '{reference}': expected module:attribute, for example reward_fn:score")
+    folder = _recipe_folder.get()
+    where = f" (looked in {folder} and among installed modules)" if folder else " (looked among installed modules)"
+    try:
+        module = load_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not _is_same_module(error.name, module_name):
+            raise ConfigError(f"loading {kind} '{reference}': {module_name} needs the module '{error.name}'") from error
+        raise UnknownNameError(f"unknown {kind} '{reference}': there is no module '{module_name}'{where}") from error
+    if not hasattr(module, attribute):
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise UnknownNameError(
+            f"unknown {kind} '{reference}': '{module_name}' has no '{attribute}'. {did_you_mean(attribute, public)}"
+        )
+    return getattr(module, attribute)
+
+
+def _is_same_module(missing: str, wanted: str) -> bool:
+    return missing == wanted or missing.endswith("." + wanted) or wanted.startswith(missing + ".")

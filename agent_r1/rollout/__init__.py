@@ -1,0 +1,6 @@
+"""Rollout: groups of episodes, retries, deadlines, the recorder."""
+
+from agent_r1.rollout.recorder import read_trajectories, write_atomically, write_trajectories
+from agent_r1.rollout.runner import Rollout, RolloutLimits, choose_env
+
+__all__ = ["Rollout", "RolloutLimits", "choose_env", "read_trajectories", "write_atomically", "write_trajectories"]

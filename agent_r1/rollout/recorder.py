@@ -1,0 +1,161 @@
+"""Writing trajectories so that nothing about a rollout is lost, and reading them back.
+
+One JSON object a line, one line a trajectory. A step's prompt repeats nearly all that came before, so only what differs
+is written: `shared` leading ids are those of the previous step's prompt and action, `prompt_ids` is the rest. Messages
+are written the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_r1.types import Action, Group, Observation, Step, StopReason, ToolCall, Trajectory
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a crash, sees the old one or the new one, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.partial")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int) -> None:
+    """Write all trajectories of a batch to one file."""
+    lines = [
+        json.dumps({"policy_step": policy_step, "prompt": list(group.task.prompt), **_as_json(trajectory)}, default=str)
+        for group in groups
+        for trajectory in group
+    ]
+    write_atomically(path, "".join(line + "\n" for line in lines))
+
+
+def read_trajectories(path: Path) -> Iterator[Trajectory]:
+    """The trajectories of a file, with their exact tokens."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield _from_json(json.loads(line))
+
+
+def _as_json(trajectory: Trajectory) -> dict[str, Any]:
+    ids_before: tuple[int, ...] = ()
+    messages_before: Sequence[Mapping[str, Any]] = ()
+    steps = []
+    for step in trajectory.steps:
+        messages = step.observation.messages or ()
+        shared, shared_messages = _common(ids_before, step.prompt_ids), _common(messages_before, messages)
+        steps.append(
+            {
+                "shared": shared,
+                "prompt_ids": step.prompt_ids[shared:],
+                "shared_messages": shared_messages,
+                "messages": [dict(message) for message in messages[shared_messages:]],
+                "tools": [dict(tool) for tool in step.observation.tools] if not steps else "same",
+                "text": step.action.text,
+                "content": step.action.content,
+                "tool_calls": [
+                    {"name": call.name, "arguments": dict(call.arguments), "call_id": call.call_id}
+                    for call in step.action.tool_calls
+                ],
+                "parse_error": step.action.parse_error,
+                "action_ids": step.action_ids,
+                "rollout_logprobs": [round(value, 6) for value in step.rollout_logprobs],
+                "reward": step.reward,
+                "done": step.done,
+                "policy_version": step.policy_version,
+                "info": dict(step.info),
+                "timings": {name: round(value, 6) for name, value in step.timings.items()},
+            }
+        )
+        ids_before = step.prompt_ids + step.action_ids
+        messages_before = messages
+    return {
+        "task_id": trajectory.task_id,
+        "group_id": trajectory.group_id,
+        "member": trajectory.member,
+        "data_source": trajectory.data_source,
+        "outcome_reward": trajectory.outcome_reward,
+        "process_reward": trajectory.process_reward,
+        "reward_parts": dict(trajectory.reward_parts),
+        "answer": trajectory.answer,
+        "stop_reason": str(trajectory.stop_reason),
+        "next_prompt_ids": trajectory.next_prompt_ids,
+        "error": trajectory.error,
+        "num_retries": trajectory.num_retries,
+        "metrics": dict(trajectory.metrics),
+        "steps": steps,
+    }
+
+
+def _common(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """How many leading entries are equal.
+
+    >>> _common((1, 2, 3), (1, 2, 4, 5))
+    2
+    """
+    if len(right) >= len(left) and right[: len(left)] == left:
+        return len(left)
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+def _from_json(line: Mapping[str, Any]) -> Trajectory:
+    ids_before: tuple[int, ...] = ()
+    messages_before: tuple[Any, ...] = ()
+    tools: tuple[Any, ...] = ()
+    steps = []
+    for entry in line["steps"]:
+        prompt_ids = ids_before[: entry["shared"]] + tuple(entry["prompt_ids"])
+        messages = messages_before[: entry["shared_messages"]] + tuple(entry["messages"])
+        tools = tools if entry["tools"] == "same" else tuple(entry["tools"])
+        calls = tuple(
+            ToolCall(name=call["name"], arguments=call["arguments"], call_id=call["call_id"])
+            for call in entry["tool_calls"]
+        )
+        action_ids = tuple(entry["action_ids"])
+        observation = (
+            Observation(messages=messages, tools=tools) if messages else Observation(token_ids=prompt_ids)
+        )
+        steps.append(
+            Step(
+                observation=observation,
+                prompt_ids=prompt_ids,
+                action=Action(
+                    text=entry["text"],
+                    content=entry["content"],
+                    token_ids=action_ids,
+                    tool_calls=calls,
+                    parse_error=entry["parse_error"],
+                ),
+                action_ids=action_ids,
+                rollout_logprobs=tuple(entry["rollout_logprobs"]),
+                reward=entry["reward"],
+                done=entry["done"],
+                policy_version=entry["policy_version"],
+                info=entry["info"],
+                timings=entry["timings"],
+            )
+        )
+        ids_before, messages_before = prompt_ids + action_ids, messages
+    following = line["next_prompt_ids"]
+    return Trajectory(
+        task_id=line["task_id"],
+        group_id=line["group_id"],
+        member=line["member"],
+        data_source=line["data_source"],
+        steps=tuple(steps),
+        outcome_reward=line["outcome_reward"],
+        reward_parts=line["reward_parts"],
+        answer=line["answer"],
+        stop_reason=StopReason(line["stop_reason"]),
+        next_prompt_ids=None if following is None else tuple(following),
+        error=line["error"],
+        num_retries=line["num_retries"],
+        metrics=line["metrics"],
+    )

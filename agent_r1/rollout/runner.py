@@ -1,0 +1,168 @@
+"""Running groups of episodes.
+
+All members of all groups run concurrently on one event loop, under a limit on how many are alive at once. A finished
+episode frees its place at once. A rollout that breaks is tried again with a fresh environment; if it still breaks it
+stays in its group as a failed trajectory with its traceback, and nothing that averages or learns counts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agent_r1.chat import ChatRenderer
+from agent_r1.engines.base import Engine
+from agent_r1.envs import AgentEnv
+from agent_r1.errors import EpisodeFailed, RolloutsFailingError, boundary
+from agent_r1.flows import AgentFlowBase, FlowContext
+from agent_r1.rewards import RewardFunction, score_episode
+from agent_r1.seeds import mix_seed
+from agent_r1.types import Group, SamplingParams, StopReason, Task, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutLimits:
+    """What bounds a batch of rollouts."""
+
+    max_steps: int = 8
+    """Steps an episode."""
+    concurrency: int = 256
+    """Episodes alive at once."""
+    deadline_seconds: float = 600.0
+    """An episode that takes longer fails."""
+    retries: int = 2
+    """Further attempts at a rollout that failed, each with a fresh environment."""
+
+
+class Rollout:
+    """Runs tasks in groups with one engine, one renderer and one reward function."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        renderer: ChatRenderer,
+        reward: RewardFunction,
+        make_env: Callable[[Task], AgentEnv],
+        limits: RolloutLimits,
+    ) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self.reward = reward
+        self.make_env = make_env
+        self.limits = limits
+
+    async def run(
+        self,
+        tasks: Sequence[Task],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        seed: int,
+        on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
+    ) -> list[Group]:
+        """`group_size` rollouts of each task. The same seed and weights give the same rollouts.
+
+        Raises `RolloutsFailingError` when every single rollout failed: there is nothing to learn from, and something
+        is broken that no retry will mend.
+        """
+        places = asyncio.Semaphore(self.limits.concurrency)
+
+        async def member(group_id: int, task: Task, index: int) -> Trajectory:
+            async with places:
+                trajectory = await self._member(task, group_id, index, sampling, mix_seed(seed, group_id, index))
+            on_finished(trajectory)
+            return trajectory
+
+        async with asyncio.TaskGroup() as running:
+            members = [
+                [running.create_task(member(group_id, task, index)) for index in range(group_size)]
+                for group_id, task in enumerate(tasks)
+            ]
+        groups = [
+            Group(task=task, group_id=group_id, trajectories=tuple(done.result() for done in group))
+            for group_id, (task, group) in enumerate(zip(tasks, members, strict=True))
+        ]
+        _refuse_total_failure(groups)
+        return groups
+
+    async def _member(
+        self, task: Task, group_id: int, index: int, sampling: SamplingParams, seed: int
+    ) -> Trajectory:
+        """One rollout, with its retries."""
+        for attempt in range(self.limits.retries + 1):
+            flow = self._make_flow(task, sampling, mix_seed(seed, attempt))
+            try:
+                return await self._attempt(flow, task, group_id, index, attempt)
+            except EpisodeFailed as failure:
+                failed = Trajectory(
+                    task_id=task.task_id,
+                    group_id=group_id,
+                    member=index,
+                    data_source=task.data_source,
+                    steps=tuple(flow.steps),
+                    outcome_reward=0.0,
+                    stop_reason=failure.reason,
+                    error=str(failure),
+                    num_retries=attempt,
+                )
+        return failed
+
+    def _make_flow(self, task: Task, sampling: SamplingParams, seed: int) -> AgentFlowBase:
+        return AgentFlowBase.registry.get(task.agent_name)(
+            FlowContext(
+                engine=self.engine,
+                renderer=self.renderer,
+                sampling=sampling,
+                make_env=self.make_env,
+                max_steps=self.limits.max_steps,
+                seed=seed,
+            )
+        )
+
+    async def _attempt(
+        self, flow: AgentFlowBase, task: Task, group_id: int, index: int, attempt: int
+    ) -> Trajectory:
+        deadline = self.limits.deadline_seconds
+        with boundary(StopReason.FLOW_ERROR, f"flow '{task.agent_name}' on task '{task.task_id}'"):
+            try:
+                async with asyncio.timeout(deadline):
+                    episode = await flow.run(task)
+            except TimeoutError as error:
+                raise EpisodeFailed(StopReason.TIMEOUT, f"task '{task.task_id}'", f"no end in {deadline} s") from error
+        score = await score_episode(self.reward, task, episode)
+        return Trajectory(
+            task_id=task.task_id,
+            group_id=group_id,
+            member=index,
+            data_source=task.data_source,
+            steps=episode.steps,
+            outcome_reward=score.value,
+            reward_parts=score.parts,
+            answer=score.answer,
+            stop_reason=episode.stop_reason,
+            next_prompt_ids=episode.next_prompt_ids,
+            num_retries=attempt,
+            metrics=episode.metrics,
+        )
+
+
+def _refuse_total_failure(groups: Sequence[Group]) -> None:
+    trajectories = [trajectory for group in groups for trajectory in group]
+    if trajectories and all(trajectory.is_failure for trajectory in trajectories):
+        reasons = sorted({str(trajectory.stop_reason) for trajectory in trajectories})
+        raise RolloutsFailingError(
+            f"all {len(trajectories)} rollouts of a batch failed ({', '.join(reasons)}); the first one:\n"
+            f"{trajectories[0].error}"
+        )
+
+
+def choose_env(task: Task, default_name: str, default_args: dict[str, object]) -> AgentEnv:
+    """The environment of a task: its own `env_kwargs["env"]`, else the configured one."""
+    own = task.env_kwargs.get("env")
+    if own is None or own == default_name:
+        return AgentEnv.registry.get(default_name)(**default_args)
+    return AgentEnv.registry.get(str(own))()
+
+

@@ -1,0 +1,145 @@
+"""`@tool`: a tool from a typed function and its docstring."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, overload
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from agent_r1.errors import ConfigError
+from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult
+
+_ARGS_SECTION = re.compile(r"\n\s*(?:Args|Arguments|Parameters):\s*\n(.*?)(?=\n\s*(?:Returns|Raises|Yields|Example)|\Z)", re.S)
+_ARG_LINE = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
+
+
+class FunctionTool(BaseTool):
+    """A function as a tool. Sync functions run in a thread; async ones on the event loop."""
+
+    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+        self.function = function
+        self.name = name or function.__name__
+        self._arguments, self._context_parameter = _arguments_model(function, self.name)
+        self.tool_schema = _schema(function, self.name, self._arguments)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function itself, so that it can be tested and reused as one."""
+        return self.function(*args, **kwargs)
+
+    async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
+        """Check the arguments, run the function, turn what it returned into a tool result."""
+        try:
+            checked = self._arguments.model_validate(dict(args))
+        except ValidationError as error:
+            raise ToolInputError(_explain(error, self.name)) from None
+        values = {field: getattr(checked, field) for field in type(checked).model_fields}
+        if self._context_parameter is not None:
+            values[self._context_parameter] = kwargs["context"]
+        if inspect.iscoroutinefunction(self.function):
+            returned = await self.function(**values)
+        else:
+            returned = await asyncio.to_thread(self.function, **values)
+        return _as_result(returned)
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+@overload
+def tool(*, name: str | None = None) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None
+) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+    """Make a tool of a typed function and register it under its name.
+
+    The first paragraph of the docstring describes the tool, its `Args:` section the parameters. The function returns
+    the answer (text, or anything JSON can hold), or `(answer, reward)`, or `(answer, reward, info)`.
+
+    >>> @tool
+    ... def double(number: int) -> int:
+    ...     '''Twice a number.'''
+    ...     return 2 * number
+    >>> double.tool_schema["function"]["parameters"]["properties"]
+    {'number': {'type': 'integer'}}
+    """
+
+    def make(target: Callable[..., Any]) -> FunctionTool:
+        made = FunctionTool(target, name)
+        BaseTool.registry.add(made.name, made)
+        return made
+
+    return make if function is None else make(function)
+
+
+def _arguments_model(function: Callable[..., Any], name: str) -> tuple[type[BaseModel], str | None]:
+    """A pydantic model of the parameters the model fills, and the name of the `ToolContext` parameter."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    described = _described_arguments(function)
+    fields: dict[str, Any] = {}
+    context_parameter = None
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ConfigError(f"tool '{name}' takes *{parameter.name}; a tool needs named parameters")
+        hint = hints.get(parameter.name)
+        if hint is None:
+            raise ConfigError(f"parameter '{parameter.name}' of tool '{name}' has no type; the model needs one")
+        if hint is ToolContext:
+            context_parameter = parameter.name
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (hint, Field(default, description=described.get(parameter.name)))
+    model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    return model, context_parameter
+
+
+def _described_arguments(function: Callable[..., Any]) -> dict[str, str]:
+    section = _ARGS_SECTION.search("\n" + (inspect.getdoc(function) or ""))
+    matches = (_ARG_LINE.match(line) for line in section.group(1).splitlines()) if section else ()
+    return {match.group(1): match.group(2).strip() for match in matches if match}
+
+
+def _schema(function: Callable[..., Any], name: str, arguments: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAI form, without the titles pydantic adds: they cost tokens and say nothing."""
+    parameters = _without_titles(arguments.model_json_schema())
+    parameters.pop("additionalProperties", None)
+    description = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+    if not description:
+        raise ConfigError(f"tool '{name}' has no docstring; its first line tells the model what the tool does")
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+
+
+def _without_titles(schema: Any, *, names_are_data: bool = False) -> Any:
+    if isinstance(schema, dict):
+        return {
+            key: _without_titles(value, names_are_data=key in ("properties", "$defs"))
+            for key, value in schema.items()
+            if names_are_data or key != "title"
+        }
+    return [_without_titles(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _explain(error: ValidationError, name: str) -> str:
+    """Pydantic's findings as one sentence for the model."""
+    problems = [f"{'.'.join(str(part) for part in item['loc']) or 'arguments'}: {item['msg']}" for item in error.errors()]
+    return f"wrong arguments for {name}: {'; '.join(problems)}"
+
+
+def _as_result(returned: Any) -> ToolResult:
+    reward: float | None = None
+    info: Mapping[str, Any] = {}
+    if isinstance(returned, tuple) and len(returned) in (2, 3):
+        returned, reward, *rest = returned
+        info = rest[0] if rest else {}
+        reward = None if reward is None else float(reward)
+    if isinstance(returned, ToolResponse):
+        return returned, reward, info
+    text = returned if isinstance(returned, str) else json.dumps(returned, ensure_ascii=False, default=str)
+    return ToolResponse(text=text), reward, info

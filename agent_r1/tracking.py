@@ -1,0 +1,105 @@
+"""Where metrics go: a JSONL file always, TensorBoard and Weights & Biases on request."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from agent_r1.errors import MissingExtraError
+
+
+class Tracker(Protocol):
+    """Takes the metrics of one step."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write them."""
+        ...
+
+    def close(self) -> None:
+        """Finish writing."""
+        ...
+
+
+class JsonlTracker:
+    """One JSON object a line: `{"step": 3, "reward/mean": 0.5, ...}`. Each line is on disk when `log` returns."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a line."""
+        rounded = {name: float(f"{value:.6g}") for name, value in sorted(metrics.items())}
+        self._file.write(json.dumps({"step": step, **rounded}) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardTracker:
+    """TensorBoard event files."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise MissingExtraError("tensorboard", "tensorboard", "tracking.tensorboard=true") from error
+        self._event: Any = event_pb2.Event
+        self._summary: Any = summary_pb2.Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer: Any = EventFileWriter(str(folder))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one scalar a metric."""
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
+        self._writer.add_event(event)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()
+
+
+class WandbTracker:
+    """Weights & Biases."""
+
+    def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise MissingExtraError("wandb", "wandb", "tracking.wandb_project") from error
+        self._run: Any = wandb.init(project=project, name=name, config=dict(config))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log one step."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class Trackers:
+    """Several trackers as one."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = trackers
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand the metrics to each."""
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def close(self) -> None:
+        """Close each."""
+        for tracker in self._trackers:
+            tracker.close()

@@ -1,0 +1,1 @@
+"""Training: rows, scoring, learner, trainer loop, checkpoints, whole runs."""

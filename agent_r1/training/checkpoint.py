@@ -1,0 +1,82 @@
+"""Checkpoints that are there or not there, never half there.
+
+A checkpoint is written into a folder beside its place, flushed to disk, and renamed. Whatever is called `step_<n>` is
+complete.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent_r1.errors import CheckpointError
+
+_NAME = re.compile(r"step_(\d+)$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A saved state."""
+
+    step: int
+    """Training steps done."""
+    state: Mapping[str, Any]
+    """What was saved."""
+
+
+def save_checkpoint(folder: Path, *, step: int, state: Mapping[str, Any], keep: int) -> Path:
+    """Save a state as `folder/step_<n>` and remove all but the `keep` newest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = folder / f".step_{step}.partial"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    with (beside / "state.pt").open("wb") as file:
+        torch.save(dict(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+    place = folder / f"step_{step}"
+    replace_folder(beside, place)
+    for _, old in list_checkpoints(folder)[:-keep] if keep > 0 else []:
+        shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def replace_folder(beside: Path, place: Path) -> None:
+    """Rename `beside` to `place`, whatever was there before, and make the rename durable."""
+    shutil.rmtree(place, ignore_errors=True)
+    beside.rename(place)
+    directory = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """All complete checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.match(path.name))]
+    return sorted(found)
+
+
+def load_latest(folder: Path, device: torch.device) -> Checkpoint | None:
+    """The newest checkpoint, or None when there is none."""
+    checkpoints = list_checkpoints(folder)
+    if not checkpoints:
+        return None
+    step, path = checkpoints[-1]
+    try:
+        state = torch.load(path / "state.pt", map_location=device, weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError) as error:
+        raise CheckpointError(
+            f"the checkpoint {path} cannot be read ({error}); remove that folder to go on from the one before"
+        ) from error
+    return Checkpoint(step=step, state=state)

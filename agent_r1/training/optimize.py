@@ -1,0 +1,70 @@
+"""One optimizer step that can be trusted: clipped, and skipped when anything is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from agent_r1.config import OptimizerConfig
+from agent_r1.errors import DivergenceError
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig, learning_rate: float) -> torch.optim.AdamW:
+    """AdamW over all parameters of a model."""
+    return torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        lr=learning_rate,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+    )
+
+
+@dataclass
+class SkipCounter:
+    """Counts updates that were skipped because they were not finite."""
+
+    limit: int
+    """Stop the run after this many in a row."""
+    total: int = 0
+    """In the whole run."""
+    in_a_row: int = 0
+    """Since the last good update."""
+
+    def note(self, *, finite: bool, what: str) -> None:
+        """Count one update; raises `DivergenceError` at the limit."""
+        if finite:
+            self.in_a_row = 0
+            return
+        self.total += 1
+        self.in_a_row += 1
+        if self.in_a_row >= self.limit:
+            raise DivergenceError(
+                f"{self.in_a_row} updates of the {what} in a row were not finite (NaN or inf in loss or gradient). "
+                "The weights were left as they were before the first of them. Lower optimizer.learning_rate, check the "
+                "rewards, or set model.dtype=float32"
+            )
+
+
+def guarded_step(
+    optimizer: torch.optim.Optimizer,
+    parameters: Iterable[nn.Parameter],
+    *,
+    loss: float,
+    gradient_clip: float,
+    learning_rate: float,
+    skips: SkipCounter,
+    what: str,
+) -> float:
+    """Clip and step; a non-finite loss or gradient never reaches the weights. Returns the gradient norm before clipping."""
+    norm = nn.utils.clip_grad_norm_(list(parameters), gradient_clip)
+    finite = bool(torch.isfinite(norm)) and bool(torch.isfinite(torch.tensor(loss)))
+    if finite:
+        for entry in optimizer.param_groups:
+            entry["lr"] = learning_rate
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    skips.note(finite=finite, what=what)
+    return float(norm)

@@ -1,0 +1,238 @@
+"""Everything that can be wrong is found before a model is loaded: configuration, names, data, lengths.
+
+All problems are reported together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
+from agent_r1.config import Config, bind_part
+from agent_r1.data import load_tasks
+from agent_r1.envs import AgentEnv
+from agent_r1.errors import AgentR1Error, ConfigError, DataError, report_problems
+from agent_r1.flows import AgentEnvLoop, AgentFlowBase
+from agent_r1.registry import load_module, load_object
+from agent_r1.rewards import RewardFunction, reward_functions
+from agent_r1.rollout import choose_env
+from agent_r1.tools import BaseTool
+from agent_r1.training.learner import Algorithm, bind_algorithm
+from agent_r1.types import Observation, Task
+
+_POSITIVE = (
+    "trainer.steps",
+    "trainer.micro_batch_tokens",
+    "trainer.max_skipped_updates",
+    "trainer.save_every",
+    "trainer.keep_checkpoints",
+    "rollout.groups_per_step",
+    "rollout.group_size",
+    "rollout.max_steps",
+    "rollout.max_tokens",
+    "rollout.concurrency",
+    "rollout.deadline_seconds",
+    "rollout.temperature",
+    "rollout.top_p",
+    "algorithm.epochs",
+    "algorithm.minibatches",
+    "optimizer.learning_rate",
+    "optimizer.gradient_clip",
+    "sft.steps",
+    "sft.batch_size",
+    "sft.learning_rate",
+)
+_CHOICES = {
+    "algorithm.kl.place": ("loss", "reward"),
+    "model.dtype": ("float32", "bfloat16"),
+    "run.resume": ("auto", "never", "must"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A run that has been checked: everything but the models."""
+
+    config: Config
+    """The configuration."""
+    algorithm: Algorithm
+    """What is learned."""
+    reward: RewardFunction
+    """The outcome reward."""
+    train_tasks: list[Task]
+    """Rows to train on."""
+    eval_tasks: list[Task]
+    """Held-out rows."""
+
+    def make_env(self, task: Task) -> AgentEnv:
+        """A fresh environment for a task."""
+        return make_env(self.config, task)
+
+
+class _Problems:
+    """Collects problems so that all can be reported at once."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Note an error instead of raising it."""
+        try:
+            yield
+        except AgentR1Error as error:
+            self.found.append(str(error))
+
+    def run(self, check: Callable[[], Any]) -> Any:
+        """The result of a check, or None after noting what was wrong."""
+        with self.collect():
+            return check()
+        return None
+
+
+def make_env(config: Config, task: Task) -> AgentEnv:
+    """A fresh environment for a task, as its row or the configuration says."""
+    arguments = dict(config.env)
+    return choose_env(task, str(arguments.pop("name", "tool")), arguments)
+
+
+def make_plan(config: Config) -> Plan:
+    """Check configuration, names and data. Raises one error that lists every problem."""
+    problems = _Problems()
+    for module in config.imports:
+        problems.run(lambda module=module: _import(module))
+    _check_numbers(config, problems.found)
+    algorithm = problems.run(lambda: bind_algorithm(config.algorithm))
+    reward = problems.run(lambda: reward_functions.get(config.reward.function))
+    problems.run(lambda: tool_formats.get(config.model.tool_format))
+    problems.run(lambda: _check_env(config))
+    report_problems(problems.found, ConfigError, "the configuration cannot be used:")
+    _prepare_data(config)
+    train_tasks, eval_tasks = _load(config)
+    return Plan(
+        config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks
+    )
+
+
+def check_model(plan: Plan) -> ChatRenderer:
+    """The model's renderer, after checking that the model exists and that every first prompt fits its context."""
+    config = plan.config
+    _check_model_exists(config)
+    renderer = load_renderer(
+        config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
+    )
+    context = context_length(config)
+    if config.rollout.max_tokens >= context:
+        raise ConfigError(
+            f"rollout.max_tokens={config.rollout.max_tokens} leaves no room for a prompt in a context of {context}"
+        )
+    too_long = []
+    for task in [*plan.train_tasks, *plan.eval_tasks]:
+        length = len(renderer.render(_first_observation(plan, task)).token_ids)
+        if length >= context:
+            too_long.append(f"task '{task.task_id}': a prompt of {length} tokens")
+    if too_long:
+        shown = "\n".join(f"  - {entry}" for entry in too_long[:10])
+        raise DataError(
+            f"{len(too_long)} prompts do not fit the context of {context} tokens; shorten them or raise "
+            f"rollout.context_length:\n{shown}"
+        )
+    return renderer
+
+
+def _first_observation(plan: Plan, task: Task) -> Observation:
+    flow = AgentFlowBase.registry.get(task.agent_name)
+    return plan.make_env(task).preview(task) if issubclass(flow, AgentEnvLoop) else Observation(messages=task.prompt)
+
+
+def context_length(config: Config) -> int:
+    """The run's context: the configured one, at most the model's own."""
+    from transformers import AutoConfig
+
+    model_config = AutoConfig.from_pretrained(
+        config.model.path, trust_remote_code=config.model.trust_remote_code
+    ).get_text_config()
+    own = int(model_config.max_position_embeddings)
+    wanted = config.rollout.context_length
+    if wanted is not None and wanted > own:
+        raise ConfigError(f"rollout.context_length={wanted} is more than the model's own {own}")
+    return wanted or own
+
+
+def _import(module: str) -> None:
+    try:
+        load_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"imports: there is no module '{module}' ({error})") from error
+
+
+def _check_numbers(config: Config, problems: list[str]) -> None:
+    for key in _POSITIVE:
+        if _lookup(config, key) <= 0:
+            problems.append(f"{key}={_lookup(config, key)} must be more than 0")
+    for key, known in _CHOICES.items():
+        if _lookup(config, key) not in known:
+            problems.append(f"{key}={_lookup(config, key)} is not one of {', '.join(known)}")
+
+
+def _lookup(config: Config, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _check_env(config: Config) -> None:
+    bind_part(AgentEnv.registry, "env", config.env)
+    for name in config.env.get("tools", []):
+        if isinstance(name, str):
+            BaseTool.get(name)
+
+
+def _prepare_data(config: Config) -> None:
+    paths = [Path(path) for path in (*config.data.train, *config.data.eval)]
+    if config.data.prepare is not None and any(not path.is_file() for path in paths):
+        load_object(config.data.prepare, kind="data preparation")(config)
+
+
+def _load(config: Config) -> tuple[list[Task], list[Task]]:
+    """Both sets of rows, with the names they use checked."""
+    if not config.data.train:
+        raise ConfigError("data.train is empty; give one or more .parquet or .jsonl files")
+    train = load_tasks(config.data.train, default_agent=config.data.agent_name)
+    held_out = load_tasks(config.data.eval, default_agent=config.data.agent_name) if config.data.eval else []
+    problems = _Problems()
+    for task in _one_per_use([*train, *held_out]):
+        problems.run(lambda task=task: AgentFlowBase.registry.get(task.agent_name))
+        problems.run(lambda task=task: AgentEnv.registry.get(str(task.env_kwargs.get("env", config.env["name"]))))
+        for tool in task.env_kwargs.get("tools", []):
+            problems.run(lambda tool=tool: BaseTool.get(tool))
+    report_problems(list(dict.fromkeys(problems.found)), DataError, "the data names things that do not exist:")
+    return train, held_out
+
+
+def _one_per_use(tasks: Sequence[Task]) -> list[Task]:
+    """One task for each combination of names, so that a million rows are not a million look-ups."""
+    unique = {(t.agent_name, str(t.env_kwargs.get("env")), str(t.env_kwargs.get("tools"))): t for t in tasks}
+    return list(unique.values())
+
+
+def _check_model_exists(config: Config) -> None:
+    path = Path(config.model.path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"model.path={path} is a folder without config.json: not a Hugging Face model")
+        return
+    looks_like_hub_id = config.model.path.count("/") == 1 and not path.is_absolute() and not path.parent.is_dir()
+    if not looks_like_hub_id:
+        raise ConfigError(f"model.path={path} does not exist; give a Hugging Face folder or id")
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path={path} is no folder and cannot be had from the hub: {error}") from error

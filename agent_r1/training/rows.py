@@ -1,0 +1,131 @@
+"""The reference form of a batch: padded rows, one per step.
+
+Simple, and for that reason the oracle that faster forms are tested against. A step's row is its prompt followed by its
+action; only action tokens are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agent_r1.errors import ConfigError
+from agent_r1.types import TokenIds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One row of tokens and which of them the model is trained to say."""
+
+    token_ids: TokenIds
+    """All tokens of the row."""
+    actions: TokenIds
+    """The positions, in order, of the tokens that carry loss. Never 0: the first token follows nothing."""
+
+    @classmethod
+    def of_step(cls, prompt_ids: TokenIds, action_ids: TokenIds) -> Sample:
+        """The row of one step: the prompt carries no loss, the action does.
+
+        >>> Sample.of_step((1, 2), (3,))
+        Sample(token_ids=(1, 2, 3), actions=(2,))
+        """
+        total = len(prompt_ids) + len(action_ids)
+        return cls(token_ids=prompt_ids + action_ids, actions=tuple(range(len(prompt_ids), total)))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """Several samples as one padded matrix, and where their action tokens are.
+
+    Steps with prompts [1, 2] and [4] and actions [3] and [5, 6]:
+
+        input_ids      [[1, 2, 3], [4, 5, 6]]
+        rows_N, columns_N   (0, 1), (1, 0), (1, 1): the position *before* each action token, which predicts it
+        targets_N      [3, 5, 6]
+        tokens_N       [0, 1, 2]: the tokens' places in the whole batch
+    """
+
+    input_ids: Tensor
+    """[rows, width]; padded on the right."""
+    attention_mask: Tensor
+    """1 on tokens, made from lengths: an id that happens to equal the padding is still a token."""
+    rows_N: Tensor
+    """The row of each action token."""
+    columns_N: Tensor
+    """The column before each action token."""
+    targets_N: Tensor
+    """The action tokens."""
+    tokens_N: Tensor
+    """Each action token's place in the whole batch's flat arrays."""
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on a device; `tokens_N` stays, it addresses arrays on the CPU."""
+        return MicroBatch(
+            input_ids=self.input_ids.to(device),
+            attention_mask=self.attention_mask.to(device),
+            rows_N=self.rows_N.to(device),
+            columns_N=self.columns_N.to(device),
+            targets_N=self.targets_N.to(device),
+            tokens_N=self.tokens_N,
+        )
+
+
+def pack(samples: Sequence[Sample], chosen: Sequence[int], *, max_tokens: int) -> list[MicroBatch]:
+    """The chosen samples as micro-batches of at most `max_tokens` tokens, padding included.
+
+    Rows of similar length go together. A sample that is longer than the budget is refused: it could never be trained.
+    """
+    starts = _first_tokens(samples)
+    batches: list[MicroBatch] = []
+    current: list[int] = []
+    for index in sorted((i for i in chosen if samples[i].actions), key=lambda i: (-len(samples[i]), i)):
+        if len(samples[index]) > max_tokens:
+            raise ConfigError(
+                f"a step of {len(samples[index])} tokens does not fit trainer.micro_batch_tokens={max_tokens}; raise it"
+            )
+        if current and (len(current) + 1) * len(samples[current[0]]) > max_tokens:
+            batches.append(_collate(samples, current, starts))
+            current = []
+        current.append(index)
+    if current:
+        batches.append(_collate(samples, current, starts))
+    return batches
+
+
+def _first_tokens(samples: Sequence[Sample]) -> list[int]:
+    """Where each sample's action tokens begin in the flat arrays."""
+    starts, total = [], 0
+    for sample in samples:
+        starts.append(total)
+        total += len(sample.actions)
+    return starts
+
+
+def _collate(samples: Sequence[Sample], indices: Sequence[int], starts: Sequence[int]) -> MicroBatch:
+    width = max(len(samples[index]) for index in indices)
+    input_ids = torch.zeros(len(indices), width, dtype=torch.long)
+    attention_mask = torch.zeros(len(indices), width, dtype=torch.long)
+    rows, columns, targets, tokens = [], [], [], []
+    for row, index in enumerate(indices):
+        sample = samples[index]
+        actions = torch.tensor(sample.actions)
+        input_ids[row, : len(sample)] = torch.tensor(sample.token_ids)
+        attention_mask[row, : len(sample)] = 1
+        rows.append(torch.full((len(actions),), row))
+        columns.append(actions - 1)
+        targets.append(input_ids[row, actions])
+        tokens.append(torch.arange(starts[index], starts[index] + len(actions)))
+    return MicroBatch(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        rows_N=torch.cat(rows),
+        columns_N=torch.cat(columns),
+        targets_N=torch.cat(targets),
+        tokens_N=torch.cat(tokens),
+    )

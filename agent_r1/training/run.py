@@ -1,0 +1,192 @@
+"""Whole runs: check everything, load the models, train or evaluate or warm-start."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from agent_r1.chat import ChatRenderer
+from agent_r1.config import Config, to_yaml
+from agent_r1.console import RunConsole
+from agent_r1.engines.local import LocalEngine
+from agent_r1.errors import ConfigError
+from agent_r1.evaluation import Evaluation, evaluate
+from agent_r1.registry import load_object
+from agent_r1.rollout import Rollout, RolloutLimits
+from agent_r1.seeds import mix_seed
+from agent_r1.demonstrations import load_demonstrations
+from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
+from agent_r1.training.checkpoint import list_checkpoints, replace_folder
+from agent_r1.training.learner import Learner
+from agent_r1.training.models import Critic, choose_device, export_model, load_policy
+from agent_r1.training.preflight import Plan, check_model, context_length, make_plan
+from agent_r1.training.run_folder import RunFolder, open_run
+from agent_r1.training.trainer import Summary, Trainer
+from agent_r1.training.warm_start import fit_demonstrations
+from agent_r1.types import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parts:
+    """The models of a run and what runs episodes with them."""
+
+    policy: nn.Module
+    engine: LocalEngine
+    rollout: Rollout
+    device: torch.device
+
+
+async def train_run(config: Config, console: RunConsole) -> Summary:
+    """Train from a configuration."""
+    plan = make_plan(config)
+    _prepare_model(config, console)
+    renderer = check_model(plan)
+    folder, resume = open_run(config)
+    if resume:
+        folder.rewind(list_checkpoints(folder.checkpoints)[-1][0])
+    parts = _load_parts(plan, renderer)
+    settings = config.algorithm
+    reference = copy.deepcopy(parts.policy).eval().requires_grad_(False) if settings.kl.coefficient else None
+    learner = Learner(
+        policy=parts.policy,
+        reference=reference,
+        critic=Critic(parts.policy) if settings.critic.enabled else None,
+        algorithm=plan.algorithm,
+        optimizer=config.optimizer,
+        temperature=config.rollout.temperature,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        max_skipped_updates=config.trainer.max_skipped_updates,
+        seed=config.trainer.seed,
+        device=parts.device,
+    )
+    tracker = _trackers(config, folder)
+    try:
+        trainer = Trainer(
+            plan=plan,
+            folder=folder,
+            renderer=renderer,
+            engine=parts.engine,
+            rollout=parts.rollout,
+            learner=learner,
+            tracker=tracker,
+            console=console,
+        )
+        return await trainer.run(resume=resume)
+    finally:
+        tracker.close()
+        await parts.engine.close()
+
+
+async def eval_run(config: Config, console: RunConsole) -> Evaluation:
+    """Evaluate a model on the held-out rows (the training rows when there are none)."""
+    plan = make_plan(config)
+    _prepare_model(config, console)
+    renderer = check_model(plan)
+    parts = _load_parts(plan, renderer)
+    tasks = (plan.eval_tasks or plan.train_tasks)[: config.eval.max_tasks]
+    with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
+        evaluation = await evaluate(
+            parts.rollout,
+            tasks,
+            sampling=SamplingParams(max_tokens=config.rollout.max_tokens, temperature=config.eval.temperature),
+            num_samples=config.eval.samples,
+            seed=mix_seed(config.trainer.seed, 2),
+            on_finished=lambda trajectory: bar.advance(),
+        )
+    await parts.engine.close()
+    return evaluation
+
+
+def sft_run(config: Config, console: RunConsole) -> Path:
+    """Warm-start `model.path` on `sft.data`; gives the folder of the tuned model."""
+    plan = make_plan(config)
+    renderer = check_model(plan)
+    if not config.sft.data:
+        raise ConfigError("sft.data is empty; give one or more .jsonl or .parquet files of demonstrations")
+    conversations = load_demonstrations(config.sft.data, renderer)
+    folder, _ = open_run(config)
+    device = choose_device(config.trainer.device)
+    policy = load_policy(
+        config.model.path, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
+    )
+    tracker = _trackers(config, folder)
+    settings = config.sft
+    with console.progress("warm start", settings.steps) as bar:
+
+        def note(step: int, loss: float) -> None:
+            tracker.log(step + 1, {"loss/sft": loss})
+            bar.advance(f"loss {loss:.3f}")
+
+        fit_demonstrations(
+            policy,
+            conversations,
+            steps=settings.steps,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            optimizer=config.optimizer,
+            micro_batch_tokens=config.trainer.micro_batch_tokens,
+            seed=config.trainer.seed,
+            device=device,
+            on_step=note,
+        )
+    tracker.close()
+    beside = Path(f"{folder.model}.partial")
+    export_model(policy, renderer.tokenizer, beside)
+    replace_folder(beside, folder.model)
+    return folder.model
+
+
+def dry_run(config: Config, console: RunConsole) -> Plan:
+    """Check configuration, data and names, print the resolved configuration, load no model."""
+    plan = make_plan(config)
+    if config.model.prepare is not None and not Path(config.model.path).exists():
+        model_note = f"will be made by {config.model.prepare}"
+    else:
+        check_model(plan)
+        model_note = "found; every first prompt fits its context"
+    console.say(to_yaml(config).rstrip())
+    console.say(f"train: {len(plan.train_tasks)} tasks   eval: {len(plan.eval_tasks)} tasks   model: {model_note}")
+    return plan
+
+
+def _prepare_model(config: Config, console: RunConsole) -> None:
+    if config.model.prepare is not None and not Path(config.model.path).exists():
+        console.say(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
+        load_object(config.model.prepare, kind="model preparation")(config)
+
+
+def _load_parts(plan: Plan, renderer: ChatRenderer) -> _Parts:
+    config = plan.config
+    torch.manual_seed(config.trainer.seed)
+    device = choose_device(config.trainer.device)
+    policy = load_policy(
+        config.model.path, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
+    )
+    engine = LocalEngine(
+        policy, max_slots=config.rollout.concurrency, context_length=context_length(config)
+    )
+    limits = RolloutLimits(
+        max_steps=config.rollout.max_steps,
+        concurrency=config.rollout.concurrency,
+        deadline_seconds=config.rollout.deadline_seconds,
+        retries=config.rollout.retries,
+    )
+    rollout = Rollout(
+        engine=engine, renderer=renderer, reward=plan.reward, make_env=plan.make_env, limits=limits
+    )
+    return _Parts(policy=policy, engine=engine, rollout=rollout, device=device)
+
+
+def _trackers(config: Config, folder: RunFolder) -> Trackers:
+    trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
+    if config.tracking.tensorboard:
+        trackers.append(TensorBoardTracker(folder.tensorboard))
+    if config.tracking.wandb_project is not None:
+        settings: dict[str, Any] = {"config": to_yaml(config)}
+        trackers.append(WandbTracker(config.tracking.wandb_project, config.run.name, settings))
+    return Trackers(trackers)

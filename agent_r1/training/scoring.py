@@ -1,0 +1,68 @@
+"""Forward passes over micro-batches: log-probabilities, entropies, values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from agent_r1.training.models import Critic
+from agent_r1.training.rows import MicroBatch, Sample, pack
+from agent_r1.types import TokenIds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """What the policy says about the action tokens of a micro-batch."""
+
+    logprobs_N: Tensor
+    """Log-probability of each action token, at the rollout's temperature."""
+    entropy_N: Tensor
+    """Entropy of the distribution each was drawn from."""
+
+
+def score(policy: nn.Module, batch: MicroBatch, *, temperature: float, with_entropy_gradient: bool = False) -> Scores:
+    """Score the action tokens of a micro-batch. The temperature is the one they were sampled at."""
+    output = cast(Any, policy)(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False)
+    logits_N = output.logits[batch.rows_N, batch.columns_N].float() / temperature
+    distribution_N = torch.log_softmax(logits_N, dim=-1)
+    with torch.set_grad_enabled(with_entropy_gradient and torch.is_grad_enabled()):
+        entropy_N = -(distribution_N.exp() * distribution_N).sum(-1)
+    return Scores(logprobs_N=distribution_N.gather(1, batch.targets_N[:, None]).squeeze(1), entropy_N=entropy_N)
+
+
+def score_all(
+    policy: nn.Module, samples: Sequence[Sample], *, temperature: float, max_tokens: int, device: torch.device
+) -> Tensor:
+    """Log-probabilities of all action tokens [N], without gradient, on the CPU."""
+    result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
+    with torch.no_grad():
+        for batch in pack(samples, range(len(samples)), max_tokens=max_tokens):
+            scores = score(policy, batch.to(device), temperature=temperature)
+            result_N[batch.tokens_N] = scores.logprobs_N.cpu()
+    return result_N
+
+
+def value(critic: Critic, batch: MicroBatch) -> Tensor:
+    """The critic's value of the state before each action token of a micro-batch."""
+    values: Tensor = critic(batch.input_ids, batch.attention_mask)
+    return values[batch.rows_N, batch.columns_N]
+
+
+def value_all(critic: Critic, samples: Sequence[Sample], *, max_tokens: int, device: torch.device) -> Tensor:
+    """Values before all action tokens [N], without gradient, on the CPU."""
+    result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
+    with torch.no_grad():
+        for batch in pack(samples, range(len(samples)), max_tokens=max_tokens):
+            result_N[batch.tokens_N] = value(critic, batch.to(device)).cpu()
+    return result_N
+
+
+def value_of_states(critic: Critic, states: Sequence[TokenIds], *, max_tokens: int, device: torch.device) -> Tensor:
+    """The critic's value at the end of each token sequence, for bootstrapping truncated trajectories."""
+    # A value stands before an action token: any token after the state will do.
+    samples = [Sample.of_step(state, (0,)) for state in states]
+    return value_all(critic, samples, max_tokens=max_tokens, device=device)

@@ -1,0 +1,253 @@
+"""The training loop: roll out, learn, push weights, log, save; evaluate before and after.
+
+It knows no algorithm: the learner is given experience, the engine weights, and everything else is bookkeeping. All that
+is random is a function of the seed and the step, so a checkpoint is weights, optimizer state and a few counters.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_r1.chat import ChatRenderer
+from agent_r1.config import Config
+from agent_r1.console import RunConsole, pick_pair
+from agent_r1.data import TaskSampler
+from agent_r1.engines.base import Engine
+from agent_r1.evaluation import Evaluation, evaluate
+from agent_r1.metrics import rollout_metrics
+from agent_r1.rollout import Rollout, write_atomically, write_trajectories
+from agent_r1.seeds import mix_seed
+from agent_r1.tracking import Tracker
+from agent_r1.training.batch import gather_experience
+from agent_r1.training.checkpoint import load_latest, replace_folder, save_checkpoint
+from agent_r1.training.learner import Learner
+from agent_r1.training.models import export_model
+from agent_r1.training.preflight import Plan
+from agent_r1.training.run_folder import RunFolder
+from agent_r1.types import Group, SamplingParams, Trajectory
+
+_ROLLOUT_STREAM, _EVAL_STREAM = 1, 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """What a finished run came to; written as `summary.json`."""
+
+    success_before: float | None
+    """Held-out tasks solved greedily before training; None without held-out rows."""
+    success_after: float | None
+    """The same after training."""
+    train_seconds: float
+    """Wall time of the training steps, evaluation not included, over all resumes."""
+    steps: int
+    """Training steps."""
+    tool_calls_per_episode: float
+    """In the evaluation after training, else in the last batch."""
+    model: str
+    """The exported Hugging Face folder."""
+    metrics: dict[str, float]
+    """The evaluation after training, else the last step's metrics."""
+
+
+@dataclass
+class _Progress:
+    """What the loop carries from step to step."""
+
+    step: int = 0
+    train_seconds: float = 0.0
+
+
+class Trainer:
+    """One run."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        folder: RunFolder,
+        renderer: ChatRenderer,
+        engine: Engine,
+        rollout: Rollout,
+        learner: Learner,
+        tracker: Tracker,
+        console: RunConsole,
+    ) -> None:
+        self.config: Config = plan.config
+        self.folder = folder
+        self.renderer = renderer
+        self.engine = engine
+        self.rollout = rollout
+        self.learner = learner
+        self.tracker = tracker
+        self.console = console
+        limit = self.config.eval.max_tasks
+        self.eval_tasks = plan.eval_tasks[:limit]
+        self.sampler = TaskSampler(
+            plan.train_tasks, batch_size=self.config.rollout.groups_per_step, seed=self.config.trainer.seed
+        )
+        self.sampling = SamplingParams(
+            max_tokens=self.config.rollout.max_tokens,
+            temperature=self.config.rollout.temperature,
+            top_p=self.config.rollout.top_p,
+            top_k=self.config.rollout.top_k,
+        )
+        self._progress = _Progress()
+
+    async def run(self, *, resume: bool) -> Summary:
+        """Train to the last step; with `resume`, from the newest checkpoint."""
+        if resume:
+            self._load()
+        await self._push_weights()
+        before = await self._evaluate_before()
+        metrics: Mapping[str, float] = {}
+        total = self.config.trainer.steps
+        with self.console.progress("training", total, done=self._progress.step) as bar:
+            while self._progress.step < total:
+                metrics = await self._step()
+                bar.advance(f"reward {metrics['reward/outcome']:.3f}")
+                if self._due(self.config.trainer.save_every) or self._progress.step == total:
+                    self._save()
+                if self._due(self.config.eval.every) and self._progress.step < total and self.eval_tasks:
+                    self.tracker.log(self._progress.step, (await self._evaluate("evaluating")).metrics)
+        return await self._finish(before, metrics)
+
+    # --- one step --------------------------------------------------------------------------------------------------
+
+    async def _step(self) -> dict[str, float]:
+        started = time.perf_counter()
+        step = self._progress.step
+        rollout_config = self.config.rollout
+        with self.console.progress("rollout", rollout_config.groups_per_step * rollout_config.group_size) as bar:
+            groups = await self.rollout.run(
+                self.sampler.batch(step),
+                group_size=rollout_config.group_size,
+                sampling=self.sampling,
+                seed=mix_seed(self.config.trainer.seed, _ROLLOUT_STREAM, step),
+                on_finished=lambda trajectory: bar.advance(),
+            )
+        rolled_out = time.perf_counter()
+        experience = gather_experience(groups, process_weight=self.config.reward.process_weight)
+        learned = self.learner.learn(experience, step=step)
+        updated = time.perf_counter()
+        self._progress.step += 1
+        await self._push_weights()
+        self._record(groups)
+        finished = time.perf_counter()
+        self._progress.train_seconds += finished - started
+        metrics = {
+            **rollout_metrics(groups),
+            **learned,
+            "time/rollout": rolled_out - started,
+            "time/update": updated - rolled_out,
+            "time/step": finished - started,
+            "perf/tokens_per_second": sum(t.num_action_tokens for g in groups for t in g) / (rolled_out - started),
+            "perf/trained_tokens": float(sum(map(len, experience.samples))),
+        }
+        self.tracker.log(self._progress.step, metrics)
+        self.console.step_line(self._progress.step, self.config.trainer.steps, metrics, finished - started)
+        return metrics
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self._progress.step % every == 0
+
+    async def _push_weights(self) -> None:
+        await self.engine.update_weights(self.learner.policy.state_dict().items(), self._progress.step)
+
+    def _record(self, groups: list[Group]) -> None:
+        if self._due(self.config.tracking.record_every):
+            path = self.folder.trajectories / f"{self._progress.step}.jsonl"
+            write_trajectories(path, groups, policy_step=self._progress.step - 1)
+
+    # --- evaluation ------------------------------------------------------------------------------------------------
+
+    async def _evaluate(self, title: str) -> Evaluation:
+        settings = self.config.eval
+        sampling = SamplingParams(max_tokens=self.config.rollout.max_tokens, temperature=settings.temperature)
+        num_rollouts = len(self.eval_tasks) * (1 + settings.samples)
+        with self.console.progress(title, num_rollouts) as bar:
+            return await evaluate(
+                self.rollout,
+                self.eval_tasks,
+                sampling=sampling,
+                num_samples=settings.samples,
+                seed=mix_seed(self.config.trainer.seed, _EVAL_STREAM),
+                on_finished=lambda trajectory: bar.advance(),
+            )
+
+    async def _evaluate_before(self) -> tuple[Mapping[str, float] | None, list[Trajectory]]:
+        """The evaluation before the first step; a resumed run reads the one it made."""
+        if not self.eval_tasks or not self.config.eval.before:
+            return None, []
+        logged = [line for line in self.folder.read_metrics() if line["step"] == 0]
+        if logged:
+            return {name: value for name, value in logged[0].items() if name != "step"}, []
+        evaluation = await self._evaluate("evaluating before training")
+        self.tracker.log(0, evaluation.metrics)
+        self._write_evaluation("before", evaluation)
+        self.console.say(f"before training: {evaluation.success:.1%} of {len(self.eval_tasks)} held-out tasks solved")
+        return evaluation.metrics, [trajectory for group in evaluation.greedy for trajectory in group]
+
+    def _write_evaluation(self, name: str, evaluation: Evaluation) -> None:
+        path = self.folder.trajectories / f"eval_{name}.jsonl"
+        write_trajectories(path, evaluation.greedy, policy_step=self._progress.step)
+
+    async def _finish(
+        self, before: tuple[Mapping[str, float] | None, list[Trajectory]], metrics: Mapping[str, float]
+    ) -> Summary:
+        """Export, evaluate, report."""
+        self._export()
+        metrics_before, trajectories_before = before
+        final = dict(metrics)
+        tool_calls = final.get("episode/tool_calls", 0.0)
+        success_after: float | None = None
+        if self.eval_tasks:
+            after = await self._evaluate("evaluating after training")
+            self.tracker.log(self._progress.step, after.metrics)
+            self._write_evaluation("after", after)
+            final, success_after = after.metrics, after.success
+            tool_calls = after.metrics["eval/all/tool_calls"]
+            self.console.before_after(metrics_before, after.metrics)
+            pair = pick_pair(trajectories_before, [trajectory for group in after.greedy for trajectory in group])
+            for title, trajectory in zip(("before training", "after training"), pair or (), strict=False):
+                self.console.trajectory(f"{title}: {trajectory.task_id}", trajectory)
+        summary = Summary(
+            success_before=None if metrics_before is None else metrics_before.get("eval/all/greedy"),
+            success_after=success_after,
+            train_seconds=round(self._progress.train_seconds, 1),
+            steps=self._progress.step,
+            tool_calls_per_episode=tool_calls,
+            model=str(self.folder.model),
+            metrics=final,
+        )
+        write_atomically(self.folder.summary, json.dumps(asdict(summary), indent=2) + "\n")
+        self.console.say(f"model: {self.folder.model}   summary: {self.folder.summary}")
+        return summary
+
+    # --- saving ----------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        state: dict[str, Any] = {"learner": self.learner.state_dict(), "train_seconds": self._progress.train_seconds}
+        save_checkpoint(
+            self.folder.checkpoints,
+            step=self._progress.step,
+            state=state,
+            keep=self.config.trainer.keep_checkpoints,
+        )
+
+    def _load(self) -> None:
+        checkpoint = load_latest(self.folder.checkpoints, self.learner.device)
+        if checkpoint is None:
+            return
+        self.learner.load_state_dict(checkpoint.state["learner"])
+        self._progress = _Progress(step=checkpoint.step, train_seconds=float(checkpoint.state["train_seconds"]))
+        self.console.say(f"going on from step {checkpoint.step} of {self.folder.path}")
+
+    def _export(self) -> None:
+        beside = Path(f"{self.folder.model}.partial")
+        export_model(self.learner.policy, self.renderer.tokenizer, beside)
+        replace_folder(beside, self.folder.model)

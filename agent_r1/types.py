@@ -1,0 +1,343 @@
+"""The records that walk through the house.
+
+A dataset row becomes a `Task`. An environment shows the model an `Observation`, the model answers with an `Action`, and
+the two together with the exact token ids are one `Step` of a Markov decision process. A flow returns an `Episode` (steps
+and why it stopped); scoring it gives a `Trajectory`.
+
+    row -> Task -> [Observation -> Action -> StepResult] * n -> Episode -> Trajectory
+
+All records are frozen and keyword-only. Nothing here imports more than the standard library, so environments and tools
+can be written and tested without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+TokenIds = tuple[int, ...]
+
+Message = Mapping[str, Any]
+"""A chat message in OpenAI form: `role`, `content`, and for tool use `tool_calls`, `tool_call_id`, `name`."""
+
+ToolSchema = Mapping[str, Any]
+"""A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+FinishReason = Literal["stop", "length"]
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    DONE = "done"
+    """The environment said so: the episode terminated."""
+    MAX_STEPS = "max_steps"
+    """The limit on steps was reached."""
+    MAX_TOKENS = "max_tokens"
+    """The last action was cut by the token limit and the flow does not go on."""
+    CONTEXT_FULL = "context_full"
+    """The next prompt no longer fits the model's context."""
+    TIMEOUT = "timeout"
+    """The episode's deadline passed."""
+    ENV_ERROR = "env_error"
+    """`reset` or `step` of the environment raised."""
+    TOOL_ERROR = "tool_error"
+    """The machinery that runs tools broke (a tool that raises is not this: the model reads its error)."""
+    ENGINE_ERROR = "engine_error"
+    """The engine could not answer."""
+    REWARD_ERROR = "reward_error"
+    """A reward function raised or returned something that is not a finite number."""
+    FLOW_ERROR = "flow_error"
+    """The flow's own code raised."""
+
+    @property
+    def is_truncation(self) -> bool:
+        """The episode was cut: its last state has a future, so a critic's value may stand for it."""
+        return self in _TRUNCATIONS
+
+    @property
+    def is_failure(self) -> bool:
+        """The episode says nothing about the policy: it is retried, and never counted as a zero reward."""
+        return self is not StopReason.DONE and not self.is_truncation
+
+
+_TRUNCATIONS = frozenset({StopReason.MAX_STEPS, StopReason.MAX_TOKENS, StopReason.CONTEXT_FULL})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One dataset row."""
+
+    task_id: str
+    """Unique in its data file; names the group of rollouts made from it."""
+    prompt: tuple[Message, ...]
+    """The chat messages the episode begins with."""
+    agent_name: str = "env_loop"
+    """The flow that runs it: a registered name or `module:attribute`."""
+    reward_model: Mapping[str, Any] = field(default_factory=dict)
+    """`{"style": ..., "ground_truth": ...}`: what the reward function needs. Tools never see it."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment and its tools need for this row."""
+    data_source: str = "default"
+    """Evaluation figures are given per data source."""
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else from the row; never read by the library."""
+
+    @property
+    def ground_truth(self) -> Any:
+        """`reward_model["ground_truth"]`, or None when the row has none."""
+        return self.reward_model.get("ground_truth")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """The *whole* next model input; exactly one of `messages`, `text`, `token_ids` is given.
+
+    The environment decides it, so history can be appended, cut, summarised or rewritten.
+    """
+
+    messages: tuple[Message, ...] | None = None
+    """Chat messages, to be rendered with the model's chat template."""
+    text: str | None = None
+    """A raw prompt, tokenised as it stands."""
+    token_ids: TokenIds | None = None
+    """The exact prompt."""
+    images: tuple[Any, ...] = ()
+    """Images referred to by the messages."""
+    tools: tuple[ToolSchema, ...] = ()
+    """Tools the chat template shows to the model."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("messages", "text", "token_ids") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"an Observation needs exactly one of messages, text, token_ids; got {given or 'none of them'}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """One call the model asked for, already parsed."""
+
+    name: str
+    """The tool's name as the model wrote it (it may not exist)."""
+    arguments: Mapping[str, Any]
+    """The arguments as the model wrote them (they may not fit the schema)."""
+    call_id: str = ""
+    """Ties the tool's answer to the call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Action:
+    """What the model did in one step."""
+
+    text: str
+    """All the text of the action, without the end-of-turn token."""
+    content: str = ""
+    """The text outside tool calls."""
+    token_ids: TokenIds = ()
+    """The ids exactly as sampled."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Well-formed calls, in order."""
+    parse_error: str | None = None
+    """What was wrong with the action's form, in words the model can use; None when it was well formed."""
+
+    def as_message(self) -> Message:
+        """The assistant message this action is in a chat history.
+
+        >>> Action(text="hi", content="hi").as_message()
+        {'role': 'assistant', 'content': 'hi'}
+        """
+        if self.parse_error is not None or not self.tool_calls:
+            return {"role": "assistant", "content": self.text}
+        calls = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": dict(call.arguments)},
+            }
+            for call in self.tool_calls
+        ]
+        return {"role": "assistant", "content": self.content, "tool_calls": calls}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What `AgentEnv.step` returns. A plain `(observation, reward, done, info)` tuple is accepted too."""
+
+    observation: Observation | None
+    """The next model input; may be None only when `done`."""
+    reward: float = 0.0
+    """The process reward of this step. It stays on this step."""
+    done: bool = False
+    """The episode terminated: there is no future after this step."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers and notes for the recorder; values under `metrics` are summed over the episode and averaged over episodes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How an engine draws one completion."""
+
+    max_tokens: int = 256
+    """At most this many tokens."""
+    temperature: float = 1.0
+    """0 is greedy. Log-probs are those of softmax(logits / temperature) (temperature 1 when greedy)."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches this."""
+    top_k: int = 0
+    """Keep this many most likely tokens; 0 keeps all."""
+    stop: TokenIds = ()
+    """Any of these ids ends the completion; the stop id is part of it."""
+    seed: int = 0
+    """The same seed, prompt and weights give the same tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """What an engine returns for one request."""
+
+    token_ids: TokenIds
+    """The sampled ids, including the stop id when one was sampled."""
+    logprobs: tuple[float, ...]
+    """The engine's log-probability of each sampled id."""
+    finish_reason: FinishReason
+    """`stop`: a stop id was sampled. `length`: `max_tokens` was reached."""
+    policy_version: int
+    """The number of weight updates the engine had received when it sampled the first id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One MDP transition with its exact tokens."""
+
+    observation: Observation
+    """What the model saw, as the environment gave it."""
+    prompt_ids: TokenIds
+    """What the model saw, as token ids."""
+    action: Action
+    """What the model did, parsed."""
+    action_ids: TokenIds
+    """What the model did, as sampled: the only ids that carry loss."""
+    rollout_logprobs: tuple[float, ...]
+    """The engine's log-probability of each action id."""
+    reward: float
+    """The process reward of this step (the outcome reward is on the trajectory)."""
+    done: bool
+    """The environment terminated the episode here."""
+    policy_version: int
+    """Which weights sampled the action."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment said about the step."""
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """Seconds spent in `generate` and `env`."""
+
+    def __post_init__(self) -> None:
+        if len(self.action_ids) != len(self.rollout_logprobs):
+            raise ValueError(
+                f"a Step has {len(self.action_ids)} action ids but {len(self.rollout_logprobs)} log-probs; "
+                "each sampled id needs its own"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """What a flow returns: the steps of one rollout and why it stopped. Reward functions read this."""
+
+    steps: tuple[Step, ...]
+    """In order."""
+    stop_reason: StopReason
+    """Why it ended."""
+    next_prompt_ids: TokenIds | None = None
+    """For truncated episodes: the prompt after the last step, whose value a critic bootstraps from."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers to be averaged over episodes, for example `tool/price/calls`."""
+
+    @property
+    def final_text(self) -> str:
+        """The text of the last action, or "" if there was none."""
+        return self.steps[-1].action.text if self.steps else ""
+
+    @property
+    def num_tool_calls(self) -> int:
+        """Well-formed tool calls over all steps."""
+        return sum(len(step.action.tool_calls) for step in self.steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """A scored rollout of one member of a group."""
+
+    task_id: str
+    """The row it came from."""
+    group_id: int
+    """The group: all rollouts of one task in one batch."""
+    member: int
+    """Which rollout of the group."""
+    steps: tuple[Step, ...]
+    """In order."""
+    outcome_reward: float
+    """The reward of the whole episode, given once, at its end. 0 when the rollout failed (see `is_failure`)."""
+    stop_reason: StopReason
+    """Why it ended."""
+    data_source: str = "default"
+    """The row's data source."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """What the reward function reported beside the score."""
+    answer: str = ""
+    """What a majority vote counts: the reward function's `answer`, else the last action's text."""
+    next_prompt_ids: TokenIds | None = None
+    """For truncated episodes: the prompt after the last step."""
+    error: str | None = None
+    """The traceback of a failed rollout."""
+    num_retries: int = 0
+    """Failed attempts before this one."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers to be averaged over episodes."""
+
+    @property
+    def is_failure(self) -> bool:
+        """A failed rollout is left out of baselines, loss and averages."""
+        return self.stop_reason.is_failure
+
+    @property
+    def process_reward(self) -> float:
+        """The sum of the steps' own rewards."""
+        return sum(step.reward for step in self.steps)
+
+    @property
+    def num_tool_calls(self) -> int:
+        """Well-formed tool calls over all steps."""
+        return sum(len(step.action.tool_calls) for step in self.steps)
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Sampled tokens over all steps."""
+        return sum(len(step.action_ids) for step in self.steps)
+
+    @property
+    def success(self) -> float:
+        """`reward_parts["success"]` when the reward function reports it, else 1 for an outcome reward of 1 or more."""
+        return float(self.reward_parts.get("success", self.outcome_reward >= 1.0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The rollouts of one task in one batch."""
+
+    task: Task
+    """The row."""
+    group_id: int
+    """Its place in the batch."""
+    trajectories: tuple[Trajectory, ...]
+    """Its members, failed ones included."""
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return iter(self.trajectories)
+
+    @property
+    def valid(self) -> tuple[Trajectory, ...]:
+        """The members that did not fail."""
+        return tuple(t for t in self.trajectories if not t.is_failure)
