@@ -1,11 +1,11 @@
 """Agent-R1 from Python: the same as the command line.
 
-    summary = agent_r1.train("recipes/quickstart", "algorithm=ppo", "trainer.steps=20")
+summary = agent_r1.train("recipes/quickstart", "algorithm=ppo", "trainer.steps=20")
 
-    summary = agent_r1.train(
-        "model.path=runs/quickstart_warm_start/hf", "trainer.steps=20",
-        data="tasks.jsonl", tools=[stock], reward=score,
-    )
+summary = agent_r1.train(
+    "model.path=runs/quickstart_warm_start/hf", "trainer.steps=20",
+    data="tasks.jsonl", tools=[stock], reward=score,
+)
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def train(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Summ
     Args:
         recipe_and_overrides: A recipe folder (first, if any) and overrides such as `trainer.steps=20`.
         quiet: Print nothing.
-        parts: `model`, `data`, `eval_data` (paths), `tools` (tools or functions), `env` (a class), `reward` (a function).
+        parts: `model`, `data`, `eval_data` (paths), `tools` (tools or functions), `env` (a class), `reward` (a
+            function).
     """
     from agent_r1.training.run import train_run
 

@@ -51,7 +51,7 @@ class RunConsole:
 
     def say(self, text: str) -> None:
         """One plain line."""
-        self.console.print(Text(text))
+        self.console.print(Text(text), soft_wrap=True)
 
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[ProgressBar]:
@@ -93,7 +93,9 @@ class RunConsole:
 
     def trajectory(self, title: str, trajectory: Trajectory) -> None:
         """One episode as a conversation."""
-        outcome = f"reward {trajectory.outcome_reward:g}, process {trajectory.process_reward:g}, {trajectory.stop_reason}"
+        outcome = (
+            f"reward {trajectory.outcome_reward:g}, process {trajectory.process_reward:g}, {trajectory.stop_reason}"
+        )
         self.console.print(Panel(_conversation(trajectory), title=title, subtitle=outcome, title_align="left"))
 
 

@@ -1,7 +1,7 @@
 """Demonstrations as token rows, built exactly as a rollout would build them.
 
-A demonstration is a whole conversation in OpenAI form (`messages`, optional `tools`). Every assistant message becomes an
-action after the prompt that a flow would have shown; between turns the same bridge is used, so what the warm start
+A demonstration is a whole conversation in OpenAI form (`messages`, optional `tools`). Every assistant message becomes
+an action after the prompt that a flow would have shown; between turns the same bridge is used, so what the warm start
 teaches is what reinforcement learning later sees, token for token.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from agent_r1.chat import ChatRenderer, Prompt
 from agent_r1.data import read_rows
 from agent_r1.errors import DataError, report_problems
-from agent_r1.types import Message, Observation, TokenIds
+from agent_r1.types import Action, Message, Observation, TokenIds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ def tokenise_conversation(
     user "2+2?" / assistant "4" becomes one row whose actions are the tokens of "4" and of the end of turn.
     """
     rows: list[DemonstrationRow] = []
-    prompt: Prompt | None = None
+    turn: tuple[Prompt, Action] | None = None
     history: list[Message] = []
     actions: list[int] = []
     ids: TokenIds = ()
@@ -62,11 +62,12 @@ def tokenise_conversation(
             history.append(message)
             continue
         observation = Observation(messages=tuple(history), tools=tuple(tools))
-        prompt = renderer.render(observation) if prompt is None else renderer.next_prompt(prompt, action, observation)
+        prompt = renderer.render(observation) if turn is None else renderer.next_prompt(*turn, observation)
         if not prompt.bridged and actions:
             rows.append(DemonstrationRow(token_ids=ids, actions=tuple(actions)))
             actions = []
         action = renderer.parse(renderer.encode_turn(prompt, message), truncated=False)
+        turn = prompt, action
         ids = prompt.token_ids + action.token_ids
         actions.extend(range(len(prompt.token_ids), len(ids)))
         history.append(action.as_message())

@@ -9,7 +9,7 @@
     |-- EngineError (RuntimeError)         an engine that cannot answer
     |-- DivergenceError (ArithmeticError)  too many non-finite updates in a row
     |-- RolloutsFailingError (RuntimeError) every rollout of a batch failed
-    `-- EpisodeFailed (RuntimeError)       one rollout broke; carries its StopReason and traceback
+    `-- EpisodeError (RuntimeError)        one rollout broke; carries its StopReason and traceback
 
 A message says what was wrong, what was found and what to do.
 """
@@ -63,7 +63,7 @@ class RolloutsFailingError(AgentR1Error, RuntimeError):
     """Every rollout of a batch failed."""
 
 
-class EpisodeFailed(AgentR1Error, RuntimeError):
+class EpisodeError(AgentR1Error, RuntimeError):
     """One rollout broke for a reason that is not the policy's."""
 
     def __init__(self, reason: StopReason, where: str, details: str) -> None:
@@ -75,19 +75,19 @@ class EpisodeFailed(AgentR1Error, RuntimeError):
 
 @contextmanager
 def boundary(reason: StopReason, where: str) -> Iterator[None]:
-    """Turn any exception of foreign code into `EpisodeFailed(reason)`; the one broad `except` of the rollout.
+    """Turn any exception of foreign code into `EpisodeError(reason)`; the one broad `except` of the rollout.
 
     >>> with boundary(StopReason.ENV_ERROR, "reset of env 'shop'"):
     ...     raise OSError("connection lost")
     Traceback (most recent call last):
-    agent_r1.errors.EpisodeFailed: reset of env 'shop' failed (env_error): ...
+    agent_r1.errors.EpisodeError: reset of env 'shop' failed (env_error): ...
     """
     try:
         yield
-    except EpisodeFailed:
+    except EpisodeError:
         raise
     except Exception as error:
-        raise EpisodeFailed(reason, where, "".join(traceback.format_exception(error))) from error
+        raise EpisodeError(reason, where, "".join(traceback.format_exception(error))) from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

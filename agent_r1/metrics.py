@@ -53,4 +53,5 @@ def majority(group: Sequence[Trajectory]) -> float:
     votes: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in group:
         votes[trajectory.answer.strip()].append(trajectory.success)
-    return mean(max(votes.values(), key=len)) if votes else 0.0
+    sizes = {answer: len(successes) for answer, successes in votes.items()}
+    return mean(votes[max(sizes, key=sizes.__getitem__)]) if votes else 0.0

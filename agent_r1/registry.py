@@ -80,11 +80,11 @@ class Registry(Generic[T]):
 
 
 def _origin(entry: Any) -> str:
-    """Where a registered thing was defined, for messages and to recognise a module loaded twice."""
-    target = entry if hasattr(entry, "__qualname__") else type(entry)
-    inner = getattr(entry, "function", None)
-    target = inner if hasattr(inner, "__qualname__") else target
-    return f"{target.__module__}.{target.__qualname__}"
+    """The file and name a registered thing was defined with: equal for a file that is loaded under two module names."""
+    function = getattr(entry, "function", None)
+    target = function or (entry if hasattr(entry, "__qualname__") else type(entry))
+    module = sys.modules.get(target.__module__)
+    return f"{getattr(module, '__file__', None) or target.__module__}:{target.__qualname__}"
 
 
 @contextmanager

@@ -1,5 +1,8 @@
-"""Seeds. Everything random in a run is a pure function of the run's seed and of where it happens, so a resumed run draws
-what the uninterrupted one would have drawn without any generator state being saved."""
+"""Seeds.
+
+Everything random in a run is a pure function of the run's seed and of where it happens, so a resumed run draws what the
+uninterrupted one would have drawn, without any generator state being saved.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The records that walk through the house.
 
 A dataset row becomes a `Task`. An environment shows the model an `Observation`, the model answers with an `Action`, and
-the two together with the exact token ids are one `Step` of a Markov decision process. A flow returns an `Episode` (steps
-and why it stopped); scoring it gives a `Trajectory`.
+the two together with the exact token ids are one `Step` of a Markov decision process. A flow returns an `Episode`
+(steps and why it stopped); scoring it gives a `Trajectory`.
 
     row -> Task -> [Observation -> Action -> StepResult] * n -> Episode -> Trajectory
 
@@ -174,7 +174,7 @@ class StepResult:
     done: bool = False
     """The episode terminated: there is no future after this step."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers and notes for the recorder; values under `metrics` are summed over the episode and averaged over episodes."""
+    """Notes for the recorder; numbers under `metrics` are summed over the episode and averaged over episodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,1 @@
+"""Tasks to train on. Each folder is a recipe: `agent-r1 train recipes/<name>`."""

@@ -1,4 +1,4 @@
-"""Estimators of the divergence from the reference policy, per action token (Schulman, "Approximating KL divergence")."""
+"""Divergence from the reference policy, estimated per action token (Schulman, "Approximating KL divergence")."""
 
 from __future__ import annotations
 

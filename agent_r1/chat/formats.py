@@ -45,7 +45,8 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 class HermesFormat:
     """The hermes / Qwen format: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them.
 
-    >>> HermesFormat().parse('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', truncated=False).tool_calls
+    >>> text = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    >>> HermesFormat().parse(text, truncated=False).tool_calls
     (ToolCall(name='add', arguments={'a': 1}, call_id='call_0'),)
     """
 

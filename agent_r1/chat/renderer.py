@@ -62,10 +62,10 @@ class Prompt:
 class ChatRenderer:
     """Renders, bridges and parses for one tokenizer and one tool-call format.
 
-        renderer = ChatRenderer(tokenizer)
-        prompt = renderer.render(observation)
-        action = renderer.parse(completion.token_ids, truncated=False)
-        prompt = renderer.next_prompt(prompt, action, next_observation)
+    renderer = ChatRenderer(tokenizer)
+    prompt = renderer.render(observation)
+    action = renderer.parse(completion.token_ids, truncated=False)
+    prompt = renderer.next_prompt(prompt, action, next_observation)
     """
 
     def __init__(self, tokenizer: Tokenizer, tool_format: str = "hermes", stop_ids: Sequence[int] = ()) -> None:

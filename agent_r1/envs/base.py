@@ -64,7 +64,8 @@ def as_step_result(returned: Any) -> StepResult:
         returned = StepResult(observation=observation, reward=float(reward), done=bool(done), info=info)
     if not isinstance(returned, StepResult):
         raise ConfigError(
-            f"AgentEnv.step must return a StepResult or (observation, reward, done, info); got {type(returned).__name__}"
+            "AgentEnv.step must return a StepResult or (observation, reward, done, info); "
+            f"got {type(returned).__name__}"
         )
     if not math.isfinite(returned.reward):
         raise ValueError(f"AgentEnv.step returned the reward {returned.reward}; rewards must be finite")

@@ -66,9 +66,7 @@ class ToolEnv(AgentEnv):
         ]
         return self._continue(action, answers, sum(o.reward for o in outcomes), _count(outcomes, self._tools))
 
-    def _continue(
-        self, action: Action, answers: list[Message], reward: float, metrics: Counter[str]
-    ) -> StepResult:
+    def _continue(self, action: Action, answers: list[Message], reward: float, metrics: Counter[str]) -> StepResult:
         messages = (*(self._observation.messages or ()), action.as_message(), *answers)
         self._observation = Observation(messages=messages, tools=self._observation.tools)
         return StepResult(observation=self._observation, reward=reward, info={"metrics": dict(metrics)})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-
-
 from agent_r1.types import Trajectory
 
 
@@ -17,5 +15,3 @@ def step_rewards(trajectory: Trajectory, *, process_weight: float) -> list[float
     if rewards:
         rewards[-1] += trajectory.outcome_reward
     return rewards
-
-

@@ -47,7 +47,7 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
 def _as_json(trajectory: Trajectory) -> dict[str, Any]:
     ids_before: tuple[int, ...] = ()
     messages_before: Sequence[Mapping[str, Any]] = ()
-    steps = []
+    steps: list[dict[str, Any]] = []
     for step in trajectory.steps:
         messages = step.observation.messages or ()
         shared, shared_messages = _common(ids_before, step.prompt_ids), _common(messages_before, messages)
@@ -119,9 +119,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
             for call in entry["tool_calls"]
         )
         action_ids = tuple(entry["action_ids"])
-        observation = (
-            Observation(messages=messages, tools=tools) if messages else Observation(token_ids=prompt_ids)
-        )
+        observation = Observation(messages=messages, tools=tools) if messages else Observation(token_ids=prompt_ids)
         steps.append(
             Step(
                 observation=observation,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines.base import Engine
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import EpisodeFailed, RolloutsFailingError, boundary
+from agent_r1.errors import EpisodeError, RolloutsFailingError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext
 from agent_r1.rewards import RewardFunction, score_episode
 from agent_r1.seeds import mix_seed
@@ -87,15 +87,13 @@ class Rollout:
         _refuse_total_failure(groups)
         return groups
 
-    async def _member(
-        self, task: Task, group_id: int, index: int, sampling: SamplingParams, seed: int
-    ) -> Trajectory:
+    async def _member(self, task: Task, group_id: int, index: int, sampling: SamplingParams, seed: int) -> Trajectory:
         """One rollout, with its retries."""
         for attempt in range(self.limits.retries + 1):
             flow = self._make_flow(task, sampling, mix_seed(seed, attempt))
             try:
                 return await self._attempt(flow, task, group_id, index, attempt)
-            except EpisodeFailed as failure:
+            except EpisodeError as failure:
                 failed = Trajectory(
                     task_id=task.task_id,
                     group_id=group_id,
@@ -121,16 +119,14 @@ class Rollout:
             )
         )
 
-    async def _attempt(
-        self, flow: AgentFlowBase, task: Task, group_id: int, index: int, attempt: int
-    ) -> Trajectory:
+    async def _attempt(self, flow: AgentFlowBase, task: Task, group_id: int, index: int, attempt: int) -> Trajectory:
         deadline = self.limits.deadline_seconds
         with boundary(StopReason.FLOW_ERROR, f"flow '{task.agent_name}' on task '{task.task_id}'"):
             try:
                 async with asyncio.timeout(deadline):
                     episode = await flow.run(task)
             except TimeoutError as error:
-                raise EpisodeFailed(StopReason.TIMEOUT, f"task '{task.task_id}'", f"no end in {deadline} s") from error
+                raise EpisodeError(StopReason.TIMEOUT, f"task '{task.task_id}'", f"no end in {deadline} s") from error
         score = await score_episode(self.reward, task, episode)
         return Trajectory(
             task_id=task.task_id,
@@ -164,5 +160,3 @@ def choose_env(task: Task, default_name: str, default_args: dict[str, object]) -
     if own is None or own == default_name:
         return AgentEnv.registry.get(default_name)(**default_args)
     return AgentEnv.registry.get(str(own))()
-
-

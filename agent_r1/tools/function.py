@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from agent_r1.errors import ConfigError
 from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult
 
-_ARGS_SECTION = re.compile(r"\n\s*(?:Args|Arguments|Parameters):\s*\n(.*?)(?=\n\s*(?:Returns|Raises|Yields|Example)|\Z)", re.S)
+_ARGS_SECTION = re.compile(
+    r"\n\s*(?:Args|Arguments|Parameters):\s*\n(.*?)(?=\n\s*(?:Returns|Raises|Yields|Example)|\Z)", re.S
+)
 _ARG_LINE = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
 
 
@@ -128,7 +130,9 @@ def _without_titles(schema: Any, *, names_are_data: bool = False) -> Any:
 
 def _explain(error: ValidationError, name: str) -> str:
     """Pydantic's findings as one sentence for the model."""
-    problems = [f"{'.'.join(str(part) for part in item['loc']) or 'arguments'}: {item['msg']}" for item in error.errors()]
+    problems = [
+        f"{'.'.join(str(part) for part in item['loc']) or 'arguments'}: {item['msg']}" for item in error.errors()
+    ]
     return f"wrong arguments for {name}: {'; '.join(problems)}"
 
 

@@ -39,7 +39,9 @@ def gather_experience(groups: Sequence[Group], *, process_weight: float) -> Expe
         lengths_S=torch.tensor([len(step.action_ids) for step in steps], dtype=torch.long),
         trajectory_S=torch.tensor(owners, dtype=torch.long),
         group_R=torch.tensor([trajectory.group_id for trajectory in trajectories], dtype=torch.long),
-        truncated_R=torch.tensor([trajectory.stop_reason.is_truncation for trajectory in trajectories], dtype=torch.bool),
+        truncated_R=torch.tensor(
+            [trajectory.stop_reason.is_truncation for trajectory in trajectories], dtype=torch.bool
+        ),
     )
     return Experience(
         trajectories=trajectories,

@@ -180,23 +180,27 @@ class Learner:
 
     def _update(self, batch: _Batch, chosen: Sequence[int], step: int) -> dict[str, float]:
         """One optimizer step of the policy and one of the critic on the chosen samples."""
-        micro_batches = pack(batch.experience.samples, chosen, max_tokens=self._max_tokens)
-        metrics = self._update_policy(batch, micro_batches, step)
-        if self.critic is not None:
-            metrics |= self._update_critic(batch, micro_batches, step)
+        metrics = self._update_policy(batch, self._pack(batch, chosen, batch.credit.credited_N), step)
+        if self.critic is not None and batch.credit.valued_N is not None:
+            metrics |= self._update_critic(batch, self._pack(batch, chosen, batch.credit.valued_N), step)
         return metrics
 
+    def _pack(self, batch: _Batch, chosen: Sequence[int], wanted_N: Tensor) -> list[MicroBatch]:
+        """Micro-batches of the chosen samples that have any wanted token; the others would be computed for nothing."""
+        table = batch.experience.table
+        wanted_S = torch.zeros(len(table.lengths_S)).index_add(0, table.step_of_token_N, wanted_N.float()) > 0
+        useful = [index for index in chosen if wanted_S[index]]
+        return pack(batch.experience.samples, useful, max_tokens=self._max_tokens)
+
     def _update_policy(self, batch: _Batch, micro_batches: Sequence[MicroBatch], step: int) -> dict[str, float]:
+        if not micro_batches:
+            return {"loss/updates": 0.0}
         weights_N = self._weights(batch, micro_batches)
         sums: defaultdict[str, float] = defaultdict(float)
         for micro in micro_batches:
             weight_N = weights_N[micro.tokens_N].to(self.device)
-            if not bool(weight_N.any()):
-                continue
             for name, amount in self._policy_backward(batch, micro, weight_N, float(weights_N.sum())).items():
                 sums[name] += amount
-        if not sums:
-            return {"loss/updates": 0.0}
         norm = guarded_step(
             self.policy_optimizer,
             self.policy.parameters(),
@@ -256,7 +260,8 @@ class Learner:
         return {"loss/policy": float(loss.detach()), **sums}
 
     def _update_critic(self, batch: _Batch, micro_batches: Sequence[MicroBatch], step: int) -> dict[str, float]:
-        assert self.critic is not None and self.critic_optimizer is not None
+        assert self.critic is not None
+        assert self.critic_optimizer is not None
         credit, settings = batch.credit, self.algorithm.settings.critic
         if credit.returns_N is None or credit.valued_N is None or batch.old_values_N is None:
             return {}

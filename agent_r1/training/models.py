@@ -29,7 +29,7 @@ def load_policy(path: str, *, dtype: str, device: torch.device, trust_remote_cod
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model '{path}' cannot be loaded: {error}") from error
-    return cast(nn.Module, model.to(device)).train()
+    return cast(nn.Module, model).to(device).train()
 
 
 class Critic(nn.Module):

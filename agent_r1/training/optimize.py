@@ -58,7 +58,7 @@ def guarded_step(
     skips: SkipCounter,
     what: str,
 ) -> float:
-    """Clip and step; a non-finite loss or gradient never reaches the weights. Returns the gradient norm before clipping."""
+    """Clip and step; a non-finite loss or gradient never reaches the weights. Gives the norm before clipping."""
     norm = nn.utils.clip_grad_norm_(list(parameters), gradient_clip)
     finite = bool(torch.isfinite(norm)) and bool(torch.isfinite(torch.tensor(loss)))
     if finite:

@@ -87,10 +87,10 @@ class _Problems:
         except AgentR1Error as error:
             self.found.append(str(error))
 
-    def run(self, check: Callable[[], Any]) -> Any:
+    def run(self, check: Callable[..., Any], *arguments: Any) -> Any:
         """The result of a check, or None after noting what was wrong."""
         with self.collect():
-            return check()
+            return check(*arguments)
         return None
 
 
@@ -104,18 +104,16 @@ def make_plan(config: Config) -> Plan:
     """Check configuration, names and data. Raises one error that lists every problem."""
     problems = _Problems()
     for module in config.imports:
-        problems.run(lambda module=module: _import(module))
+        problems.run(_import, module)
     _check_numbers(config, problems.found)
-    algorithm = problems.run(lambda: bind_algorithm(config.algorithm))
-    reward = problems.run(lambda: reward_functions.get(config.reward.function))
-    problems.run(lambda: tool_formats.get(config.model.tool_format))
-    problems.run(lambda: _check_env(config))
+    algorithm = problems.run(bind_algorithm, config.algorithm)
+    reward = problems.run(reward_functions.get, config.reward.function)
+    problems.run(tool_formats.get, config.model.tool_format)
+    problems.run(_check_env, config)
     report_problems(problems.found, ConfigError, "the configuration cannot be used:")
     _prepare_data(config)
     train_tasks, eval_tasks = _load(config)
-    return Plan(
-        config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks
-    )
+    return Plan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
 
 
 def check_model(plan: Plan) -> ChatRenderer:
@@ -207,10 +205,10 @@ def _load(config: Config) -> tuple[list[Task], list[Task]]:
     held_out = load_tasks(config.data.eval, default_agent=config.data.agent_name) if config.data.eval else []
     problems = _Problems()
     for task in _one_per_use([*train, *held_out]):
-        problems.run(lambda task=task: AgentFlowBase.registry.get(task.agent_name))
-        problems.run(lambda task=task: AgentEnv.registry.get(str(task.env_kwargs.get("env", config.env["name"]))))
+        problems.run(AgentFlowBase.registry.get, task.agent_name)
+        problems.run(AgentEnv.registry.get, str(task.env_kwargs.get("env", config.env["name"])))
         for tool in task.env_kwargs.get("tools", []):
-            problems.run(lambda tool=tool: BaseTool.get(tool))
+            problems.run(BaseTool.get, tool)
     report_problems(list(dict.fromkeys(problems.found)), DataError, "the data names things that do not exist:")
     return train, held_out
 

@@ -13,13 +13,13 @@ from torch import nn
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, to_yaml
 from agent_r1.console import RunConsole
+from agent_r1.demonstrations import load_demonstrations
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import ConfigError
 from agent_r1.evaluation import Evaluation, evaluate
 from agent_r1.registry import load_object
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
-from agent_r1.demonstrations import load_demonstrations
 from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
 from agent_r1.training.checkpoint import list_checkpoints, replace_folder
 from agent_r1.training.learner import Learner
@@ -167,18 +167,14 @@ def _load_parts(plan: Plan, renderer: ChatRenderer) -> _Parts:
     policy = load_policy(
         config.model.path, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
     )
-    engine = LocalEngine(
-        policy, max_slots=config.rollout.concurrency, context_length=context_length(config)
-    )
+    engine = LocalEngine(policy, max_slots=config.rollout.concurrency, context_length=context_length(config))
     limits = RolloutLimits(
         max_steps=config.rollout.max_steps,
         concurrency=config.rollout.concurrency,
         deadline_seconds=config.rollout.deadline_seconds,
         retries=config.rollout.retries,
     )
-    rollout = Rollout(
-        engine=engine, renderer=renderer, reward=plan.reward, make_env=plan.make_env, limits=limits
-    )
+    rollout = Rollout(engine=engine, renderer=renderer, reward=plan.reward, make_env=plan.make_env, limits=limits)
     return _Parts(policy=policy, engine=engine, rollout=rollout, device=device)
 
 

@@ -1,6 +1,6 @@
 """The folder of a run: what is in it, and whether a run goes on or starts afresh.
 
-    runs/<name>/config.yaml, metrics.jsonl, trajectories/<step>.jsonl, checkpoints/step_<n>/, hf/, summary.json
+runs/<name>/config.yaml, metrics.jsonl, trajectories/<step>.jsonl, checkpoints/step_<n>/, hf/, summary.json
 """
 
 from __future__ import annotations

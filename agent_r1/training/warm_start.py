@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on demonstrations: the same micro-batches, weights and guarded steps as reinforcement learning."""
+"""Supervised fine-tuning on demonstrations, with the micro-batches and guarded steps of reinforcement learning."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 
 from agent_r1.algorithms import LossInputs, aggregations, policy_losses
 from agent_r1.config import OptimizerConfig
-from agent_r1.seeds import mix_seed
 from agent_r1.demonstrations import DemonstrationRow
+from agent_r1.seeds import mix_seed
 from agent_r1.training.optimize import SkipCounter, guarded_step, make_optimizer
 from agent_r1.training.rows import Sample, pack
 from agent_r1.training.scoring import score

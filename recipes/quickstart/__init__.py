@@ -1,0 +1,1 @@
+"""A tiny model learns to use two tools, from nothing, on a CPU."""

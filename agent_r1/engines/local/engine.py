@@ -32,6 +32,10 @@ ROW_MULTIPLE = 16
 on how many others are in its batch."""
 
 
+def _padded(count: int) -> int:
+    return -(-count // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
 @dataclass(slots=True, eq=False)
 class _Request:
     prompt: TokenIds
@@ -51,8 +55,8 @@ class _Request:
 class LocalEngine:
     """Samples from its own copy of a model.
 
-        engine = LocalEngine(model, max_slots=128)
-        completion = await engine.generate(prompt_ids, SamplingParams(max_tokens=32, seed=1))
+    engine = LocalEngine(model, max_slots=128)
+    completion = await engine.generate(prompt_ids, SamplingParams(max_tokens=32, seed=1))
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class LocalEngine:
         self._model = copy.deepcopy(model).eval().requires_grad_(False)
         self._text_config: Any = config.get_text_config()
         self._context_length = context_length or int(self._text_config.max_position_embeddings)
-        self._num_slots = -(-max_slots // ROW_MULTIPLE) * ROW_MULTIPLE
+        self._num_slots = _padded(max_slots)
         self._prefill_tokens = prefill_tokens
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
@@ -211,19 +215,27 @@ class LocalEngine:
         if not self._running:
             return
         batch = list(self._running.items())
-        num_rows = -(-(max(self._running) + 1) // ROW_MULTIPLE) * ROW_MULTIPLE
+        slots = torch.tensor([slot for slot, _ in batch])
+        num_rows = _padded(max(self._running) + 1)
+        rows: Tensor | slice = slice(0, num_rows)
+        places = slots
+        if num_rows > 2 * _padded(len(batch)):
+            # Few are left: copying their rows out of the cache is cheaper than computing every row below the highest.
+            num_rows = _padded(len(batch))
+            rows = torch.zeros(num_rows, dtype=torch.long)
+            rows[: len(batch)] = slots
+            places = torch.arange(len(batch))
         ids = torch.zeros(num_rows, dtype=torch.long)
         positions = torch.full((num_rows,), -1, dtype=torch.long)
-        slots = torch.tensor([slot for slot, _ in batch])
-        ids[slots] = torch.tensor([request.token_ids[-1] for _, request in batch])
-        positions[slots] = torch.tensor([request.num_computed for _, request in batch])
-        logits = self._forward(ids[:, None], positions[:, None], slice(0, num_rows))
-        self._take_tokens(batch, logits[slots.to(logits.device)])
+        ids[places] = torch.tensor([request.token_ids[-1] for _, request in batch])
+        positions[places] = torch.tensor([request.num_computed for _, request in batch])
+        logits = self._forward(ids[:, None], positions[:, None], rows)
+        self._take_tokens(batch, logits[places.to(logits.device)])
 
     def _forward(self, ids: Tensor, positions: Tensor, rows: Tensor | slice) -> Tensor:
         """Logits [rows, vocabulary] of each row's last token; positions of -1 are padding."""
         longest = int(positions.max()) + 1
-        visible = -(-longest // ROW_MULTIPLE) * ROW_MULTIPLE
+        visible = _padded(longest)
         self._cache.reserve(visible)
         ids, positions = ids.to(self._device), positions.to(self._device)
         rows = rows.to(self._device) if isinstance(rows, Tensor) else rows

@@ -16,14 +16,14 @@ LENGTH_STEP = 64
 """Capacity grows in these units."""
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """The keys and values of one layer, `[slots, heads, capacity + 1, head_dim]`; the last index takes padding."""
 
     is_compileable = False
     is_sliding = False
 
     def __init__(self, num_slots: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_slots = num_slots
         self.capacity = 0
         self.rows: Tensor | slice = slice(0)
@@ -49,13 +49,12 @@ class SlotLayer(CacheLayerMixin):
             self.values = _grown(self.values, capacity + 1)
         self.capacity = capacity
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the new tokens at their positions, give back all that is visible."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         self.keys[self.row_index, :, self.positions] = key_states.transpose(1, 2)
         self.values[self.row_index, :, self.positions] = value_states.transpose(1, 2)
         return self.keys[self.rows, :, : self.visible], self.values[self.rows, :, : self.visible]

@@ -1,0 +1,60 @@
+"""Fixtures: a real tokenizer with a tool template and a real, tiny model, made once a session."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agent_r1.chat import ChatRenderer
+from recipes.quickstart.shop import demonstration, draw_basket
+from recipes.quickstart.tiny_model import train_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The quickstart's tokenizer: hermes tool calls, `<|im_end|>` closes a turn."""
+    rng = random.Random(0)
+    return train_tokenizer([demonstration(draw_basket(rng), rng) for _ in range(300)])
+
+
+@pytest.fixture(scope="session")
+def renderer(tokenizer: Any) -> ChatRenderer:
+    return ChatRenderer(tokenizer)
+
+
+@pytest.fixture
+def tiny_model(tokenizer: Any) -> LlamaForCausalLM:
+    """A random model of a few thousand parameters; the same weights every time."""
+    torch.manual_seed(0)
+    return LlamaForCausalLM(tiny_config(tokenizer))
+
+
+@pytest.fixture(scope="session")
+def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model and its tokenizer as a Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    LlamaForCausalLM(tiny_config(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_config(tokenizer: Any) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
