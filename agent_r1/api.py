@@ -1,11 +1,9 @@
 """Agent-R1 from Python: the same as the command line.
 
-summary = agent_r1.train("recipes/quickstart", "algorithm=ppo", "trainer.steps=20")
+A recipe folder with overrides, or overrides with parts of your own:
 
-summary = agent_r1.train(
-    "model.path=runs/quickstart_warm_start/hf", "trainer.steps=20",
-    data="tasks.jsonl", tools=[stock], reward=score,
-)
+    agent_r1.train("recipes/quickstart", "algorithm=ppo", "trainer.steps=20")
+    agent_r1.train("trainer.steps=20", model="Qwen/Qwen3-0.6B", data="tasks.jsonl", tools=[stock], reward=score)
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ def train(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Summ
     Args:
         recipe_and_overrides: A recipe folder (first, if any) and overrides such as `trainer.steps=20`.
         quiet: Print nothing.
-        parts: `model`, `data`, `eval_data` (paths), `tools` (tools or functions), `env` (a class), `reward` (a
+        parts: `model`, `data`, `eval_data` (paths), `tools` (tools, functions or names), `env` (a class), `reward` (a
             function).
     """
     from agent_r1.training.run import train_run
@@ -68,7 +66,7 @@ def resolve(
     model: str | Path | None = None,
     data: str | Path | None = None,
     eval_data: str | Path | None = None,
-    tools: Sequence[BaseTool | Callable[..., Any]] = (),
+    tools: Sequence[str | BaseTool | Callable[..., Any]] = (),
     env: type[AgentEnv] | None = None,
     reward: RewardFunction | None = None,
 ) -> tuple[Path | None, Config]:
@@ -95,7 +93,9 @@ def _quoted(path: str | Path) -> str:
     return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _register_tool(entry: BaseTool | Callable[..., Any]) -> str:
+def _register_tool(entry: str | BaseTool | Callable[..., Any]) -> str:
+    if isinstance(entry, str):
+        return entry
     tool = entry if isinstance(entry, BaseTool) else FunctionTool(entry)
     BaseTool.registry.add(tool.name, tool)
     return tool.name

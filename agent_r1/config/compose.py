@@ -40,11 +40,21 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Con
         with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3"):
             composed = compose(name, overrides=["hydra.searchpath=[pkg://agent_r1.config]", *_opened(overrides)])
         OmegaConf.resolve(composed)
-        return cast(Config, OmegaConf.to_object(composed))
+        return _without_stale_preparation(cast(Config, OmegaConf.to_object(composed)), overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise _explained(error, folder / f"{name}.yaml") from error
     finally:
         GlobalHydra.instance().clear()
+
+
+def _without_stale_preparation(config: Config, overrides: Sequence[str]) -> Config:
+    """A recipe prepares its own model and data, not those a user names instead."""
+    changed = {override.split("=", 1)[0].lstrip("+") for override in overrides}
+    if "model.path" in changed and "model.prepare" not in changed:
+        config.model.prepare = None
+    if changed & {"data.train", "data.eval"} and "data.prepare" not in changed:
+        config.data.prepare = None
+    return config
 
 
 def to_yaml(config: Config) -> str:

@@ -32,7 +32,7 @@ class ModelConfig:
     path: str = "???"
     """A Hugging Face folder or id."""
     prepare: Optional[str] = None
-    """`module:function` that makes `path` when it does not exist; called with the configuration."""
+    """`module:function` that makes the recipe's own `path` when it is missing; called with the configuration."""
     tool_format: str = "hermes"
     """How the model writes tool calls."""
     dtype: str = "float32"
@@ -50,7 +50,7 @@ class DataConfig:
     eval: list[str] = field(default_factory=list)
     """Held-out files; empty: no evaluation."""
     prepare: Optional[str] = None
-    """`module:function` that makes missing data files; called with the configuration."""
+    """`module:function` that makes the recipe's own data files when they are missing; called with the configuration."""
     agent_name: str = "env_loop"
     """The flow of rows that name none."""
 

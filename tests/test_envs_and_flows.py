@@ -1,0 +1,578 @@
+"""Environments and flows, run with a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agent_r1.chat import ChatRenderer
+from agent_r1.engines import ScriptedEngine
+from agent_r1.envs import AgentEnv, ToolEnv, as_step_result
+from agent_r1.errors import ConfigError, EngineError, EpisodeError
+from agent_r1.flows import AgentEnvLoop, AgentFlowBase, FlowContext, SingleStepFlow
+from agent_r1.tools import FunctionTool, ToolContext, calculate
+from agent_r1.types import (
+    Action,
+    Episode,
+    Observation,
+    SamplingParams,
+    StepResult,
+    StopReason,
+    Task,
+    TokenIds,
+    ToolCall,
+)
+
+TASK = Task(
+    task_id="apples",
+    prompt=({"role": "user", "content": "What do 3 apple cost?"},),
+    env_kwargs={"prices": {"apple": 7, "pear": 5}},
+)
+
+
+def look_up(item: str, context: ToolContext) -> tuple[str, float]:
+    """The price of one item."""
+    if item not in context.task.env_kwargs["prices"]:
+        raise ValueError(f"there is no {item} here")
+    return str(context.task.env_kwargs["prices"][item]), 0.25
+
+
+def count_calls(context: ToolContext) -> str:
+    """How often this was called in the episode."""
+    context.state["calls"] = context.state.get("calls", 0) + 1
+    return str(context.state["calls"])
+
+
+LOOK_UP, COUNT_CALLS = FunctionTool(look_up), FunctionTool(count_calls)
+
+
+def call_text(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def reply(renderer: ChatRenderer, text: str, *, closed: bool = True) -> TokenIds:
+    """What a model samples to say a text, with the end of turn."""
+    ids = tuple(renderer.tokenizer.encode(text, add_special_tokens=False))
+    return (*ids, renderer.stop_ids[0]) if closed else ids
+
+
+def script(renderer: ChatRenderer, *texts: str, context_length: int = 4096) -> ScriptedEngine:
+    return ScriptedEngine([reply(renderer, text) for text in texts], context_length=context_length)
+
+
+def context_of(
+    renderer: ChatRenderer, engine: Any, env: AgentEnv | None = None, *, max_tokens: int = 256, **more: Any
+) -> FlowContext:
+    make_env = None if env is None else (lambda task: env)
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return FlowContext(engine=engine, renderer=renderer, sampling=sampling, make_env=make_env, **more)
+
+
+def run_loop(renderer: ChatRenderer, engine: Any, env: AgentEnv, **more: Any) -> Episode:
+    return asyncio.run(AgentEnvLoop(context_of(renderer, engine, env, **more)).run(TASK))
+
+
+def act_on(env: ToolEnv, *actions: Action, task: Task = TASK) -> list[StepResult]:
+    """What the environment answers to the actions of one episode; an episode that takes seconds has hung."""
+
+    async def run() -> list[StepResult]:
+        await env.reset(task)
+        return [await asyncio.wait_for(env.step(action), 5) for action in actions]
+
+    return asyncio.run(run())
+
+
+def calling(*calls: tuple[str, dict[str, Any]]) -> Action:
+    made = tuple(ToolCall(name=name, arguments=given, call_id=f"call_{i}") for i, (name, given) in enumerate(calls))
+    return Action(text="calls", tool_calls=made)
+
+
+class ListEnv(AgentEnv):
+    """Plays a list of step results; an exception in it is raised."""
+
+    def __init__(self, results: Sequence[Any], on_reset: Exception | None = None) -> None:
+        self.results = list(results)
+        self.on_reset = on_reset
+        self.seen: list[Action] = []
+        self.num_closed = 0
+
+    async def reset(self, task: Task) -> Observation:
+        if self.on_reset is not None:
+            raise self.on_reset
+        return Observation(messages=task.prompt)
+
+    async def step(self, action: Action) -> Any:
+        self.seen.append(action)
+        result = self.results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def close(self) -> None:
+        self.num_closed += 1
+
+
+def going_on(text: str = "and then?", reward: float = 0.0) -> StepResult:
+    return StepResult(observation=Observation(messages=({"role": "user", "content": text},)), reward=reward)
+
+
+DONE = StepResult(observation=None, done=True)
+
+
+# ToolEnv
+
+
+def test_reset_shows_the_rows_messages_and_the_tools_schemas() -> None:
+    observation = asyncio.run(ToolEnv([LOOK_UP, "calculate"]).reset(TASK))
+    assert observation.messages == TASK.prompt
+    assert observation.tools == (LOOK_UP.tool_schema, calculate.tool_schema)
+    assert ToolEnv([LOOK_UP, "calculate"]).preview(TASK) == observation
+
+
+def test_calls_of_several_tools_are_answered_in_order() -> None:
+    action = calling(("calculate", {"expression": "3*7"}), ("look_up", {"item": "pear"}))
+    [result] = act_on(ToolEnv([LOOK_UP, calculate]), action)
+    assert result.observation is not None
+    assert result.observation.messages == (
+        *TASK.prompt,
+        action.as_message(),
+        {"role": "tool", "name": "calculate", "tool_call_id": "call_0", "content": "21"},
+        {"role": "tool", "name": "look_up", "tool_call_id": "call_1", "content": "5"},
+    )
+    assert not result.done
+
+
+def test_calls_of_one_action_run_at_the_same_time() -> None:
+    async def left(context: ToolContext) -> str:
+        """Wait for the right hand."""
+        context.state["left"].set()
+        await context.state["right"].wait()
+        return "left"
+
+    async def right(context: ToolContext) -> str:
+        """Wait for the left hand."""
+        context.state["right"].set()
+        await context.state["left"].wait()
+        return "right"
+
+    async def prepare(context: ToolContext) -> str:
+        """Give both hands something to wait for."""
+        context.state.update(left=asyncio.Event(), right=asyncio.Event())
+        return "ready"
+
+    env = ToolEnv([FunctionTool(left), FunctionTool(right), FunctionTool(prepare)])
+    *_, result = act_on(env, calling(("prepare", {})), calling(("left", {}), ("right", {})))
+    assert result.observation is not None
+    assert [message["content"] for message in (result.observation.messages or ())[-2:]] == ["left", "right"]
+
+
+def test_rewards_of_the_calls_are_summed_on_their_step() -> None:
+    twice = calling(("look_up", {"item": "apple"}), ("look_up", {"item": "pear"}))
+    first, second = act_on(ToolEnv([LOOK_UP, calculate]), twice, calling(("calculate", {"expression": "1+1"})))
+    assert (first.reward, second.reward) == (0.5, 0.0)
+
+
+def test_calls_are_counted_by_tool_and_invented_names_together() -> None:
+    action = calling(
+        ("look_up", {"item": "apple"}), ("look_up", {"item": "gold"}), ("look_up", {}), ("a", {}), ("b", {})
+    )
+    [result] = act_on(ToolEnv([LOOK_UP]), action)
+    counts = {name: value for name, value in result.info["metrics"].items() if not name.endswith("/seconds")}
+    assert counts == {
+        "tool/look_up/calls": 3,
+        "tool/look_up/errors": 1,
+        "tool/look_up/invalid": 1,
+        "tool/unknown/calls": 2,
+        "tool/unknown/invalid": 2,
+    }
+
+
+def test_error_of_a_tool_and_an_unknown_tool_are_answers_and_the_episode_goes_on() -> None:
+    [result] = act_on(ToolEnv([LOOK_UP]), calling(("look_up", {"item": "gold"}), ("lookup", {"item": "pear"})))
+    assert result.observation is not None
+    assert [message["content"] for message in (result.observation.messages or ())[-2:]] == [
+        "Error: there is no gold here",
+        "Error: unknown tool 'lookup'. Did you mean 'look_up'? Known: look_up.",
+    ]
+    assert not result.done
+
+
+def test_malformed_action_is_told_what_was_wrong_and_the_episode_goes_on() -> None:
+    malformed = Action(text="<tool_call>{", content="<tool_call>{", parse_error="Tool call 1 is malformed.")
+    result, last = act_on(ToolEnv([LOOK_UP]), malformed, calling(("look_up", {"item": "pear"})))
+    assert result.observation is not None
+    assert result.observation.messages == (
+        *TASK.prompt,
+        {"role": "assistant", "content": "<tool_call>{"},
+        {"role": "tool", "content": "Error: Tool call 1 is malformed."},
+    )
+    assert (result.reward, result.done, result.info) == (0.0, False, {"metrics": {"tool/parse_errors": 1.0}})
+    assert last.reward == 0.25
+
+
+def test_action_without_a_call_ends_the_episode() -> None:
+    [result] = act_on(ToolEnv([LOOK_UP]), Action(text="21", content="21"))
+    assert (result.done, result.reward, result.observation) == (True, 0.0, None)
+
+
+def test_tools_of_a_row_replace_the_configured_ones() -> None:
+    task = Task(task_id="sum", prompt=TASK.prompt, env_kwargs={"tools": ["calculate"]})
+    env = ToolEnv([LOOK_UP])
+    observation = asyncio.run(env.reset(task))
+    assert observation.tools == (calculate.tool_schema,)
+    [result] = act_on(env, calling(("look_up", {"item": "apple"})), task=task)
+    assert result.observation is not None
+    assert "unknown tool 'look_up'" in (result.observation.messages or ())[-1]["content"]
+
+
+def test_row_without_any_tool_is_refused() -> None:
+    with pytest.raises(ConfigError, match="task 'apples' has no tools"):
+        asyncio.run(ToolEnv().reset(TASK))
+
+
+def test_state_of_the_tools_lasts_for_one_episode() -> None:
+    env = ToolEnv([COUNT_CALLS])
+    for _ in range(2):
+        results = act_on(env, calling(("count_calls", {})), calling(("count_calls", {})))
+        answers = [result.observation.messages[-1]["content"] for result in results]  # type: ignore[union-attr, index]
+        assert answers == ["1", "2"]
+
+
+# What step may return
+
+
+def test_plain_tuple_is_a_step_result() -> None:
+    observation = Observation(text="more")
+    assert as_step_result((observation, 1, False, {"a": 1})) == StepResult(
+        observation=observation, reward=1.0, done=False, info={"a": 1}
+    )
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_reward_that_is_not_finite_is_refused(reward: float) -> None:
+    with pytest.raises(ValueError, match="rewards must be finite"):
+        as_step_result(StepResult(observation=None, reward=reward, done=True))
+    with pytest.raises(ValueError, match="rewards must be finite"):
+        as_step_result((None, reward, True, {}))
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, (None, 1.0, True), (None, 1.0, True, False, {})])
+def test_anything_else_from_step_is_refused(returned: Any) -> None:
+    with pytest.raises(ConfigError, match="must return a StepResult"):
+        as_step_result(returned)
+
+
+def test_step_that_goes_on_needs_an_observation() -> None:
+    with pytest.raises(ConfigError, match="no observation although the episode is not done"):
+        as_step_result(StepResult(observation=None))
+
+
+# AgentEnvLoop
+
+
+def test_loop_records_every_step_with_its_exact_tokens(renderer: ChatRenderer) -> None:
+    texts = (call_text("look_up", item="apple"), call_text("calculate", expression="3*7"), "21")
+    engine = script(renderer, *texts)
+    episode = run_loop(renderer, engine, ToolEnv([LOOK_UP, calculate]))
+    assert episode.stop_reason is StopReason.DONE
+    assert episode.next_prompt_ids is None
+    assert [step.action_ids for step in episode.steps] == [reply(renderer, text) for text in texts]
+    assert [step.prompt_ids for step in episode.steps] == [prompt for prompt, _ in engine.requests]
+    assert [step.rollout_logprobs for step in episode.steps] == [(-0.5,) * len(reply(renderer, t)) for t in texts]
+    assert [step.reward for step in episode.steps] == [0.25, 0.0, 0.0]
+    assert [step.done for step in episode.steps] == [False, False, True]
+    assert (episode.final_text, episode.num_tool_calls) == ("21", 2)
+    assert episode.metrics["tool/look_up/calls"] == 1.0
+
+
+def test_prompts_of_the_loop_are_bridged(renderer: ChatRenderer) -> None:
+    texts = (call_text("look_up", item="apple"), call_text("look_up", item="pear"), "21")
+    first, second, third = run_loop(renderer, script(renderer, *texts), ToolEnv([LOOK_UP])).steps
+    answer = "<|user|><tool_response>{}</tool_response><|end|><|assistant|>"
+    assert second.prompt_ids == first.prompt_ids + first.action_ids + reply(renderer, answer.format(7), closed=False)
+    assert third.prompt_ids == second.prompt_ids + second.action_ids + reply(renderer, answer.format(5), closed=False)
+
+
+def test_observation_of_a_step_is_what_the_environment_showed(renderer: ChatRenderer) -> None:
+    env = ListEnv([going_on("rewritten"), DONE])
+    first, second = run_loop(renderer, script(renderer, "a", "b"), env).steps
+    assert first.observation.messages == TASK.prompt
+    assert second.observation.messages == ({"role": "user", "content": "rewritten"},)
+    assert second.prompt_ids == renderer.render(second.observation).token_ids
+
+
+def test_malformed_call_of_the_model_is_a_step_and_the_episode_goes_on(renderer: ChatRenderer) -> None:
+    engine = script(renderer, '<tool_call>{"name": "look_up", }</tool_call>', "21")
+    episode = run_loop(renderer, engine, ToolEnv([LOOK_UP]))
+    assert episode.stop_reason is StopReason.DONE
+    assert episode.steps[0].action.parse_error is not None
+    assert "not valid JSON" in renderer.tokenizer.decode(list(episode.steps[1].prompt_ids), skip_special_tokens=False)
+
+
+def test_text_that_is_not_unicode_in_a_call_does_not_break_the_episode(renderer: ChatRenderer) -> None:
+    engine = script(renderer, r'<tool_call>{"name": "\ud800", "arguments": {}}</tool_call>', "21")
+    episode = run_loop(renderer, engine, ToolEnv([LOOK_UP]))
+    assert [len(episode.steps), episode.stop_reason] == [2, StopReason.DONE]
+
+
+def test_action_cut_by_its_token_limit_is_told_and_the_episode_goes_on(renderer: ChatRenderer) -> None:
+    long = reply(renderer, call_text("look_up", item="apple"))
+    engine = ScriptedEngine([long, reply(renderer, "21")])
+    episode = run_loop(renderer, engine, ToolEnv([LOOK_UP]), max_tokens=4)
+    first, second = episode.steps
+    assert first.action_ids == long[:4]
+    assert first.action.parse_error == "Tool call 1 is malformed: it was cut by the length limit."
+    reach = len(first.prompt_ids) + 4
+    assert second.prompt_ids[:reach] == first.prompt_ids + long[:4]
+    assert second.prompt_ids[reach] == renderer.stop_ids[0]
+    assert episode.stop_reason is StopReason.DONE
+
+
+def test_limit_on_steps_truncates_and_keeps_the_next_prompt(renderer: ChatRenderer) -> None:
+    texts = (call_text("look_up", item="apple"), call_text("look_up", item="pear"), "never asked")
+    engine = script(renderer, *texts)
+    episode = run_loop(renderer, engine, ToolEnv([LOOK_UP]), max_steps=2)
+    assert episode.stop_reason is StopReason.MAX_STEPS
+    assert len(engine.requests) == len(episode.steps) == 2
+    last = episode.steps[-1]
+    answer = "<|user|><tool_response>5</tool_response><|end|><|assistant|>"
+    assert episode.next_prompt_ids == last.prompt_ids + last.action_ids + reply(renderer, answer, closed=False)
+    assert not last.done
+
+
+def test_episode_that_ends_on_its_last_allowed_step_is_done_and_not_truncated(renderer: ChatRenderer) -> None:
+    episode = run_loop(renderer, script(renderer, "21"), ToolEnv([LOOK_UP]), max_steps=1)
+    assert (episode.stop_reason, episode.next_prompt_ids) == (StopReason.DONE, None)
+
+
+def test_next_prompt_that_does_not_fit_is_a_full_context(renderer: ChatRenderer) -> None:
+    first = renderer.render(Observation(messages=TASK.prompt)).token_ids
+    said = reply(renderer, "a")
+    engine = script(renderer, "a", "never asked", context_length=len(first) + len(said) + 3)
+    episode = run_loop(renderer, engine, ListEnv([going_on("x" * 200)]))
+    assert episode.stop_reason is StopReason.CONTEXT_FULL
+    assert len(episode.steps) == 1
+    assert episode.next_prompt_ids == first + said
+
+
+def test_action_cut_by_the_end_of_the_context_is_a_full_context(renderer: ChatRenderer) -> None:
+    first = renderer.render(Observation(messages=TASK.prompt)).token_ids
+    engine = script(renderer, "What do 3 apple cost?", context_length=len(first) + 2)
+    env = ListEnv([going_on()])
+    episode = run_loop(renderer, engine, env)
+    assert engine.requests[0][1].max_tokens == 2
+    assert episode.stop_reason is StopReason.CONTEXT_FULL
+    assert episode.steps[0].action_ids == reply(renderer, "What do 3 apple cost?")[:2]
+    assert episode.next_prompt_ids == first + episode.steps[0].action_ids
+
+
+def test_next_prompt_of_a_truncation_never_exceeds_the_context(renderer: ChatRenderer) -> None:
+    first = renderer.render(Observation(messages=TASK.prompt)).token_ids
+    said = reply(renderer, "a")
+    engine = script(renderer, "a", context_length=len(first) + len(said) + 3)
+    episode = run_loop(renderer, engine, ListEnv([going_on("x" * 200)]), max_tokens=2, max_steps=1)
+    assert episode.stop_reason is StopReason.MAX_STEPS
+    assert episode.next_prompt_ids == first + said
+
+
+def test_first_prompt_that_does_not_fit_is_refused(renderer: ChatRenderer) -> None:
+    with pytest.raises(ConfigError, match="the first prompt of task 'apples' has"):
+        run_loop(renderer, script(renderer, context_length=5), ListEnv([]))
+
+
+def test_sampling_stops_at_the_end_of_turn_and_each_step_has_its_own_seed(renderer: ChatRenderer) -> None:
+    def seeds(seed: int) -> list[int]:
+        engine = script(renderer, "a", "b")
+        run_loop(renderer, engine, ListEnv([going_on(), DONE]), seed=seed)
+        assert all(sampling.stop == renderer.stop_ids for _, sampling in engine.requests)
+        return [sampling.seed for _, sampling in engine.requests]
+
+    assert len(set(seeds(1) + seeds(2))) == 4
+    assert seeds(1) == seeds(1)
+
+
+def test_plain_tuple_from_step_is_accepted(renderer: ChatRenderer) -> None:
+    episode = run_loop(renderer, script(renderer, "a"), ListEnv([(None, 2, True, {"metrics": {"wins": 1}})]))
+    assert (episode.steps[0].reward, episode.steps[0].done, episode.metrics) == (2.0, True, {"wins": 1.0})
+
+
+class LostEngine(ScriptedEngine):
+    """Breaks when asked."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Any:
+        raise ConnectionError("the server is gone")
+
+
+def failure_of(renderer: ChatRenderer, engine: Any, env: AgentEnv) -> EpisodeError:
+    with pytest.raises(EpisodeError) as caught:
+        run_loop(renderer, engine, env)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("result", "on_reset", "where", "detail"),
+    [
+        (DONE, OSError("no such room"), "reset of ListEnv", "no such room"),
+        (KeyError("door"), None, "step of ListEnv", "door"),
+        (TimeoutError("slow door"), None, "step of ListEnv", "slow door"),
+        (StepResult(observation=None, reward=math.nan, done=True), None, "step of ListEnv", "must be finite"),
+        (None, None, "step of ListEnv", "must return a StepResult"),
+    ],
+)
+def test_broken_environment_is_an_env_error_with_its_traceback(
+    renderer: ChatRenderer, result: Any, on_reset: Exception | None, where: str, detail: str
+) -> None:
+    env = ListEnv([result], on_reset)
+    failure = failure_of(renderer, script(renderer, "a"), env)
+    assert (failure.reason, failure.where) == (StopReason.ENV_ERROR, where)
+    assert "Traceback" in failure.details
+    assert detail in failure.details
+    assert env.num_closed == 1
+
+
+def test_broken_engine_is_an_engine_error_and_the_environment_is_closed(renderer: ChatRenderer) -> None:
+    env = ListEnv([])
+    failure = failure_of(renderer, LostEngine([]), env)
+    assert failure.reason is StopReason.ENGINE_ERROR
+    assert "the server is gone" in failure.details
+    assert (env.num_closed, env.seen) == (1, [])
+
+
+def test_environment_that_cannot_be_made_is_an_env_error(renderer: ChatRenderer) -> None:
+    def make_env(task: Task) -> AgentEnv:
+        raise OSError("no room")
+
+    context = FlowContext(engine=script(renderer), renderer=renderer, sampling=SamplingParams(), make_env=make_env)
+    with pytest.raises(EpisodeError) as caught:
+        asyncio.run(AgentEnvLoop(context).run(TASK))
+    assert caught.value.reason is StopReason.ENV_ERROR
+
+
+def test_environment_is_closed_once_after_a_good_episode(renderer: ChatRenderer) -> None:
+    env = ListEnv([DONE])
+    run_loop(renderer, script(renderer, "a"), env)
+    assert env.num_closed == 1
+
+
+def test_environment_is_closed_when_the_episode_is_cancelled(renderer: ChatRenderer) -> None:
+    class Stuck(ListEnv):
+        async def step(self, action: Action) -> Any:
+            await asyncio.Event().wait()
+
+    env = Stuck([])
+
+    async def run() -> None:
+        async with asyncio.timeout(0.05):
+            await AgentEnvLoop(context_of(renderer, script(renderer, "a"), env)).run(TASK)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(run())
+    assert env.num_closed == 1
+
+
+def test_loop_without_an_environment_is_refused(renderer: ChatRenderer) -> None:
+    with pytest.raises(ConfigError, match=r"set env\.name"):
+        asyncio.run(AgentEnvLoop(context_of(renderer, script(renderer))).run(TASK))
+
+
+# SingleStepFlow and flows of one's own
+
+
+def ask_once(renderer: ChatRenderer, engine: ScriptedEngine, **more: Any) -> Episode:
+    return asyncio.run(SingleStepFlow(context_of(renderer, engine, **more)).run(TASK))
+
+
+def test_single_step_asks_once(renderer: ChatRenderer) -> None:
+    episode = ask_once(renderer, script(renderer, "21"))
+    [step] = episode.steps
+    assert (episode.stop_reason, episode.next_prompt_ids) == (StopReason.DONE, None)
+    assert step.prompt_ids == renderer.render(Observation(messages=TASK.prompt)).token_ids
+    assert (step.action_ids, step.done, step.reward) == (reply(renderer, "21"), True, 0.0)
+
+
+def test_single_step_cut_by_its_token_limit_is_truncated(renderer: ChatRenderer) -> None:
+    episode = ask_once(renderer, script(renderer, "What do 3 apple cost?"), max_tokens=3)
+    [step] = episode.steps
+    assert episode.stop_reason is StopReason.MAX_TOKENS
+    assert step.action_ids == reply(renderer, "What do 3 apple cost?")[:3]
+    assert not step.done
+    assert episode.next_prompt_ids == step.prompt_ids + step.action_ids
+
+
+def test_single_step_cut_by_the_context_is_a_full_context(renderer: ChatRenderer) -> None:
+    room = len(renderer.render(Observation(messages=TASK.prompt)).token_ids) + 2
+    episode = ask_once(renderer, script(renderer, "What do 3 apple cost?", context_length=room))
+    assert episode.stop_reason is StopReason.CONTEXT_FULL
+    assert len(episode.next_prompt_ids or ()) == room
+
+
+def test_flow_of_ones_own_is_found_by_name_and_decides_what_is_recorded(renderer: ChatRenderer) -> None:
+    @AgentFlowBase.register("tests_draft_and_answer")
+    class DraftAndAnswer(AgentFlowBase):
+        async def run(self, task: Task) -> Episode:
+            draft = await self.act(self.render(Observation(messages=task.prompt)))
+            shown = (*task.prompt, draft.action.as_message(), {"role": "user", "content": "Shorter."})
+            answer = await self.act(self.render(Observation(messages=shown), after=draft))
+            self.record(answer, reward=0.5, done=True, info={"metrics": {"drafts": 1}})
+            return self.episode(StopReason.DONE)
+
+    engine = script(renderer, "a long draft", "21")
+    flow = AgentFlowBase.registry.get("tests_draft_and_answer")(context_of(renderer, engine))
+    assert isinstance(flow, DraftAndAnswer)
+    episode = asyncio.run(flow.run(TASK))
+    [step] = episode.steps
+    assert (step.action.text, step.reward, episode.metrics) == ("21", 0.5, {"drafts": 1.0})
+    draft = reply(renderer, "a long draft")
+    first = engine.requests[0][0]
+    assert step.prompt_ids[: len(first) + len(draft)] == first + draft
+
+
+def test_both_built_in_flows_have_names() -> None:
+    assert AgentFlowBase.registry.get("env_loop") is AgentEnvLoop
+    assert AgentFlowBase.registry.get("single_step") is SingleStepFlow
+    assert AgentEnv.registry.get("tool") is ToolEnv
+
+
+# ScriptedEngine
+
+
+def test_scripted_engine_cuts_at_the_stop_id_and_at_the_limit() -> None:
+    async def run() -> list[tuple[TokenIds, str]]:
+        engine = ScriptedEngine([[5, 2, 9], [5, 6, 7], [5, 6, 2]])
+        sampling = SamplingParams(max_tokens=2, stop=(2,))
+        completions = [await engine.generate([1], sampling) for _ in range(3)]
+        return [(completion.token_ids, completion.finish_reason) for completion in completions]
+
+    assert asyncio.run(run()) == [((5, 2), "stop"), ((5, 6), "length"), ((5, 6), "length")]
+
+
+def test_scripted_engine_gives_each_of_several_requests_at_once_its_own_reply() -> None:
+    async def run() -> list[TokenIds]:
+        engine = ScriptedEngine([[5, 2], [6, 2], [7, 2]])
+        requests = (engine.generate([1], SamplingParams(stop=(2,))) for _ in range(3))
+        return [completion.token_ids for completion in await asyncio.gather(*requests)]
+
+    assert asyncio.run(run()) == [(5, 2), (6, 2), (7, 2)]
+
+
+def test_scripted_engine_says_when_its_script_is_over_and_when_a_prompt_does_not_fit() -> None:
+    engine = ScriptedEngine([], context_length=3)
+    with pytest.raises(EngineError, match="0 replies but 1 were asked for"):
+        asyncio.run(engine.generate([1], SamplingParams()))
+    with pytest.raises(EngineError, match="does not fit a context of 3"):
+        asyncio.run(engine.generate([1, 2, 3], SamplingParams()))
+
+
+def test_scripted_engine_reports_the_version_of_its_weights() -> None:
+    async def run() -> tuple[int, int]:
+        engine = ScriptedEngine(lambda prompt, sampling: [len(prompt), 2])
+        await engine.update_weights([], version=7)
+        completion = await engine.generate([1, 1, 1], SamplingParams(stop=(2,)))
+        return completion.token_ids[0], completion.policy_version
+
+    assert asyncio.run(run()) == (3, 7)

@@ -1,0 +1,253 @@
+"""Whole runs: what they write, that a resumed run equals the uninterrupted one, that bad input costs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import agent_r1
+from agent_r1.cli import app
+from agent_r1.config import from_yaml
+from agent_r1.errors import AgentR1Error, ConfigError, DataError, UnknownNameError
+from agent_r1.rollout import read_trajectories
+from tests.tiny_runs import RECIPE, tiny_overrides, write_tasks
+
+ROOT = Path(__file__).parent.parent
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "hf" / "model.safetensors")
+
+
+def same_weights(left: Path, right: Path) -> bool:
+    one, other = weights(left), weights(right)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def run(tmp_path: Path, model_folder: Path) -> list[str]:
+    return tiny_overrides(tmp_path, model_folder)
+
+
+def score_variety(task: Any, episode: Any) -> float:
+    """Differs between the members of a group whatever a random model says."""
+    return float(len(set(episode.final_text)))
+
+
+def test_a_run_folder_is_complete(run: list[str], tmp_path: Path) -> None:
+    held_out = write_tasks(tmp_path / "held_out.jsonl", count=3)
+    summary = agent_r1.train(
+        *run, f"data.eval=[{held_out}]", "eval.samples=2", "tracking.tensorboard=true", quiet=True, reward=score_variety
+    )
+    folder = tmp_path / "tiny"
+    assert (folder / "config.yaml").is_file()
+    assert from_yaml((folder / "config.yaml").read_text()).trainer.steps == 4
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 4]
+    assert {"eval/all/greedy", "eval/all/mean", "eval/all/best@2", "eval/all/maj@2"} <= set(lines[-1])
+    written = json.loads((folder / "summary.json").read_text())
+    assert {"success_before", "success_after", "train_seconds", "steps", "tool_calls_per_episode"} <= set(written)
+    assert written["steps"] == summary.steps == 4
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step_3", "step_4"]
+    assert list((folder / "tensorboard").iterdir())
+    episodes = list(read_trajectories(folder / "trajectories" / "1.jsonl"))
+    assert len(episodes) == 8
+    assert all(len(step.action_ids) == len(step.rollout_logprobs) for t in episodes for step in t.steps)
+
+
+def test_training_moves_the_weights_and_the_same_seed_moves_them_the_same_way(run: list[str], tmp_path: Path) -> None:
+    agent_r1.train(*run, quiet=True, reward=score_variety)
+    agent_r1.train(*run, "run.name=again", quiet=True, reward=score_variety)
+    agent_r1.train(*run, "run.name=other", "trainer.seed=1", quiet=True, reward=score_variety)
+    assert same_weights(tmp_path / "tiny", tmp_path / "again")
+    assert not same_weights(tmp_path / "tiny", tmp_path / "other")
+
+
+@pytest.mark.parametrize("preset", ["grpo", "ppo"])
+@pytest.mark.parametrize("stop_at", [1, 3])
+def test_a_resumed_run_equals_the_uninterrupted_one(run: list[str], tmp_path: Path, preset: str, stop_at: int) -> None:
+    """Six tasks and two a step: step 3 is the epoch's boundary."""
+    run = [*run, f"algorithm={preset}", "algorithm.minibatches=2", "algorithm.kl.coefficient=0.01"]
+    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    agent_r1.train(*run, f"trainer.steps={stop_at}", quiet=True, reward=score_variety)
+    agent_r1.train(*run, quiet=True, reward=score_variety)
+    assert same_weights(tmp_path / "whole", tmp_path / "tiny")
+    steps = [json.loads(line)["step"] for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
+
+
+KILLED_RUN = """
+import sys
+import agent_r1
+from tests.test_runs import score_variety
+agent_r1.train(*sys.argv[1:], quiet=True, reward=score_variety)
+"""
+
+
+def test_a_run_killed_at_an_arbitrary_moment_goes_on_bit_for_bit(run: list[str], tmp_path: Path) -> None:
+    run = [*run, "trainer.steps=12"]
+    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    command = [sys.executable, "-c", KILLED_RUN, *run]
+    folder = tmp_path / "tiny"
+    rng = random.Random(time.time_ns())
+    kills = 0
+    while kills < 2:
+        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+        before = newest_checkpoint(folder)
+        while newest_checkpoint(folder) == before and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.4))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    assert kills, "the run ended before it could be killed"
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert same_weights(tmp_path / "whole", folder)
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 13))
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 12
+
+
+def newest_checkpoint(folder: Path) -> int:
+    names = [path.name for path in (folder / "checkpoints").glob("step_*")]
+    return max((int(name.removeprefix("step_")) for name in names), default=0)
+
+
+def test_the_exported_model_evaluates_and_trains_again(run: list[str], tmp_path: Path) -> None:
+    agent_r1.train(*run, quiet=True, reward=score_variety)
+    exported = tmp_path / "tiny" / "hf"
+    evaluation = agent_r1.evaluate(*run, quiet=True, reward=score_variety, model=exported)
+    assert evaluation.metrics["eval/all/steps"] > 0
+    again = agent_r1.train(*run, "run.name=second", quiet=True, reward=score_variety, model=exported)
+    assert again.steps == 4
+
+
+def test_a_finished_run_is_moved_aside_not_lost(run: list[str], tmp_path: Path) -> None:
+    agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
+    agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
+    assert (tmp_path / "tiny.1" / "summary.json").is_file()
+    assert (tmp_path / "tiny" / "summary.json").is_file()
+
+
+def test_sft_lowers_the_loss_and_writes_a_model(run: list[str], tmp_path: Path) -> None:
+    demonstrations = tmp_path / "demonstrations.jsonl"
+    row = {"messages": [{"role": "user", "content": "What do 2 egg cost?"}, {"role": "assistant", "content": "6"}]}
+    demonstrations.write_text(json.dumps(row) + "\n")
+    folder = agent_r1.sft(*run, f"sft.data=[{demonstrations}]", "sft.steps=60", "sft.batch_size=2", quiet=True)
+    losses = [json.loads(line)["loss/sft"] for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    assert losses[0] > 5.0
+    assert losses[-1] < 0.5
+    assert (folder / "model.safetensors").is_file()
+
+
+# --- rule 12: one clear error before any model is loaded --------------------------------------------------------------
+
+BAD_INPUT: list[tuple[list[str], type[AgentR1Error], list[str]]] = [
+    (["trainer.stepz=3"], ConfigError, ["trainer.stepz", "trainer.steps"]),
+    (["algorithm=grop"], UnknownNameError, ["grop", "Did you mean 'grpo'"]),
+    (["algorithm.loss.clip_hihg=0.3"], ConfigError, ["clip_hihg", "clip_high"]),
+    (["algorithm.estimator.name=grup"], ConfigError, ["grup", "group"]),
+    (["env.tools=[price,calculat]"], ConfigError, ["calculat", "Did you mean 'calculate'"]),
+    (["env.name=tol"], ConfigError, ["tol", "Did you mean 'tool'"]),
+    (["data.agent_name=env_lop"], DataError, ["env_lop", "Did you mean 'env_loop'"]),
+    (["reward.function=reward_fn:scor"], ConfigError, ["scor", "Did you mean 'score'"]),
+    (["data.train=[no_such.jsonl]"], DataError, ["no_such.jsonl"]),
+    (["rollout.context_length=12"], DataError, ["12 tokens", "rollout.context_length", "tasks-0"]),
+    (["trainer.steps=0", "rollout.group_size=-1"], ConfigError, ["trainer.steps=0", "rollout.group_size=-1"]),
+    (["model.path=/no/such/model"], ConfigError, ["/no/such/model", "does not exist"]),
+]
+
+
+@pytest.mark.parametrize(("extra", "kind", "words"), BAD_INPUT, ids=lambda value: str(value)[:40])
+def test_bad_input_is_one_clear_error_and_no_model_is_loaded(
+    tmp_path: Path, model_folder: Path, extra: list[str], kind: type[AgentR1Error], words: list[str]
+) -> None:
+    # Weights that cannot be loaded: whoever reaches for them fails differently.
+    broken = tmp_path / "broken_model"
+    broken.mkdir()
+    for file in model_folder.iterdir():
+        content = b"not weights" if file.suffix == ".safetensors" else file.read_bytes()
+        (broken / file.name).write_bytes(content)
+    with pytest.raises(kind) as caught:
+        agent_r1.train(*tiny_overrides(tmp_path, broken), *extra, quiet=True)
+    for word in words:
+        assert word in str(caught.value)
+    assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"question": "?"}', ["row 1", "'prompt' is missing", "question"]),
+        ("not json", ["row 1", "not JSON"]),
+        ('{"prompt": [{"role": "user"}]}', ["row 1", "'content'"]),
+        ('{"prompt": "?", "env_kwargs": "{"}', ["row 1", "env_kwargs"]),
+        ('{"prompt": "?", "env_kwargs": {"tools": ["prise"]}}', ["prise", "Did you mean 'price'"]),
+        ('{"prompt": "?", "agent_name": "loop"}', ["unknown flow 'loop'", "env_loop"]),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, model_folder: Path, line: str, words: list[str]) -> None:
+    run = tiny_overrides(tmp_path, model_folder)
+    with (tmp_path / "tasks.jsonl").open("r+") as file:
+        first = file.readline()
+        file.seek(0)
+        file.truncate()
+        file.write(first + line + "\n")
+    with pytest.raises(DataError) as caught:
+        agent_r1.train(*run, quiet=True)
+    for word in words:
+        assert word in str(caught.value)
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_prints_the_resolved_configuration_and_starts_nothing(run: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["train", *run, "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "groups_per_step: 2" in result.output
+    assert "6 tasks" in result.output
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_an_error_on_the_command_line_has_no_traceback(run: list[str]) -> None:
+    result = CliRunner().invoke(app, ["train", *run, "trainer.stepz=3"])
+    assert result.exit_code == 2
+    assert "Did you mean 'trainer.steps'" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_train_and_eval_from_the_command_line(run: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["train", *run, "trainer.steps=1"])
+    assert result.exit_code == 0, result.output
+    assert "step 1/1" in result.output
+    result = CliRunner().invoke(app, ["eval", *run, "--model", str(tmp_path / "tiny" / "hf")])
+    assert result.exit_code == 0, result.output
+    assert "all/greedy" in result.output
+
+
+def test_every_verb_has_help_with_an_example() -> None:
+    for verb in ("train", "eval", "sft"):
+        result = CliRunner().invoke(app, [verb, "--help"])
+        assert result.exit_code == 0
+        assert "Example" in result.output
+
+
+def test_something_that_is_not_a_recipe_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"base\.yaml"):
+        agent_r1.train(str(tmp_path), quiet=True)
+    assert RECIPE.is_dir()
