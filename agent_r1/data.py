@@ -25,10 +25,13 @@ def load_tasks(paths: Sequence[str | Path], *, default_agent: str = "env_loop") 
     """All rows of all files."""
     tasks: list[Task] = []
     problems: list[str] = []
-    for path in map(Path, paths):
+    files = [Path(path) for path in paths]
+    stems = [file.stem for file in files]
+    names = {file: file.stem if stems.count(file.stem) == 1 else file.with_suffix("").as_posix() for file in files}
+    for path in files:
         for number, row in _numbered(read_rows(path), path, problems):
             try:
-                tasks.append(_task(row, f"{path.stem}-{number}", default_agent))
+                tasks.append(_task(row, f"{names[path]}-{number}", default_agent))
             except ValueError as error:
                 problems.append(f"{path}, row {number}: {error}")
     if not tasks and not problems:
@@ -52,13 +55,20 @@ def read_rows(path: Path) -> Iterator[Any]:
         import pyarrow.parquet
 
         try:
-            yield from pyarrow.parquet.read_table(path).to_pylist()
+            yield from map(_without_empty, pyarrow.parquet.read_table(path).to_pylist())
         except pyarrow.ArrowInvalid as error:
             raise DataError(f"{path} is not a parquet file: {error}") from error
     elif path.suffix in (".jsonl", ".json", ".ndjson"):
         yield from _json_rows(path)
     else:
         raise DataError(f"{path} is neither .parquet nor .jsonl")
+
+
+def _without_empty(value: Any) -> Any:
+    """Parquet gives every struct every key of its column; those without a value are not there."""
+    if isinstance(value, dict):
+        return {key: _without_empty(entry) for key, entry in value.items() if entry is not None}
+    return [_without_empty(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _json_rows(path: Path) -> Iterator[Any]:
@@ -88,7 +98,7 @@ def _task(row: Mapping[str, Any], default_id: str, default_agent: str) -> Task:
     if "prompt" not in row:
         raise ValueError(f"the column 'prompt' is missing. Found: {', '.join(sorted(row))}")
     return Task(
-        task_id=str(row.get("task_id") or default_id),
+        task_id=default_id if row.get("task_id") in (None, "") else str(row["task_id"]),
         prompt=_messages(row["prompt"]),
         agent_name=str(row.get("agent_name") or default_agent),
         reward_model=_mapping(row, "reward_model"),

@@ -72,6 +72,5 @@ def _by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """Groups by data source, and all of them under `all`."""
     sources: defaultdict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        sources["all"].append(group)
         sources[group.task.data_source].append(group)
-    return dict(sources)
+    return {**sources, "all": list(groups)} if groups else {}

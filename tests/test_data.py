@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections import Counter
@@ -159,9 +160,7 @@ def test_all_problems_of_a_file_are_reported_at_once_by_row(tmp_path: Path) -> N
     report = problems_of(path).splitlines()
     assert report[0] == "the data cannot be used:"
     problems = [line.removeprefix(f"  - {path}, ") for line in report[1:]]
-    assert [problem.partition(":")[0] for problem in problems] == [
-        f"row {number}" for number in (2, 9, 1, 3, 4, 5, 6, 7, 8)
-    ] or [problem.partition(":")[0] for problem in problems] == [f"row {number}" for number in range(1, 10)]
+    assert [problem.partition(":")[0] for problem in problems] == [f"row {number}" for number in range(1, 10)]
     by_row = dict(problem.split(": ", 1) for problem in problems)
     assert by_row["row 1"] == "the column 'prompt' is missing. Found: answer, question"
     assert by_row["row 2"].startswith("not JSON (Expecting value at character ")
@@ -319,7 +318,12 @@ def test_demonstrated_prompt_is_the_prompt_a_rollout_shows(renderer: ChatRendere
 
 
 def test_template_that_rewrites_earlier_turns_gives_a_row_for_each(tokenizer: Any) -> None:
-    forgetful = ForgetfulTokenizer(tokenizer)
+    forgetful = copy.deepcopy(tokenizer)
+    forgetful.chat_template = (
+        "{% for message in messages %}{{ message.role }}:"
+        "{% if loop.last %}{{ message.content }}{% else %}{{ message.content.split('</think>\n\n')[-1] }}{% endif %}"
+        "<|end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
     messages = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "<think>\nx\n</think>\n\nb"},
@@ -336,22 +340,6 @@ def test_template_that_rewrites_earlier_turns_gives_a_row_for_each(tokenizer: An
         "<think>\nx\n</think>\n\nb<|end|>",
         "d<|end|>",
     ]
-
-
-class ForgetfulTokenizer:
-    """A tokenizer whose template keeps thinking only in the last message."""
-
-    chat_template = "keeps thinking in the last message"
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.eos_token_id = tokenizer.eos_token_id
-        self.encode, self.decode = tokenizer.encode, tokenizer.decode
-
-    def apply_chat_template(self, conversation: Any, *, add_generation_prompt: bool = False, **kwargs: Any) -> str:
-        texts = [message["content"].split("</think>\n\n")[-1] for message in conversation[:-1]]
-        texts.append(conversation[-1]["content"])
-        turns = [f"{m['role']}:{text}<|end|>" for m, text in zip(conversation, texts, strict=True)]
-        return "".join(turns) + "assistant:" * add_generation_prompt
 
 
 def test_conversation_without_an_assistant_is_refused(renderer: ChatRenderer) -> None:

@@ -174,7 +174,7 @@ def trajectories(draw: st.DrawFn, with_token_rewards: bool = False) -> Ragged:
 batches = st.lists(trajectories(), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(batches)
 def test_group_agrees_with_the_reference(batch: list[Ragged]) -> None:
     credit = group(table_of(batch))
@@ -183,7 +183,7 @@ def test_group_agrees_with_the_reference(batch: list[Ragged]) -> None:
     assert credit.credited_N.tolist() == credited
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(batches, discounts, discounts)
 def test_step_gae_agrees_with_the_reference(batch: list[Ragged], gamma: float, lam: float) -> None:
     credit = step_gae(table_of(batch), gamma=gamma, lam=lam)
@@ -193,7 +193,7 @@ def test_step_gae_agrees_with_the_reference(batch: list[Ragged], gamma: float, l
     assert_close(credit.returns_N, targets)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(batches, discounts, discounts)
 def test_token_gae_agrees_with_the_reference(batch: list[Ragged], gamma: float, lam: float) -> None:
     credit = token_gae(table_of(batch), gamma=gamma, lam=lam)
@@ -203,7 +203,7 @@ def test_token_gae_agrees_with_the_reference(batch: list[Ragged], gamma: float, 
     assert_close(credit.returns_N, targets)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(trajectories(with_token_rewards=True), min_size=1, max_size=6))
 def test_token_gae_with_token_rewards_agrees_with_the_reference(batch: list[Ragged]) -> None:
     credit = token_gae(table_of(batch), gamma=0.9, lam=0.5)
@@ -425,7 +425,7 @@ def test_token_rewards_stay_on_their_tokens() -> None:
     assert_close(table_of(batch).per_token().rewards_S, [-0.1, 0.7])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(trajectories(with_token_rewards=True), min_size=1, max_size=6))
 def test_rewards_per_token_sum_to_the_rewards_of_their_trajectory(batch: list[Ragged]) -> None:
     table = table_of(batch)
@@ -437,7 +437,7 @@ def test_rewards_per_token_sum_to_the_rewards_of_their_trajectory(batch: list[Ra
 # --- scans ---------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.lists(eighths, min_size=1, max_size=20), max_size=6), discounts)
 def test_reverse_scan_agrees_with_a_loop(segments: list[list[float]], decay: float) -> None:
     expected: list[float] = []

@@ -289,7 +289,7 @@ def reference_weights(name: str, credited: list[bool], steps: list[int], members
     return weights
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(layouts(), st.sampled_from([*MEANS, "trajectory-mean-token-sum"]))
 def test_weights_agree_with_counting(layout: tuple[list[list[int]], list[bool]], name: str) -> None:
     trajectories, credited = layout
@@ -298,7 +298,7 @@ def test_weights_agree_with_counting(layout: tuple[list[list[int]], list[bool]],
     assert found.tolist() == pytest.approx(reference_weights(name, credited, step_N.tolist(), trajectory_N.tolist()))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(layouts(), st.sampled_from(MEANS))
 def test_weights_of_a_mean_sum_to_one_and_spare_tokens_without_credit(
     layout: tuple[list[list[int]], list[bool]], name: str
@@ -312,7 +312,7 @@ def test_weights_of_a_mean_sum_to_one_and_spare_tokens_without_credit(
     assert (weights_N[credited_N] > 0).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=6), min_size=1, max_size=6))
 def test_trajectory_mean_weighs_every_trajectory_the_same_however_many_steps_it_has(
     trajectories: list[list[int]],

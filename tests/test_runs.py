@@ -147,7 +147,7 @@ def test_sft_lowers_the_loss_and_writes_a_model(run: list[str], tmp_path: Path) 
     demonstrations = tmp_path / "demonstrations.jsonl"
     row = {"messages": [{"role": "user", "content": "What do 2 egg cost?"}, {"role": "assistant", "content": "6"}]}
     demonstrations.write_text(json.dumps(row) + "\n")
-    folder = agent_r1.sft(*run, f"sft.data=[{demonstrations}]", "sft.steps=60", "sft.batch_size=2", quiet=True)
+    folder = agent_r1.sft(*run, f"sft.data=[{demonstrations}]", "sft.steps=60", "sft.learning_rate=0.01", quiet=True)
     losses = [json.loads(line)["loss/sft"] for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
     assert losses[0] > 5.0
     assert losses[-1] < 0.5

@@ -62,7 +62,7 @@ class HermesFormat:
         content = _CALL.sub("", text)
         if _OPEN in content:
             reason = "it was cut by the length limit" if truncated else f"{_CLOSE} is missing"
-            errors.append(f"Tool call {len(calls) + 1} is malformed: {reason}")
+            errors.append(f"Tool call {len(calls) + len(errors) + 1} is malformed: {reason}")
         elif _CLOSE in content:
             errors.append(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
         elif truncated and not calls:

@@ -150,8 +150,7 @@ class ChatRenderer:
         if not text.startswith(spoken):
             return None
         delta = self._encode(text[len(spoken) :])
-        if delta and action.token_ids and delta[0] == action.token_ids[-1] and delta[0] in self.stop_ids:
-            delta = delta[1:]  # the model closed its turn itself
+        delta = self._after_own_end(action.token_ids, delta)
         return Prompt(
             observation=observation,
             token_ids=previous.token_ids + action.token_ids + delta,
@@ -159,6 +158,14 @@ class ChatRenderer:
             template_text=text,
             bridged=True,
         )
+
+    def _after_own_end(self, sampled: TokenIds, delta: TokenIds) -> TokenIds:
+        """The delta without the end of turn that the model wrote itself, and without spaces before that."""
+        if not sampled or sampled[-1] not in self.stop_ids or sampled[-1] not in delta:
+            return delta
+        end = delta.index(sampled[-1])
+        spaces = str(self.tokenizer.decode(list(delta[:end]), skip_special_tokens=False))
+        return delta if spaces.strip() else delta[end + 1 :]
 
     def _template(
         self, messages: Sequence[Message], observation: Observation, *, add_generation_prompt: bool = True
@@ -172,4 +179,6 @@ class ChatRenderer:
         return rendered
 
     def _encode(self, text: str) -> TokenIds:
+        # A JSON escape can name half a character, which no tokenizer takes.
+        text = text.encode("utf-8", "replace").decode("utf-8")
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))

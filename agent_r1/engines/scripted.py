@@ -48,8 +48,8 @@ class ScriptedEngine:
         if len(prompt) >= self._context_length:
             raise EngineError(f"a prompt of {len(prompt)} tokens does not fit a context of {self._context_length}")
         self.requests.append((prompt, sampling))
-        await asyncio.sleep(0)
         ids = list(self._reply(prompt, sampling))
+        await asyncio.sleep(0)
         stop_at = next((index for index, token in enumerate(ids) if token in sampling.stop), None)
         if stop_at is not None:
             ids = ids[: stop_at + 1]

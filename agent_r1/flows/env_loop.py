@@ -48,7 +48,8 @@ class AgentEnvLoop(AgentFlowBase):
                 return self.episode(StopReason.CONTEXT_FULL, self._state_after(turn, None))
             if len(self.steps) == self.context.max_steps:
                 return self.episode(StopReason.MAX_STEPS, self._state_after(turn, result))
-            prompt = self.render(_next_observation(result), after=turn)
+            with boundary(StopReason.ENV_ERROR, f"the observation of {name}"):
+                prompt = self.render(_next_observation(result), after=turn)
             last = turn
         if not self.steps:
             raise ConfigError(

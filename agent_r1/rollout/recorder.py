@@ -47,6 +47,7 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
 def _as_json(trajectory: Trajectory) -> dict[str, Any]:
     ids_before: tuple[int, ...] = ()
     messages_before: Sequence[Mapping[str, Any]] = ()
+    tools_before: Any = None
     steps: list[dict[str, Any]] = []
     for step in trajectory.steps:
         messages = step.observation.messages or ()
@@ -57,7 +58,9 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
                 "prompt_ids": step.prompt_ids[shared:],
                 "shared_messages": shared_messages,
                 "messages": [dict(message) for message in messages[shared_messages:]],
-                "tools": [dict(tool) for tool in step.observation.tools] if not steps else "same",
+                "tools": "same"
+                if step.observation.tools == tools_before
+                else [dict(tool) for tool in step.observation.tools],
                 "text": step.action.text,
                 "content": step.action.content,
                 "tool_calls": [
@@ -75,7 +78,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
             }
         )
         ids_before = step.prompt_ids + step.action_ids
-        messages_before = messages
+        messages_before, tools_before = messages, step.observation.tools
     return {
         "task_id": trajectory.task_id,
         "group_id": trajectory.group_id,

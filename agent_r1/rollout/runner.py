@@ -16,9 +16,9 @@ from agent_r1.engines.base import Engine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import EpisodeError, RolloutsFailingError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext
-from agent_r1.rewards import RewardFunction, score_episode
+from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.seeds import mix_seed
-from agent_r1.types import Group, SamplingParams, StopReason, Task, Trajectory
+from agent_r1.types import Episode, Group, SamplingParams, StopReason, Task, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,8 +90,10 @@ class Rollout:
     async def _member(self, task: Task, group_id: int, index: int, sampling: SamplingParams, seed: int) -> Trajectory:
         """One rollout, with its retries."""
         for attempt in range(self.limits.retries + 1):
-            flow = self._make_flow(task, sampling, mix_seed(seed, attempt))
+            flow: AgentFlowBase | None = None
             try:
+                with boundary(StopReason.FLOW_ERROR, f"making flow '{task.agent_name}'"):
+                    flow = self._make_flow(task, sampling, mix_seed(seed, attempt))
                 return await self._attempt(flow, task, group_id, index, attempt)
             except EpisodeError as failure:
                 failed = Trajectory(
@@ -99,7 +101,7 @@ class Rollout:
                     group_id=group_id,
                     member=index,
                     data_source=task.data_source,
-                    steps=tuple(flow.steps),
+                    steps=tuple(flow.steps) if flow is not None else (),
                     outcome_reward=0.0,
                     stop_reason=failure.reason,
                     error=str(failure),
@@ -119,15 +121,23 @@ class Rollout:
             )
         )
 
+    async def _scored(self, flow: AgentFlowBase, task: Task) -> tuple[Episode, Score]:
+        with boundary(StopReason.FLOW_ERROR, f"flow '{task.agent_name}' on task '{task.task_id}'"):
+            episode = await flow.run(task)
+        return episode, await score_episode(self.reward, task, episode)
+
     async def _attempt(self, flow: AgentFlowBase, task: Task, group_id: int, index: int, attempt: int) -> Trajectory:
         deadline = self.limits.deadline_seconds
-        with boundary(StopReason.FLOW_ERROR, f"flow '{task.agent_name}' on task '{task.task_id}'"):
-            try:
-                async with asyncio.timeout(deadline):
-                    episode = await flow.run(task)
-            except TimeoutError as error:
-                raise EpisodeError(StopReason.TIMEOUT, f"task '{task.task_id}'", f"no end in {deadline} s") from error
-        score = await score_episode(self.reward, task, episode)
+        running = asyncio.create_task(self._scored(flow, task))
+        try:
+            await asyncio.wait({running}, timeout=deadline)
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.wait({running}, timeout=min(deadline, 10.0))
+        if not running.done() or running.cancelled():
+            raise EpisodeError(StopReason.TIMEOUT, f"task '{task.task_id}'", f"no end in {deadline} s")
+        episode, score = running.result()
         return Trajectory(
             task_id=task.task_id,
             group_id=group_id,

@@ -72,4 +72,4 @@ def format_number(value: float) -> str:
     >>> format_number(4.0), format_number(0.1 + 0.2)
     ('4', '0.3')
     """
-    return str(int(value)) if value == int(value) else f"{value:.6g}"
+    return str(int(value)) if value == int(value) else f"{value:.12g}"

@@ -40,13 +40,13 @@ class FunctionTool(BaseTool):
             checked = self._arguments.model_validate(dict(args))
         except ValidationError as error:
             raise ToolInputError(_explain(error, self.name)) from None
-        values = {field: getattr(checked, field) for field in type(checked).model_fields}
+        values = {str(field.alias): getattr(checked, name) for name, field in type(checked).model_fields.items()}
         if self._context_parameter is not None:
             values[self._context_parameter] = kwargs["context"]
         if inspect.iscoroutinefunction(self.function):
             returned = await self.function(**values)
         else:
-            returned = await asyncio.to_thread(self.function, **values)
+            returned = await asyncio.to_thread(_without_stop_iteration, self.function, values)
         return _as_result(returned)
 
 
@@ -94,15 +94,34 @@ def _arguments_model(function: Callable[..., Any], name: str) -> tuple[type[Base
             context_parameter = parameter.name
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (hint, Field(default, description=described.get(parameter.name)))
+        # The alias is what the model sees; the field's own name keeps clear of pydantic's attributes.
+        field = Field(default, alias=parameter.name, description=described.get(parameter.name))
+        fields[f"argument_{parameter.name}"] = (hint, field)
     model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
     return model, context_parameter
 
 
+def _without_stop_iteration(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Call it; a `StopIteration` would never reach the awaiting side of a thread's future."""
+    try:
+        return function(**values)
+    except StopIteration as error:
+        raise RuntimeError("StopIteration") from error
+
+
 def _described_arguments(function: Callable[..., Any]) -> dict[str, str]:
     section = _ARGS_SECTION.search("\n" + (inspect.getdoc(function) or ""))
-    matches = (_ARG_LINE.match(line) for line in section.group(1).splitlines()) if section else ()
-    return {match.group(1): match.group(2).strip() for match in matches if match}
+    described: dict[str, str] = {}
+    name, indent = "", 0
+    for line in section.group(1).splitlines() if section else ():
+        depth = len(line) - len(line.lstrip())
+        match = _ARG_LINE.match(line)
+        if name and depth > indent:
+            described[name] = f"{described[name]} {line.strip()}".strip()
+        elif match:
+            name, indent = match.group(1), depth
+            described[name] = match.group(2).strip()
+    return described
 
 
 def _schema(function: Callable[..., Any], name: str, arguments: type[BaseModel]) -> dict[str, Any]:

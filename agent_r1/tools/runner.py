@@ -50,7 +50,7 @@ async def run_call(tools: Mapping[str, BaseTool], call: ToolCall, context: ToolC
         response, reward, info = await tool.execute(call.arguments, context=context)
     except ToolInputError as error:
         response, status = ToolResponse(text=f"Error: {error}"), "invalid"
-    except Exception as error:  # a tool is foreign code: its failure is the model's next observation
+    except (Exception, SystemExit) as error:  # a tool is foreign code: its failure is the model's next observation
         reason = str(error) or type(error).__name__
         response, status = ToolResponse(text=f"Error: {reason}"), "error"
     return CallOutcome(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,9 +26,10 @@ def load_policy(path: str, *, dtype: str, device: torch.device, trust_remote_cod
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, attn_implementation="sdpa"
-        )
+        with _no_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, attn_implementation="sdpa"
+            )
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model '{path}' cannot be loaded: {error}") from error
     return cast(nn.Module, model).to(device).train()
@@ -53,8 +56,23 @@ class Critic(nn.Module):
         return values
 
 
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Reading and writing a local file needs no bar, and one would break into ours."""
+    from transformers.utils import logging
+
+    active = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if active:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
 def export_model(policy: nn.Module, tokenizer: Any, folder: Path) -> None:
     """Write a Hugging Face folder that `from_pretrained` (and vLLM, and `model.path`) can open."""
     folder.mkdir(parents=True, exist_ok=True)
-    cast(Any, policy).save_pretrained(folder)
+    with _no_progress_bars():
+        cast(Any, policy).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

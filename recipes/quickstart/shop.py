@@ -18,7 +18,7 @@ from .tools import price
 
 ITEMS = ("apple", "pear", "plum", "bread", "milk", "cheese", "tea", "rice", "egg", "fish", "salt", "honey")
 
-SLIPS = {"none": 0.3, "forgets an item": 0.5, "forgets a quantity": 0.1, "guesses": 0.1}
+SLIPS = {"none": 0.2, "forgets an item": 0.65, "forgets a quantity": 0.05, "guesses": 0.1}
 """How often the shopper does what on a basket of two kinds: a model that imitates him faithfully fails most of them."""
 
 

@@ -10,6 +10,8 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from agent_r1.training.models import export_model
+
 END_OF_TURN, PADDING = "<|end|>", "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 MARKUP = (*ROLES, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -55,8 +57,7 @@ def build_tiny_model(demonstrations: Sequence[dict[str, Any]], folder: Path) -> 
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    export_model(LlamaForCausalLM(config), tokenizer, folder)
 
 
 def train_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> PreTrainedTokenizerFast:

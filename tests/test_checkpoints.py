@@ -1,0 +1,329 @@
+"""Checkpoints and run folders: nothing half there, nothing lost, each line once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from agent_r1.config import Config, from_yaml
+from agent_r1.errors import CheckpointError, ConfigError
+from agent_r1.training.checkpoint import (
+    list_checkpoints,
+    load_latest,
+    replace_folder,
+    save_checkpoint,
+)
+from agent_r1.training.run_folder import RunFolder, open_run
+
+CPU = torch.device("cpu")
+
+
+def save(folder: Path, step: int, keep: int = 10) -> Path:
+    return save_checkpoint(folder, step=step, state={"step": step, "weight": torch.full((3,), float(step))}, keep=keep)
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+def test_a_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    state = {
+        "weights": {"a": torch.randn(4, 3), "b": torch.randn(2).bfloat16()},
+        "skips": [3, 1],
+        "train_seconds": 1.5,
+    }
+    place = save_checkpoint(tmp_path / "checkpoints", step=12, state=state, keep=2)
+    assert place == tmp_path / "checkpoints" / "step_12"
+    loaded = load_latest(tmp_path / "checkpoints", CPU)
+    assert loaded is not None
+    assert loaded.step == 12
+    assert torch.equal(loaded.state["weights"]["a"], state["weights"]["a"])  # type: ignore[index]
+    assert torch.equal(loaded.state["weights"]["b"], state["weights"]["b"])  # type: ignore[index]
+    assert loaded.state["skips"] == [3, 1]
+    assert loaded.state["train_seconds"] == 1.5
+
+
+def test_without_a_checkpoint_there_is_nothing_to_load(tmp_path: Path) -> None:
+    assert load_latest(tmp_path, CPU) is None
+    assert load_latest(tmp_path / "nothing", CPU) is None
+
+
+def test_the_newest_is_the_one_of_the_highest_step_not_of_the_last_name(tmp_path: Path) -> None:
+    for step in (2, 10, 9):
+        save(tmp_path, step)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [2, 9, 10]
+    loaded = load_latest(tmp_path, CPU)
+    assert loaded is not None
+    assert loaded.step == 10
+    assert loaded.state["weight"].tolist() == [10.0] * 3
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [10]), (2, [9, 10]), (5, [1, 2, 9, 10]), (0, [1, 2, 9, 10])])
+def test_only_the_newest_are_kept(tmp_path: Path, keep: int, left: list[int]) -> None:
+    for step in (1, 2, 9, 10):
+        save(tmp_path, step, keep=keep)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == left
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    save_checkpoint(tmp_path, step=3, state={"weight": torch.ones(1)}, keep=2)
+    loaded = load_latest(tmp_path, CPU)
+    assert loaded is not None
+    assert loaded.state["weight"].tolist() == [1.0]
+
+
+def test_a_half_written_checkpoint_is_ignored_and_the_next_save_clears_it(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    partial = tmp_path / ".step_5.partial"
+    partial.mkdir()
+    (partial / "state.pt").write_bytes(b"half a fi")
+    loaded = load_latest(tmp_path, CPU)
+    assert loaded is not None
+    assert loaded.step == 4
+    save(tmp_path, 5)
+    loaded = load_latest(tmp_path, CPU)
+    assert loaded is not None
+    assert loaded.step == 5
+    assert not partial.exists()
+
+
+class DiesWhenSaved:
+    def __reduce__(self) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_a_crash_while_writing_loses_nothing(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, step=5, state={"weight": torch.ones(2), "bomb": DiesWhenSaved()}, keep=1)
+    loaded = load_latest(tmp_path, CPU)
+    assert loaded is not None
+    assert loaded.step == 4
+    assert loaded.state["weight"].tolist() == [4.0] * 3
+
+
+def test_a_crash_between_writing_and_renaming_loses_nothing(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    # All that a crash at that moment leaves behind: a complete checkpoint under its temporary name.
+    save(tmp_path, 5).rename(tmp_path / ".step_5.partial")
+    loaded = load_latest(tmp_path, CPU)
+    assert loaded is not None
+    assert loaded.step == 4
+    save(tmp_path, 5)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [4, 5]
+
+
+def test_a_replacement_that_fails_leaves_the_old_folder(tmp_path: Path) -> None:
+    place = tmp_path / "hf"
+    place.mkdir()
+    (place / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError):
+        replace_folder(tmp_path / "hf.partial", place)
+    assert (place / "config.json").read_text() == "{}"
+
+
+def test_a_folder_replaces_another_with_other_files(tmp_path: Path) -> None:
+    place, beside = tmp_path / "hf", tmp_path / "hf.partial"
+    for folder, name in ((place, "old"), (beside, "new")):
+        folder.mkdir()
+        (folder / name).write_text(name)
+    replace_folder(beside, place)
+    assert [file.name for file in place.iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda file: file.unlink(), id="missing"),
+        pytest.param(lambda file: file.write_bytes(b""), id="empty"),
+        pytest.param(lambda file: file.write_bytes(b"not a checkpoint at all"), id="garbage"),
+        pytest.param(lambda file: file.write_bytes(file.read_bytes()[:-200]), id="cut short"),
+    ],
+)
+def test_an_unreadable_checkpoint_says_which_and_what_to_do(tmp_path: Path, damage: Any) -> None:
+    save(tmp_path, 4)
+    damage(save(tmp_path, 5) / "state.pt")
+    with pytest.raises(CheckpointError, match=r"(?s)step_5 cannot be read.*remove that folder"):
+        load_latest(tmp_path, CPU)
+
+
+def test_removing_an_unreadable_checkpoint_goes_on_from_the_one_before(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    broken = save(tmp_path, 5)
+    (broken / "state.pt").unlink()
+    broken.rmdir()
+    loaded = load_latest(tmp_path, CPU)
+    assert loaded is not None
+    assert loaded.step == 4
+
+
+# --- the run folder ------------------------------------------------------------------------------------------------
+
+
+def logged(steps: list[int], cut: str = "") -> str:
+    return "".join(json.dumps({"step": step, "reward/outcome": step / 10}) + "\n" for step in steps) + cut
+
+
+def test_rewinding_drops_later_lines_and_files_and_the_summary(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text(logged([0, 1, 2, 3, 4]))
+    folder.trajectories.mkdir()
+    for name in ("1", "2", "3", "10", "eval_before"):
+        (folder.trajectories / f"{name}.jsonl").write_text("{}\n")
+    folder.summary.write_text("{}")
+    folder.rewind(2)
+    assert folder.metrics.read_text() == logged([0, 1, 2])
+    assert sorted(file.stem for file in folder.trajectories.iterdir()) == ["1", "2", "eval_before"]
+    assert not folder.summary.exists()
+
+
+def test_rewinding_drops_a_last_line_that_was_cut(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text(logged([1, 2], cut='{"step": 3, "reward/outc'))
+    assert [line["step"] for line in folder.read_metrics()] == [1, 2]
+    folder.rewind(2)
+    assert folder.metrics.read_text() == logged([1, 2])
+
+
+def test_rewinding_keeps_the_evaluation_of_the_step_it_rewinds_to(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text(logged([1, 2, 2, 3]))
+    folder.rewind(2)
+    assert [line["step"] for line in folder.read_metrics()] == [1, 2, 2]
+
+
+def test_rewinding_a_folder_without_logs_is_fine(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.rewind(0)
+    assert folder.read_metrics() == []
+    assert folder.read_summary() is None
+
+
+# --- going on or starting afresh -----------------------------------------------------------------------------------
+
+
+def config_of(tmp_path: Path, *overrides: str) -> Config:
+    given = OmegaConf.from_dotlist([f"run.folder={tmp_path}", "model.path=somewhere", "trainer.steps=10", *overrides])
+    return from_yaml(OmegaConf.to_yaml(given))
+
+
+def start_run(tmp_path: Path, *overrides: str, steps_done: int = 5, finished: bool = False) -> RunFolder:
+    """A run that has been going for some steps, with a line of metrics to recognise it by."""
+    config = config_of(tmp_path, *overrides)
+    folder, goes_on = open_run(config)
+    assert not goes_on
+    folder.metrics.write_text(logged([steps_done]))
+    save(folder.checkpoints, steps_done)
+    if finished:
+        folder.summary.write_text(json.dumps({"steps": config.trainer.steps}))
+    return folder
+
+
+def test_a_first_run_starts_afresh_and_writes_its_configuration(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    folder, goes_on = open_run(config)
+    assert not goes_on
+    assert folder.path == tmp_path / "run"
+    assert from_yaml(folder.config.read_text()) == config
+
+
+def test_auto_goes_on_with_an_unfinished_run_of_the_same_configuration(tmp_path: Path) -> None:
+    start_run(tmp_path)
+    folder, goes_on = open_run(config_of(tmp_path))
+    assert goes_on
+    assert folder.metrics.read_text() == logged([5])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_finished_run_is_moved_aside_and_not_deleted(tmp_path: Path) -> None:
+    start_run(tmp_path, steps_done=10, finished=True)
+    folder, goes_on = open_run(config_of(tmp_path))
+    assert not goes_on
+    assert not folder.metrics.exists()
+    assert (tmp_path / "run.1" / "metrics.jsonl").read_text() == logged([10])
+    assert len(list_checkpoints(tmp_path / "run.1" / "checkpoints")) == 1
+
+
+def test_runs_moved_aside_get_a_number_each(tmp_path: Path) -> None:
+    for _ in range(3):
+        start_run(tmp_path, steps_done=10, finished=True)
+    open_run(config_of(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.1", "run.2", "run.3"]
+
+
+def test_a_finished_run_goes_on_when_more_steps_are_asked_for(tmp_path: Path) -> None:
+    start_run(tmp_path, steps_done=10, finished=True)
+    folder, goes_on = open_run(config_of(tmp_path, "trainer.steps=20"))
+    assert goes_on
+    assert from_yaml(folder.config.read_text()).trainer.steps == 20
+
+
+@pytest.mark.parametrize(
+    "override", ["trainer.save_every=3", "trainer.keep_checkpoints=7", "tracking.record_every=2", "run.resume=must"]
+)
+def test_what_a_run_only_writes_may_change_between_its_parts(tmp_path: Path, override: str) -> None:
+    start_run(tmp_path)
+    assert open_run(config_of(tmp_path, override))[1]
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["optimizer.learning_rate=1e-3", "trainer.seed=1", "algorithm.aggregation=token-mean", "rollout.group_size=4"],
+)
+def test_a_run_of_another_configuration_is_moved_aside(tmp_path: Path, override: str) -> None:
+    start_run(tmp_path)
+    folder, goes_on = open_run(config_of(tmp_path, override))
+    assert not goes_on
+    assert not folder.metrics.exists()
+    assert (tmp_path / "run.1" / "metrics.jsonl").read_text() == logged([5])
+
+
+def test_a_run_of_a_configuration_that_is_no_longer_understood_is_moved_aside(tmp_path: Path) -> None:
+    old = start_run(tmp_path)
+    old.config.write_text(old.config.read_text() + "a_key_of_an_earlier_release: 1\n")
+    folder, goes_on = open_run(config_of(tmp_path))
+    assert not goes_on
+    assert (tmp_path / "run.1" / "metrics.jsonl").exists()
+    assert not folder.metrics.exists()
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_afresh(tmp_path: Path) -> None:
+    folder, _ = open_run(config_of(tmp_path))
+    folder.metrics.write_text(logged([1]))
+    again, goes_on = open_run(config_of(tmp_path))
+    assert not goes_on
+    assert not again.metrics.exists()
+    assert (tmp_path / "run.1" / "metrics.jsonl").exists()
+
+
+def test_never_starts_afresh_and_keeps_the_old_run(tmp_path: Path) -> None:
+    start_run(tmp_path)
+    folder, goes_on = open_run(config_of(tmp_path, "run.resume=never"))
+    assert not goes_on
+    assert not folder.metrics.exists()
+    assert (tmp_path / "run.1" / "metrics.jsonl").read_text() == logged([5])
+
+
+def test_must_goes_on_even_with_another_configuration(tmp_path: Path) -> None:
+    start_run(tmp_path)
+    folder, goes_on = open_run(config_of(tmp_path, "run.resume=must", "optimizer.learning_rate=1e-3"))
+    assert goes_on
+    assert folder.metrics.read_text() == logged([5])
+
+
+def test_must_refuses_when_there_is_nothing_to_go_on_with(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        open_run(config_of(tmp_path, "run.resume=must"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_way_to_resume_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.resume is 'perhaps'; known: auto, never, must"):
+        open_run(config_of(tmp_path, "run.resume=perhaps"))
