@@ -14,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from agent_r1.config.schema import Config
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
@@ -41,7 +42,7 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Con
             composed = compose(name, overrides=["hydra.searchpath=[pkg://agent_r1.config]", *_opened(overrides)])
         OmegaConf.resolve(composed)
         return _without_stale_preparation(cast(Config, OmegaConf.to_object(composed)), overrides)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise _explained(error, folder / f"{name}.yaml") from error
     finally:
         GlobalHydra.instance().clear()
@@ -64,8 +65,11 @@ def to_yaml(config: Config) -> str:
 
 def from_yaml(text: str) -> Config:
     """The configuration that `to_yaml` wrote."""
-    merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
-    return cast(Config, OmegaConf.to_object(cast(DictConfig, merged)))
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
+        return cast(Config, OmegaConf.to_object(cast(DictConfig, merged)))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"a saved configuration cannot be read: {error}") from error
 
 
 def known_keys(schema: Any = Config, prefix: str = "") -> list[str]:
@@ -120,7 +124,7 @@ def _explained(error: Exception, file: Path) -> ConfigError | UnknownNameError:
         full = re.search(r"full_key: (?P<key>\S+)", text)
         key = full["key"] if full else bad_key["key"]
         return ConfigError(f"unknown key '{key}' in {file}. {_nearest_key(key, known_keys())}")
-    missing = re.search(r"(?:Structured config|Missing mandatory value).*?(?:full_key: |: )(?P<key>[\w.]+)", text, re.S)
-    if "Missing" in text and missing:
+    missing = re.search(r"missing mandatory value.*?full_key: (?P<key>[\w.]+)", text, re.S | re.I)
+    if missing:
         return ConfigError(f"the key '{missing['key']}' has no value; set it in {file} or on the command line")
     return ConfigError(f"the configuration of {file} cannot be used: {text.strip()}")

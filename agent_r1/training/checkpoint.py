@@ -7,6 +7,7 @@ complete.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Mapping
@@ -49,9 +50,18 @@ def save_checkpoint(folder: Path, *, step: int, state: Mapping[str, Any], keep: 
 
 
 def replace_folder(beside: Path, place: Path) -> None:
-    """Rename `beside` to `place`, whatever was there before, and make the rename durable."""
-    shutil.rmtree(place, ignore_errors=True)
-    beside.rename(place)
+    """Put `beside` in the place of `place`, durably. The old folder goes only when the new one is there."""
+    old = place.with_name(f".{place.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    try:
+        beside.rename(place)
+    except OSError:
+        if old.exists():
+            old.rename(place)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
     directory = os.open(place.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -75,8 +85,9 @@ def load_latest(folder: Path, device: torch.device) -> Checkpoint | None:
     step, path = checkpoints[-1]
     try:
         state = torch.load(path / "state.pt", map_location=device, weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(
-            f"the checkpoint {path} cannot be read ({error}); remove that folder to go on from the one before"
+            f"the checkpoint {path} cannot be read ({type(error).__name__}); "
+            "remove that folder to go on from the one before"
         ) from error
     return Checkpoint(step=step, state=state)

@@ -97,7 +97,8 @@ class Learner:
         self.critic = critic
         self.algorithm = algorithm
         self.device = device
-        self.skips = SkipCounter(limit=max_skipped_updates)
+        self.policy_skips = SkipCounter(what="policy", limit=max_skipped_updates)
+        self.critic_skips = SkipCounter(what="critic", limit=max_skipped_updates)
         self._optimizer_config = optimizer
         self._temperature = temperature
         self._max_tokens = micro_batch_tokens
@@ -108,14 +109,14 @@ class Learner:
 
     def learn(self, experience: Experience, *, step: int) -> dict[str, float]:
         """All updates of one training step; what happened, as metrics."""
-        if not experience.samples:
+        if not experience.table.num_tokens:
             return {"loss/updates": 0.0}
         batch, metrics = self._prepare(experience)
         for number, chosen in enumerate(self._minibatches(experience, step)):
             for name, amount in self._update(batch, chosen, step).items():
                 # Later updates of a step refine the first; their mean is what the step did.
                 metrics[name] = metrics.get(name, 0.0) + (amount - metrics.get(name, 0.0)) / (number + 1)
-        metrics["loss/skipped_updates"] = float(self.skips.total)
+        metrics["loss/skipped_updates"] = float(self.policy_skips.total + self.critic_skips.total)
         return metrics
 
     # --- before the updates ----------------------------------------------------------------------------------------
@@ -207,8 +208,7 @@ class Learner:
             loss=sums["loss/policy"],
             gradient_clip=self._optimizer_config.gradient_clip,
             learning_rate=self._rate(self._optimizer_config.learning_rate, step),
-            skips=self.skips,
-            what="policy",
+            skips=self.policy_skips,
         )
         return {**sums, "policy/gradient_norm": norm, "loss/updates": 1.0}
 
@@ -236,7 +236,11 @@ class Learner:
             LossInputs(
                 policy_logprobs_N=scores.logprobs_N,
                 old_logprobs_N=batch.old_logprobs_N[tokens_N].to(self.device),
-                advantages_N=batch.credit.advantages_N[tokens_N].float().to(self.device),
+                # What a token without credit was given must not matter, not even if it is NaN.
+                advantages_N=batch.credit.advantages_N[tokens_N]
+                .float()
+                .to(self.device)
+                .masked_fill(weight_N == 0, 0.0),
                 step_N=torch.unique(batch.experience.table.step_of_token_N[tokens_N], return_inverse=True)[1],
             )
         )
@@ -284,8 +288,7 @@ class Learner:
             loss=total,
             gradient_clip=self._optimizer_config.gradient_clip,
             learning_rate=self._rate(settings.learning_rate, step),
-            skips=self.skips,
-            what="critic",
+            skips=self.critic_skips,
         )
         return {"loss/critic": total, "critic/gradient_norm": norm}
 
@@ -301,7 +304,7 @@ class Learner:
         state: dict[str, Any] = {
             "policy": self.policy.state_dict(),
             "policy_optimizer": self.policy_optimizer.state_dict(),
-            "skips": [self.skips.total, self.skips.in_a_row],
+            "skips": [[skips.total, skips.in_a_row] for skips in (self.policy_skips, self.critic_skips)],
         }
         if self.critic is not None and self.critic_optimizer is not None:
             state |= {"critic": self.critic.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict()}
@@ -311,7 +314,8 @@ class Learner:
         """Take over what `state_dict` gave."""
         self.policy.load_state_dict(state["policy"])
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
-        self.skips.total, self.skips.in_a_row = state["skips"]
+        for skips, saved in zip((self.policy_skips, self.critic_skips), state["skips"], strict=True):
+            skips.total, skips.in_a_row = saved
         if self.critic is not None and self.critic_optimizer is not None:
             self.critic.load_state_dict(state["critic"])
             self.critic_optimizer.load_state_dict(state["critic_optimizer"])

@@ -32,7 +32,8 @@ def load_policy(path: str, *, dtype: str, device: torch.device, trust_remote_cod
             )
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model '{path}' cannot be loaded: {error}") from error
-    return cast(nn.Module, model).to(device).train()
+    # Dropout, if the model has any, would make every score of the same tokens a different one.
+    return cast(nn.Module, model).to(device).eval()
 
 
 class Critic(nn.Module):

@@ -26,6 +26,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, learning_rate: flo
 class SkipCounter:
     """Counts updates that were skipped because they were not finite."""
 
+    what: str
+    """Whose updates: `policy` or `critic`."""
     limit: int
     """Stop the run after this many in a row."""
     total: int = 0
@@ -33,7 +35,7 @@ class SkipCounter:
     in_a_row: int = 0
     """Since the last good update."""
 
-    def note(self, *, finite: bool, what: str) -> None:
+    def note(self, *, finite: bool) -> None:
         """Count one update; raises `DivergenceError` at the limit."""
         if finite:
             self.in_a_row = 0
@@ -42,9 +44,9 @@ class SkipCounter:
         self.in_a_row += 1
         if self.in_a_row >= self.limit:
             raise DivergenceError(
-                f"{self.in_a_row} updates of the {what} in a row were not finite (NaN or inf in loss or gradient). "
-                "The weights were left as they were before the first of them. Lower optimizer.learning_rate, check the "
-                "rewards, or set model.dtype=float32"
+                f"{self.in_a_row} updates of the {self.what} in a row were not finite (NaN or inf in loss or "
+                "gradient). The weights were left as they were before the first of them. Lower optimizer.learning_rate, "
+                "check the rewards, or set model.dtype=float32"
             )
 
 
@@ -56,7 +58,6 @@ def guarded_step(
     gradient_clip: float,
     learning_rate: float,
     skips: SkipCounter,
-    what: str,
 ) -> float:
     """Clip and step; a non-finite loss or gradient never reaches the weights. Gives the norm before clipping."""
     norm = nn.utils.clip_grad_norm_(list(parameters), gradient_clip)
@@ -66,5 +67,5 @@ def guarded_step(
             entry["lr"] = learning_rate
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    skips.note(finite=finite, what=what)
+    skips.note(finite=finite)
     return float(norm)

@@ -148,17 +148,22 @@ def _first_observation(plan: Plan, task: Task) -> Observation:
 
 
 def context_length(config: Config) -> int:
-    """The run's context: the configured one, at most the model's own."""
+    """The run's context: the configured one, at most the model's own and what one micro-batch holds."""
     from transformers import AutoConfig
 
     model_config = AutoConfig.from_pretrained(
         config.model.path, trust_remote_code=config.model.trust_remote_code
     ).get_text_config()
     own = int(model_config.max_position_embeddings)
-    wanted = config.rollout.context_length
+    wanted, trainable = config.rollout.context_length, config.trainer.micro_batch_tokens
     if wanted is not None and wanted > own:
         raise ConfigError(f"rollout.context_length={wanted} is more than the model's own {own}")
-    return wanted or own
+    if wanted is not None and wanted > trainable:
+        raise ConfigError(
+            f"rollout.context_length={wanted} is more than trainer.micro_batch_tokens={trainable}: a step that long "
+            "could not be trained"
+        )
+    return wanted or min(own, trainable)
 
 
 def _import(module: str) -> None:

@@ -82,7 +82,11 @@ def _same_run(folder: RunFolder, config: Config) -> bool:
     summary = folder.read_summary()
     if summary is not None and int(summary["steps"]) >= config.trainer.steps:
         return False
-    return _essence(from_yaml(folder.config.read_text())) == _essence(config)
+    try:
+        old = from_yaml(folder.config.read_text())
+    except ConfigError:
+        return False
+    return _essence(old) == _essence(config)
 
 
 def _essence(config: Config) -> Config:

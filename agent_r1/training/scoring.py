@@ -63,6 +63,12 @@ def value_all(critic: Critic, samples: Sequence[Sample], *, max_tokens: int, dev
 
 def value_of_states(critic: Critic, states: Sequence[TokenIds], *, max_tokens: int, device: torch.device) -> Tensor:
     """The critic's value at the end of each token sequence, for bootstrapping truncated trajectories."""
-    # A value stands before an action token: any token after the state will do.
-    samples = [Sample.of_step(state, (0,)) for state in states]
-    return value_all(critic, samples, max_tokens=max_tokens, device=device)
+    samples = [Sample(token_ids=state, actions=(len(state) - 1,)) for state in states]
+    result = torch.zeros(len(states))
+    with torch.no_grad():
+        for batch in pack(samples, range(len(samples)), max_tokens=max_tokens):
+            moved = batch.to(device)
+            values: Tensor = critic(moved.input_ids, moved.attention_mask)
+            # The column before the marked token is one short of the state's end.
+            result[batch.tokens_N] = values[moved.rows_N, moved.columns_N + 1].cpu()
+    return result

@@ -33,7 +33,7 @@ def fit_demonstrations(
 ) -> None:
     """Train `policy` in place to say what the demonstrations say. `on_step` hears of each step's mean token loss."""
     adam = make_optimizer(policy, optimizer, learning_rate)
-    skips = SkipCounter(limit=5)
+    skips = SkipCounter(what="policy", limit=5)
     order: list[int] = []
     for step in range(steps):
         while len(order) < batch_size:
@@ -50,7 +50,6 @@ def fit_demonstrations(
             gradient_clip=optimizer.gradient_clip,
             learning_rate=_rate(learning_rate, step, steps),
             skips=skips,
-            what="policy",
         )
         on_step(step, loss)
 

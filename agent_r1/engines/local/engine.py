@@ -259,10 +259,11 @@ class LocalEngine:
         seen = keys <= queries
         layer_types = set(getattr(self._text_config, "layer_types", None) or ())
         window = getattr(self._text_config, "sliding_window", None)
-        if "sliding_attention" not in layer_types or window is None:
+        switched_off = not getattr(self._text_config, "use_sliding_window", True)
+        if window is None or switched_off or (layer_types and "sliding_attention" not in layer_types):
             return self._additive(seen)
         near = self._additive(seen & (keys > queries - int(window)))
-        if layer_types == {"sliding_attention"}:
+        if layer_types <= {"sliding_attention"}:  # a window without layer types is every layer's
             return near
         return {"full_attention": self._additive(seen), "sliding_attention": near}
 

@@ -1,0 +1,50 @@
+"""Learning happens: the reward rises, with every preset, on tasks small enough for a test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import agent_r1
+from agent_r1.types import Episode, Task
+from tests.tiny_runs import RECIPE, tiny_overrides
+
+
+def likes_even_tokens(task: Task, episode: Episode) -> float:
+    """The share of tokens with an even id: a random model gets about half."""
+    ids = episode.steps[-1].action_ids
+    return sum(token % 2 == 0 for token in ids) / len(ids)
+
+
+@pytest.mark.parametrize("preset", ["grpo", "ppo"])
+def test_the_reward_of_a_single_step_task_rises(tmp_path: Path, model_folder: Path, preset: str) -> None:
+    run = tiny_overrides(
+        tmp_path,
+        model_folder,
+        f"algorithm={preset}",
+        "data.agent_name=single_step",
+        "rollout.group_size=8",
+        "rollout.groups_per_step=4",
+        "optimizer.learning_rate=0.01",
+        "algorithm.critic.learning_rate=0.01",
+        "trainer.steps=25",
+        "trainer.save_every=25",
+    )
+    agent_r1.train(*run, quiet=True, reward=likes_even_tokens)
+    lines = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    rewards = [line["reward/outcome"] for line in lines]
+    assert rewards[0] < 0.7
+    assert sum(rewards[-3:]) / 3 > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["grpo", "ppo"])
+def test_the_quickstart_learns_to_use_its_tools(tmp_path: Path, preset: str) -> None:
+    summary = agent_r1.train(str(RECIPE), f"run.folder={tmp_path}", f"algorithm={preset}", quiet=True)
+    assert summary.success_before is not None
+    assert summary.success_after is not None
+    assert summary.success_before <= 0.5
+    assert summary.success_after >= 0.9
+    assert summary.tool_calls_per_episode > 2
