@@ -118,5 +118,5 @@ def test_the_data_is_made_when_it_is_missing(tmp_path: Path) -> None:
     with recipe_folder(recipe):
         load_object("prepare:make_data", kind="data preparation")(config)
     train, held_out = (Path(paths[0]).read_text().splitlines() for paths in (config.data.train, config.data.eval))
-    assert (len(train), len(held_out)) == (4096, 256)
+    assert (len(train), len(held_out)) == (2048, 256)
     assert not set(train) & set(held_out)

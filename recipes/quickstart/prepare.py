@@ -12,7 +12,7 @@ from agent_r1.rollout import write_atomically
 from .shop import demonstration, draw_basket, json_lines, task_row
 from .tiny_model import build_tiny_model
 
-NUM_TRAIN, NUM_EVAL, NUM_DEMONSTRATIONS = 4096, 256, 6000
+NUM_TRAIN, NUM_EVAL, NUM_DEMONSTRATIONS = 2048, 256, 2400
 
 
 def make_data(config: Config) -> None:
