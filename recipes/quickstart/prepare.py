@@ -38,4 +38,7 @@ def make_warm_start(config: Config) -> None:
         f"model.path={untrained}",
         f"data.train=[{config.data.train[0]}]",
         f"sft.data=[{demonstrations / 'demonstrations.jsonl'}]",
+        f"sft.steps={config.sft.steps}",
+        f"sft.batch_size={config.sft.batch_size}",
+        f"sft.learning_rate={config.sft.learning_rate}",
     )

@@ -42,11 +42,11 @@ class Basket:
 
 
 def draw_basket(rng: random.Random) -> Basket:
-    """A random basket of one kind (three in ten) or two."""
+    """A random basket of one kind (three in ten) or two. Totals stay below 100."""
     items = rng.sample(ITEMS, 1 if rng.random() < 0.3 else 2)
     return Basket(
-        quantities={item: rng.randint(2, 9) for item in items},
-        prices={item: rng.randint(2, 9) for item in ITEMS},
+        quantities={item: rng.randint(2, 7) for item in items},
+        prices={item: rng.randint(2, 7) for item in ITEMS},
     )
 
 
