@@ -170,6 +170,7 @@ def make_learner(
         temperature=1.0,
         micro_batch_tokens=micro_batch_tokens,
         max_skipped_updates=max_skipped_updates,
+        total_steps=5,
         seed=0,
         device=CPU,
     )
@@ -825,6 +826,16 @@ def test_the_learning_rate_rises_over_the_warm_up_and_stays(policy: LlamaForCaus
         rates.append((learner.policy_optimizer.param_groups[0]["lr"], learner.critic_optimizer.param_groups[0]["lr"]))
     assert [rate for rate, _ in rates] == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 8e-4, 8e-4])
     assert [rate for _, rate in rates] == pytest.approx([1e-4, 2e-4, 3e-4, 4e-4, 4e-4, 4e-4])
+
+
+def test_the_learning_rate_falls_in_a_straight_line_to_its_final_fraction(policy: LlamaForCausalLM) -> None:
+    experience = experience_of(*random_group(policy, 0, [1.0, 0.0]))
+    learner = make_learner(policy, optimizer=OptimizerConfig(learning_rate=1e-3, final_fraction=0.2))
+    rates = []
+    for step in range(6):
+        learner.learn(experience, step=step)
+        rates.append(learner.policy_optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([1e-3, 8e-4, 6e-4, 4e-4, 2e-4, 2e-4])
 
 
 def test_a_learner_restored_from_its_state_goes_on_bit_for_bit(policy: LlamaForCausalLM) -> None:

@@ -29,7 +29,7 @@ def test_the_example_trains_a_model_with_its_own_tool_reward_and_data(tmp_path: 
         .replace('"run.name=my_shop"', '"run.name=my_shop", "rollout.max_tokens=16"')
     )
     (tmp_path / "example.py").write_text(shortened)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     result = subprocess.run(
         [sys.executable, "example.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )

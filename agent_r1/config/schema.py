@@ -147,6 +147,8 @@ class OptimizerConfig:
     """Of the policy."""
     warmup_steps: int = 0
     """Training steps over which the rate rises from 0."""
+    final_fraction: float = 1.0
+    """The rate falls in a straight line to this share of itself at the last step; 1: it stays."""
     beta1: float = 0.9
     """Decay of the mean gradient."""
     beta2: float = 0.95

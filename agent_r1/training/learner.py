@@ -89,6 +89,7 @@ class Learner:
         temperature: float,
         micro_batch_tokens: int,
         max_skipped_updates: int,
+        total_steps: int,
         seed: int,
         device: torch.device,
     ) -> None:
@@ -102,6 +103,7 @@ class Learner:
         self._optimizer_config = optimizer
         self._temperature = temperature
         self._max_tokens = micro_batch_tokens
+        self._total_steps = total_steps
         self._seed = seed
         self.policy_optimizer = make_optimizer(policy, optimizer, optimizer.learning_rate)
         critic_rate = algorithm.settings.critic.learning_rate
@@ -293,9 +295,11 @@ class Learner:
         return {"loss/critic": total, "critic/gradient_norm": norm}
 
     def _rate(self, peak: float, step: int) -> float:
-        """The learning rate of a training step: rises linearly over the warm-up, then stays."""
-        warmup = self._optimizer_config.warmup_steps
-        return peak * min(1.0, (step + 1) / (warmup + 1))
+        """The learning rate of a training step: a linear rise over the warm-up, a linear fall to the final fraction."""
+        settings = self._optimizer_config
+        rise = min(1.0, (step + 1) / (settings.warmup_steps + 1))
+        fall = 1.0 - (1.0 - settings.final_fraction) * min(1.0, step / max(1, self._total_steps - 1))
+        return peak * rise * fall
 
     # --- state -----------------------------------------------------------------------------------------------------
 

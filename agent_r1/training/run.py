@@ -61,6 +61,7 @@ async def train_run(config: Config, console: RunConsole) -> Summary:
         temperature=config.rollout.temperature,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         max_skipped_updates=config.trainer.max_skipped_updates,
+        total_steps=config.trainer.steps,
         seed=config.trainer.seed,
         device=parts.device,
     )
