@@ -26,6 +26,7 @@ lint: $(SETUP)
 	$(BIN)/mypy
 
 $(SETUP): pyproject.toml constraints.txt
+	@echo "setting up .venv; the first time this takes some minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(SETUP)

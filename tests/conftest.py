@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ def tiny_model(tokenizer: Any) -> LlamaForCausalLM:
     """A random model of a few thousand parameters; the same weights every time."""
     torch.manual_seed(0)
     return LlamaForCausalLM(tiny_config(tokenizer))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """In models this small threads only wait for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

@@ -45,8 +45,8 @@ class SkipCounter:
         if self.in_a_row >= self.limit:
             raise DivergenceError(
                 f"{self.in_a_row} updates of the {self.what} in a row were not finite (NaN or inf in loss or "
-                "gradient). The weights are those from before the first of them. Lower optimizer.learning_rate, check the "
-                "rewards, or set model.dtype=float32"
+                "gradient). The weights are those from before the first of them. Lower optimizer.learning_rate, "
+                "check the rewards, or set model.dtype=float32"
             )
 
 

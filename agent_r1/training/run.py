@@ -122,6 +122,8 @@ def sft_run(config: Config, console: RunConsole) -> Path:
         def note(step: int, loss: float) -> None:
             tracker.log(step + 1, {"loss/sft": loss})
             bar.advance(f"loss {loss:.3f}")
+            if (step + 1) % max(1, settings.steps // 5) == 0:
+                console.say(f"warm start: step {step + 1}/{settings.steps}  loss {loss:.3f}")
 
         fit_demonstrations(
             policy,
