@@ -25,8 +25,9 @@ from agent_r1.config import AlgorithmConfig, OptimizerConfig
 from agent_r1.config.schema import CriticConfig, KLConfig
 from agent_r1.demonstrations import DemonstrationRow
 from agent_r1.errors import ConfigError, DivergenceError
+from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.training.batch import Experience, gather_experience
-from agent_r1.training.learner import Algorithm, Learner, bind_algorithm
+from agent_r1.training.learner import Learner
 from agent_r1.training.models import Critic, load_policy
 from agent_r1.training.rows import Sample, pack
 from agent_r1.training.scoring import score, score_all, value_of_states
@@ -606,7 +607,9 @@ def test_a_critic_that_is_not_finite_stops_the_run_too(policy: LlamaForCausalLM)
 
     critic = make_critic(policy)
     before = weights_of(critic)
-    learner = with_parts(make_learner(policy, critic=critic, max_skipped_updates=2), estimate=infinite_targets)
+    learner = with_parts(
+        make_learner(policy, estimator=TOKEN_GAE, critic=critic, max_skipped_updates=2), estimate=infinite_targets
+    )
     experience = experience_of(*random_batch(policy))
     learner.learn(experience, step=0)
     with pytest.raises(DivergenceError, match="critic"):
@@ -796,7 +799,7 @@ def test_step_gae_trains_the_critic_at_the_first_token_of_each_step_only(policy:
 
 def test_values_are_those_of_the_state_before_each_token(policy: LlamaForCausalLM) -> None:
     critic = make_critic(policy)
-    learner = with_parts(make_learner(policy, critic=critic), estimate=Fixed(0.0))
+    learner = with_parts(make_learner(policy, estimator=TOKEN_GAE, critic=critic), estimate=Fixed(0.0))
     batch, _ = learner._prepare(experience_of(make_trajectory([make_step(policy, (5, 6), (7, 8))], 1.0)))
     assert batch.old_values_N is not None
     expected = [critic_at_the_end(critic, state) for state in ((5, 6), (5, 6, 7))]

@@ -78,8 +78,9 @@ def test_training_moves_the_weights_and_the_same_seed_moves_them_the_same_way(ru
 @pytest.mark.parametrize("preset", ["grpo", "ppo"])
 @pytest.mark.parametrize("stop_at", [1, 3])
 def test_a_resumed_run_equals_the_uninterrupted_one(run: list[str], tmp_path: Path, preset: str, stop_at: int) -> None:
-    """Six tasks and two a step: step 3 is the epoch's boundary."""
+    """Six tasks and two a step: step 3 is the epoch's boundary. A rate that falls would depend on the run's length."""
     run = [*run, f"algorithm={preset}", "algorithm.minibatches=2", "algorithm.kl.coefficient=0.01"]
+    run.append("optimizer.final_fraction=1")
     agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     agent_r1.train(*run, f"trainer.steps={stop_at}", quiet=True, reward=score_variety)
     agent_r1.train(*run, quiet=True, reward=score_variety)
@@ -161,6 +162,9 @@ BAD_INPUT: list[tuple[list[str], type[AgentR1Error], list[str]]] = [
     (["algorithm=grop"], UnknownNameError, ["grop", "Did you mean 'grpo'"]),
     (["algorithm.loss.clip_hihg=0.3"], ConfigError, ["clip_hihg", "clip_high"]),
     (["algorithm.estimator.name=grup"], ConfigError, ["grup", "group"]),
+    (["algorithm=ppo", "algorithm.critic.enabled=false"], ConfigError, ["token_gae", "algorithm.critic.enabled=true"]),
+    (["algorithm.loss.clip_low=much"], ConfigError, ["clip_low", "much"]),
+    (["algorithm.critic.enabled=true"], ConfigError, ["group", "token_gae"]),
     (["env.tools=[price,calculat]"], ConfigError, ["calculat", "Did you mean 'calculate'"]),
     (["env.name=tol"], ConfigError, ["tol", "Did you mean 'tool'"]),
     (["data.agent_name=env_lop"], DataError, ["env_lop", "Did you mean 'env_loop'"]),

@@ -118,5 +118,5 @@ class StepTable:
 
 def _required(values_N: Tensor | None) -> Tensor:
     if values_N is None:
-        raise ValueError("this estimator needs a critic: the table has no values")
+        raise ValueError("this estimator needs a critic; set algorithm.critic.enabled=true")
     return values_N

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,49 +19,16 @@ from agent_r1.algorithms import (
     Credit,
     LossInputs,
     StepTable,
-    TokenLosses,
-    aggregations,
-    estimators,
-    kl_estimators,
-    policy_losses,
     value_loss,
 )
-from agent_r1.algorithms.aggregation import Aggregation
-from agent_r1.algorithms.kl import KLEstimator
-from agent_r1.config import AlgorithmConfig, OptimizerConfig, bind_part
+from agent_r1.config import OptimizerConfig
 from agent_r1.seeds import mix_seed
+from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.batch import Experience
 from agent_r1.training.models import Critic
 from agent_r1.training.optimize import SkipCounter, guarded_step, make_optimizer
 from agent_r1.training.rows import MicroBatch, pack
 from agent_r1.training.scoring import score, score_all, value, value_all, value_of_states
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Algorithm:
-    """What is learned, as functions."""
-
-    estimate: Callable[[StepTable], Credit]
-    """From the step table to credit."""
-    loss: Callable[[LossInputs], TokenLosses]
-    """From log-probs and credit to a loss per token."""
-    aggregate: Aggregation
-    """The weight of each token."""
-    kl: KLEstimator
-    """Divergence from the reference, per token."""
-    settings: AlgorithmConfig
-    """The numbers."""
-
-
-def bind_algorithm(config: AlgorithmConfig) -> Algorithm:
-    """The algorithm a configuration names; wrong names and arguments are refused."""
-    return Algorithm(
-        estimate=bind_part(estimators, "algorithm.estimator", config.estimator),
-        loss=bind_part(policy_losses, "algorithm.loss", config.loss),
-        aggregate=aggregations.get(config.aggregation),
-        kl=kl_estimators.get(config.kl.estimator),
-        settings=config,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

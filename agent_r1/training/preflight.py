@@ -21,7 +21,7 @@ from agent_r1.registry import load_module, load_object
 from agent_r1.rewards import RewardFunction, reward_functions
 from agent_r1.rollout import choose_env
 from agent_r1.tools import BaseTool
-from agent_r1.training.learner import Algorithm, bind_algorithm
+from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.types import Observation, Task
 
 _POSITIVE = (
