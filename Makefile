@@ -15,7 +15,7 @@ train: $(SETUP)
 	$(BIN)/agent-r1 train recipes/quickstart $(overrides)
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow

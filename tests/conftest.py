@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agent_r1.chat import ChatRenderer
 from recipes.quickstart.shop import demonstration, draw_basket
 from recipes.quickstart.tiny_model import train_tokenizer
+
+# In models this small threads only wait for each other. The variable is for the processes that tests start: a run and
+# the run it is compared with must use the same number.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -33,15 +38,6 @@ def tiny_model(tokenizer: Any) -> LlamaForCausalLM:
     """A random model of a few thousand parameters; the same weights every time."""
     torch.manual_seed(0)
     return LlamaForCausalLM(tiny_config(tokenizer))
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """In models this small threads only wait for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

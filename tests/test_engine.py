@@ -34,9 +34,6 @@ T = TypeVar("T")
 Request = tuple[TokenIds, SamplingParams]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 @pytest.fixture
 def model(tiny_model: LlamaForCausalLM) -> LlamaForCausalLM:
     """The tiny model with weights so large that what it attends to decides what it says."""

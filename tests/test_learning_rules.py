@@ -39,9 +39,6 @@ GROUP = {"name": "group"}
 TOKEN_GAE = {"name": "token_gae"}
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 @pytest.fixture
 def policy(tiny_model: LlamaForCausalLM) -> LlamaForCausalLM:
     """The tiny model with weights so large that what it attends to decides what it says."""

@@ -31,6 +31,7 @@ def tiny_overrides(folder: Path, model: Path, *extra: str) -> list[str]:
         "rollout.group_size=4",
         "rollout.max_steps=2",
         "rollout.max_tokens=8",
+        "optimizer.final_fraction=1",
         "trainer.steps=4",
         "trainer.save_every=1",
         *extra,
