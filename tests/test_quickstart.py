@@ -16,6 +16,7 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import ToolEnv
 from agent_r1.registry import load_object, recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
+from agent_r1.tools.calculator import evaluate
 from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
 from recipes.quickstart.reward_fn import score
 from recipes.quickstart.shop import Basket, demonstration, draw_basket, task_row
@@ -98,8 +99,7 @@ def test_the_calculator_agrees_with_what_the_shopper_read(renderer: ChatRenderer
         for before, after in pairwise(messages):
             for made in before.get("tool_calls", []):
                 if made["function"]["name"] == "calculate":
-                    shown = load_object("agent_r1.tools.calculator:evaluate", kind="function")
-                    assert after["content"] == str(shown(made["function"]["arguments"]["expression"]))
+                    assert after["content"] == str(evaluate(made["function"]["arguments"]["expression"]))
 
 
 def test_a_demonstration_is_one_row_because_the_template_preserves_prefixes(renderer: ChatRenderer) -> None:

@@ -22,7 +22,7 @@ from agent_r1.cli import app
 from agent_r1.config import from_yaml
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, UnknownNameError
 from agent_r1.rollout import read_trajectories
-from tests.tiny_runs import RECIPE, tiny_overrides, write_tasks
+from tests.tiny_runs import tiny_overrides, write_tasks
 
 ROOT = Path(__file__).parent.parent
 
@@ -253,4 +253,3 @@ def test_every_verb_has_help_with_an_example() -> None:
 def test_something_that_is_not_a_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"base\.yaml"):
         agent_r1.train(str(tmp_path), quiet=True)
-    assert RECIPE.is_dir()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.errors import ConfigError
+from agent_r1.training.checkpoint import replace_folder
 
 
 def choose_device(name: str) -> torch.device:
@@ -73,7 +74,9 @@ def _no_progress_bars() -> Iterator[None]:
 
 def export_model(policy: nn.Module, tokenizer: Any, folder: Path) -> None:
     """Write a Hugging Face folder that `from_pretrained` (and vLLM, and `model.path`) can open."""
-    folder.mkdir(parents=True, exist_ok=True)
+    beside = folder.with_name(f"{folder.name}.partial")
+    beside.mkdir(parents=True, exist_ok=True)
     with _no_progress_bars():
-        cast(Any, policy).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        cast(Any, policy).save_pretrained(beside)
+    tokenizer.save_pretrained(beside)
+    replace_folder(beside, folder)

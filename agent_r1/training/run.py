@@ -21,12 +21,12 @@ from agent_r1.registry import load_object
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
 from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
-from agent_r1.training.checkpoint import list_checkpoints, replace_folder
+from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.learner import Learner
 from agent_r1.training.models import Critic, choose_device, export_model, load_policy
 from agent_r1.training.preflight import Plan, check_model, context_length, make_plan
 from agent_r1.training.run_folder import RunFolder, open_run
-from agent_r1.training.trainer import Summary, Trainer
+from agent_r1.training.trainer import EVAL_STREAM, Summary, Trainer
 from agent_r1.training.warm_start import fit_demonstrations
 from agent_r1.types import SamplingParams
 
@@ -96,7 +96,7 @@ async def eval_run(config: Config, console: RunConsole) -> Evaluation:
             tasks,
             sampling=SamplingParams(max_tokens=config.rollout.max_tokens, temperature=config.eval.temperature),
             num_samples=config.eval.samples,
-            seed=mix_seed(config.trainer.seed, 2),
+            seed=mix_seed(config.trainer.seed, EVAL_STREAM),
             on_finished=lambda trajectory: bar.advance(),
         )
     await parts.engine.close()
@@ -138,9 +138,7 @@ def sft_run(config: Config, console: RunConsole) -> Path:
             on_step=note,
         )
     tracker.close()
-    beside = Path(f"{folder.model}.partial")
-    export_model(policy, renderer.tokenizer, beside)
-    replace_folder(beside, folder.model)
+    export_model(policy, renderer.tokenizer, folder.model)
     return folder.model
 
 

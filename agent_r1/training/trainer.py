@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from agent_r1.chat import ChatRenderer
@@ -24,14 +23,14 @@ from agent_r1.rollout import Rollout, write_atomically, write_trajectories
 from agent_r1.seeds import mix_seed
 from agent_r1.tracking import Tracker
 from agent_r1.training.batch import gather_experience
-from agent_r1.training.checkpoint import load_latest, replace_folder, save_checkpoint
+from agent_r1.training.checkpoint import load_latest, save_checkpoint
 from agent_r1.training.learner import Learner
 from agent_r1.training.models import export_model
 from agent_r1.training.preflight import Plan
 from agent_r1.training.run_folder import RunFolder
 from agent_r1.types import Group, SamplingParams, Trajectory
 
-_ROLLOUT_STREAM, _EVAL_STREAM = 1, 2
+_ROLLOUT_STREAM, EVAL_STREAM = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,7 +174,7 @@ class Trainer:
                 self.eval_tasks,
                 sampling=sampling,
                 num_samples=settings.samples,
-                seed=mix_seed(self.config.trainer.seed, _EVAL_STREAM),
+                seed=mix_seed(self.config.trainer.seed, EVAL_STREAM),
                 on_finished=lambda trajectory: bar.advance(),
             )
 
@@ -200,7 +199,7 @@ class Trainer:
         self, before: tuple[Mapping[str, float] | None, list[Trajectory]], metrics: Mapping[str, float]
     ) -> Summary:
         """Export, evaluate, report."""
-        self._export()
+        export_model(self.learner.policy, self.renderer.tokenizer, self.folder.model)
         metrics_before, trajectories_before = before
         final = dict(metrics)
         tool_calls = final.get("episode/tool_calls", 0.0)
@@ -246,8 +245,3 @@ class Trainer:
         self.learner.load_state_dict(checkpoint.state["learner"])
         self._progress = _Progress(step=checkpoint.step, train_seconds=float(checkpoint.state["train_seconds"]))
         self.console.say(f"going on from step {checkpoint.step} of {self.folder.path}")
-
-    def _export(self) -> None:
-        beside = Path(f"{self.folder.model}.partial")
-        export_model(self.learner.policy, self.renderer.tokenizer, beside)
-        replace_folder(beside, self.folder.model)
