@@ -53,6 +53,10 @@ class RunConsole:
         """One plain line."""
         self.console.print(Text(text), soft_wrap=True)
 
+    def warn(self, text: str) -> None:
+        """A line that stands out."""
+        self.console.print(Text(f"warning: {text}", style="bold yellow"), soft_wrap=True)
+
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[ProgressBar]:
         """A progress bar, gone when the block ends; bars may be nested. Shown on terminals only."""

@@ -143,6 +143,9 @@ def _first_repeated(tasks: Sequence[Task]) -> str | None:
     return None
 
 
+_EXTRA_STREAM = 1
+
+
 class TaskSampler:
     """An endless, shuffled, resumable sequence of batches: batch `n` is a function of the seed and `n` alone.
 
@@ -159,6 +162,11 @@ class TaskSampler:
         """Batch `number`, counted from 0."""
         start = number * self._batch_size
         return [self._at(position) for position in range(start, start + self._batch_size)]
+
+    def extra(self, number: int, round_number: int, count: int) -> list[Task]:
+        """Further tasks for batch `number`, drawn outside the epochs' order and also from the seed alone."""
+        rng = random.Random(mix_seed(self._seed, number, round_number, _EXTRA_STREAM))
+        return [self._tasks[rng.randrange(len(self._tasks))] for _ in range(count)]
 
     def _at(self, position: int) -> Task:
         epoch, index = divmod(position, len(self._tasks))

@@ -108,6 +108,10 @@ class Observation:
     """Images referred to by the messages."""
     tools: tuple[ToolSchema, ...] = ()
     """Tools the chat template shows to the model."""
+    anchor: str | None = None
+    """Which state this is, for algorithms that compare steps taken in equal states; None: all that the model sees."""
+    privileged: str | None = None
+    """What is true of this state and hidden from the model: only a critic may read it."""
 
     def __post_init__(self) -> None:
         given = [name for name in ("messages", "text", "token_ids") if getattr(self, name) is not None]
@@ -252,6 +256,8 @@ class Episode:
     """Why it ended."""
     next_prompt_ids: TokenIds | None = None
     """For truncated episodes: the prompt after the last step, whose value a critic bootstraps from."""
+    next_privileged: str | None = None
+    """What is hidden from the model in that state."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers to be averaged over episodes, for example `tool/price/calls`."""
 
@@ -275,7 +281,7 @@ class Trajectory:
     group_id: int
     """The group: all rollouts of one task in one batch."""
     member: int
-    """Which rollout of the group."""
+    """Which rollout of the group; -1 is the greedy one."""
     steps: tuple[Step, ...]
     """In order."""
     outcome_reward: float
@@ -290,6 +296,8 @@ class Trajectory:
     """What a majority vote counts: the reward function's `answer`, else the last action's text."""
     next_prompt_ids: TokenIds | None = None
     """For truncated episodes: the prompt after the last step."""
+    next_privileged: str | None = None
+    """What is hidden from the model in that state."""
     error: str | None = None
     """The traceback of a failed rollout."""
     num_retries: int = 0
@@ -333,6 +341,8 @@ class Group:
     """Its place in the batch."""
     trajectories: tuple[Trajectory, ...]
     """Its members, failed ones included."""
+    greedy: Trajectory | None = None
+    """A rollout at temperature 0, for algorithms that compare with it. Not a member."""
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self.trajectories)
@@ -341,3 +351,8 @@ class Group:
     def valid(self) -> tuple[Trajectory, ...]:
         """The members that did not fail."""
         return tuple(t for t in self.trajectories if not t.is_failure)
+
+    @property
+    def learnable(self) -> tuple[Trajectory, ...]:
+        """The valid members that did anything."""
+        return tuple(t for t in self.valid if t.steps)

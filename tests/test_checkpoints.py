@@ -275,7 +275,7 @@ def test_what_a_run_only_writes_may_change_between_its_parts(tmp_path: Path, ove
 
 @pytest.mark.parametrize(
     "override",
-    ["optimizer.learning_rate=1e-3", "trainer.seed=1", "algorithm.aggregation=token-mean", "rollout.group_size=4"],
+    ["optimizer.learning_rate=1e-3", "trainer.seed=1", "algorithm.aggregation.name=token-mean", "rollout.group_size=4"],
 )
 def test_a_run_of_another_configuration_is_moved_aside(tmp_path: Path, override: str) -> None:
     start_run(tmp_path)

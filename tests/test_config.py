@@ -32,7 +32,13 @@ def test_the_package_default_is_grpo() -> None:
     config = load_config(None, [MODEL])
     assert config.model.path == "somewhere"
     assert config.algorithm.estimator == {"name": "group", "normalise_std": True}
-    assert config.algorithm.loss == {"name": "clip", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
+    assert config.algorithm.loss == {
+        "name": "clip",
+        "ratio": "token",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "dual_clip": 3.0,
+    }
     assert not config.algorithm.critic.enabled
     assert config.algorithm.kl.coefficient == 0.0
 
@@ -65,9 +71,9 @@ def test_overrides_come_last(tmp_path: Path) -> None:
 
 def test_a_recipe_may_bring_an_algorithm_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "algorithm").mkdir()
-    (tmp_path / "algorithm" / "mine.yaml").write_text("estimator: {name: group}\naggregation: token-mean\n")
+    (tmp_path / "algorithm" / "mine.yaml").write_text("estimator: {name: group}\naggregation: {name: token-mean}\n")
     folder = recipe(tmp_path, "model: {path: here}\n", algorithm="mine")
-    assert load_config(folder).algorithm.aggregation == "token-mean"
+    assert load_config(folder).algorithm.aggregation == {"name": "token-mean"}
 
 
 def test_arguments_of_open_keys_need_no_plus() -> None:
@@ -82,8 +88,9 @@ def test_arguments_of_open_keys_need_no_plus() -> None:
     config = load_config(None, [MODEL, *overrides])
     assert config.env == {"name": "tool", "depth": 3, "tools": ["price"]}
     assert config.algorithm.estimator == {"name": "group", "normalise_std": True, "scale": 0.5}
-    loss = {"name": "clip", "clip_low": 0.1, "clip_high": 0.2, "dual_clip": 3.0, "floor": 2, "ceiling": 4}
-    assert config.algorithm.loss == loss
+    added = {"clip_low": 0.1, "floor": 2, "ceiling": 4}
+    assert {name: config.algorithm.loss[name] for name in added} == added
+    assert config.algorithm.loss["clip_high"] == 0.2
 
 
 def test_an_argument_of_an_open_key_can_be_dropped() -> None:
@@ -250,13 +257,29 @@ def test_the_data_of_a_part_is_not_an_argument() -> None:
 
 
 def test_a_part_without_a_name_lists_what_there_is() -> None:
-    with pytest.raises(ConfigError, match=r"needs a name.*group, step_gae, token_gae"):
+    with pytest.raises(ConfigError, match=r"needs a name.*group, .*step_gae, .*token_gae"):
         bind_part(estimators, "algorithm.estimator", {"gamma": 0.9})
 
 
 def test_a_part_with_an_unknown_name_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'step_gae'"):
         bind_part(estimators, "algorithm.estimator", {"name": "step_gea"})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "estimator"),
+    [
+        (["algorithm.estimator=group"], {"name": "group"}),
+        (["algorithm.estimator=step_gae", "algorithm.estimator.lam=0.5"], {"name": "step_gae", "lam": 0.5}),
+        (["algorithm.estimator.lam=0.5", "algorithm.estimator=my.module:mine"], {"name": "my.module:mine", "lam": 0.5}),
+    ],
+)
+def test_naming_a_part_drops_the_arguments_of_the_one_it_replaces(
+    overrides: list[str], estimator: dict[str, object]
+) -> None:
+    config = load_config(None, [MODEL, "algorithm=ppo", *overrides])
+    assert config.algorithm.estimator == estimator
+    assert config.algorithm.loss["clip_high"] == 0.2
 
 
 def test_arguments_left_over_from_another_part_are_refused() -> None:

@@ -11,6 +11,13 @@ import agent_r1
 from agent_r1.types import Episode, Task
 from tests.tiny_runs import RECIPE, tiny_overrides
 
+PRESETS = sorted(path.stem for path in (Path(agent_r1.__file__).parent / "config" / "algorithm").glob("*.yaml"))
+
+
+def test_every_preset_of_the_field_is_there() -> None:
+    named = "ppo steppo pspo grpo dr_grpo dapo gspo cispo step_grpo gigpo rloo reinforce reinforce_pp"
+    assert set(PRESETS) == {*named.split(), "reinforce_pp_baseline", "remax"}
+
 
 def likes_even_tokens(task: Task, episode: Episode) -> float:
     """The share of tokens with an even id: a random model gets about half."""
@@ -18,7 +25,7 @@ def likes_even_tokens(task: Task, episode: Episode) -> float:
     return sum(token % 2 == 0 for token in ids) / len(ids)
 
 
-@pytest.mark.parametrize("preset", ["grpo", "ppo"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_the_reward_of_a_single_step_task_rises(tmp_path: Path, model_folder: Path, preset: str) -> None:
     run = tiny_overrides(
         tmp_path,
@@ -40,7 +47,7 @@ def test_the_reward_of_a_single_step_task_rises(tmp_path: Path, model_folder: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["grpo", "ppo"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_the_quickstart_learns_to_use_its_tools(tmp_path: Path, preset: str) -> None:
     summary = agent_r1.train(str(RECIPE), f"run.folder={tmp_path}", f"algorithm={preset}", quiet=True)
     assert summary.success_before is not None

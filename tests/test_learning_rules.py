@@ -7,8 +7,6 @@ import io
 import json
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +19,38 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import agent_r1
 from agent_r1.algorithms import Credit, LossInputs, StepTable, TokenLosses
-from agent_r1.config import AlgorithmConfig, OptimizerConfig
+from agent_r1.config import OptimizerConfig
 from agent_r1.config.schema import CriticConfig, KLConfig
 from agent_r1.demonstrations import DemonstrationRow
 from agent_r1.errors import ConfigError, DivergenceError
-from agent_r1.training.algorithm import Algorithm, bind_algorithm
-from agent_r1.training.batch import Experience, gather_experience
 from agent_r1.training.learner import Learner
 from agent_r1.training.models import Critic, load_policy
 from agent_r1.training.rows import Sample, pack
 from agent_r1.training.scoring import score, score_all, value_of_states
 from agent_r1.training.warm_start import fit_demonstrations
-from agent_r1.types import Action, Episode, Group, Observation, Step, StopReason, Task, TokenIds, Trajectory
-
-CPU = torch.device("cpu")
-GROUP = {"name": "group"}
-TOKEN_GAE = {"name": "token_gae"}
+from agent_r1.types import Episode, StopReason, Task, TokenIds
+from tests.hand_made import (
+    CPU,
+    TOKEN_GAE,
+    Fixed,
+    assert_same_gradients,
+    credited,
+    experience_of,
+    gradients_of,
+    make_critic,
+    make_learner,
+    make_step,
+    make_trajectory,
+    num_steps_of,
+    random_batch,
+    random_group,
+    random_ids,
+    random_trajectory,
+    row_logprobs,
+    same_weights,
+    weights_of,
+    with_parts,
+)
 
 
 @pytest.fixture
@@ -48,179 +62,6 @@ def policy(tiny_model: LlamaForCausalLM) -> LlamaForCausalLM:
             if parameter.dim() == 2:
                 parameter.normal_(0.0, 0.15, generator=generator)
     return tiny_model.train()
-
-
-# --- hand-made experience ------------------------------------------------------------------------------------------
-
-
-def row_logprobs(policy: nn.Module, prompt: TokenIds, action: TokenIds) -> Tensor:
-    """Log-probabilities of an action from one unpadded row."""
-    ids = torch.tensor([prompt + action])
-    logits = policy(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-    return logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).squeeze(1)
-
-
-def make_step(policy: nn.Module, prompt: TokenIds, action: TokenIds, reward: float = 0.0) -> Step:
-    with torch.no_grad():
-        logprobs = row_logprobs(policy, prompt, action).tolist() if action else []
-    return Step(
-        observation=Observation(token_ids=prompt),
-        prompt_ids=prompt,
-        action=Action(text="", token_ids=action),
-        action_ids=action,
-        rollout_logprobs=tuple(logprobs),
-        reward=reward,
-        done=False,
-        policy_version=0,
-    )
-
-
-def make_trajectory(
-    steps: Sequence[Step],
-    outcome: float,
-    *,
-    group_id: int = 0,
-    stop_reason: StopReason = StopReason.DONE,
-    next_prompt_ids: TokenIds | None = None,
-) -> Trajectory:
-    return Trajectory(
-        task_id=f"task-{group_id}",
-        group_id=group_id,
-        member=0,
-        steps=tuple(steps),
-        outcome_reward=outcome,
-        stop_reason=stop_reason,
-        next_prompt_ids=next_prompt_ids,
-    )
-
-
-def experience_of(*trajectories: Trajectory) -> Experience:
-    ids = sorted({trajectory.group_id for trajectory in trajectories})
-    groups = [
-        Group(
-            task=Task(task_id=f"task-{group_id}", prompt=()),
-            group_id=group_id,
-            trajectories=tuple(t for t in trajectories if t.group_id == group_id),
-        )
-        for group_id in ids
-    ]
-    return gather_experience(groups, process_weight=1.0)
-
-
-def random_ids(rng: random.Random, length: int) -> TokenIds:
-    return tuple(rng.choices(range(2, 90), k=length))
-
-
-def random_trajectory(
-    policy: nn.Module, rng: random.Random, outcome: float, *, group_id: int = 0, num_steps: int | None = None
-) -> Trajectory:
-    """A conversation: each prompt continues the turn before it."""
-    prompt, steps = random_ids(rng, rng.randint(2, 9)), []
-    for _ in range(num_steps or rng.randint(1, 4)):
-        action = random_ids(rng, rng.randint(1, 6))
-        steps.append(make_step(policy, prompt, action, reward=rng.choice([0.0, 0.1])))
-        prompt = prompt + action + random_ids(rng, rng.randint(1, 4))
-    return make_trajectory(steps, outcome, group_id=group_id)
-
-
-def random_group(policy: nn.Module, seed: int, outcomes: Sequence[float], group_id: int = 0) -> list[Trajectory]:
-    rng = random.Random(seed)
-    return [random_trajectory(policy, rng, outcome, group_id=group_id) for outcome in outcomes]
-
-
-def random_batch(policy: nn.Module, seed: int = 0, num_groups: int = 2) -> list[Trajectory]:
-    return [t for g in range(num_groups) for t in random_group(policy, seed + g, [1.0, 0.0, 0.5], group_id=g)]
-
-
-def make_learner(
-    policy: nn.Module,
-    *,
-    estimator: dict[str, Any] = GROUP,
-    critic: Critic | None = None,
-    reference: nn.Module | None = None,
-    kl: KLConfig | None = None,
-    critic_settings: CriticConfig | None = None,
-    optimizer: OptimizerConfig | None = None,
-    micro_batch_tokens: int = 4096,
-    max_skipped_updates: int = 3,
-    algorithm: Algorithm | None = None,
-    **numbers: Any,
-) -> Learner:
-    config = AlgorithmConfig(
-        estimator=dict(estimator),
-        loss={"name": "clip"},
-        kl=kl or KLConfig(),
-        critic=critic_settings or CriticConfig(enabled=critic is not None),
-        **numbers,
-    )
-    return Learner(
-        policy=policy,
-        reference=reference,
-        critic=critic,
-        algorithm=algorithm or bind_algorithm(config),
-        optimizer=optimizer or OptimizerConfig(learning_rate=1e-3, gradient_clip=1e9),
-        temperature=1.0,
-        micro_batch_tokens=micro_batch_tokens,
-        max_skipped_updates=max_skipped_updates,
-        total_steps=5,
-        seed=0,
-        device=CPU,
-    )
-
-
-def make_critic(policy: nn.Module) -> Critic:
-    """A critic whose head is not zero, so that its trunk has a gradient too."""
-    critic = Critic(policy)
-    with torch.no_grad():
-        critic.head.weight.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(2))
-    return critic
-
-
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-def same_weights(model: nn.Module, weights: dict[str, Tensor]) -> bool:
-    return all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
-
-
-def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The gradients of the one update made so far: AdamW's first moment starts as (1 - beta1) times the gradient."""
-    parameters = [parameter for entry in optimizer.param_groups for parameter in entry["params"]]
-    beta1 = optimizer.param_groups[0]["betas"][0]
-    return [optimizer.state[parameter]["exp_avg"] / (1 - beta1) for parameter in parameters]
-
-
-def num_steps_of(optimizer: torch.optim.Optimizer) -> int:
-    parameter = optimizer.param_groups[0]["params"][0]
-    return int(optimizer.state[parameter]["step"]) if optimizer.state else 0
-
-
-def assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float = 1e-5) -> None:
-    """Relative to the largest entry of each tensor."""
-    for one, other in zip(found, expected, strict=True):
-        assert float(other.abs().max()) > 0
-        assert float((one - other).abs().max()) <= tolerance * float(other.abs().max())
-
-
-class Fixed:
-    """An estimator that says what it is told, and keeps the table it was shown."""
-
-    def __init__(self, advantage: float = 0.0) -> None:
-        self.advantage = advantage
-
-    def __call__(self, table: StepTable) -> Credit:
-        self.table = table
-        everywhere_N = torch.ones(table.num_tokens, dtype=torch.bool)
-        return Credit(
-            advantages_N=torch.full((table.num_tokens,), self.advantage, dtype=torch.float64), credited_N=everywhere_N
-        )
-
-
-def with_parts(learner: Learner, **parts: Any) -> Learner:
-    """The same learner with other functions in its algorithm."""
-    learner.algorithm = replace(learner.algorithm, **parts)
-    return learner
 
 
 # --- rule 1: only sampled tokens carry loss ------------------------------------------------------------------------
@@ -648,7 +489,9 @@ def test_the_bootstrap_is_the_critics_value_of_the_state_after_the_cut(policy: L
         make_trajectory([step], 1.0),
         make_trajectory([step], 1.0, stop_reason=StopReason.CONTEXT_FULL, next_prompt_ids=long),
     )
-    found = make_learner(policy, estimator=TOKEN_GAE, critic=critic)._bootstrap(experience)
+    learner = with_parts(make_learner(policy, estimator=TOKEN_GAE, critic=critic), estimate=Fixed())
+    credited(learner, experience)
+    found = learner.algorithm.estimate.table.bootstrap_R  # type: ignore[attr-defined]
     expected = [critic_at_the_end(critic, short), 0.0, critic_at_the_end(critic, long)]
     assert abs(expected[0]) > 0.01
     assert found.tolist() == pytest.approx(expected, abs=1e-4)
@@ -661,7 +504,7 @@ def test_only_truncated_trajectories_are_credited_with_the_value_of_their_next_s
         step = make_step(policy, (5, 6), (7,))
         experience = experience_of(make_trajectory([step], 1.0, stop_reason=reason, next_prompt_ids=following))
         learner = make_learner(policy, estimator={**TOKEN_GAE, "whitened": False}, critic=critic)
-        batch, _ = learner._prepare(experience)
+        batch = credited(learner, experience)
         assert batch.credit.returns_N is not None
         seen[reason] = batch.credit.returns_N.tolist()
     assert seen[StopReason.DONE] == pytest.approx([1.0])
@@ -797,7 +640,7 @@ def test_step_gae_trains_the_critic_at_the_first_token_of_each_step_only(policy:
 def test_values_are_those_of_the_state_before_each_token(policy: LlamaForCausalLM) -> None:
     critic = make_critic(policy)
     learner = with_parts(make_learner(policy, estimator=TOKEN_GAE, critic=critic), estimate=Fixed(0.0))
-    batch, _ = learner._prepare(experience_of(make_trajectory([make_step(policy, (5, 6), (7, 8))], 1.0)))
+    batch = credited(learner, experience_of(make_trajectory([make_step(policy, (5, 6), (7, 8))], 1.0)))
     assert batch.old_values_N is not None
     expected = [critic_at_the_end(critic, state) for state in ((5, 6), (5, 6, 7))]
     assert batch.old_values_N.tolist() == pytest.approx(expected, abs=1e-4)
@@ -895,7 +738,7 @@ def test_the_first_update_starts_at_ratio_one(policy: LlamaForCausalLM) -> None:
     metrics = make_learner(policy).learn(experience_of(*random_batch(policy)), step=0)
     assert metrics["policy/ratio"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["policy/clip_fraction"] == 0.0
-    assert metrics["offpolicy/engine_difference"] < 1e-4
+    assert metrics["offpolicy/logprob_difference"] < 1e-4
 
 
 def test_learning_makes_good_actions_likelier_than_bad_ones(policy: LlamaForCausalLM) -> None:

@@ -19,7 +19,7 @@ from agent_r1.errors import RolloutsFailingError, UnknownNameError
 from agent_r1.evaluation import Evaluation, evaluate
 from agent_r1.flows import AgentFlowBase
 from agent_r1.metrics import best_of, majority, rollout_metrics
-from agent_r1.rewards import RewardFunction, reward_functions, score_episode, step_rewards
+from agent_r1.rewards import RewardFunction, reward_functions, score_episode
 from agent_r1.rollout import (
     Rollout,
     RolloutLimits,
@@ -29,7 +29,6 @@ from agent_r1.rollout import (
     write_trajectories,
 )
 from agent_r1.tools import FunctionTool
-from agent_r1.training.batch import gather_experience
 from agent_r1.types import (
     Action,
     Episode,
@@ -44,6 +43,7 @@ from agent_r1.types import (
     ToolCall,
     Trajectory,
 )
+from tests.hand_made import gather
 
 
 def task(name: str, **more: Any) -> Task:
@@ -129,8 +129,6 @@ def test_outcome_is_given_once_and_process_rewards_stay_on_their_steps(renderer:
     [[trajectory]] = run(rollout_with(renderer), task("a"))
     assert (trajectory.outcome_reward, trajectory.process_reward) == (1.0, 0.5)
     assert [step.reward for step in trajectory.steps] == [0.5]
-    assert step_rewards(trajectory, process_weight=0.5) == [1.25]
-    assert step_rewards(trajectory, process_weight=0.0) == [1.0]
 
 
 def test_members_have_their_own_seeds_and_the_same_run_seed_gives_the_same_ones(renderer: ChatRenderer) -> None:
@@ -256,7 +254,7 @@ def test_failed_rollout_is_counted_but_in_no_average(renderer: ChatRenderer) -> 
 
 def test_failed_rollout_is_not_learnt_from(renderer: ChatRenderer) -> None:
     groups = failed_and_good(renderer)
-    experience = gather_experience(groups, process_weight=1.0)
+    experience = gather(groups)
     [step] = groups[1].trajectories[0].steps
     assert [trajectory.task_id for trajectory in experience.trajectories] == ["good"]
     assert experience.table.rewards_S.tolist() == [1.5]
@@ -284,7 +282,7 @@ def test_steps_taken_before_a_failure_are_kept_for_the_record_only(renderer: Cha
     groups = run(rollout, task("broken"), task("good"))
     [failed] = groups[0]
     assert [step.action.text for step in failed.steps] == ["first"]
-    assert [t.task_id for t in gather_experience(groups, process_weight=1.0).trajectories] == ["good"]
+    assert [t.task_id for t in gather(groups).trajectories] == ["good"]
 
 
 class Hangs(OneStep):

@@ -1,7 +1,8 @@
 """Aggregations: the weight of each token in the loss, over the whole batch at once.
 
 An aggregation gives weights, not a mean: the loss of a batch is `sum(weight * token loss)`. The weights are worked out
-before the batch is cut into micro-batches or spread over ranks, so neither can change a gradient.
+before the batch is cut into micro-batches or spread over ranks, so neither can change a gradient. Keyword arguments are
+the keys of `algorithm.aggregation`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from agent_r1.registry import Registry
 
-Aggregation = Callable[[Tensor, Tensor, Tensor], Tensor]
+Aggregation = Callable[..., Tensor]
 """From `credited_N`, `step_N`, `trajectory_N` to weights."""
 
 aggregations: Registry[Aggregation] = Registry("aggregation")
@@ -53,3 +54,12 @@ def trajectory_mean_token_mean(credited_N: Tensor, step_N: Tensor, trajectory_N:
 def trajectory_mean_token_sum(credited_N: Tensor, step_N: Tensor, trajectory_N: Tensor) -> Tensor:
     """The sum over a trajectory's tokens, averaged over trajectories."""
     return credited_N.double() / max(1, _num_owners(credited_N, trajectory_N))
+
+
+@aggregations.register("token-sum-norm")
+def token_sum_norm(credited_N: Tensor, step_N: Tensor, trajectory_N: Tensor, *, divisor: float) -> Tensor:
+    """The sum over a trajectory's tokens over a constant, averaged over trajectories: a long answer's tokens weigh as
+    much as a short one's. One trajectory and divisor 4: every token weighs 1/4."""
+    if divisor <= 0:
+        raise ValueError(f"token-sum-norm needs a divisor above 0, found {divisor}")
+    return trajectory_mean_token_sum(credited_N, step_N, trajectory_N) / divisor

@@ -1,7 +1,10 @@
 """Policy losses and the value loss: one number per action token. Aggregation is someone else's business.
 
 To add one, register a function of `LossInputs` and name it in the configuration (`algorithm.loss.name=mine`); its
-keyword arguments are the keys of `algorithm.loss`.
+keyword arguments are the keys of `algorithm.loss`:
+
+    @policy_losses.register("mine")
+    def mine(inputs: LossInputs, *, power: float = 1.0) -> TokenLosses: ...
 """
 
 from __future__ import annotations
@@ -51,15 +54,46 @@ def log_ratio(inputs: LossInputs) -> Tensor:
     return (inputs.policy_logprobs_N - inputs.old_logprobs_N).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
+def step_log_ratio(inputs: LossInputs) -> Tensor:
+    """The mean log-ratio of the token's step (so the ratio is the geometric mean over the step), in token form.
+
+    The value is the step's; the gradient of each token's entry flows to its own log-probability alone, so the mean
+    over the step's tokens has the gradient of the step's log-ratio. Log-ratios (0, .2) of one step give (.1, .1).
+    """
+    own_N = log_ratio(inputs).detach()
+    step_ratio_N = mean_of_step(own_N, inputs.step_N)
+    return step_ratio_N + inputs.policy_logprobs_N - inputs.policy_logprobs_N.detach()
+
+
+def mean_of_step(values_N: Tensor, step_N: Tensor) -> Tensor:
+    """The mean over the step of each token: (1, 3, 5) in steps (0, 0, 1) gives (2, 2, 5)."""
+    if not len(step_N):
+        return values_N
+    zeros_S = values_N.new_zeros(int(step_N.max()) + 1)
+    sums_S = zeros_S.index_add(0, step_N, values_N)
+    counts_S = zeros_S.index_add(0, step_N, torch.ones_like(values_N))
+    return (sums_S / counts_S.clamp(min=1))[step_N]
+
+
 @policy_losses.register("clip")
 def clip(
-    inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0
+    inputs: LossInputs,
+    *,
+    ratio: str = "token",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
 ) -> TokenLosses:
     """PPO's clipped surrogate (Schulman et al. 2017, arXiv:1707.06347) with dual clip (Ye et al. 2020, 1912.09729).
 
     With ratio 1.5 and advantage 1: -1.2 (clipped). With ratio 5 and advantage -1: 3 instead of 5 (dual clip).
+    `ratio=step` takes one ratio for all tokens of a step, their geometric mean (GSPO, Zheng et al. 2025,
+    arXiv:2507.18071).
     """
-    ratio_N = log_ratio(inputs).exp()
+    if ratio not in _LOG_RATIOS:
+        raise ValueError(f"ratio={ratio} is not one of {', '.join(_LOG_RATIOS)}")
+    log_ratio_N = _LOG_RATIOS[ratio](inputs)
+    ratio_N = log_ratio_N.exp()
     advantages_N = inputs.advantages_N
     plain_N = -advantages_N * ratio_N
     clipped_N = -advantages_N * ratio_N.clamp(1 - clip_low, 1 + clip_high)
@@ -69,10 +103,36 @@ def clip(
         loss_N = torch.where(advantages_N < 0, bounded_N, loss_N)
     metrics_N = {
         "clip_fraction": (clipped_N > plain_N).float(),
-        "approx_kl": -log_ratio(inputs).detach(),
+        "approx_kl": -log_ratio_N.detach(),
         "ratio": ratio_N.detach(),
     }
     return TokenLosses(loss_N=loss_N, metrics_N=metrics_N)
+
+
+_LOG_RATIOS: Mapping[str, Callable[[LossInputs], Tensor]] = {"token": log_ratio, "step": step_log_ratio}
+
+
+@policy_losses.register("reinforce")
+def reinforce(inputs: LossInputs) -> TokenLosses:
+    """`-A log pi`: the plain policy gradient, right for one update a batch. A = 2 and log pi = -1 give 2."""
+    metrics_N = {"approx_kl": -log_ratio(inputs).detach()}
+    return TokenLosses(loss_N=-inputs.advantages_N * inputs.policy_logprobs_N, metrics_N=metrics_N)
+
+
+@policy_losses.register("cispo")
+def cispo(inputs: LossInputs, *, clip_high: float = 4.0) -> TokenLosses:
+    """CISPO: `-min(ratio, 1 + clip_high) A log pi` with the ratio detached (MiniMax 2025, arXiv:2506.13585).
+
+    The importance weight is bounded, but no token loses its gradient. Ratio 9, A = 1, log pi = -1, bound 5: 5.
+    """
+    ratio_N = log_ratio(inputs).detach().exp()
+    weight_N = ratio_N.clamp(max=1 + clip_high)
+    metrics_N = {
+        "clip_fraction": (ratio_N > weight_N).float(),
+        "approx_kl": -log_ratio(inputs).detach(),
+        "ratio": ratio_N,
+    }
+    return TokenLosses(loss_N=-weight_N * inputs.advantages_N * inputs.policy_logprobs_N, metrics_N=metrics_N)
 
 
 @policy_losses.register("nll")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from agent_r1.types import Observation
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTable:
@@ -38,6 +40,10 @@ class StepTable:
     """The critic's value of the state before each action token."""
     bootstrap_R: Tensor | None = None
     """The critic's value of the state after the last step; used only where `truncated_R`."""
+    greedy_returns_R: Tensor | None = None
+    """What the greedy rollout of the same task earned; NaN where there is none."""
+    observations_S: tuple[Observation, ...] | None = None
+    """What the model saw before each step."""
 
     @property
     def num_trajectories(self) -> int:
@@ -77,8 +83,31 @@ class StepTable:
 
         For the example above: [1.1, 0].
         """
-        zeros = torch.zeros(self.num_trajectories, dtype=self.rewards_S.dtype)
-        return zeros.index_add(0, self.trajectory_S, self.rewards_S)
+        return self._sum_R(self.rewards_S)
+
+    @property
+    def task_rewards_S(self) -> Tensor:
+        """`rewards_S` without what single tokens were charged (`token_rewards_N`)."""
+        if self.token_rewards_N is None:
+            return self.rewards_S
+        charged_S = torch.zeros_like(self.rewards_S).index_add(0, self.step_of_token_N, self.token_rewards_N)
+        return self.rewards_S - charged_S
+
+    @property
+    def task_returns_R(self) -> Tensor:
+        """`returns_R` without what single tokens were charged."""
+        return self._sum_R(self.task_rewards_S)
+
+    @property
+    def step_index_S(self) -> Tensor:
+        """The place of each step in its trajectory, from 0: [0, 1, 0] for the example above."""
+        num_steps_R = torch.bincount(self.trajectory_S, minlength=self.num_trajectories)
+        first_R = num_steps_R.cumsum(0) - num_steps_R
+        return torch.arange(len(self.trajectory_S)) - first_R[self.trajectory_S]
+
+    def _sum_R(self, values_S: Tensor) -> Tensor:
+        zeros_R = torch.zeros(self.num_trajectories, dtype=values_S.dtype)
+        return zeros_R.index_add(0, self.trajectory_S, values_S)
 
     def step_values_S(self) -> Tensor:
         """The critic's value before each step's first token; 0 for steps without tokens."""
@@ -95,10 +124,9 @@ class StepTable:
         reward falls on the token before it in the trajectory, else on the one after.
         """
         rewards_N = torch.zeros(self.num_tokens, dtype=self.rewards_S.dtype)
-        own_S = self.rewards_S
+        own_S = self.task_rewards_S
         if self.token_rewards_N is not None:
             rewards_N += self.token_rewards_N
-            own_S = own_S - torch.zeros_like(own_S).index_add(0, self.step_of_token_N, self.token_rewards_N)
         if self.num_tokens:
             owner_N = self.trajectory_of_token_N
             last = (self.lengths_S.cumsum(0) - 1).clamp(min=0)

@@ -86,11 +86,11 @@ class ChatRenderer:
         if observation.token_ids is not None:
             return Prompt(observation=observation, token_ids=observation.token_ids)
         if observation.text is not None:
-            return Prompt(observation=observation, token_ids=self._encode(observation.text))
+            return Prompt(observation=observation, token_ids=self.encode(observation.text))
         messages = observation.messages or ()
         text = self._template(messages, observation)
         return Prompt(
-            observation=observation, token_ids=self._encode(text), skeleton=tuple(messages), template_text=text
+            observation=observation, token_ids=self.encode(text), skeleton=tuple(messages), template_text=text
         )
 
     def next_prompt(self, previous: Prompt, action: Action, observation: Observation) -> Prompt:
@@ -124,7 +124,7 @@ class ChatRenderer:
         text = self._template([*prompt.skeleton, message], prompt.observation, add_generation_prompt=False)
         if prompt.template_text is None or not text.startswith(prompt.template_text):
             raise ValueError("the chat template does not write the assistant's turn after its generation prompt")
-        ids = self._encode(text[len(prompt.template_text) :])
+        ids = self.encode(text[len(prompt.template_text) :])
         end = next((index for index, token in enumerate(ids) if token in self.stop_ids), None)
         if end is None:
             raise ValueError("the chat template does not close the assistant's turn with an end-of-turn token")
@@ -149,7 +149,7 @@ class ChatRenderer:
         spoken = previous.template_text + marker
         if not text.startswith(spoken):
             return None
-        delta = self._encode(text[len(spoken) :])
+        delta = self.encode(text[len(spoken) :])
         delta = self._after_own_end(action.token_ids, delta)
         return Prompt(
             observation=observation,
@@ -178,7 +178,8 @@ class ChatRenderer:
         )
         return rendered
 
-    def _encode(self, text: str) -> TokenIds:
+    def encode(self, text: str) -> TokenIds:
+        """The ids of plain text, nothing added."""
         # A JSON escape can name half a character, which no tokenizer takes.
         text = text.encode("utf-8", "replace").decode("utf-8")
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))

@@ -19,8 +19,9 @@ from yaml import YAMLError
 from agent_r1.config.schema import Config
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 
-OPEN_KEYS = ("env", "algorithm.estimator", "algorithm.loss")
-"""Keys whose arguments are checked against a signature rather than the schema."""
+OPEN_KEYS = ("env", "algorithm.estimator", "algorithm.loss", "algorithm.aggregation", "algorithm.off_policy")
+"""Keys whose arguments are checked against a signature rather than the schema. On the command line `key=name` names the
+part and drops the arguments of the one it replaces."""
 
 _PACKAGE_FOLDER = Path(__file__).parent
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)
@@ -41,11 +42,33 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Con
         with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3"):
             composed = compose(name, overrides=["hydra.searchpath=[pkg://agent_r1.config]", *_opened(overrides)])
         OmegaConf.resolve(composed)
-        return _without_stale_preparation(cast(Config, OmegaConf.to_object(composed)), overrides)
+        config = _without_stale_arguments(cast(Config, OmegaConf.to_object(composed)), overrides)
+        return _without_stale_preparation(config, overrides)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise _explained(error, folder / f"{name}.yaml") from error
     finally:
         GlobalHydra.instance().clear()
+
+
+def _without_stale_arguments(config: Config, overrides: Sequence[str]) -> Config:
+    """A part named on the command line has the arguments given there, not those of the part it replaces."""
+    given = {override.split("=", 1)[0].lstrip("+") for override in overrides}
+    for key in filter(None, map(_replaced_part, overrides)):
+        section: Any = config
+        *path, leaf = key.split(".")
+        for name in path:
+            section = getattr(section, name)
+        part: dict[str, Any] = getattr(section, leaf)
+        kept = {name: value for name, value in part.items() if name == "name" or f"{key}.{name}" in given}
+        setattr(section, leaf, kept)
+    return config
+
+
+def _replaced_part(override: str) -> str | None:
+    """The open key that an override like `algorithm.estimator=group` sets to a plain name, else None."""
+    key, _, value = override.partition("=")
+    is_name = re.fullmatch(r"[\w.:-]+", value) is not None and value != "null"
+    return key if key in OPEN_KEYS and is_name else None
 
 
 def _without_stale_preparation(config: Config, overrides: Sequence[str]) -> Config:
@@ -93,6 +116,9 @@ def _opened(overrides: Sequence[str]) -> list[str]:
             problems.append(f"'{override}' is not an override; write key=value, for example trainer.steps=20")
             continue
         key = match["key"].lstrip("/")
+        if _replaced_part(override) is not None:
+            result.append(f"++{key}.name={match['value']}")
+            continue
         is_open = any(key == name or key.startswith(f"{name}.") for name in OPEN_KEYS)
         if not is_open and key not in keys and key not in sections:
             problems.append(f"unknown key '{key}'. {_nearest_key(key, keys)}")

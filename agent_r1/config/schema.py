@@ -2,8 +2,8 @@
 
     agent-r1 train recipes/quickstart algorithm=ppo trainer.steps=20 rollout.group_size=4
 
-A key set to `{name: ..., <argument>: ...}` (`env`, `algorithm.estimator`, `algorithm.loss`) names something in a
-registry and gives its keyword arguments; they are checked against its signature.
+A key set to `{name: ..., <argument>: ...}` (`env`, and `estimator`, `loss`, `aggregation`, `off_policy` of `algorithm`)
+names something in a registry and gives its keyword arguments; they are checked against its signature.
 """
 
 from __future__ import annotations
@@ -100,9 +100,13 @@ class KLConfig:
     coefficient: float = 0.0
     """0: no reference model is loaded."""
     estimator: str = "k3"
-    """k1, k2 or k3."""
+    """k1, abs, k2 or k3; with a `+` (`k3+`) its value with the gradient of k2."""
     place: str = "loss"
     """loss: added to the loss. reward: taken off the reward, token by token."""
+    target: Optional[float] = None
+    """Divergence per token to hold by moving the coefficient; null: the coefficient is fixed."""
+    horizon: float = 10000.0
+    """Trajectories over which the coefficient adapts; fewer is faster."""
 
 
 @dataclass
@@ -115,6 +119,26 @@ class CriticConfig:
     """Of the critic's own optimizer."""
     value_clip: Optional[float] = 0.5
     """How far a value may move from its old one in one update; null: as far as it likes."""
+    warmup_steps: int = 0
+    """First training steps in which only the critic learns."""
+    shared: bool = False
+    """A value head on the policy's own trunk instead of a model of its own: half the memory, one pass for both."""
+    shared_weight: float = 0.1
+    """Weight of the value loss in the trunk's gradient when shared."""
+    privileged: Optional[str] = None
+    """Text that only the critic reads. ground_truth: the row's. observation: what the environment gives as
+    `Observation.privileged`."""
+
+
+@dataclass
+class ProcessConfig:
+    """How the steps' own rewards are balanced against the outcome; `reward.process_weight` is their weight."""
+
+    normalisation: str = "none"
+    """What they are divided by. none, return_max: the batch's largest return-to-go, group_std: the spread of their
+    sums in the group, running: the spread over the whole run."""
+    bound: Optional[float] = None
+    """Cut a step's process reward to this size first; null: take it as it is."""
 
 
 @dataclass
@@ -125,14 +149,29 @@ class AlgorithmConfig:
     """The advantage estimator and its arguments."""
     loss: dict[str, Any] = field(default_factory=lambda: {"name": "clip"})
     """The policy loss and its arguments."""
-    aggregation: str = "trajectory-mean-token-mean"
+    aggregation: dict[str, Any] = field(default_factory=lambda: {"name": "trajectory-mean-token-mean"})
     """What weighs the same: tokens, steps or trajectories."""
+    off_policy: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
+    """Correction for the difference between the engine's and the trainer's probabilities: none, token, sequence or
+    mask."""
+    old_logprobs: str = "auto"
+    """Whose log-probs the ratio starts from. rollout: the engine's, no extra pass. trainer: the trainer's own, one
+    extra pass when several updates follow a rollout. auto: rollout when one update follows and nothing asks for more.
+    """
     epochs: int = 1
     """Passes over each batch."""
     minibatches: int = 1
     """Updates a pass; whole groups go into each."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
+    refill_rounds: int = 0
+    """Up to this many further rounds of rollouts take the place of groups whose members all earned the same."""
+    greedy_baseline: bool = False
+    """Roll every task out once more, greedily, as a baseline."""
+    overlong_fraction: float = 0.0
+    """The last part of `rollout.max_tokens` in which an action is charged, up to 1 at the limit; 0: never."""
+    process: ProcessConfig = field(default_factory=ProcessConfig)
+    """Balance of process and outcome rewards."""
     kl: KLConfig = field(default_factory=KLConfig)
     """Divergence from the starting policy."""
     critic: CriticConfig = field(default_factory=CriticConfig)

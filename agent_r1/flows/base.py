@@ -140,14 +140,22 @@ class AgentFlowBase(ABC):
         )
         self.steps.append(step)
         self.metrics.update(info.get("metrics", {}))
+        if turn.completion.finish_reason == "length":
+            self.metrics["episode/cut_actions"] += 1
         return step
 
-    def episode(self, stop_reason: StopReason, next_prompt_ids: TokenIds | None = None) -> Episode:
-        """What `run` returns: all recorded steps."""
+    def episode(
+        self,
+        stop_reason: StopReason,
+        next_prompt_ids: TokenIds | None = None,
+        next_privileged: str | None = None,
+    ) -> Episode:
+        """What `run` returns: all recorded steps, and for a truncated episode the state it was cut in."""
         return Episode(
             steps=tuple(self.steps),
             stop_reason=stop_reason,
             next_prompt_ids=next_prompt_ids,
+            next_privileged=next_privileged,
             metrics={name: float(value) for name, value in self.metrics.items()},
         )
 

@@ -7,7 +7,7 @@ import time
 from agent_r1.envs import AgentEnv, as_step_result
 from agent_r1.errors import ConfigError, boundary
 from agent_r1.flows.base import AgentFlowBase, Turn
-from agent_r1.types import Episode, Observation, StepResult, StopReason, Task, TokenIds
+from agent_r1.types import Episode, Observation, StepResult, StopReason, Task
 
 
 @AgentFlowBase.register("env_loop")
@@ -45,9 +45,9 @@ class AgentEnvLoop(AgentFlowBase):
             if result.done:
                 return self.episode(StopReason.DONE)
             if turn.context_cut:
-                return self.episode(StopReason.CONTEXT_FULL, self._state_after(turn, None))
+                return self._cut(StopReason.CONTEXT_FULL, turn, None)
             if len(self.steps) == self.context.max_steps:
-                return self.episode(StopReason.MAX_STEPS, self._state_after(turn, result))
+                return self._cut(StopReason.MAX_STEPS, turn, result)
             with boundary(StopReason.ENV_ERROR, f"the observation of {name}"):
                 prompt = self.render(_next_observation(result), after=turn)
             last = turn
@@ -56,16 +56,18 @@ class AgentEnvLoop(AgentFlowBase):
                 f"the first prompt of task '{task.task_id}' has {len(prompt.token_ids)} tokens and does not fit a "
                 f"context of {self.context.engine.context_length}"
             )
-        return self.episode(StopReason.CONTEXT_FULL, self._state_after(last, None))
+        return self._cut(StopReason.CONTEXT_FULL, last, None)
 
-    def _state_after(self, turn: Turn, result: StepResult | None) -> TokenIds:
-        """What a critic should value when the episode is cut here: the next prompt when there is one and it fits, else
-        the sampled turn's own end."""
+    def _cut(self, reason: StopReason, turn: Turn, result: StepResult | None) -> Episode:
+        """An episode that is cut here, with the state a critic should value: the next prompt when there is one and it
+        fits, else the sampled turn's own end."""
+        limit = self.context.engine.context_length
         if result is not None:
             following = self.render(_next_observation(result), after=turn)
-            if len(following.token_ids) <= self.context.engine.context_length:
-                return following.token_ids
-        return (turn.prompt.token_ids + turn.completion.token_ids)[: self.context.engine.context_length]
+            if len(following.token_ids) <= limit:
+                return self.episode(reason, following.token_ids, following.observation.privileged)
+        end = (turn.prompt.token_ids + turn.completion.token_ids)[:limit]
+        return self.episode(reason, end, turn.prompt.observation.privileged)
 
 
 @AgentFlowBase.register("single_step")

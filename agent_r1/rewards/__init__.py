@@ -1,16 +1,21 @@
-"""Rewards: outcome functions, process rewards, text matching."""
+"""Rewards: outcome functions, process rewards and their balance, text matching."""
 
 from agent_r1.rewards.matching import last_number, normalise_text
 from agent_r1.rewards.outcome import RewardFunction, RewardValue, Score, reward_functions, score_episode
-from agent_r1.rewards.process import step_rewards
+from agent_r1.rewards.process import NORMALISATIONS, ProcessBalance
+from agent_r1.rewards.shaping import RewardShaping, ShapedRewards, overlong_penalty
 
 __all__ = [
+    "NORMALISATIONS",
+    "ProcessBalance",
     "RewardFunction",
+    "RewardShaping",
     "RewardValue",
     "Score",
+    "ShapedRewards",
     "last_number",
     "normalise_text",
+    "overlong_penalty",
     "reward_functions",
     "score_episode",
-    "step_rewards",
 ]

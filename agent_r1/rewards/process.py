@@ -1,17 +1,121 @@
-"""Process rewards: what the steps themselves earned, balanced against the outcome."""
+"""Process rewards: what the steps themselves earned, balanced against the outcome.
+
+They stay on their steps; the estimator decides how far they travel. Balancing only divides them, so that neither part
+drowns the other:
+
+| normalisation | divides by |
+|---|---|
+| `none` | 1 |
+| `return_max` | the batch's largest absolute process return-to-go, as in PRIME (arXiv:2502.01456) |
+| `group_std` | the standard deviation of the trajectories' process sums in their group |
+| `running` | a running standard deviation of all discounted process returns-to-go of the run |
+
+Where a divisor would be 0 (nothing was earned, or everyone earned the same) it is 1. One outlier shrinks a whole batch
+under `return_max`; `bound` cuts single process rewards before anything is divided.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from agent_r1.types import Trajectory
 
+NORMALISATIONS = ("none", "return_max", "group_std", "running")
 
-def step_rewards(trajectory: Trajectory, *, process_weight: float) -> list[float]:
-    """The reward of each step: its process reward times the weight, plus the outcome on the last step.
+_TINY = 1e-8
 
-    Process rewards (0.1, 0.1, 0) and an outcome of 1 with weight 0.5 give [0.05, 0.05, 1.0]. A weight of 0 switches
-    process rewards off.
+
+@dataclass
+class RunningSpread:
+    """Count, mean and spread of all numbers seen so far (Chan's parallel form of Welford's method)."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+    """The sum of squared distances from the mean."""
+
+    def add(self, numbers: Sequence[float]) -> None:
+        """Take in some numbers: after (1, 3) the standard deviation is 1.4142."""
+        if not numbers:
+            return
+        count, mean = len(numbers), math.fsum(numbers) / len(numbers)
+        squares = math.fsum((number - mean) ** 2 for number in numbers)
+        total, shift = self.count + count, mean - self.mean
+        self.squares += squares + shift**2 * self.count * count / total
+        self.mean += shift * count / total
+        self.count = total
+
+    @property
+    def std(self) -> float:
+        """Unbiased; 0 for fewer than two numbers."""
+        return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
+
+
+class ProcessBalance:
+    """Balances the process rewards of a batch. `running` carries state from batch to batch.
+
+    Two members of a group with process rewards (.1, .1) and (0,): `return_max` divides by .2, `group_std` by .1414.
     """
-    rewards = [process_weight * step.reward for step in trajectory.steps]
-    if rewards:
-        rewards[-1] += trajectory.outcome_reward
-    return rewards
+
+    def __init__(
+        self, *, weight: float = 1.0, normalisation: str = "none", gamma: float = 1.0, bound: float | None = None
+    ) -> None:
+        self.weight = weight
+        self.normalisation = normalisation
+        self.gamma = gamma
+        self.bound = bound
+        self.running = RunningSpread()
+
+    def observe(self, groups: Sequence[Sequence[Trajectory]]) -> list[float]:
+        """The factor of each group's process rewards, after learning from this batch what it needs."""
+        rewards = [[self._bounded(trajectory) for trajectory in group] for group in groups]
+        togo = [number for group in rewards for steps in group for number in returns_to_go(steps, self.gamma)]
+        if self.normalisation == "return_max":
+            divisors = [max(map(abs, togo), default=0.0)] * len(groups)
+        elif self.normalisation == "group_std":
+            divisors = [_std([math.fsum(steps) for steps in group]) for group in rewards]
+        elif self.normalisation == "running":
+            self.running.add(togo)
+            divisors = [self.running.std] * len(groups)
+        else:
+            divisors = [1.0] * len(groups)
+        return [self.weight / (divisor if divisor > _TINY else 1.0) for divisor in divisors]
+
+    def balanced(self, trajectory: Trajectory, factor: float) -> list[float]:
+        """A trajectory's process rewards, step by step, times its group's factor."""
+        return [factor * reward for reward in self._bounded(trajectory)]
+
+    def _bounded(self, trajectory: Trajectory) -> list[float]:
+        rewards = [step.reward for step in trajectory.steps]
+        if self.bound is None:
+            return rewards
+        return [min(max(reward, -self.bound), self.bound) for reward in rewards]
+
+    def state_dict(self) -> dict[str, float]:
+        """What a resumed run needs."""
+        return {"count": self.running.count, "mean": self.running.mean, "squares": self.running.squares}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Take over what `state_dict` gave."""
+        self.running = RunningSpread(**state)
+
+
+def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
+    """What was earned from each step on.
+
+    >>> returns_to_go([0.0, 1.0], 0.5)
+    [0.5, 1.0]
+    """
+    result, following = [], 0.0
+    for reward in reversed(rewards):
+        following = reward + gamma * following
+        result.append(following)
+    return result[::-1]
+
+
+def _std(numbers: Sequence[float]) -> float:
+    spread = RunningSpread()
+    spread.add(numbers)
+    return spread.std

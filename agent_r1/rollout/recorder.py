@@ -32,7 +32,7 @@ def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int)
     lines = [
         json.dumps({"policy_step": policy_step, "prompt": list(group.task.prompt), **_as_json(trajectory)}, default=str)
         for group in groups
-        for trajectory in group
+        for trajectory in (*group, *filter(None, [group.greedy]))
     ]
     write_atomically(path, "".join(line + "\n" for line in lines))
 
@@ -61,6 +61,8 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
                 "tools": "same"
                 if step.observation.tools == tools_before
                 else [dict(tool) for tool in step.observation.tools],
+                "anchor": step.observation.anchor,
+                "privileged": step.observation.privileged,
                 "text": step.action.text,
                 "content": step.action.content,
                 "tool_calls": [
@@ -90,6 +92,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
         "answer": trajectory.answer,
         "stop_reason": str(trajectory.stop_reason),
         "next_prompt_ids": trajectory.next_prompt_ids,
+        "next_privileged": trajectory.next_privileged,
         "error": trajectory.error,
         "num_retries": trajectory.num_retries,
         "metrics": dict(trajectory.metrics),
@@ -122,10 +125,10 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
             for call in entry["tool_calls"]
         )
         action_ids = tuple(entry["action_ids"])
-        observation = Observation(messages=messages, tools=tools) if messages else Observation(token_ids=prompt_ids)
+        seen: dict[str, Any] = {"messages": messages, "tools": tools} if messages else {"token_ids": prompt_ids}
         steps.append(
             Step(
-                observation=observation,
+                observation=Observation(**seen, anchor=entry["anchor"], privileged=entry["privileged"]),
                 prompt_ids=prompt_ids,
                 action=Action(
                     text=entry["text"],
@@ -156,6 +159,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
         answer=line["answer"],
         stop_reason=StopReason(line["stop_reason"]),
         next_prompt_ids=None if following is None else tuple(following),
+        next_privileged=line["next_privileged"],
         error=line["error"],
         num_retries=line["num_retries"],
         metrics=line["metrics"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines.base import Engine
@@ -19,6 +19,9 @@ from agent_r1.flows import AgentFlowBase, FlowContext
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Episode, Group, SamplingParams, StopReason, Task, Trajectory
+
+GREEDY_MEMBER = -1
+"""The member number of a group's greedy rollout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,29 +63,42 @@ class Rollout:
         group_size: int,
         sampling: SamplingParams,
         seed: int,
+        with_greedy: bool = False,
+        first_group_id: int = 0,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> list[Group]:
-        """`group_size` rollouts of each task. The same seed and weights give the same rollouts.
+        """`group_size` rollouts of each task. The same seed, group ids and weights give the same rollouts.
+
+        `with_greedy` adds one rollout at temperature 0 to each group, beside its members.
 
         Raises `RolloutsFailingError` when every single rollout failed: there is nothing to learn from, and something
         is broken that no retry will mend.
         """
         places = asyncio.Semaphore(self.limits.concurrency)
 
+        greedy_sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
+
         async def member(group_id: int, task: Task, index: int) -> Trajectory:
+            chosen = greedy_sampling if index == GREEDY_MEMBER else sampling
             async with places:
-                trajectory = await self._member(task, group_id, index, sampling, mix_seed(seed, group_id, index))
+                trajectory = await self._member(task, group_id, index, chosen, mix_seed(seed, group_id, index))
             on_finished(trajectory)
             return trajectory
 
+        indices = [*range(group_size), *([GREEDY_MEMBER] if with_greedy else [])]
         async with asyncio.TaskGroup() as running:
             members = [
-                [running.create_task(member(group_id, task, index)) for index in range(group_size)]
-                for group_id, task in enumerate(tasks)
+                {index: running.create_task(member(group_id, task, index)) for index in indices}
+                for group_id, task in enumerate(tasks, start=first_group_id)
             ]
         groups = [
-            Group(task=task, group_id=group_id, trajectories=tuple(done.result() for done in group))
-            for group_id, (task, group) in enumerate(zip(tasks, members, strict=True))
+            Group(
+                task=task,
+                group_id=group_id,
+                trajectories=tuple(group[index].result() for index in range(group_size)),
+                greedy=group[GREEDY_MEMBER].result() if with_greedy else None,
+            )
+            for group_id, (task, group) in enumerate(zip(tasks, members, strict=True), start=first_group_id)
         ]
         _refuse_total_failure(groups)
         return groups
@@ -149,6 +165,7 @@ class Rollout:
             answer=score.answer,
             stop_reason=episode.stop_reason,
             next_prompt_ids=episode.next_prompt_ids,
+            next_privileged=episode.next_privileged,
             num_retries=attempt,
             metrics=episode.metrics,
         )

@@ -9,18 +9,21 @@ import torch
 
 from agent_r1.algorithms import (
     Aggregation,
+    Correction,
     Credit,
     KLEstimator,
     LossInputs,
     StepTable,
     TokenLosses,
     aggregations,
+    corrections,
     estimators,
     kl_estimators,
     policy_losses,
 )
 from agent_r1.config import AlgorithmConfig, bind_part
 from agent_r1.errors import ConfigError
+from agent_r1.types import Observation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +36,29 @@ class Algorithm:
     """From log-probs and credit to a loss per token."""
     aggregate: Aggregation
     """The weight of each token."""
+    correct: Correction
+    """The weight of each token for being sampled by another policy than the trainer's."""
     kl: KLEstimator
     """Divergence from the reference, per token."""
     settings: AlgorithmConfig
     """The numbers."""
+
+    @property
+    def num_updates(self) -> int:
+        """Updates a batch."""
+        return self.settings.epochs * self.settings.minibatches
+
+    @property
+    def bypasses_old_policy(self) -> bool:
+        """The engine's own log-probs stand for the old policy: no pass of the trainer is spent on them."""
+        if self.settings.old_logprobs != "auto":
+            return self.settings.old_logprobs == "rollout"
+        return self.num_updates == 1 and self.settings.off_policy.get("name") == "none" and not self.kl_in_reward
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Divergence is taken off the reward."""
+        return bool(self.settings.kl.coefficient) and self.settings.kl.place == "reward"
 
 
 def bind_algorithm(config: AlgorithmConfig) -> Algorithm:
@@ -44,17 +66,29 @@ def bind_algorithm(config: AlgorithmConfig) -> Algorithm:
     algorithm = Algorithm(
         estimate=bind_part(estimators, "algorithm.estimator", config.estimator),
         loss=bind_part(policy_losses, "algorithm.loss", config.loss),
-        aggregate=aggregations.get(config.aggregation),
+        aggregate=bind_part(aggregations, "algorithm.aggregation", config.aggregation),
+        correct=bind_part(corrections, "algorithm.off_policy", config.off_policy),
         kl=kl_estimators.get(config.kl.estimator),
         settings=config,
     )
+    if config.critic.shared and config.critic.privileged is not None:
+        raise ConfigError(
+            "algorithm.critic.shared=true and algorithm.critic.privileged exclude each other: a head on the policy's "
+            "trunk sees what the policy sees. Set one of them to its default"
+        )
+    if config.old_logprobs == "rollout" and config.off_policy.get("name") != "none":
+        raise ConfigError(
+            "algorithm.old_logprobs=rollout leaves nothing for algorithm.off_policy to correct: the ratio already "
+            "starts from the engine's log-probs. Use old_logprobs=trainer, or off_policy.name=none"
+        )
     _rehearse(algorithm)
     return algorithm
 
 
 def _rehearse(algorithm: Algorithm) -> None:
     """Run the parts once on two tiny trajectories, so that what cannot work is known before a model is loaded."""
-    critic = algorithm.settings.critic.enabled
+    settings = algorithm.settings
+    critic = settings.critic.enabled
     table = StepTable(
         rewards_S=torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64),
         lengths_S=torch.tensor([2, 1, 3]),
@@ -63,21 +97,28 @@ def _rehearse(algorithm: Algorithm) -> None:
         truncated_R=torch.tensor([False, True]),
         values_N=torch.zeros(6, dtype=torch.float64) if critic else None,
         bootstrap_R=torch.zeros(2, dtype=torch.float64) if critic else None,
+        greedy_returns_R=torch.zeros(2, dtype=torch.float64) if settings.greedy_baseline else None,
+        observations_S=(Observation(text="a"), Observation(text="b"), Observation(text="a")),
     )
+    logprobs_N = torch.full((6,), -1.0)
     try:
         credit = algorithm.estimate(table)
         inputs = LossInputs(
-            policy_logprobs_N=torch.full((6,), -1.0),
-            old_logprobs_N=torch.full((6,), -1.0),
+            policy_logprobs_N=logprobs_N,
+            old_logprobs_N=logprobs_N,
             advantages_N=credit.advantages_N.float(),
             step_N=table.step_of_token_N,
         )
         algorithm.loss(inputs)
+        algorithm.correct(logprobs_N, logprobs_N, table.step_of_token_N)
+        algorithm.aggregate(credit.credited_N, table.step_of_token_N, table.trajectory_of_token_N)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        parts = f"{algorithm.settings.estimator} and {algorithm.settings.loss}"
+        parts = ", ".join(
+            str(part) for part in (settings.estimator, settings.loss, settings.aggregation, settings.off_policy)
+        )
         raise ConfigError(f"the algorithm's parts {parts} do not work together: {error}") from error
     if critic and credit.returns_N is None:
         raise ConfigError(
-            f"algorithm.critic.enabled=true, but the estimator '{algorithm.settings.estimator.get('name')}' gives a "
+            f"algorithm.critic.enabled=true, but the estimator '{settings.estimator.get('name')}' gives a "
             "critic nothing to learn; use token_gae or step_gae, or switch the critic off"
         )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from agent_r1.algorithms import StepTable
-from agent_r1.rewards import step_rewards
+from agent_r1.rewards import RewardShaping, ShapedRewards
 from agent_r1.training.rows import Sample
-from agent_r1.types import Group, Trajectory
+from agent_r1.types import Group, Task, TokenIds, Trajectory
+
+PRIVILEGED_SOURCES = ("ground_truth", "observation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,31 +23,71 @@ class Experience:
     trajectories: tuple[Trajectory, ...]
     """In the table's order."""
     samples: tuple[Sample, ...]
-    """One per step, in the table's order."""
+    """One per step, in the table's order: what the policy reads."""
+    critic_samples: tuple[Sample, ...]
+    """The same for the critic, which may read more."""
+    cut_states: Mapping[int, TokenIds]
+    """By trajectory: the state a truncated one was cut in, as the critic reads it."""
     table: StepTable
     """Rewards and structure; no values yet."""
     rollout_logprobs_N: Tensor
     """The engine's log-probabilities of the action tokens."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The parts of the reward."""
 
 
-def gather_experience(groups: Sequence[Group], *, process_weight: float) -> Experience:
+class CriticView:
+    """What a critic reads before a step's own tokens: privileged text the policy never sees, or nothing.
+
+    `ground_truth` is the row's; `observation` is what the environment hides in `Observation.privileged`.
+    """
+
+    def __init__(self, source: str | None, encode: Callable[[str], TokenIds]) -> None:
+        self._source = source
+        self._encode = encode
+
+    def prefix(self, task: Task, privileged: str | None) -> TokenIds:
+        """The ids that stand before the prompt."""
+        if self._source is None:
+            return ()
+        text = str(task.ground_truth) if self._source == "ground_truth" else privileged
+        return self._encode(f"{text}\n") if text else ()
+
+
+def gather_experience(groups: Sequence[Group], shaping: RewardShaping, view: CriticView) -> Experience:
     """The batch of a list of groups."""
-    trajectories = tuple(trajectory for group in groups for trajectory in group.valid if trajectory.steps)
+    shaped = shaping(groups)
+    members = [(group, trajectory) for group in groups for trajectory in group.learnable]
+    steps = [(group.task, step) for group, trajectory in members for step in trajectory.steps]
+    samples = tuple(Sample.of_step(step.prompt_ids, step.action_ids) for _, step in steps)
+    prefixes = [view.prefix(task, step.observation.privileged) for task, step in steps]
+    return Experience(
+        trajectories=tuple(trajectory for _, trajectory in members),
+        samples=samples,
+        critic_samples=tuple(sample.after(prefix) for sample, prefix in zip(samples, prefixes, strict=True)),
+        cut_states={
+            index: view.prefix(group.task, trajectory.next_privileged) + trajectory.next_prompt_ids
+            for index, (group, trajectory) in enumerate(members)
+            if trajectory.next_prompt_ids
+        },
+        table=_table([trajectory for _, trajectory in members], shaped),
+        rollout_logprobs_N=torch.tensor([logprob for _, step in steps for logprob in step.rollout_logprobs]),
+        metrics=shaped.metrics,
+    )
+
+
+def _table(trajectories: Sequence[Trajectory], shaped: ShapedRewards) -> StepTable:
     steps = [step for trajectory in trajectories for step in trajectory.steps]
-    rewards = [reward for t in trajectories for reward in step_rewards(t, process_weight=process_weight)]
     owners = [index for index, trajectory in enumerate(trajectories) for _ in trajectory.steps]
-    table = StepTable(
-        rewards_S=torch.tensor(rewards, dtype=torch.float64),
+    greedy = [shaped.greedy_returns.get(trajectory.group_id, float("nan")) for trajectory in trajectories]
+    return StepTable(
+        rewards_S=torch.tensor([reward for rewards in shaped.steps for reward in rewards], dtype=torch.float64),
         lengths_S=torch.tensor([len(step.action_ids) for step in steps], dtype=torch.long),
         trajectory_S=torch.tensor(owners, dtype=torch.long),
         group_R=torch.tensor([trajectory.group_id for trajectory in trajectories], dtype=torch.long),
         truncated_R=torch.tensor(
             [trajectory.stop_reason.is_truncation for trajectory in trajectories], dtype=torch.bool
         ),
-    )
-    return Experience(
-        trajectories=trajectories,
-        samples=tuple(Sample.of_step(step.prompt_ids, step.action_ids) for step in steps),
-        table=table,
-        rollout_logprobs_N=torch.tensor([logprob for step in steps for logprob in step.rollout_logprobs]),
+        greedy_returns_R=torch.tensor(greedy, dtype=torch.float64) if shaped.greedy_returns else None,
+        observations_S=tuple(step.observation for step in steps),
     )

@@ -1,4 +1,4 @@
-"""Loading the policy and building a critic."""
+"""Loading and exporting the policy; critics."""
 
 from __future__ import annotations
 
@@ -38,24 +38,66 @@ def load_policy(path: str, *, dtype: str, device: torch.device, trust_remote_cod
 
 
 class Critic(nn.Module):
-    """The trunk of a language model with one linear output: the value of the state after each token."""
+    """Values the state after each token: a language model's trunk of its own with one linear output."""
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
-        base = cast(Any, policy)
-        self.trunk: nn.Module = copy.deepcopy(base.get_decoder())
-        parameter = next(policy.parameters())
-        hidden = int(base.config.get_text_config().hidden_size)
-        # From zero: an untrained critic must not invent differences between states.
-        self.head = nn.Linear(hidden, 1, device=parameter.device, dtype=parameter.dtype)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.trunk: nn.Module = copy.deepcopy(cast(Any, policy).get_decoder())
+        self.head = _value_head(policy)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Values [rows, tokens] in float32."""
-        hidden = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+        return self.value_of(_last_hidden(self.trunk, input_ids, attention_mask))
+
+    def value_of(self, hidden: Tensor) -> Tensor:
+        """The values of hidden states."""
         values: Tensor = self.head(hidden).squeeze(-1).float()
         return values
+
+
+class SharedCritic(nn.Module):
+    """A value head on the policy's own trunk. Only the head is its own: it alone is saved and counted as parameters.
+
+    Called as a module it takes the trunk as given: no gradient reaches the policy. The policy's own pass shows its
+    hidden states to `value_of`, with gradient.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self._borrowed: tuple[nn.Module] = (cast(Any, policy).get_decoder(),)  # a tuple: not a part of this module
+        self.head = _value_head(policy)
+
+    @property
+    def trunk(self) -> nn.Module:
+        """The policy's decoder."""
+        return self._borrowed[0]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Values [rows, tokens] in float32."""
+        with torch.no_grad():
+            hidden = _last_hidden(self.trunk, input_ids, attention_mask)
+        return self.value_of(hidden)
+
+    def value_of(self, hidden: Tensor) -> Tensor:
+        """The values of hidden states."""
+        values: Tensor = self.head(hidden).squeeze(-1).float()
+        return values
+
+
+def _value_head(policy: nn.Module) -> nn.Linear:
+    """From zero: an untrained critic must not invent differences between states."""
+    parameter = next(policy.parameters())
+    hidden_size = int(cast(Any, policy).config.get_text_config().hidden_size)
+    head = nn.Linear(hidden_size, 1, device=parameter.device, dtype=parameter.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def _last_hidden(trunk: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    output = trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+    hidden: Tensor = output.last_hidden_state
+    return hidden
 
 
 @contextmanager

@@ -5,6 +5,7 @@ All problems are reported together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from agent_r1.envs import AgentEnv
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.registry import load_module, load_object
-from agent_r1.rewards import RewardFunction, reward_functions
+from agent_r1.rewards import NORMALISATIONS, RewardFunction, reward_functions
 from agent_r1.rollout import choose_env
 from agent_r1.tools import BaseTool
 from agent_r1.training.algorithm import Algorithm, bind_algorithm
+from agent_r1.training.batch import PRIVILEGED_SOURCES
 from agent_r1.types import Observation, Task
 
 _POSITIVE = (
@@ -40,6 +42,7 @@ _POSITIVE = (
     "rollout.top_p",
     "algorithm.epochs",
     "algorithm.minibatches",
+    "algorithm.kl.horizon",
     "optimizer.learning_rate",
     "optimizer.gradient_clip",
     "sft.steps",
@@ -48,8 +51,20 @@ _POSITIVE = (
 )
 _CHOICES = {
     "algorithm.kl.place": ("loss", "reward"),
+    "algorithm.old_logprobs": ("auto", "rollout", "trainer"),
+    "algorithm.critic.privileged": (None, *PRIVILEGED_SOURCES),
+    "algorithm.process.normalisation": NORMALISATIONS,
     "model.dtype": ("float32", "bfloat16"),
     "run.resume": ("auto", "never", "must"),
+}
+_RANGES = {
+    "algorithm.overlong_fraction": (0.0, 1.0),
+    "algorithm.refill_rounds": (0, math.inf),
+    "algorithm.critic.warmup_steps": (0, math.inf),
+    "algorithm.critic.shared_weight": (0.0, math.inf),
+    "algorithm.kl.coefficient": (0.0, math.inf),
+    "algorithm.kl.target": (1e-12, math.inf),
+    "algorithm.process.bound": (0.0, math.inf),
 }
 
 
@@ -179,7 +194,11 @@ def _check_numbers(config: Config, problems: list[str]) -> None:
             problems.append(f"{key}={_lookup(config, key)} must be more than 0")
     for key, known in _CHOICES.items():
         if _lookup(config, key) not in known:
-            problems.append(f"{key}={_lookup(config, key)} is not one of {', '.join(known)}")
+            problems.append(f"{key}={_lookup(config, key)} is not one of {', '.join(map(str, known))}")
+    for key, (low, high) in _RANGES.items():
+        value = _lookup(config, key)
+        if value is not None and not low <= value <= high:
+            problems.append(f"{key}={value} must be between {low:g} and {high:g}")
 
 
 def _lookup(config: Config, key: str) -> Any:

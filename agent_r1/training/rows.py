@@ -35,6 +35,17 @@ class Sample:
         total = len(prompt_ids) + len(action_ids)
         return cls(token_ids=prompt_ids + action_ids, actions=tuple(range(len(prompt_ids), total)))
 
+    def after(self, prefix: TokenIds) -> Sample:
+        """The same row behind some more context.
+
+        >>> Sample.of_step((1, 2), (3,)).after((9,))
+        Sample(token_ids=(9, 1, 2, 3), actions=(3,))
+        """
+        if not prefix:
+            return self
+        shifted = tuple(position + len(prefix) for position in self.actions)
+        return Sample(token_ids=prefix + self.token_ids, actions=shifted)
+
     def __len__(self) -> int:
         return len(self.token_ids)
 

@@ -22,10 +22,12 @@ from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
 from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
 from agent_r1.training.checkpoint import list_checkpoints
+from agent_r1.training.credit import Models
 from agent_r1.training.learner import Learner
-from agent_r1.training.models import Critic, choose_device, export_model, load_policy
+from agent_r1.training.models import Critic, SharedCritic, choose_device, export_model, load_policy
 from agent_r1.training.preflight import Plan, check_model, context_length, make_plan
 from agent_r1.training.run_folder import RunFolder, open_run
+from agent_r1.training.scoring import AnyCritic
 from agent_r1.training.trainer import EVAL_STREAM, Summary, Trainer
 from agent_r1.training.warm_start import fit_demonstrations
 from agent_r1.types import SamplingParams
@@ -50,20 +52,13 @@ async def train_run(config: Config, console: RunConsole) -> Summary:
     if resume:
         folder.rewind(list_checkpoints(folder.checkpoints)[-1][0])
     parts = _load_parts(plan, renderer)
-    settings = config.algorithm
-    reference = copy.deepcopy(parts.policy).eval().requires_grad_(False) if settings.kl.coefficient else None
     learner = Learner(
-        policy=parts.policy,
-        reference=reference,
-        critic=Critic(parts.policy) if settings.critic.enabled else None,
+        models=_models(config, parts),
         algorithm=plan.algorithm,
         optimizer=config.optimizer,
-        temperature=config.rollout.temperature,
-        micro_batch_tokens=config.trainer.micro_batch_tokens,
         max_skipped_updates=config.trainer.max_skipped_updates,
         total_steps=config.trainer.steps,
         seed=config.trainer.seed,
-        device=parts.device,
     )
     tracker = _trackers(config, folder)
     try:
@@ -153,6 +148,22 @@ def dry_run(config: Config, console: RunConsole) -> Plan:
     console.say(to_yaml(config).rstrip())
     console.say(f"train: {len(plan.train_tasks)} tasks   eval: {len(plan.eval_tasks)} tasks   model: {model_note}")
     return plan
+
+
+def _models(config: Config, parts: _Parts) -> Models:
+    """The policy with the models its algorithm asks for; a coefficient of 0 asks for no reference."""
+    settings = config.algorithm
+    critic: AnyCritic | None = None
+    if settings.critic.enabled:
+        critic = SharedCritic(parts.policy) if settings.critic.shared else Critic(parts.policy)
+    return Models(
+        policy=parts.policy,
+        reference=copy.deepcopy(parts.policy).eval().requires_grad_(False) if settings.kl.coefficient else None,
+        critic=critic,
+        temperature=config.rollout.temperature,
+        max_tokens=config.trainer.micro_batch_tokens,
+        device=parts.device,
+    )
 
 
 def _prepare_model(config: Config, console: RunConsole) -> None:

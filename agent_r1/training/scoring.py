@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from agent_r1.training.models import Critic
+from agent_r1.training.models import Critic, SharedCritic
 from agent_r1.training.rows import MicroBatch, Sample, pack
 from agent_r1.types import TokenIds
+
+AnyCritic = Critic | SharedCritic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,16 +25,51 @@ class Scores:
     """Log-probability of each action token, at the rollout's temperature."""
     entropy_N: Tensor
     """Entropy of the distribution each was drawn from."""
+    values_N: Tensor | None = None
+    """The value of the state before each, when a value head shares the trunk."""
 
 
-def score(policy: nn.Module, batch: MicroBatch, *, temperature: float, with_entropy_gradient: bool = False) -> Scores:
-    """Score the action tokens of a micro-batch. The temperature is the one they were sampled at."""
-    output = cast(Any, policy)(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False)
+def score(
+    policy: nn.Module,
+    batch: MicroBatch,
+    *,
+    temperature: float,
+    with_entropy_gradient: bool = False,
+    value_of: Callable[[Tensor], Tensor] | None = None,
+) -> Scores:
+    """Score the action tokens of a micro-batch. The temperature is the one they were sampled at.
+
+    `value_of` values the trunk's last hidden states; it sees those of the same pass.
+    """
+    with _hidden_states(policy, wanted=value_of is not None) as hidden:
+        output = cast(Any, policy)(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False)
     logits_N = output.logits[batch.rows_N, batch.columns_N].float() / temperature
     distribution_N = torch.log_softmax(logits_N, dim=-1)
     with torch.set_grad_enabled(with_entropy_gradient and torch.is_grad_enabled()):
         entropy_N = -(distribution_N.exp() * distribution_N).sum(-1)
-    return Scores(logprobs_N=distribution_N.gather(1, batch.targets_N[:, None]).squeeze(1), entropy_N=entropy_N)
+    return Scores(
+        logprobs_N=distribution_N.gather(1, batch.targets_N[:, None]).squeeze(1),
+        entropy_N=entropy_N,
+        values_N=None if value_of is None else value_of(hidden[0][batch.rows_N, batch.columns_N]),
+    )
+
+
+@contextmanager
+def _hidden_states(policy: nn.Module, *, wanted: bool) -> Iterator[list[Tensor]]:
+    """Collects the last hidden states of the policy's trunk while the block runs."""
+    kept: list[Tensor] = []
+    if not wanted:
+        yield kept
+        return
+
+    def keep(module: nn.Module, arguments: Any, output: Any) -> None:
+        kept.append(output.last_hidden_state)
+
+    handle = cast(nn.Module, cast(Any, policy).get_decoder()).register_forward_hook(keep)
+    try:
+        yield kept
+    finally:
+        handle.remove()
 
 
 def score_all(
@@ -46,13 +84,13 @@ def score_all(
     return result_N
 
 
-def value(critic: Critic, batch: MicroBatch) -> Tensor:
+def value(critic: AnyCritic, batch: MicroBatch) -> Tensor:
     """The critic's value of the state before each action token of a micro-batch."""
     values: Tensor = critic(batch.input_ids, batch.attention_mask)
     return values[batch.rows_N, batch.columns_N]
 
 
-def value_all(critic: Critic, samples: Sequence[Sample], *, max_tokens: int, device: torch.device) -> Tensor:
+def value_all(critic: AnyCritic, samples: Sequence[Sample], *, max_tokens: int, device: torch.device) -> Tensor:
     """Values before all action tokens [N], without gradient, on the CPU."""
     result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
     with torch.no_grad():
@@ -61,7 +99,7 @@ def value_all(critic: Critic, samples: Sequence[Sample], *, max_tokens: int, dev
     return result_N
 
 
-def value_of_states(critic: Critic, states: Sequence[TokenIds], *, max_tokens: int, device: torch.device) -> Tensor:
+def value_of_states(critic: AnyCritic, states: Sequence[TokenIds], *, max_tokens: int, device: torch.device) -> Tensor:
     """The critic's value at the end of each token sequence, for bootstrapping truncated trajectories."""
     samples = [Sample(token_ids=state, actions=(len(state) - 1,)) for state in states]
     result = torch.zeros(len(states))

@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config
 from agent_r1.console import RunConsole, pick_pair
-from agent_r1.data import TaskSampler
 from agent_r1.engines.base import Engine
 from agent_r1.evaluation import Evaluation, evaluate
+from agent_r1.health import HealthMonitor
 from agent_r1.metrics import rollout_metrics
+from agent_r1.rewards import ProcessBalance, RewardShaping
 from agent_r1.rollout import Rollout, write_atomically, write_trajectories
 from agent_r1.seeds import mix_seed
 from agent_r1.tracking import Tracker
-from agent_r1.training.batch import gather_experience
+from agent_r1.training.batch import CriticView, gather_experience
 from agent_r1.training.checkpoint import load_latest, save_checkpoint
+from agent_r1.training.collect import Collector
 from agent_r1.training.learner import Learner
 from agent_r1.training.models import export_model
 from agent_r1.training.preflight import Plan
 from agent_r1.training.run_folder import RunFolder
 from agent_r1.types import Group, SamplingParams, Trajectory
 
-_ROLLOUT_STREAM, EVAL_STREAM = 1, 2
+EVAL_STREAM = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +53,8 @@ class Summary:
     """The exported Hugging Face folder."""
     metrics: dict[str, float]
     """The evaluation after training, else the last step's metrics."""
+    warnings: list[str]
+    """What went wrong on the way, in words."""
 
 
 @dataclass
@@ -86,15 +90,10 @@ class Trainer:
         self.console = console
         limit = self.config.eval.max_tasks
         self.eval_tasks = plan.eval_tasks[:limit]
-        self.sampler = TaskSampler(
-            plan.train_tasks, batch_size=self.config.rollout.groups_per_step, seed=self.config.trainer.seed
-        )
-        self.sampling = SamplingParams(
-            max_tokens=self.config.rollout.max_tokens,
-            temperature=self.config.rollout.temperature,
-            top_p=self.config.rollout.top_p,
-            top_k=self.config.rollout.top_k,
-        )
+        self.collector = Collector(self.config, rollout, plan.train_tasks)
+        self.shaping = make_shaping(self.config)
+        self.critic_view = CriticView(self.config.algorithm.critic.privileged, renderer.encode)
+        self.health = HealthMonitor(has_tools=_offers_tools(plan))
         self._progress = _Progress()
 
     async def run(self, *, resume: bool) -> Summary:
@@ -120,17 +119,11 @@ class Trainer:
     async def _step(self) -> dict[str, float]:
         started = time.perf_counter()
         step = self._progress.step
-        rollout_config = self.config.rollout
-        with self.console.progress("rollout", rollout_config.groups_per_step * rollout_config.group_size) as bar:
-            groups = await self.rollout.run(
-                self.sampler.batch(step),
-                group_size=rollout_config.group_size,
-                sampling=self.sampling,
-                seed=mix_seed(self.config.trainer.seed, _ROLLOUT_STREAM, step),
-                on_finished=lambda trajectory: bar.advance(),
-            )
+        with self.console.progress("rollout", self.collector.rollouts_per_batch) as bar:
+            collected = await self.collector.collect(step, on_finished=lambda trajectory: bar.advance())
+        groups = collected.groups
         rolled_out = time.perf_counter()
-        experience = gather_experience(groups, process_weight=self.config.reward.process_weight)
+        experience = gather_experience(groups, self.shaping, self.critic_view)
         learned = self.learner.learn(experience, step=step)
         updated = time.perf_counter()
         self._progress.step += 1
@@ -140,6 +133,7 @@ class Trainer:
         self._progress.train_seconds += finished - started
         metrics = {
             **rollout_metrics(groups),
+            **collected.metrics,
             **learned,
             "time/rollout": rolled_out - started,
             "time/update": updated - rolled_out,
@@ -149,6 +143,8 @@ class Trainer:
         }
         self.tracker.log(self._progress.step, metrics)
         self.console.step_line(self._progress.step, self.config.trainer.steps, metrics, finished - started)
+        for warning in self.health.look(metrics):
+            self.console.warn(warning)
         return metrics
 
     def _due(self, every: int) -> bool:
@@ -157,7 +153,7 @@ class Trainer:
     async def _push_weights(self) -> None:
         await self.engine.update_weights(self.learner.policy.state_dict().items(), self._progress.step)
 
-    def _record(self, groups: list[Group]) -> None:
+    def _record(self, groups: Sequence[Group]) -> None:
         if self._due(self.config.tracking.record_every):
             path = self.folder.trajectories / f"{self._progress.step}.jsonl"
             write_trajectories(path, groups, policy_step=self._progress.step - 1)
@@ -222,6 +218,7 @@ class Trainer:
             tool_calls_per_episode=tool_calls,
             model=str(self.folder.model),
             metrics=final,
+            warnings=self.health.warnings,
         )
         write_atomically(self.folder.summary, json.dumps(asdict(summary), indent=2) + "\n")
         self.console.say(f"model: {self.folder.model}   summary: {self.folder.summary}")
@@ -230,7 +227,11 @@ class Trainer:
     # --- saving ----------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        state: dict[str, Any] = {"learner": self.learner.state_dict(), "train_seconds": self._progress.train_seconds}
+        state: dict[str, Any] = {
+            "learner": self.learner.state_dict(),
+            "process_balance": self.shaping.process.state_dict(),
+            "train_seconds": self._progress.train_seconds,
+        }
         save_checkpoint(
             self.folder.checkpoints,
             step=self._progress.step,
@@ -243,5 +244,27 @@ class Trainer:
         if checkpoint is None:
             return
         self.learner.load_state_dict(checkpoint.state["learner"])
+        self.shaping.process.load_state_dict(checkpoint.state["process_balance"])
+        self.health.replay(line for line in self.folder.read_metrics() if "reward/outcome" in line)
         self._progress = _Progress(step=checkpoint.step, train_seconds=float(checkpoint.state["train_seconds"]))
         self.console.say(f"going on from step {checkpoint.step} of {self.folder.path}")
+
+
+def make_shaping(config: Config) -> RewardShaping:
+    """How the parts of the reward are put together; process returns are discounted as the estimator discounts."""
+    process = ProcessBalance(
+        weight=config.reward.process_weight,
+        normalisation=config.algorithm.process.normalisation,
+        gamma=float(config.algorithm.estimator.get("gamma", 1.0)),
+        bound=config.algorithm.process.bound,
+    )
+    return RewardShaping(
+        process=process,
+        max_tokens=config.rollout.max_tokens,
+        overlong_fraction=config.algorithm.overlong_fraction,
+    )
+
+
+def _offers_tools(plan: Plan) -> bool:
+    """The environment, or some row, has tools."""
+    return bool(plan.config.env.get("tools")) or any(task.env_kwargs.get("tools") for task in plan.train_tasks)

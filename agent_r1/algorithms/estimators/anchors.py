@@ -1,0 +1,92 @@
+"""GiGPO: groups within groups, made of the steps that started from the same observation (arXiv:2505.10978)."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agent_r1.algorithms.estimators.base import Credit, estimators, group_statistics, has_spread
+from agent_r1.algorithms.scan import reverse_scan
+from agent_r1.algorithms.table import StepTable
+from agent_r1.types import Observation
+
+
+@estimators.register("gigpo")
+def gigpo(
+    table: StepTable,
+    *,
+    step_weight: float = 1.0,
+    gamma: float = 0.95,
+    mean_norm: bool = False,
+    similarity: float | None = None,
+    epsilon: float = 1e-6,
+) -> Credit:
+    """The episode's advantage plus `step_weight` times the step's (Feng et al. 2025).
+
+    The episode's is GRPO's. The step's compares the discounted return-to-go of all steps of the group that started from
+    the same anchor observation; alone in its cluster it is 0. `mean_norm` leaves out both standard deviations.
+    `similarity` joins observations that are at least so similar (0 to 1) to a cluster's first member, instead of equal.
+
+    Two single-step members with returns (1, 0) and the same observation: (.7071 + .7071, -.7071 - .7071).
+    """
+    if table.observations_S is None:
+        raise ValueError("this estimator needs the observations of the steps")
+    episodes = group_statistics(table.returns_R, table.group_R)
+    episode_R = table.returns_R - episodes.mean_R
+    togo_S = reverse_scan(table.rewards_S, gamma, table.trajectory_S)
+    cluster_S = anchor_clusters(table.observations_S, table.group_R[table.trajectory_S], similarity)
+    clusters = group_statistics(togo_S, cluster_S)
+    # Whether a cluster is alive is asked of the task's own rewards, as for groups.
+    task_togo_S = reverse_scan(table.task_rewards_S, gamma, table.trajectory_S)
+    compared_S = group_statistics(task_togo_S, cluster_S).has_spread_R
+    step_S = torch.where(compared_S, togo_S - clusters.mean_R, torch.zeros_like(togo_S))
+    if not mean_norm:
+        episode_R = episode_R / (episodes.std_R + epsilon)
+        step_S = step_S / (clusters.std_R + epsilon)
+    alive_S = has_spread(table)[table.trajectory_S]
+    episode_S = torch.where(alive_S, episode_R[table.trajectory_S], torch.zeros_like(togo_S))
+    return Credit.of_steps(table, episode_S + step_weight * step_S, alive_S | compared_S)
+
+
+def anchor_clusters(observations: Sequence[Observation], group_S: Tensor, similarity: float | None = None) -> Tensor:
+    """A cluster id for each step: steps of one group share it when they started from the same anchor.
+
+    Anchors (a, b, a) in groups (0, 0, 0) give (0, 1, 0); in groups (0, 0, 1) they give (0, 1, 2). A step joins the
+    first cluster of its group whose first member is similar enough.
+    """
+    firsts: dict[int, list[tuple[str, int]]] = {}
+    exact: dict[tuple[int, str], int] = {}
+    result, num_clusters = [], 0
+    for observation, group_id in zip(observations, group_S.tolist(), strict=True):
+        anchor = anchor_of(observation)
+        cluster = exact.get((group_id, anchor))
+        if cluster is None and similarity is not None:
+            known = firsts.setdefault(group_id, [])
+            cluster = next((number for first, number in known if _similar(first, anchor) >= similarity), None)
+        if cluster is None:
+            cluster, num_clusters = num_clusters, num_clusters + 1
+            firsts.setdefault(group_id, []).append((anchor, cluster))
+        exact[group_id, anchor] = cluster
+        result.append(cluster)
+    return torch.tensor(result, dtype=torch.long)
+
+
+def anchor_of(observation: Observation) -> str:
+    """What says which state a step started from: the environment's own anchor, else all that the model saw.
+
+    >>> anchor_of(Observation(text="a room with two doors", anchor="room 2"))
+    'room 2'
+    """
+    if observation.anchor is not None:
+        return observation.anchor
+    seen = observation.text if observation.messages is None else list(observation.messages)
+    return json.dumps(observation.token_ids if seen is None else seen, sort_keys=True, default=str)
+
+
+def _similar(first: str, second: str) -> float:
+    """2 * matching characters / all characters, in [0, 1]."""
+    return difflib.SequenceMatcher(None, first, second, autojunk=False).ratio()

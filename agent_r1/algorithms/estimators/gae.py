@@ -1,0 +1,59 @@
+"""Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438), with steps or with tokens as time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from agent_r1.algorithms.estimators.base import Credit, estimators, whiten, whiten_where
+from agent_r1.algorithms.scan import next_in_segment, reverse_scan
+from agent_r1.algorithms.table import StepTable
+
+
+def _gae(table: StepTable, gamma: float, lam: float, values_S: Tensor) -> Tensor:
+    """Generalised advantages of a table's steps."""
+    after_last_R = torch.zeros(table.num_trajectories, dtype=values_S.dtype)
+    if table.bootstrap_R is not None:
+        after_last_R = torch.where(table.truncated_R, table.bootstrap_R.to(values_S.dtype), after_last_R)
+    next_values_S = next_in_segment(values_S, table.trajectory_S, after_last_R[table.trajectory_S])
+    deltas_S = table.rewards_S + gamma * next_values_S - values_S
+    return reverse_scan(deltas_S, gamma * lam, table.trajectory_S)
+
+
+@estimators.register("step_gae")
+def step_gae(table: StepTable, *, gamma: float = 1.0, lam: float = 0.95, whitened: bool = True) -> Credit:
+    """GAE whose time is steps: one value before each step, gamma and lambda act once a step.
+
+    One trajectory, rewards (0, 1), values (.5, .5), gamma 1, lambda 1: advantages (.5, .5) and targets (1, 1).
+    """
+    values_S = table.step_values_S()
+    advantages_S = _gae(table, gamma, lam, values_S)
+    returns_S = advantages_S + values_S
+    if whitened:
+        advantages_S = whiten_where(advantages_S, table.lengths_S > 0)
+    return replace(
+        Credit.of_steps(table, advantages_S),
+        returns_N=returns_S[table.step_of_token_N],
+        valued_N=table.first_token_N,
+    )
+
+
+@estimators.register("token_gae")
+def token_gae(table: StepTable, *, gamma: float = 1.0, lam: float = 0.95, whitened: bool = True) -> Credit:
+    """GAE whose time is action tokens, carried across steps; the tokens in between do not exist for it.
+
+    The value of the next step's first token bootstraps a step's last token.
+    """
+    tokens = table.per_token()
+    values_N = tokens.step_values_S()
+    advantages_N = _gae(tokens, gamma, lam, values_N)
+    returns_N = advantages_N + values_N
+    everywhere_N = torch.ones(table.num_tokens, dtype=torch.bool)
+    return Credit(
+        advantages_N=whiten(advantages_N) if whitened else advantages_N,
+        credited_N=everywhere_N,
+        returns_N=returns_N,
+        valued_N=everywhere_N,
+    )

@@ -1,0 +1,140 @@
+"""What must be known before the first update of a batch: old and reference log-probs, values, and the credit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from agent_r1.algorithms import Credit, StepTable, engine_divergence
+from agent_r1.training.algorithm import Algorithm
+from agent_r1.training.batch import Experience
+from agent_r1.training.scoring import AnyCritic, score_all, value_all, value_of_states
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreditedBatch:
+    """Experience with everything the updates need, at token granularity."""
+
+    experience: Experience
+    """The rollouts."""
+    credit: Credit
+    """Who deserves what."""
+    old_logprobs_N: Tensor | None
+    """Under the policy the updates start from; None: those of the one update's own pass."""
+    reference_logprobs_N: Tensor | None
+    """Under the reference; None without one."""
+    old_values_N: Tensor | None
+    """The critic's before the updates; None without one."""
+    metrics: Mapping[str, float]
+    """What was found."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Models:
+    """The models of a run and how they are run."""
+
+    policy: nn.Module
+    """Being trained."""
+    reference: nn.Module | None
+    """The policy the run started from; None when nothing asks for it."""
+    critic: AnyCritic | None
+    """Values; None without one."""
+    temperature: float
+    """Of the rollouts: the policy that is trained is the one at this temperature."""
+    max_tokens: int
+    """Tokens, padding included, in one pass."""
+    device: torch.device
+    """Where they are."""
+
+    def score(self, model: nn.Module, experience: Experience) -> Tensor:
+        """Log-probabilities [N] of the batch under a model, without gradient."""
+        return score_all(
+            model, experience.samples, temperature=self.temperature, max_tokens=self.max_tokens, device=self.device
+        )
+
+
+def assign_credit(
+    experience: Experience, models: Models, algorithm: Algorithm, *, kl_coefficient: float
+) -> CreditedBatch:
+    """Score the batch under the old policy, the reference and the critic, then let the estimator judge it."""
+    metrics: dict[str, float] = dict(experience.metrics)
+    old_N = _old_logprobs(experience, models, algorithm, metrics)
+    reference_N = None if models.reference is None else models.score(models.reference, experience)
+    table, values_N = experience.table, None
+    if reference_N is not None and algorithm.kl_in_reward:
+        assert old_N is not None
+        kl_N = algorithm.kl(old_N, reference_N).double()
+        metrics["reward/kl_penalty"] = float(kl_coefficient * kl_N.sum() / max(1, table.num_trajectories))
+        table = with_token_penalty(table, kl_coefficient * kl_N)
+    if models.critic is not None:
+        values_N = value_all(
+            models.critic, experience.critic_samples, max_tokens=models.max_tokens, device=models.device
+        )
+        bootstrap_R = _values_after_the_cut(experience, models, models.critic)
+        table = replace(table, values_N=values_N.double(), bootstrap_R=bootstrap_R)
+    credit = algorithm.estimate(table)
+    return CreditedBatch(
+        experience=experience,
+        credit=credit,
+        old_logprobs_N=old_N,
+        reference_logprobs_N=reference_N,
+        old_values_N=values_N,
+        metrics=metrics | _credit_metrics(credit, table),
+    )
+
+
+def _old_logprobs(
+    experience: Experience, models: Models, algorithm: Algorithm, metrics: dict[str, float]
+) -> Tensor | None:
+    if algorithm.bypasses_old_policy:
+        return experience.rollout_logprobs_N
+    if algorithm.num_updates == 1 and not algorithm.kl_in_reward:
+        return None
+    old_N = models.score(models.policy, experience)
+    metrics |= engine_metrics(old_N, experience.rollout_logprobs_N)
+    return old_N
+
+
+def engine_metrics(trainer_logprobs_N: Tensor, rollout_logprobs_N: Tensor) -> dict[str, float]:
+    """How far the engine's probabilities are from the trainer's, for the same weights."""
+    if not len(trainer_logprobs_N):
+        return {}
+    return {
+        "offpolicy/logprob_difference": float((trainer_logprobs_N - rollout_logprobs_N).abs().mean()),
+        "offpolicy/kl": float(engine_divergence(trainer_logprobs_N, rollout_logprobs_N).mean()),
+    }
+
+
+def with_token_penalty(table: StepTable, penalty_N: Tensor) -> StepTable:
+    """The table with a penalty per token taken off the reward of its step."""
+    penalty_S = torch.zeros_like(table.rewards_S).index_add(0, table.step_of_token_N, penalty_N)
+    return replace(table, rewards_S=table.rewards_S - penalty_S, token_rewards_N=-penalty_N)
+
+
+def _values_after_the_cut(experience: Experience, models: Models, critic: AnyCritic) -> Tensor:
+    """The critic's value of the state each truncated trajectory was cut in; 0 elsewhere."""
+    values_R = torch.zeros(len(experience.trajectories), dtype=torch.float64)
+    cut = sorted(experience.cut_states)
+    if cut:
+        states = [experience.cut_states[index] for index in cut]
+        values = value_of_states(critic, states, max_tokens=models.max_tokens, device=models.device)
+        values_R[torch.tensor(cut)] = values.double()
+    return values_R
+
+
+def _credit_metrics(credit: Credit, table: StepTable) -> dict[str, float]:
+    """How much of the batch can be learned from."""
+    credited_R = torch.zeros(table.num_trajectories).index_add(
+        0, table.trajectory_of_token_N, credit.credited_N.float()
+    )
+    metrics = {"policy/credited_trajectories": float((credited_R > 0).float().mean())}
+    if credit.returns_N is not None and credit.valued_N is not None and table.values_N is not None:
+        targets, predicted = credit.returns_N[credit.valued_N], table.values_N[credit.valued_N]
+        metrics["critic/value"] = float(predicted.mean())
+        spread = float(targets.var(correction=0))
+        if spread > 0:
+            metrics["critic/explained_variance"] = 1.0 - float((targets - predicted).var(correction=0)) / spread
+    return metrics

@@ -1,0 +1,216 @@
+"""Hand-made experience and learners over a tiny model: what the tests of learning are built from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agent_r1.algorithms import Credit, StepTable
+from agent_r1.config import AlgorithmConfig, OptimizerConfig
+from agent_r1.config.schema import CriticConfig, KLConfig
+from agent_r1.rewards import ProcessBalance, RewardShaping
+from agent_r1.training.algorithm import Algorithm, bind_algorithm
+from agent_r1.training.batch import CriticView, Experience, gather_experience
+from agent_r1.training.credit import CreditedBatch, Models, assign_credit
+from agent_r1.training.learner import Learner
+from agent_r1.training.models import Critic
+from agent_r1.training.scoring import AnyCritic
+from agent_r1.types import Action, Group, Observation, Step, StopReason, Task, TokenIds, Trajectory
+
+CPU = torch.device("cpu")
+GROUP = {"name": "group"}
+TOKEN_GAE = {"name": "token_gae"}
+
+
+def gather(groups: Sequence[Group], **process: Any) -> Experience:
+    """The experience of some groups, for a critic that reads what the policy reads."""
+    shaping = RewardShaping(process=ProcessBalance(**process), max_tokens=1000)
+    return gather_experience(groups, shaping, CriticView(None, lambda text: ()))
+
+
+def row_logprobs(policy: nn.Module, prompt: TokenIds, action: TokenIds) -> Tensor:
+    """Log-probabilities of an action from one unpadded row."""
+    ids = torch.tensor([prompt + action])
+    logits = policy(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).squeeze(1)
+
+
+def make_step(policy: nn.Module, prompt: TokenIds, action: TokenIds, reward: float = 0.0) -> Step:
+    with torch.no_grad():
+        logprobs = row_logprobs(policy, prompt, action).tolist() if action else []
+    return Step(
+        observation=Observation(token_ids=prompt),
+        prompt_ids=prompt,
+        action=Action(text="", token_ids=action),
+        action_ids=action,
+        rollout_logprobs=tuple(logprobs),
+        reward=reward,
+        done=False,
+        policy_version=0,
+    )
+
+
+def make_trajectory(
+    steps: Sequence[Step],
+    outcome: float,
+    *,
+    group_id: int = 0,
+    stop_reason: StopReason = StopReason.DONE,
+    next_prompt_ids: TokenIds | None = None,
+) -> Trajectory:
+    return Trajectory(
+        task_id=f"task-{group_id}",
+        group_id=group_id,
+        member=0,
+        steps=tuple(steps),
+        outcome_reward=outcome,
+        stop_reason=stop_reason,
+        next_prompt_ids=next_prompt_ids,
+    )
+
+
+def experience_of(*trajectories: Trajectory) -> Experience:
+    ids = sorted({trajectory.group_id for trajectory in trajectories})
+    groups = [
+        Group(
+            task=Task(task_id=f"task-{group_id}", prompt=()),
+            group_id=group_id,
+            trajectories=tuple(t for t in trajectories if t.group_id == group_id),
+        )
+        for group_id in ids
+    ]
+    return gather(groups)
+
+
+def random_ids(rng: random.Random, length: int) -> TokenIds:
+    return tuple(rng.choices(range(2, 90), k=length))
+
+
+def random_trajectory(
+    policy: nn.Module, rng: random.Random, outcome: float, *, group_id: int = 0, num_steps: int | None = None
+) -> Trajectory:
+    """A conversation: each prompt continues the turn before it."""
+    prompt, steps = random_ids(rng, rng.randint(2, 9)), []
+    for _ in range(num_steps or rng.randint(1, 4)):
+        action = random_ids(rng, rng.randint(1, 6))
+        steps.append(make_step(policy, prompt, action, reward=rng.choice([0.0, 0.1])))
+        prompt = prompt + action + random_ids(rng, rng.randint(1, 4))
+    return make_trajectory(steps, outcome, group_id=group_id)
+
+
+def random_group(policy: nn.Module, seed: int, outcomes: Sequence[float], group_id: int = 0) -> list[Trajectory]:
+    rng = random.Random(seed)
+    return [random_trajectory(policy, rng, outcome, group_id=group_id) for outcome in outcomes]
+
+
+def random_batch(policy: nn.Module, seed: int = 0, num_groups: int = 2) -> list[Trajectory]:
+    return [t for g in range(num_groups) for t in random_group(policy, seed + g, [1.0, 0.0, 0.5], group_id=g)]
+
+
+def make_learner(
+    policy: nn.Module,
+    *,
+    estimator: dict[str, Any] = GROUP,
+    critic: AnyCritic | None = None,
+    reference: nn.Module | None = None,
+    kl: KLConfig | None = None,
+    critic_settings: CriticConfig | None = None,
+    optimizer: OptimizerConfig | None = None,
+    micro_batch_tokens: int = 4096,
+    max_skipped_updates: int = 3,
+    algorithm: Algorithm | None = None,
+    loss: dict[str, Any] | None = None,
+    aggregation: str = "trajectory-mean-token-mean",
+    **numbers: Any,
+) -> Learner:
+    config = AlgorithmConfig(
+        estimator=dict(estimator),
+        loss=loss or {"name": "clip"},
+        aggregation={"name": aggregation},
+        kl=kl or KLConfig(),
+        critic=critic_settings or CriticConfig(enabled=critic is not None),
+        **numbers,
+    )
+    models = Models(
+        policy=policy,
+        reference=reference,
+        critic=critic,
+        temperature=1.0,
+        max_tokens=micro_batch_tokens,
+        device=CPU,
+    )
+    return Learner(
+        models=models,
+        algorithm=algorithm or bind_algorithm(config),
+        optimizer=optimizer or OptimizerConfig(learning_rate=1e-3, gradient_clip=1e9),
+        max_skipped_updates=max_skipped_updates,
+        total_steps=5,
+        seed=0,
+    )
+
+
+def credited(learner: Learner, experience: Experience) -> CreditedBatch:
+    """What the learner knows before its first update."""
+    return assign_credit(
+        experience, learner.models, learner.algorithm, kl_coefficient=learner.algorithm.settings.kl.coefficient
+    )
+
+
+def make_critic(policy: nn.Module) -> Critic:
+    """A critic whose head is not zero, so that its trunk has a gradient too."""
+    critic = Critic(policy)
+    with torch.no_grad():
+        critic.head.weight.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(2))
+    return critic
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def same_weights(model: nn.Module, weights: dict[str, Tensor]) -> bool:
+    return all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
+
+
+def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The gradients of the one update made so far: AdamW's first moment starts as (1 - beta1) times the gradient."""
+    parameters = [parameter for entry in optimizer.param_groups for parameter in entry["params"]]
+    beta1 = optimizer.param_groups[0]["betas"][0]
+    return [optimizer.state[parameter]["exp_avg"] / (1 - beta1) for parameter in parameters]
+
+
+def num_steps_of(optimizer: torch.optim.Optimizer) -> int:
+    parameter = optimizer.param_groups[0]["params"][0]
+    return int(optimizer.state[parameter]["step"]) if optimizer.state else 0
+
+
+def assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float = 1e-5) -> None:
+    """Relative to the largest entry of each tensor."""
+    for one, other in zip(found, expected, strict=True):
+        assert float(other.abs().max()) > 0
+        assert float((one - other).abs().max()) <= tolerance * float(other.abs().max())
+
+
+class Fixed:
+    """An estimator that says what it is told, and keeps the table it was shown."""
+
+    def __init__(self, advantage: float = 0.0) -> None:
+        self.advantage = advantage
+
+    def __call__(self, table: StepTable) -> Credit:
+        self.table = table
+        everywhere_N = torch.ones(table.num_tokens, dtype=torch.bool)
+        return Credit(
+            advantages_N=torch.full((table.num_tokens,), self.advantage, dtype=torch.float64), credited_N=everywhere_N
+        )
+
+
+def with_parts(learner: Learner, **parts: Any) -> Learner:
+    """The same learner with other functions in its algorithm."""
+    learner.algorithm = replace(learner.algorithm, **parts)
+    return learner
