@@ -60,6 +60,6 @@ def trajectory_mean_token_sum(credited_N: Tensor, step_N: Tensor, trajectory_N: 
 def token_sum_norm(credited_N: Tensor, step_N: Tensor, trajectory_N: Tensor, *, divisor: float) -> Tensor:
     """The sum over a trajectory's tokens over a constant, averaged over trajectories: a long answer's tokens weigh as
     much as a short one's. One trajectory and divisor 4: every token weighs 1/4."""
-    if divisor <= 0:
+    if not divisor > 0:
         raise ValueError(f"token-sum-norm needs a divisor above 0, found {divisor}")
     return trajectory_mean_token_sum(credited_N, step_N, trajectory_N) / divisor

@@ -7,8 +7,10 @@ the reverse divergence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from agent_r1.registry import Registry
@@ -40,7 +42,7 @@ def k2(policy_logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
 def k3(policy_logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
     """`exp(-d) + d - 1`: unbiased and never negative. d = 0 gives 0. Bounded: |d| counts up to 20, the value to 10."""
     difference_N = (policy_logprobs_N - reference_logprobs_N).clamp(-20.0, 20.0)
-    return ((-difference_N).exp() + difference_N - 1).clamp(-10.0, 10.0)
+    return (torch.expm1(-difference_N) + difference_N).clamp(-10.0, 10.0)
 
 
 def with_k2_gradient(estimator: KLEstimator) -> KLEstimator:
@@ -49,7 +51,7 @@ def with_k2_gradient(estimator: KLEstimator) -> KLEstimator:
     def straight_through(policy_logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
         value_N = estimator(policy_logprobs_N, reference_logprobs_N).detach()
         slope_N = k2(policy_logprobs_N, reference_logprobs_N)
-        return value_N + slope_N - slope_N.detach()
+        return value_N + (slope_N - slope_N.detach())
 
     return straight_through
 
@@ -64,7 +66,9 @@ def adapted_coefficient(
     """The coefficient after a batch, moved towards the target divergence (Ziegler et al. 2019, arXiv:1909.08593).
 
     `beta (1 + clip(KL / target - 1, +-.2) n / horizon)`. Twice the target over 100 of a horizon of 1000 trajectories
-    raises it by 2 %.
+    raises it by 2 %. One batch moves it by a fifth at most, and not at all when its divergence is not a finite number.
     """
+    if not math.isfinite(observed):
+        return coefficient
     error = min(max(observed / target - 1.0, -0.2), 0.2)
-    return coefficient * (1.0 + error * num_trajectories / horizon)
+    return coefficient * (1.0 + error * min(1.0, num_trajectories / horizon))

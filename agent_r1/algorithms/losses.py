@@ -62,7 +62,8 @@ def step_log_ratio(inputs: LossInputs) -> Tensor:
     """
     own_N = log_ratio(inputs).detach()
     step_ratio_N = mean_of_step(own_N, inputs.step_N)
-    return step_ratio_N + inputs.policy_logprobs_N - inputs.policy_logprobs_N.detach()
+    # The bracket is exactly 0; added one after the other, rounding would give each token a ratio of its own.
+    return step_ratio_N + (inputs.policy_logprobs_N - inputs.policy_logprobs_N.detach())
 
 
 def mean_of_step(values_N: Tensor, step_N: Tensor) -> Tensor:
@@ -92,6 +93,8 @@ def clip(
     """
     if ratio not in _LOG_RATIOS:
         raise ValueError(f"ratio={ratio} is not one of {', '.join(_LOG_RATIOS)}")
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"dual_clip={dual_clip} must be more than 1, or null")
     log_ratio_N = _LOG_RATIOS[ratio](inputs)
     ratio_N = log_ratio_N.exp()
     advantages_N = inputs.advantages_N

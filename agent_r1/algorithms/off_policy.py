@@ -62,4 +62,4 @@ def _weight(log_weight: Tensor) -> Tensor:
 def engine_divergence(old_logprobs_N: Tensor, rollout_logprobs_N: Tensor) -> Tensor:
     """KL(rollout || old) of each sampled token, estimated as `w - log w - 1`: never negative, 0 where they agree."""
     difference_N = (old_logprobs_N - rollout_logprobs_N).detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return difference_N.exp() - difference_N - 1
+    return torch.expm1(difference_N) - difference_N

@@ -62,6 +62,8 @@ class ProcessBalance:
     def __init__(
         self, *, weight: float = 1.0, normalisation: str = "none", gamma: float = 1.0, bound: float | None = None
     ) -> None:
+        if normalisation not in NORMALISATIONS:
+            raise ValueError(f"normalisation={normalisation} is not one of {', '.join(NORMALISATIONS)}")
         self.weight = weight
         self.normalisation = normalisation
         self.gamma = gamma
@@ -81,7 +83,9 @@ class ProcessBalance:
             divisors = [self.running.std] * len(groups)
         else:
             divisors = [1.0] * len(groups)
-        return [self.weight / (divisor if divisor > _TINY else 1.0) for divisor in divisors]
+        # What is left of equal numbers after rounding is no spread.
+        smallest = _TINY * max(1.0, max(map(abs, togo), default=0.0))
+        return [self.weight / (divisor if divisor > smallest else 1.0) for divisor in divisors]
 
     def balanced(self, trajectory: Trajectory, factor: float) -> list[float]:
         """A trajectory's process rewards, step by step, times its group's factor."""

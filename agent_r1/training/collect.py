@@ -73,7 +73,11 @@ class Collector:
                 break
             rounds += 1
             tasks = self._sampler.extra(step, rounds, wanted - num_alive)
-        metrics = {"reward/groups_with_spread": num_alive / len(groups)}
+        num_greedy = sum(group.greedy is not None for group in groups)
+        metrics = {
+            "reward/groups_with_spread": num_alive / len(groups),
+            "perf/episodes": float(sum(len(group.trajectories) for group in groups) + num_greedy),
+        }
         if self._algorithm.refill_rounds:
             metrics |= {"perf/refill_rounds": float(rounds), "perf/refilled_groups": float(len(groups) - wanted)}
         return Collected(groups=tuple(groups), metrics=metrics)

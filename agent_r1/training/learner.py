@@ -7,7 +7,7 @@ off-policy correction, KL estimator), bound from the configuration.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,13 +59,14 @@ class Learner:
         if not experience.table.num_tokens:
             return {"loss/updates": 0.0}
         batch = assign_credit(experience, self.models, self.algorithm, kl_coefficient=self.kl_coefficient)
-        metrics = dict(batch.metrics)
-        for number, chosen in enumerate(self._minibatches(experience, step)):
+        metrics, times = dict(batch.metrics), Counter[str]()
+        for chosen in self._minibatches(experience, step):
             for name, amount in self._update(batch, chosen, step).items():
-                # Later updates of a step refine the first; their mean is what the step did. How far the engine is from
-                # the trainer can only be seen before the first.
-                if number == 0 or not name.startswith("offpolicy/"):
-                    metrics[name] = metrics.get(name, 0.0) + (amount - metrics.get(name, 0.0)) / (number + 1)
+                # What a step did is the mean over its updates. How far the engine is from the trainer can only be seen
+                # before the first.
+                if times[name] == 0 or not name.startswith("offpolicy/"):
+                    times[name] += 1
+                    metrics[name] = metrics.get(name, 0.0) + (amount - metrics.get(name, 0.0)) / times[name]
         self._adapt_kl(metrics, experience.table.num_trajectories)
         metrics["loss/skipped_updates"] = float(self.policy_skips.total + self.critic_skips.total)
         return metrics

@@ -17,6 +17,7 @@ from agent_r1.config import Config
 from agent_r1.console import RunConsole, pick_pair
 from agent_r1.engines.base import Engine
 from agent_r1.evaluation import Evaluation, evaluate
+from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.health import HealthMonitor
 from agent_r1.metrics import rollout_metrics
 from agent_r1.rewards import ProcessBalance, RewardShaping
@@ -266,5 +267,10 @@ def make_shaping(config: Config) -> RewardShaping:
 
 
 def _offers_tools(plan: Plan) -> bool:
-    """The environment, or some row, has tools."""
-    return bool(plan.config.env.get("tools")) or any(task.env_kwargs.get("tools") for task in plan.train_tasks)
+    """Some episode has tools to call: the environment's or its row's."""
+    by_default = bool(plan.config.env.get("tools"))
+    return any(
+        (by_default or task.env_kwargs.get("tools"))
+        and AgentFlowBase.registry.get(task.agent_name) is not SingleStepFlow
+        for task in plan.train_tasks
+    )
