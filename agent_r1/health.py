@@ -1,20 +1,26 @@
 """Says in plain words when learning goes wrong, and what to change.
 
 `HealthMonitor` reads the metrics of one step after the other. Each kind of trouble is reported when it begins, and
-again only after it had gone. It has no other memory than the metrics it was shown, so a resumed run shows it the old
-ones first.
+again only after it had gone for some steps. It has no other memory than the metrics it was shown, so a resumed run
+shows it the old ones first. A number that is missing or not finite says nothing.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 Metrics = Mapping[str, float]
 
 WINDOW = 3
 """Steps over which a number is averaged before it is judged: one odd batch is no trouble."""
+
+LONG_WINDOW = 10
+"""Steps that tell what is usual, and how long a trouble must be gone before it is reported again."""
+
+MEMORY = 50
+"""Steps before the last ones among which a number is called usual: looking costs the same in the longest run."""
 
 SOLVED = 0.9
 """Above this success a policy may well be sure of itself, and its groups may all succeed."""
@@ -31,18 +37,23 @@ class HealthMonitor:
     def __init__(self, *, has_tools: bool) -> None:
         self._has_tools = has_tools
         self._history: list[dict[str, float]] = []
-        self._active: set[str] = set()
+        self._quiet_for: dict[str, int] = {}
+        self._first: dict[str, list[float]] = {}
+        self._best: dict[str, float] = {}
         self.warnings: list[str] = []
 
     def look(self, metrics: Metrics) -> list[str]:
         """The warnings that begin with this step."""
-        self._history.append(dict(metrics))
+        self._remember({name: value for name, value in metrics.items() if math.isfinite(value)})
         new: list[str] = []
         for name, check in _CHECKS.items():
             message = check(self) if len(self._history) >= WINDOW else None
-            if message is not None and name not in self._active:
-                new.append(message)
-            (self._active.discard if message is None else self._active.add)(name)
+            if message is not None:
+                if self._quiet_for.get(name, LONG_WINDOW) >= LONG_WINDOW:
+                    new.append(message)
+                self._quiet_for[name] = 0
+            elif name in self._quiet_for:
+                self._quiet_for[name] += 1
         self.warnings += [f"step {len(self._history)}: {message}" for message in new]
         return new
 
@@ -51,6 +62,16 @@ class HealthMonitor:
         for metrics in steps:
             self.look(metrics)
 
+    def _remember(self, step: dict[str, float]) -> None:
+        self._history.append(step)
+        for name, value in step.items():
+            first = self._first.setdefault(name, [])
+            if len(first) < WINDOW:
+                first.append(value)
+            mean = self.recent(name)
+            if mean is not None:
+                self._best[name] = max(mean, self._best.get(name, mean))
+
     # --- what the checks ask ---------------------------------------------------------------------------------------
 
     @property
@@ -58,24 +79,23 @@ class HealthMonitor:
         """The policy has tools to call."""
         return self._has_tools
 
-    def recent(self, name: str) -> float | None:
+    def recent(self, name: str, num_steps: int = WINDOW) -> float | None:
         """The mean over the last steps; None when one of them does not have it."""
-        values = [step[name] for step in self._history[-WINDOW:] if name in step]
-        return statistics.fmean(values) if len(values) == WINDOW else None
+        values = [step[name] for step in self._history[-num_steps:] if name in step]
+        return sum(values) / num_steps if len(values) == num_steps else None
 
     def earlier(self, name: str) -> list[float]:
-        """All values before the last steps."""
-        return [step[name] for step in self._history[:-WINDOW] if name in step]
+        """Values before the last steps."""
+        return [step[name] for step in self._history[-WINDOW - MEMORY : -WINDOW] if name in step]
 
-    def best_window(self, name: str) -> float:
-        """The largest mean over a window so far."""
-        window: deque[float] = deque(maxlen=WINDOW)
-        best = 0.0
-        for step in self._history:
-            if name in step:
-                window.append(step[name])
-                best = max(best, statistics.fmean(window)) if len(window) == WINDOW else best
-        return best
+    def at_first(self, name: str) -> float | None:
+        """The mean over the first steps that had it; None while these are the last ones too."""
+        first = self._first.get(name, [])
+        return sum(first) / WINDOW if len(first) == WINDOW and len(self._history) > WINDOW else None
+
+    def best_window(self, name: str) -> float | None:
+        """The largest mean over a window so far; None when there was none."""
+        return self._best.get(name)
 
     @property
     def solved(self) -> bool:
@@ -84,7 +104,8 @@ class HealthMonitor:
 
 
 def _tools_never_called(monitor: HealthMonitor) -> str | None:
-    if not monitor.has_tools or monitor.best_window("episode/tool_calls") > 0.01 or monitor.solved:
+    best = monitor.best_window("episode/tool_calls")
+    if not monitor.has_tools or best is None or best > 0.01 or monitor.solved:
         return None
     return (
         "the model calls no tool at all: it cannot learn to. Warm-start it on a few demonstrations (agent-r1 sft), say "
@@ -94,19 +115,40 @@ def _tools_never_called(monitor: HealthMonitor) -> str | None:
 
 def _tool_calls_collapse(monitor: HealthMonitor) -> str | None:
     recent, best = monitor.recent("episode/tool_calls"), monitor.best_window("episode/tool_calls")
-    if not monitor.has_tools or recent is None or best < 0.5 or recent > 0.3 * best or monitor.solved:
+    if not monitor.has_tools or recent is None or best is None or best < 0.5 or recent > 0.3 * best or monitor.solved:
         return None
     return (
-        f"tool calls are collapsing: {recent:.2f} an episode, once {best:.2f}. Reward useful calls (process rewards, "
-        "reward.process_weight), lower optimizer.learning_rate, or hold the policy with algorithm.kl.coefficient"
+        f"tool calls are collapsing: {recent:.2f} an episode, once {best:.2f}, and the task is not solved. Reward "
+        "useful calls (process rewards, reward.process_weight), lower optimizer.learning_rate, or hold the policy with "
+        "algorithm.kl.coefficient"
+    )
+
+
+def _malformed_calls(monitor: HealthMonitor) -> str | None:
+    recent = monitor.recent("step/parse_errors")
+    if not monitor.has_tools or recent is None or recent <= 0.5:
+        return None
+    return (
+        f"{recent:.0%} of the answers are malformed tool calls. Check that model.tool_format is the one this model was "
+        "trained with, give answers room (rollout.max_tokens), or warm-start on well-formed calls (agent-r1 sft)"
+    )
+
+
+def _success_falls(monitor: HealthMonitor) -> str | None:
+    recent, best = monitor.recent("reward/success", LONG_WINDOW), monitor.best_window("reward/success")
+    if recent is None or best is None or best < 0.3 or recent > 0.5 * best:
+        return None
+    return (
+        f"success has fallen to {recent:.2f}, once {best:.2f}: the policy unlearns. Lower optimizer.learning_rate or "
+        "optimizer.gradient_clip, hold the policy with algorithm.kl.coefficient, and go back to a checkpoint from "
+        "before"
     )
 
 
 def _entropy_collapse(monitor: HealthMonitor) -> str | None:
-    recent, earlier = monitor.recent("policy/entropy"), monitor.earlier("policy/entropy")
-    if recent is None or not earlier or monitor.solved:
+    recent, start = monitor.recent("policy/entropy"), monitor.at_first("policy/entropy")
+    if recent is None or start is None or monitor.solved:
         return None
-    start = statistics.fmean(earlier[:WINDOW])
     if recent > 0.1 * start or start < 0.05:
         return None
     return (
@@ -117,14 +159,19 @@ def _entropy_collapse(monitor: HealthMonitor) -> str | None:
 
 
 def _no_spread(monitor: HealthMonitor) -> str | None:
-    alive = monitor.recent("reward/groups_with_spread")
-    if alive is None or alive > 0.02:
+    """Groups that never had any are seen at once; where there was some, a few batches without any may be chance."""
+    name = "reward/groups_with_spread"
+    never_had_any = monitor.best_window(name) == 0.0
+    alive = monitor.recent(name, WINDOW if never_had_any else LONG_WINDOW)
+    # A critic, or a baseline that is not the group's, learns from groups without spread too.
+    credited = monitor.recent("policy/credited_trajectories")
+    if alive is None or alive > 0.01 or (credited is not None and credited > 0.02):
         return None
     reward = monitor.recent("reward/outcome") or 0.0
     if monitor.solved:
         return (
-            f"all groups succeed (reward {reward:.2f}) and none has any spread: nothing is left to learn from these "
-            "tasks. Stop here, or use harder ones"
+            f"nearly all rollouts succeed (reward {reward:.2f}) and no group has any spread: nothing is left to learn "
+            "from these tasks. Stop here, or use harder ones"
         )
     return (
         f"no group has any spread of reward (mean {reward:.2f}), so nothing is learned. Raise rollout.group_size or "
@@ -144,16 +191,20 @@ def _truncated(monitor: HealthMonitor) -> str | None:
     if episodes is not None and episodes > 0.5:
         return (
             f"{episodes:.0%} of the episodes are cut before their end: most never earn their outcome. Raise "
-            "rollout.max_steps or rollout.context_length, or make the task shorter"
+            "rollout.max_steps, rollout.max_tokens or rollout.context_length, or make the task shorter"
         )
     return None
 
 
 def _kl_spike(monitor: HealthMonitor) -> str | None:
-    for name, what in (("policy/reference_kl", "from the starting policy"), ("policy/approx_kl", "in one step")):
+    # The divergence from the start begins at 0 and climbs in every run: what is usual is known only after some steps.
+    for name, what, num_known in (
+        ("policy/reference_kl", "from the starting policy", LONG_WINDOW),
+        ("policy/approx_kl", "in one step", 1),
+    ):
         recent, earlier = monitor.recent(name), [abs(value) for value in monitor.earlier(name)]
         usual = statistics.median(earlier) if earlier else 0.0
-        if recent is not None and earlier and abs(recent) > max(10.0 * usual, 0.1):
+        if recent is not None and len(earlier) >= num_known and abs(recent) > max(10.0 * usual, 0.1):
             return (
                 f"the policy moves too far {what}: a divergence of {abs(recent):.3f} a token, usually {usual:.3f}. "
                 "Lower optimizer.learning_rate or algorithm.epochs, or raise algorithm.kl.coefficient"
@@ -168,14 +219,16 @@ def _engine_difference(monitor: HealthMonitor) -> str | None:
         return None
     return (
         f"engine and trainer disagree about the same tokens: log-probs differ by {recent:.3f} on average. Set "
-        "algorithm.off_policy.name=token, use model.dtype=float32, and check that rollout.temperature, top_p and top_k "
-        "are what the engine really samples with"
+        "algorithm.off_policy.name=token, use model.dtype=float32, and check that rollout.temperature, rollout.top_p "
+        "and rollout.top_k are what the engine really samples with"
     )
 
 
 _CHECKS: Mapping[str, Callable[[HealthMonitor], str | None]] = {
     "tools never called": _tools_never_called,
     "tool calls collapse": _tool_calls_collapse,
+    "malformed calls": _malformed_calls,
+    "success falls": _success_falls,
     "entropy collapses": _entropy_collapse,
     "no spread": _no_spread,
     "truncated": _truncated,
