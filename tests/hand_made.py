@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaForCausalLM
 
 from agent_r1.algorithms import Credit, StepTable
 from agent_r1.config import AlgorithmConfig, OptimizerConfig
@@ -18,19 +20,40 @@ from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.training.batch import CriticView, Experience, gather_experience
 from agent_r1.training.credit import CreditedBatch, Models, assign_credit
 from agent_r1.training.learner import Learner
-from agent_r1.training.models import Critic
+from agent_r1.training.models import Critic, SharedCritic
 from agent_r1.training.scoring import AnyCritic
-from agent_r1.types import Action, Group, Observation, Step, StopReason, Task, TokenIds, Trajectory
+from agent_r1.types import Action, Episode, Group, Observation, Step, StopReason, Task, TokenIds, Trajectory
 
 CPU = torch.device("cpu")
 GROUP = {"name": "group"}
 TOKEN_GAE = {"name": "token_gae"}
 
+CriticT = TypeVar("CriticT", Critic, SharedCritic)
 
-def gather(groups: Sequence[Group], **process: Any) -> Experience:
-    """The experience of some groups, for a critic that reads what the policy reads."""
+
+def gather(groups: Sequence[Group], *, view: CriticView | None = None, **process: Any) -> Experience:
+    """The experience of some groups; without a view, for a critic that reads what the policy reads."""
     shaping = RewardShaping(process=ProcessBalance(**process), max_tokens=1000)
-    return gather_experience(groups, shaping, CriticView(None, lambda text: ()))
+    return gather_experience(groups, shaping, view or CriticView(None, lambda text: ()))
+
+
+def sharpened(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The same model with weights so large that what it attends to decides what it says."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0.0, 0.15, generator=generator)
+    return model.train()
+
+
+def shifted_copy(policy: nn.Module) -> nn.Module:
+    """Another policy near by: a reference that the policy has left."""
+    reference = copy.deepcopy(policy).requires_grad_(False)
+    generator = torch.Generator().manual_seed(4)
+    for parameter in reference.parameters():
+        parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return reference
 
 
 def row_logprobs(policy: nn.Module, prompt: TokenIds, action: TokenIds) -> Tensor:
@@ -40,11 +63,13 @@ def row_logprobs(policy: nn.Module, prompt: TokenIds, action: TokenIds) -> Tenso
     return logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).squeeze(1)
 
 
-def make_step(policy: nn.Module, prompt: TokenIds, action: TokenIds, reward: float = 0.0) -> Step:
+def make_step(
+    policy: nn.Module, prompt: TokenIds, action: TokenIds, reward: float = 0.0, privileged: str | None = None
+) -> Step:
     with torch.no_grad():
         logprobs = row_logprobs(policy, prompt, action).tolist() if action else []
     return Step(
-        observation=Observation(token_ids=prompt),
+        observation=Observation(token_ids=prompt, privileged=privileged),
         prompt_ids=prompt,
         action=Action(text="", token_ids=action),
         action_ids=action,
@@ -62,6 +87,7 @@ def make_trajectory(
     group_id: int = 0,
     stop_reason: StopReason = StopReason.DONE,
     next_prompt_ids: TokenIds | None = None,
+    next_privileged: str | None = None,
 ) -> Trajectory:
     return Trajectory(
         task_id=f"task-{group_id}",
@@ -71,6 +97,7 @@ def make_trajectory(
         outcome_reward=outcome,
         stop_reason=stop_reason,
         next_prompt_ids=next_prompt_ids,
+        next_privileged=next_privileged,
     )
 
 
@@ -163,10 +190,24 @@ def credited(learner: Learner, experience: Experience) -> CreditedBatch:
 
 def make_critic(policy: nn.Module) -> Critic:
     """A critic whose head is not zero, so that its trunk has a gradient too."""
-    critic = Critic(policy)
+    return with_opinions(Critic(policy))
+
+
+def make_shared_critic(policy: nn.Module) -> SharedCritic:
+    """The same on the policy's own trunk."""
+    return with_opinions(SharedCritic(policy))
+
+
+def with_opinions(critic: CriticT) -> CriticT:
     with torch.no_grad():
         critic.head.weight.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(2))
     return critic
+
+
+def value_after(critic: AnyCritic, state: TokenIds) -> float:
+    """The critic's value at the end of one unpadded row."""
+    with torch.no_grad():
+        return float(critic(torch.tensor([state]), torch.ones(1, len(state), dtype=torch.long))[0, -1])
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -194,6 +235,11 @@ def assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor], t
     for one, other in zip(found, expected, strict=True):
         assert float(other.abs().max()) > 0
         assert float((one - other).abs().max()) <= tolerance * float(other.abs().max())
+
+
+def token_variety(task: Task, episode: Episode) -> float:
+    """A reward that differs between the members of a group whatever a random model says."""
+    return float(len({token for step in episode.steps for token in step.action_ids}))
 
 
 class Fixed:

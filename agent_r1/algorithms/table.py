@@ -110,12 +110,27 @@ class StepTable:
         return zeros_R.index_add(0, self.trajectory_S, values_S)
 
     def step_values_S(self) -> Tensor:
-        """The critic's value before each step's first token; 0 for steps without tokens."""
-        values_N = _required(self.values_N)
-        values_S = torch.zeros(len(self.lengths_S), dtype=values_N.dtype)
-        spoken = self.lengths_S > 0
-        values_S[spoken] = values_N[self.first_token_S[spoken]]
+        """The critic's value before each step's first token.
+
+        A step without tokens is worth what comes next: the following step of its trajectory, else what
+        `after_last_R` says of its end.
+        """
+        values_N, owner_N = _required(self.values_N), self.trajectory_of_token_N
+        values_S = self.after_last_R[self.trajectory_S].to(values_N.dtype)
+        follows = self.first_token_S < self.num_tokens
+        first = self.first_token_S.clamp(max=max(0, self.num_tokens - 1))
+        if self.num_tokens:
+            follows &= owner_N[first] == self.trajectory_S
+            values_S = torch.where(follows, values_N[first], values_S)
         return values_S
+
+    @property
+    def after_last_R(self) -> Tensor:
+        """The value after each trajectory's last step: 0 where it terminated, the critic's where it was cut."""
+        zeros_R = torch.zeros(self.num_trajectories, dtype=self.rewards_S.dtype)
+        if self.bootstrap_R is None:
+            return zeros_R
+        return torch.where(self.truncated_R, self.bootstrap_R.to(zeros_R.dtype), zeros_R)
 
     def per_token(self) -> StepTable:
         """The same table at token granularity: every token is a step of its own.

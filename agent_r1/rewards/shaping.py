@@ -64,6 +64,10 @@ class RewardShaping:
         }
         return ShapedRewards(steps=tuple(steps), greedy_returns=greedy, metrics=metrics)
 
+    def plain_return(self, trajectory: Trajectory) -> float:
+        """What a trajectory earned in all, before process rewards are brought to another scale."""
+        return sum(self._steps(trajectory, self.process.weight))
+
     def _steps(self, trajectory: Trajectory, factor: float) -> tuple[float, ...]:
         process, penalties = self.process.balanced(trajectory, factor), self._overlong(trajectory)
         rewards = [own + penalty for own, penalty in zip(process, penalties, strict=True)]

@@ -65,11 +65,13 @@ class Rollout:
         seed: int,
         with_greedy: bool = False,
         first_group_id: int = 0,
+        may_fail: bool = False,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> list[Group]:
         """`group_size` rollouts of each task. The same seed, group ids and weights give the same rollouts.
 
-        `with_greedy` adds one rollout at temperature 0 to each group, beside its members.
+        `with_greedy` adds one rollout at temperature 0 to each group, beside its members. `may_fail` accepts a batch in
+        which every rollout failed, when it only adds to others.
 
         Raises `RolloutsFailingError` when every single rollout failed: there is nothing to learn from, and something
         is broken that no retry will mend.
@@ -100,7 +102,8 @@ class Rollout:
             )
             for group_id, (task, group) in enumerate(zip(tasks, members, strict=True), start=first_group_id)
         ]
-        _refuse_total_failure(groups)
+        if not may_fail:
+            _refuse_total_failure(groups)
         return groups
 
     async def _member(self, task: Task, group_id: int, index: int, sampling: SamplingParams, seed: int) -> Trajectory:

@@ -71,18 +71,33 @@ def bind_algorithm(config: AlgorithmConfig) -> Algorithm:
         kl=kl_estimators.get(config.kl.estimator),
         settings=config,
     )
-    if config.critic.shared and config.critic.privileged is not None:
+    _refuse_contradictions(config)
+    _rehearse(algorithm)
+    return algorithm
+
+
+def _refuse_contradictions(config: AlgorithmConfig) -> None:
+    """Settings that exclude each other, or that nothing would read."""
+    critic = config.critic
+    given = {"shared": critic.shared, "privileged": critic.privileged, "warmup_steps": critic.warmup_steps}
+    unread = [name for name, value in given.items() if value]
+    if unread and not critic.enabled:
+        raise ConfigError(
+            f"algorithm.critic.{unread[0]} is set, but this algorithm has no critic; use one that has (ppo, steppo, "
+            "pspo) or leave it out"
+        )
+    if critic.shared and critic.privileged is not None:
         raise ConfigError(
             "algorithm.critic.shared=true and algorithm.critic.privileged exclude each other: a head on the policy's "
             "trunk sees what the policy sees. Set one of them to its default"
         )
+    if config.kl.target is not None and not config.kl.coefficient:
+        raise ConfigError("algorithm.kl.target moves a coefficient; start it above 0 with algorithm.kl.coefficient")
     if config.old_logprobs == "rollout" and config.off_policy.get("name") != "none":
         raise ConfigError(
             "algorithm.old_logprobs=rollout leaves nothing for algorithm.off_policy to correct: the ratio already "
             "starts from the engine's log-probs. Use old_logprobs=trainer, or off_policy.name=none"
         )
-    _rehearse(algorithm)
-    return algorithm
 
 
 def _rehearse(algorithm: Algorithm) -> None:

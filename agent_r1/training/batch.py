@@ -42,16 +42,20 @@ class CriticView:
     `ground_truth` is the row's; `observation` is what the environment hides in `Observation.privileged`.
     """
 
-    def __init__(self, source: str | None, encode: Callable[[str], TokenIds]) -> None:
+    def __init__(self, source: str | None, encode: Callable[[str], TokenIds], *, max_tokens: int | None = None) -> None:
         self._source = source
         self._encode = encode
+        self._max_tokens = max_tokens
 
-    def prefix(self, task: Task, privileged: str | None) -> TokenIds:
-        """The ids that stand before the prompt."""
+    def prefix(self, task: Task, privileged: str | None, length: int) -> TokenIds:
+        """The ids that stand before a row of `length` tokens; cut to what a micro-batch has room for."""
         if self._source is None:
             return ()
-        text = str(task.ground_truth) if self._source == "ground_truth" else privileged
-        return self._encode(f"{text}\n") if text else ()
+        text = task.ground_truth if self._source == "ground_truth" else privileged
+        if text is None or text == "":
+            return ()
+        prefix = self._encode(f"{text}\n")
+        return prefix if self._max_tokens is None else prefix[: max(0, self._max_tokens - length)]
 
 
 def gather_experience(groups: Sequence[Group], shaping: RewardShaping, view: CriticView) -> Experience:
@@ -60,23 +64,29 @@ def gather_experience(groups: Sequence[Group], shaping: RewardShaping, view: Cri
     members = [(group, trajectory) for group in groups for trajectory in group.learnable]
     steps = [(group.task, step) for group, trajectory in members for step in trajectory.steps]
     samples = tuple(Sample.of_step(step.prompt_ids, step.action_ids) for _, step in steps)
-    prefixes = [view.prefix(task, step.observation.privileged) for task, step in steps]
+    prefixes = [
+        view.prefix(task, step.observation.privileged, len(sample))
+        for (task, step), sample in zip(steps, samples, strict=True)
+    ]
     return Experience(
         trajectories=tuple(trajectory for _, trajectory in members),
         samples=samples,
         critic_samples=tuple(sample.after(prefix) for sample, prefix in zip(samples, prefixes, strict=True)),
         cut_states={
-            index: view.prefix(group.task, trajectory.next_privileged) + trajectory.next_prompt_ids
+            index: view.prefix(group.task, trajectory.next_privileged, len(trajectory.next_prompt_ids))
+            + trajectory.next_prompt_ids
             for index, (group, trajectory) in enumerate(members)
             if trajectory.next_prompt_ids
         },
-        table=_table([trajectory for _, trajectory in members], shaped),
+        table=_table(
+            [trajectory for _, trajectory in members], shaped, with_greedy=any(group.greedy for group in groups)
+        ),
         rollout_logprobs_N=torch.tensor([logprob for _, step in steps for logprob in step.rollout_logprobs]),
         metrics=shaped.metrics,
     )
 
 
-def _table(trajectories: Sequence[Trajectory], shaped: ShapedRewards) -> StepTable:
+def _table(trajectories: Sequence[Trajectory], shaped: ShapedRewards, *, with_greedy: bool) -> StepTable:
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     owners = [index for index, trajectory in enumerate(trajectories) for _ in trajectory.steps]
     greedy = [shaped.greedy_returns.get(trajectory.group_id, float("nan")) for trajectory in trajectories]
@@ -88,6 +98,6 @@ def _table(trajectories: Sequence[Trajectory], shaped: ShapedRewards) -> StepTab
         truncated_R=torch.tensor(
             [trajectory.stop_reason.is_truncation for trajectory in trajectories], dtype=torch.bool
         ),
-        greedy_returns_R=torch.tensor(greedy, dtype=torch.float64) if shaped.greedy_returns else None,
+        greedy_returns_R=torch.tensor(greedy, dtype=torch.float64) if with_greedy else None,
         observations_S=tuple(step.observation for step in steps),
     )

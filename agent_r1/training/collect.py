@@ -10,6 +10,7 @@ import torch
 from agent_r1.algorithms import group_statistics
 from agent_r1.config import Config
 from agent_r1.data import TaskSampler
+from agent_r1.rewards import RewardShaping
 from agent_r1.rollout import Rollout
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Group, SamplingParams, Task, Trajectory
@@ -30,10 +31,10 @@ class Collected:
 class Collector:
     """Rolls out one batch of tasks after the other. Batch `n` is a function of the seed, `n` and the weights."""
 
-    def __init__(self, config: Config, rollout: Rollout, tasks: Sequence[Task]) -> None:
+    def __init__(self, config: Config, rollout: Rollout, tasks: Sequence[Task], shaping: RewardShaping) -> None:
         self._settings = config.rollout
         self._algorithm = config.algorithm
-        self._process_weight = config.reward.process_weight
+        self._shaping = shaping
         self._seed = config.trainer.seed
         self._rollout = rollout
         self._sampler = TaskSampler(tasks, batch_size=config.rollout.groups_per_step, seed=config.trainer.seed)
@@ -66,6 +67,7 @@ class Collector:
                 seed=mix_seed(self._seed, _ROLLOUT_STREAM, step),
                 with_greedy=self._algorithm.greedy_baseline,
                 first_group_id=len(groups),
+                may_fail=bool(groups),
                 on_finished=on_finished,
             )
             num_alive = sum(self.has_spread(group) for group in groups)
@@ -84,7 +86,7 @@ class Collector:
 
     def has_spread(self, group: Group) -> bool:
         """The members that did not fail earned different returns."""
-        returns = [t.outcome_reward + self._process_weight * t.process_reward for t in group.learnable]
+        returns = [self._shaping.plain_return(trajectory) for trajectory in group.learnable]
         if not returns:
             return False
         statistics = group_statistics(torch.tensor(returns, dtype=torch.float64), torch.zeros(len(returns)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,7 +173,7 @@ class Learner:
             micro.to(self.device),
             temperature=self.models.temperature,
             with_entropy_gradient=settings.entropy_coefficient != 0,
-            value_of=None if shared is None else shared.value_of,
+            value_of=None if shared is None else partial(shared.value_of, trunk_weight=settings.critic.shared_weight),
         )
         total_N, seen = self._token_losses(batch, micro, scores, weight_N)
         # A weight of 0 times an infinite loss would be NaN.
@@ -180,7 +181,7 @@ class Learner:
         objective, sums = loss, {"loss/policy": float(loss.detach())}
         if scores.values_N is not None:
             critic_loss = self._value_objective(batch, micro, scores.values_N, num_valued)
-            objective = objective + settings.critic.shared_weight * critic_loss
+            objective = objective + critic_loss
             sums["loss/critic"] = float(critic_loss.detach())
         objective.backward()  # type: ignore[no-untyped-call]
         seen["policy/entropy"] = scores.entropy_N.detach()

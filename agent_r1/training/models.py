@@ -78,8 +78,9 @@ class SharedCritic(nn.Module):
             hidden = _last_hidden(self.trunk, input_ids, attention_mask)
         return self.value_of(hidden)
 
-    def value_of(self, hidden: Tensor) -> Tensor:
-        """The values of hidden states."""
+    def value_of(self, hidden: Tensor, trunk_weight: float = 1.0) -> Tensor:
+        """The values of hidden states; the weight is that of what flows back into the trunk, not into the head."""
+        hidden = hidden.detach() + trunk_weight * (hidden - hidden.detach())
         values: Tensor = self.head(hidden).squeeze(-1).float()
         return values
 

@@ -91,9 +91,13 @@ class Trainer:
         self.console = console
         limit = self.config.eval.max_tasks
         self.eval_tasks = plan.eval_tasks[:limit]
-        self.collector = Collector(self.config, rollout, plan.train_tasks)
         self.shaping = make_shaping(self.config)
-        self.critic_view = CriticView(self.config.algorithm.critic.privileged, renderer.encode)
+        self.collector = Collector(self.config, rollout, plan.train_tasks, self.shaping)
+        self.critic_view = CriticView(
+            self.config.algorithm.critic.privileged,
+            renderer.encode,
+            max_tokens=self.config.trainer.micro_batch_tokens,
+        )
         self.health = HealthMonitor(has_tools=_offers_tools(plan))
         self._progress = _Progress()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from agent_r1.algorithms.estimators.base import Credit, estimators, group_statistics, has_spread
+from agent_r1.algorithms.estimators.base import Credit, estimators, group_statistics, has_spread, in_deviations
 from agent_r1.algorithms.scan import reverse_scan
 from agent_r1.algorithms.table import StepTable
 from agent_r1.types import Observation
@@ -40,13 +41,15 @@ def gigpo(
     togo_S = reverse_scan(table.rewards_S, gamma, table.trajectory_S)
     cluster_S = anchor_clusters(table.observations_S, table.group_R[table.trajectory_S], similarity)
     clusters = group_statistics(togo_S, cluster_S)
-    # Whether a cluster is alive is asked of the task's own rewards, as for groups.
+    # Whether a cluster is alive is asked of the task's own rewards, as for groups. A trajectory that comes back to a
+    # state is not compared with itself alone.
     task_togo_S = reverse_scan(table.task_rewards_S, gamma, table.trajectory_S)
-    compared_S = group_statistics(task_togo_S, cluster_S).has_spread_R
+    several_S = group_statistics(table.trajectory_S.double(), cluster_S).has_spread_R
+    compared_S = several_S & group_statistics(task_togo_S, cluster_S).has_spread_R
     step_S = torch.where(compared_S, togo_S - clusters.mean_R, torch.zeros_like(togo_S))
     if not mean_norm:
-        episode_R = episode_R / (episodes.std_R + epsilon)
-        step_S = step_S / (clusters.std_R + epsilon)
+        episode_R = in_deviations(episode_R, episodes.std_R, epsilon)
+        step_S = in_deviations(step_S, clusters.std_R, epsilon)
     alive_S = has_spread(table)[table.trajectory_S]
     episode_S = torch.where(alive_S, episode_R[table.trajectory_S], torch.zeros_like(togo_S))
     return Credit.of_steps(table, episode_S + step_weight * step_S, alive_S | compared_S)
@@ -83,8 +86,23 @@ def anchor_of(observation: Observation) -> str:
     """
     if observation.anchor is not None:
         return observation.anchor
-    seen = observation.text if observation.messages is None else list(observation.messages)
-    return json.dumps(observation.token_ids if seen is None else seen, sort_keys=True, default=str)
+    if observation.messages is not None:
+        # As a person would read it: braces and quotes would make all conversations look alike.
+        parts = [f"{name}: {_written(message[name])}" for message in observation.messages for name in sorted(message)]
+    else:
+        parts = [_written(observation.text if observation.text is not None else list(observation.token_ids or ()))]
+    kind = next(name for name in ("messages", "text", "token_ids") if getattr(observation, name) is not None)
+    return "\n".join([kind, *parts, *map(_written, (*observation.tools, *observation.images))])
+
+
+def _written(part: object) -> str:
+    """Text as it stands, pictures by what is in them, anything else as JSON."""
+    if isinstance(part, str):
+        return part
+    content = part.tobytes() if hasattr(part, "tobytes") else part
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    return json.dumps(content, sort_keys=True, ensure_ascii=False, default=str)
 
 
 def _similar(first: str, second: str) -> float:

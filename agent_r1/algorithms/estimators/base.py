@@ -12,7 +12,7 @@ from agent_r1.algorithms.table import StepTable
 from agent_r1.registry import Registry
 
 SPREAD_TOLERANCE = 1e-6
-"""Numbers of a group that differ by less than this, relative to their size, are equal."""
+"""Numbers of a group that differ by less than this, relative to their size (or to 1 if they are smaller), are equal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +56,19 @@ def whiten(values: Tensor) -> Tensor:
     >>> whiten(torch.tensor([1.0, 3.0]))
     tensor([-0.7071,  0.7071])
     """
-    if len(values) < 2:
+    if len(values) < 2 or not _differ(values):
         return torch.zeros_like(values)
     return (values - values.mean()) / (values.std(correction=1) + 1e-8)
+
+
+def _differ(values: Tensor) -> bool:
+    """By more than rounding: dividing what rounding left of equal numbers by its own size would make it look large."""
+    return bool(values.max() - values.min() > 4 * torch.finfo(values.dtype).eps * values.abs().max())
+
+
+def in_deviations(deviations: Tensor, std: Tensor, epsilon: float) -> Tensor:
+    """Deviations from a mean, divided by the standard deviation; 0 where there is none."""
+    return torch.where(std > 0, deviations / (std + epsilon), torch.zeros_like(deviations))
 
 
 def whiten_where(values: Tensor, chosen: Tensor) -> Tensor:

@@ -14,10 +14,7 @@ from agent_r1.algorithms.table import StepTable
 
 def _gae(table: StepTable, gamma: float, lam: float, values_S: Tensor) -> Tensor:
     """Generalised advantages of a table's steps."""
-    after_last_R = torch.zeros(table.num_trajectories, dtype=values_S.dtype)
-    if table.bootstrap_R is not None:
-        after_last_R = torch.where(table.truncated_R, table.bootstrap_R.to(values_S.dtype), after_last_R)
-    next_values_S = next_in_segment(values_S, table.trajectory_S, after_last_R[table.trajectory_S])
+    next_values_S = next_in_segment(values_S, table.trajectory_S, table.after_last_R[table.trajectory_S])
     deltas_S = table.rewards_S + gamma * next_values_S - values_S
     return reverse_scan(deltas_S, gamma * lam, table.trajectory_S)
 

@@ -1,6 +1,7 @@
 """Estimators whose baseline is the other rollouts of the same task.
 
-A group of one, and a group whose members all earned the same, has nothing to compare: its tokens get no credit.
+A group whose members all earned the same has nothing to compare: its tokens get no credit. Nor has a group of one,
+except for `step_group`, whose baseline is 0 where nobody else came.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from agent_r1.algorithms.estimators.base import (
     estimators,
     group_statistics,
     has_spread,
+    in_deviations,
     whiten_where,
 )
 from agent_r1.algorithms.scan import reverse_scan
@@ -29,7 +31,7 @@ def group(table: StepTable, *, normalise_std: bool = True, epsilon: float = 1e-6
     statistics = group_statistics(returns_R, table.group_R)
     advantages_R = returns_R - statistics.mean_R
     if normalise_std:
-        advantages_R = advantages_R / (statistics.std_R + epsilon)
+        advantages_R = in_deviations(advantages_R, statistics.std_R, epsilon)
     return Credit.of_trajectories(table, advantages_R, has_spread(table))
 
 
