@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -115,25 +117,31 @@ def _rehearse(algorithm: Algorithm) -> None:
         greedy_returns_R=torch.zeros(2, dtype=torch.float64) if settings.greedy_baseline else None,
         observations_S=(Observation(text="a"), Observation(text="b"), Observation(text="a")),
     )
-    logprobs_N = torch.full((6,), -1.0)
-    try:
+    logprobs_N, step_N = torch.full((6,), -1.0), table.step_of_token_N
+    with _trying("estimator", settings.estimator):
         credit = algorithm.estimate(table)
+    with _trying("loss", settings.loss):
         inputs = LossInputs(
             policy_logprobs_N=logprobs_N,
             old_logprobs_N=logprobs_N,
             advantages_N=credit.advantages_N.float(),
-            step_N=table.step_of_token_N,
+            step_N=step_N,
         )
         algorithm.loss(inputs)
-        algorithm.correct(logprobs_N, logprobs_N, table.step_of_token_N)
-        algorithm.aggregate(credit.credited_N, table.step_of_token_N, table.trajectory_of_token_N)
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        parts = ", ".join(
-            str(part) for part in (settings.estimator, settings.loss, settings.aggregation, settings.off_policy)
-        )
-        raise ConfigError(f"the algorithm's parts {parts} do not work together: {error}") from error
+    with _trying("off_policy", settings.off_policy):
+        algorithm.correct(logprobs_N, logprobs_N, step_N)
+    with _trying("aggregation", settings.aggregation):
+        algorithm.aggregate(credit.credited_N, step_N, table.trajectory_of_token_N)
     if critic and credit.returns_N is None:
         raise ConfigError(
             f"algorithm.critic.enabled=true, but the estimator '{settings.estimator.get('name')}' gives a "
             "critic nothing to learn; use token_gae or step_gae, or switch the critic off"
         )
+
+
+@contextmanager
+def _trying(key: str, part: Mapping[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise ConfigError(f"algorithm.{key}={dict(part)} does not work: {error}") from error
