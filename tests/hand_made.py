@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from agent_r1.training.batch import CriticView, Experience, gather_experience
 from agent_r1.training.credit import CreditedBatch, Models, assign_credit
 from agent_r1.training.learner import Learner
 from agent_r1.training.models import Critic, SharedCritic
+from agent_r1.training.rows import Packer, pack
 from agent_r1.training.scoring import AnyCritic
 from agent_r1.types import Action, Episode, Group, Observation, Step, StopReason, Task, TokenIds, Trajectory
 
@@ -149,6 +151,7 @@ def make_learner(
     critic_settings: CriticConfig | None = None,
     optimizer: OptimizerConfig | None = None,
     micro_batch_tokens: int = 4096,
+    packer: Packer | None = None,
     max_skipped_updates: int = 3,
     algorithm: Algorithm | None = None,
     loss: dict[str, Any] | None = None,
@@ -168,7 +171,7 @@ def make_learner(
         reference=reference,
         critic=critic,
         temperature=1.0,
-        max_tokens=micro_batch_tokens,
+        pack=packer or partial(pack, max_tokens=micro_batch_tokens),
         device=CPU,
     )
     return Learner(
@@ -207,7 +210,8 @@ def with_opinions(critic: CriticT) -> CriticT:
 def value_after(critic: AnyCritic, state: TokenIds) -> float:
     """The critic's value at the end of one unpadded row."""
     with torch.no_grad():
-        return float(critic(torch.tensor([state]), torch.ones(1, len(state), dtype=torch.long))[0, -1])
+        hidden = critic.trunk(input_ids=torch.tensor([state]), use_cache=False).last_hidden_state
+        return float(critic.head(hidden[0, -1]))
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

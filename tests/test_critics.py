@@ -28,8 +28,8 @@ from agent_r1.training.batch import CriticView, Experience
 from agent_r1.training.credit import CreditedBatch
 from agent_r1.training.learner import Learner
 from agent_r1.training.models import Critic, SharedCritic
-from agent_r1.training.rows import pack
-from agent_r1.training.scoring import AnyCritic, score
+from agent_r1.training.rows import MicroBatch, Sample, pack
+from agent_r1.training.scoring import AnyCritic, score, value
 from agent_r1.types import Action, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
 from tests.hand_made import (
     CPU,
@@ -190,7 +190,8 @@ def test_only_the_head_of_a_shared_critic_is_its_own(policy: LlamaForCausalLM) -
 
 def test_a_value_asked_of_a_shared_critic_sends_no_gradient_into_the_policy(policy: LlamaForCausalLM) -> None:
     critic = make_shared_critic(policy)
-    critic(torch.tensor([[5, 6, 7]]), torch.ones(1, 3, dtype=torch.long)).sum().backward()
+    (micro,) = pack([Sample.of_step((5, 6), (7,))], [0], max_tokens=9)
+    value(critic, micro).sum().backward()
     assert critic.head.weight.grad is not None
     assert all(parameter.grad is None for parameter in policy.parameters())
 
@@ -295,12 +296,12 @@ class KeepsValues(Critic):
         super().__init__(policy)
         self.kept: list[tuple[Tensor, Tensor]] = []
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        values = super().forward(input_ids, attention_mask)
-        if values.requires_grad:
-            values.retain_grad()
-            self.kept.append((input_ids, values))
-        return values
+    def hidden(self, batch: MicroBatch) -> Tensor:
+        hidden = super().hidden(batch)
+        if hidden.requires_grad:
+            hidden.retain_grad()
+            self.kept.append((batch.input_ids, hidden))
+        return hidden
 
 
 @pytest.mark.parametrize(
@@ -312,11 +313,12 @@ def test_the_value_loss_is_taken_before_each_step_or_before_each_token(
     """Two steps: the tokens 7 and 8 after (5, 6), the token 12 after (10, 11)."""
     batch = [make_trajectory([make_step(policy, (5, 6), (7, 8)), make_step(policy, (10, 11), (12,))], 3.0)]
     critic = KeepsValues(policy)
+    critic.head.load_state_dict(make_critic(policy).head.state_dict())
     make_learner(policy, estimator=estimator, critic=critic).learn(experience_of(*batch), step=0)
     found = set()
-    for input_ids, values in critic.kept:
-        assert values.grad is not None
-        for row, column in values.grad.nonzero().tolist():
+    for input_ids, hidden in critic.kept:
+        assert hidden.grad is not None
+        for row, column in (hidden.grad.abs().sum(-1) > 0).nonzero().tolist():
             found.add(tuple(input_ids[row, : column + 1].tolist()))
     assert found == places
 
@@ -435,8 +437,8 @@ def test_the_critic_is_trained_on_the_rows_with_what_is_hidden(policy: LlamaForC
     assert returns_N is not None
     states = [(72, 5, 6), (72, 5, 6, 7), (73, 74, 75, 5, 6, 7, 8, 9)]
     for state, target in zip(states, returns_N.tolist(), strict=True):
-        value = slow(torch.tensor([state]), torch.ones(1, len(state), dtype=torch.long))[0, -1]
-        (0.5 * (value - target) ** 2 / 3).backward()
+        predicted = slow.head(slow.trunk(input_ids=torch.tensor([state]), use_cache=False).last_hidden_state[0, -1])
+        (0.5 * (predicted - target) ** 2 / 3).backward()
     learner.learn(experience, step=0)
     expected = [parameter.grad for parameter in slow.parameters() if parameter.grad is not None]
     assert_same_gradients(critic_gradients(learner), expected, tolerance=1e-4)

@@ -7,6 +7,9 @@ import io
 import json
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,7 @@ from tests.hand_made import (
     random_trajectory,
     row_logprobs,
     same_weights,
+    value_after,
     weights_of,
     with_parts,
 )
@@ -67,24 +71,26 @@ def policy(tiny_model: LlamaForCausalLM) -> LlamaForCausalLM:
 # --- rule 1: only sampled tokens carry loss ------------------------------------------------------------------------
 
 
-class KeepsLogits(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.kept: list[tuple[Tensor, Tensor, Tensor]] = []
+@contextmanager
+def kept_hidden_states(policy: LlamaForCausalLM) -> Iterator[list[tuple[Tensor, Tensor, Tensor]]]:
+    """Ids, mask and last hidden states of every pass with a gradient. The head works on single positions: a position
+    whose hidden state has no gradient carried no loss."""
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def forward(self, **inputs: Any) -> Any:
-        output = self.model(**inputs)
-        if output.logits.requires_grad:
-            output.logits.retain_grad()
-            self.kept.append((inputs["input_ids"], inputs["attention_mask"], output.logits))
-        return output
+    def keep(module: nn.Module, arguments: Any, inputs: dict[str, Any], output: Any) -> None:
+        if output.last_hidden_state.requires_grad:
+            output.last_hidden_state.retain_grad()
+            kept.append((inputs["input_ids"], inputs["attention_mask"], output.last_hidden_state))
+
+    handle = policy.get_decoder().register_forward_hook(keep, with_kwargs=True)
+    yield kept
+    handle.remove()
 
 
 def test_only_the_positions_before_sampled_tokens_have_a_gradient(policy: LlamaForCausalLM) -> None:
     batch = random_group(policy, 5, [1.0, 0.0])
-    keeper = KeepsLogits(policy)
-    make_learner(keeper, entropy_coefficient=0.1).learn(experience_of(*batch), step=0)
+    with kept_hidden_states(policy) as kept:
+        make_learner(policy, entropy_coefficient=0.1).learn(experience_of(*batch), step=0)
     expected = {
         (step.prompt_ids + step.action_ids, len(step.prompt_ids) + index - 1)
         for trajectory in batch
@@ -92,9 +98,9 @@ def test_only_the_positions_before_sampled_tokens_have_a_gradient(policy: LlamaF
         for index in range(len(step.action_ids))
     }
     found = set()
-    for input_ids, attention_mask, logits in keeper.kept:
-        assert logits.grad is not None
-        for row, column in (logits.grad.abs().sum(-1) > 0).nonzero().tolist():
+    for input_ids, attention_mask, hidden in kept:
+        assert hidden.grad is not None
+        for row, column in (hidden.grad.abs().sum(-1) > 0).nonzero().tolist():
             length = int(attention_mask[row].sum())
             found.add((tuple(input_ids[row, :length].tolist()), column))
     assert found == expected
@@ -151,7 +157,9 @@ def test_the_attention_mask_comes_from_lengths_not_from_ids(policy: LlamaForCaus
 
 def test_scores_are_at_the_temperature_of_the_rollout(policy: LlamaForCausalLM) -> None:
     prompt, action = (5, 6, 7), (8, 9)
-    found = score_all(policy, [Sample.of_step(prompt, action)], temperature=0.5, max_tokens=99, device=CPU)
+    found = score_all(
+        policy, [Sample.of_step(prompt, action)], temperature=0.5, pack=partial(pack, max_tokens=99), device=CPU
+    )
     with torch.no_grad():
         logits = policy(input_ids=torch.tensor([prompt + action])).logits[0, 2:4] / 0.5
     expected = logits.log_softmax(-1)[torch.arange(2), torch.tensor(action)]
@@ -475,11 +483,6 @@ def test_a_batch_of_empty_actions_gives_finite_metrics_and_no_update(policy: Lla
 # --- rule 11: truncation is not termination ------------------------------------------------------------------------
 
 
-def critic_at_the_end(critic: Critic, state: TokenIds) -> float:
-    with torch.no_grad():
-        return float(critic(torch.tensor([state]), torch.ones(1, len(state), dtype=torch.long))[0, -1])
-
-
 def test_the_bootstrap_is_the_critics_value_of_the_state_after_the_cut(policy: LlamaForCausalLM) -> None:
     critic = make_critic(policy)
     short, long = (5, 6, 7, 8), (5, 6, 7, 20, 21, 22, 23)
@@ -492,7 +495,7 @@ def test_the_bootstrap_is_the_critics_value_of_the_state_after_the_cut(policy: L
     learner = with_parts(make_learner(policy, estimator=TOKEN_GAE, critic=critic), estimate=Fixed())
     credited(learner, experience)
     found = learner.algorithm.estimate.table.bootstrap_R  # type: ignore[attr-defined]
-    expected = [critic_at_the_end(critic, short), 0.0, critic_at_the_end(critic, long)]
+    expected = [value_after(critic, short), 0.0, value_after(critic, long)]
     assert abs(expected[0]) > 0.01
     assert found.tolist() == pytest.approx(expected, abs=1e-4)
 
@@ -508,14 +511,14 @@ def test_only_truncated_trajectories_are_credited_with_the_value_of_their_next_s
         assert batch.credit.returns_N is not None
         seen[reason] = batch.credit.returns_N.tolist()
     assert seen[StopReason.DONE] == pytest.approx([1.0])
-    assert seen[StopReason.MAX_STEPS] == pytest.approx([1.0 + critic_at_the_end(critic, following)], abs=1e-4)
+    assert seen[StopReason.MAX_STEPS] == pytest.approx([1.0 + value_after(critic, following)], abs=1e-4)
 
 
 def test_the_state_after_a_step_that_fills_a_micro_batch_can_be_valued(policy: LlamaForCausalLM) -> None:
     """An episode that is cut because its context is full ends in a state of that length."""
     critic, state = make_critic(policy), (5, 6, 7, 8)
-    values = value_of_states(critic, [state], max_tokens=len(state), device=CPU)
-    assert values.tolist() == pytest.approx([critic_at_the_end(critic, state)], abs=1e-4)
+    values = value_of_states(critic, [state], pack=partial(pack, max_tokens=len(state)), device=CPU)
+    assert values.tolist() == pytest.approx([value_after(critic, state)], abs=1e-4)
 
 
 # --- staying close to the reference --------------------------------------------------------------------------------
@@ -642,7 +645,7 @@ def test_values_are_those_of_the_state_before_each_token(policy: LlamaForCausalL
     learner = with_parts(make_learner(policy, estimator=TOKEN_GAE, critic=critic), estimate=Fixed(0.0))
     batch = credited(learner, experience_of(make_trajectory([make_step(policy, (5, 6), (7, 8))], 1.0)))
     assert batch.old_values_N is not None
-    expected = [critic_at_the_end(critic, state) for state in ((5, 6), (5, 6, 7))]
+    expected = [value_after(critic, state) for state in ((5, 6), (5, 6, 7))]
     assert batch.old_values_N.tolist() == pytest.approx(expected, abs=1e-4)
 
 
@@ -776,7 +779,9 @@ def test_a_loaded_model_scores_the_same_twice_even_if_its_configuration_has_drop
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), dtype="float32", device=CPU)
     sample = [Sample.of_step(tuple(range(20)), (20, 21))]
-    first, second = (score_all(policy, sample, temperature=1.0, max_tokens=99, device=CPU) for _ in range(2))
+    first, second = (
+        score_all(policy, sample, temperature=1.0, pack=partial(pack, max_tokens=99), device=CPU) for _ in range(2)
+    )
     assert first.tolist() == second.tolist()
 
 

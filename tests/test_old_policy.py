@@ -84,17 +84,14 @@ def engine_logprobs(batch: Sequence[Trajectory]) -> list[Tensor]:
 # --- whose log-probs the ratio starts from -------------------------------------------------------------------------
 
 
-class CountsPasses(nn.Module):
-    """Notes of each pass whether it had a gradient."""
+class CountsPasses:
+    """Notes of each pass through a model's trunk whether it had a gradient."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+    def __init__(self, model: LlamaForCausalLM) -> None:
         self.with_gradient: list[bool] = []
-
-    def forward(self, **inputs: Any) -> Any:
-        self.with_gradient.append(torch.is_grad_enabled())
-        return self.model(**inputs)
+        model.get_decoder().register_forward_pre_hook(
+            lambda *arguments: self.with_gradient.append(torch.is_grad_enabled())
+        )
 
 
 @pytest.mark.parametrize(
@@ -112,26 +109,29 @@ class CountsPasses(nn.Module):
 def test_the_old_policy_costs_at_most_one_pass_without_gradient(
     policy: LlamaForCausalLM, old_logprobs: str, epochs: int, minibatches: int, extra_passes: int
 ) -> None:
+    experience = experience_of(*random_batch(policy))
     counter = CountsPasses(policy)
-    learner = make_learner(counter, old_logprobs=old_logprobs, epochs=epochs, minibatches=minibatches)
-    learner.learn(experience_of(*random_batch(policy)), step=0)
+    learner = make_learner(policy, old_logprobs=old_logprobs, epochs=epochs, minibatches=minibatches)
+    learner.learn(experience, step=0)
     assert counter.with_gradient == [False] * extra_passes + [True] * epochs * minibatches
 
 
 def test_a_correction_of_one_update_costs_no_pass(policy: LlamaForCausalLM) -> None:
+    experience = experience_of(*random_batch(policy))
     counter = CountsPasses(policy)
-    make_learner(counter, off_policy={"name": "token"}).learn(experience_of(*random_batch(policy)), step=0)
+    make_learner(policy, off_policy={"name": "token"}).learn(experience, step=0)
     assert counter.with_gradient == [True]
 
 
 def test_kl_in_the_reward_is_taken_between_the_trainers_own_numbers(policy: LlamaForCausalLM) -> None:
     """The reward must be known before the update, so one pass is spent on it."""
-    counter, reference = CountsPasses(policy), shifted_copy(policy)
+    reference = shifted_copy(policy)
     kl = KLConfig(coefficient=0.5, estimator="k1", place="reward")
-    learner = with_parts(make_learner(counter, reference=reference, kl=kl), estimate=Fixed())
+    learner = with_parts(make_learner(policy, reference=reference, kl=kl), estimate=Fixed())
     batch = random_group(policy, 2, [1.0, 0.0])
     with torch.no_grad():
         penalty = 0.5 * (torch.cat(own_logprobs(policy, batch)) - torch.cat(own_logprobs(reference, batch)))
+    counter = CountsPasses(policy)
     learner.learn(experience_of(*off_by(batch, 0.5)), step=0)
     assert counter.with_gradient == [False, True]
     charged_N = cast(Fixed, learner.algorithm.estimate).table.token_rewards_N

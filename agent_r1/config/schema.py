@@ -210,6 +210,8 @@ class TrainerConfig:
     """auto: cuda when there is one, else cpu."""
     micro_batch_tokens: int = 16384
     """Tokens, padding included, in one forward and backward pass."""
+    packing: str = "trie"
+    """trie: prefixes that steps share are computed once. rows: one padded row a step, slower, for comparison."""
     max_skipped_updates: int = 5
     """The run stops after this many non-finite updates in a row."""
     save_every: int = 10

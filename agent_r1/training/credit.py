@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from agent_r1.algorithms import Credit, StepTable, engine_divergence
 from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.batch import Experience
+from agent_r1.training.rows import Packer
 from agent_r1.training.scoring import AnyCritic, score_all, value_all, value_of_states
 
 
@@ -44,16 +45,14 @@ class Models:
     """Values; None without one."""
     temperature: float
     """Of the rollouts: the policy that is trained is the one at this temperature."""
-    max_tokens: int
-    """Tokens, padding included, in one pass."""
+    pack: Packer
+    """How samples become micro-batches."""
     device: torch.device
     """Where they are."""
 
     def score(self, model: nn.Module, experience: Experience) -> Tensor:
         """Log-probabilities [N] of the batch under a model, without gradient."""
-        return score_all(
-            model, experience.samples, temperature=self.temperature, max_tokens=self.max_tokens, device=self.device
-        )
+        return score_all(model, experience.samples, temperature=self.temperature, pack=self.pack, device=self.device)
 
 
 def assign_credit(
@@ -70,9 +69,7 @@ def assign_credit(
         metrics["reward/kl_penalty"] = float(kl_coefficient * kl_N.sum() / max(1, table.num_trajectories))
         table = with_token_penalty(table, kl_coefficient * kl_N)
     if models.critic is not None:
-        values_N = value_all(
-            models.critic, experience.critic_samples, max_tokens=models.max_tokens, device=models.device
-        )
+        values_N = value_all(models.critic, experience.critic_samples, pack=models.pack, device=models.device)
         bootstrap_R = _values_after_the_cut(experience, models, models.critic)
         table = replace(table, values_N=values_N.double(), bootstrap_R=bootstrap_R)
     credit = algorithm.estimate(table)
@@ -120,7 +117,7 @@ def _values_after_the_cut(experience: Experience, models: Models, critic: AnyCri
     cut = sorted(experience.cut_states)
     if cut:
         states = [experience.cut_states[index] for index in cut]
-        values = value_of_states(critic, states, max_tokens=models.max_tokens, device=models.device)
+        values = value_of_states(critic, states, pack=models.pack, device=models.device)
         values_R[torch.tensor(cut)] = values.double()
     return values_R
 

@@ -23,7 +23,7 @@ from agent_r1.training.batch import Experience
 from agent_r1.training.credit import CreditedBatch, Models, assign_credit
 from agent_r1.training.models import SharedCritic
 from agent_r1.training.optimize import SkipCounter, guarded_step, make_optimizer
-from agent_r1.training.rows import MicroBatch, Sample, pack
+from agent_r1.training.rows import MicroBatch, Sample
 from agent_r1.training.scoring import Scores, score, value
 
 
@@ -125,7 +125,7 @@ class Learner:
         table = batch.experience.table
         wanted_S = torch.zeros(len(table.lengths_S)).index_add(0, table.step_of_token_N, wanted_N.float()) > 0
         useful = [index for index in chosen if wanted_S[index]]
-        return pack(samples, useful, max_tokens=self.models.max_tokens)
+        return self.models.pack(samples, useful)
 
     def _update_policy(self, batch: CreditedBatch, micro_batches: Sequence[MicroBatch], step: int) -> dict[str, float]:
         """One step of the policy; of a value head too when it shares the policy's trunk."""

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from agent_r1.errors import ConfigError
 from agent_r1.training.checkpoint import replace_folder
+from agent_r1.training.rows import MicroBatch
+from agent_r1.training.visibility import last_hidden
 
 
 def choose_device(name: str) -> torch.device:
@@ -45,9 +47,9 @@ class Critic(nn.Module):
         self.trunk: nn.Module = copy.deepcopy(cast(Any, policy).get_decoder())
         self.head = _value_head(policy)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Values [rows, tokens] in float32."""
-        return self.value_of(_last_hidden(self.trunk, input_ids, attention_mask))
+    def hidden(self, batch: MicroBatch) -> Tensor:
+        """The hidden states of a micro-batch [rows, width, hidden]."""
+        return last_hidden(self.trunk, batch)
 
     def value_of(self, hidden: Tensor) -> Tensor:
         """The values of hidden states."""
@@ -58,8 +60,8 @@ class Critic(nn.Module):
 class SharedCritic(nn.Module):
     """A value head on the policy's own trunk. Only the head is its own: it alone is saved and counted as parameters.
 
-    Called as a module it takes the trunk as given: no gradient reaches the policy. The policy's own pass shows its
-    hidden states to `value_of`, with gradient.
+    Asked for `hidden` states it takes the trunk as given: no gradient reaches the policy. The policy's own pass shows
+    its hidden states to `value_of`, with gradient.
     """
 
     def __init__(self, policy: nn.Module) -> None:
@@ -72,11 +74,10 @@ class SharedCritic(nn.Module):
         """The policy's decoder."""
         return self._borrowed[0]
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Values [rows, tokens] in float32."""
+    def hidden(self, batch: MicroBatch) -> Tensor:
+        """The hidden states of a micro-batch [rows, width, hidden], taken as given: without gradient."""
         with torch.no_grad():
-            hidden = _last_hidden(self.trunk, input_ids, attention_mask)
-        return self.value_of(hidden)
+            return last_hidden(self.trunk, batch)
 
     def value_of(self, hidden: Tensor, trunk_weight: float = 1.0) -> Tensor:
         """The values of hidden states; the weight is that of what flows back into the trunk, not into the head."""
@@ -93,12 +94,6 @@ def _value_head(policy: nn.Module) -> nn.Linear:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
-
-
-def _last_hidden(trunk: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    output = trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
-    hidden: Tensor = output.last_hidden_state
-    return hidden
 
 
 @contextmanager

@@ -55,6 +55,7 @@ _CHOICES = {
     "algorithm.critic.privileged": (None, *PRIVILEGED_SOURCES),
     "algorithm.process.normalisation": NORMALISATIONS,
     "model.dtype": ("float32", "bfloat16"),
+    "trainer.packing": ("trie", "rows"),
     "run.resume": ("auto", "never", "must"),
 }
 _RANGES = {

@@ -6,8 +6,8 @@ action; only action tokens are scored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -60,31 +60,41 @@ class MicroBatch:
         rows_N, columns_N   (0, 1), (1, 0), (1, 1): the position *before* each action token, which predicts it
         targets_N      [3, 5, 6]
         tokens_N       [0, 1, 2]: the tokens' places in the whole batch
+
+    Who sees whom is said in one of two ways: `attention_mask` for plain rows, `ends` for tries (see `trie.py`).
     """
 
     input_ids: Tensor
     """[rows, width]; padded on the right."""
-    attention_mask: Tensor
-    """1 on tokens, made from lengths: an id that happens to equal the padding is still a token."""
     rows_N: Tensor
     """The row of each action token."""
     columns_N: Tensor
     """The column before each action token."""
+    own_columns_N: Tensor
+    """The column of each action token itself."""
     targets_N: Tensor
     """The action tokens."""
     tokens_N: Tensor
     """Each action token's place in the whole batch's flat arrays."""
+    attention_mask: Tensor | None = None
+    """1 on tokens, made from lengths: an id that happens to equal the padding is still a token."""
+    position_ids: Tensor | None = None
+    """Depths in a trie; None: columns."""
+    ends: Tensor | None = None
+    """Where each token's subtree ends in its row."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on a device; `tokens_N` stays, it addresses arrays on the CPU."""
-        return MicroBatch(
-            input_ids=self.input_ids.to(device),
-            attention_mask=self.attention_mask.to(device),
-            rows_N=self.rows_N.to(device),
-            columns_N=self.columns_N.to(device),
-            targets_N=self.targets_N.to(device),
-            tokens_N=self.tokens_N,
-        )
+        moved = {
+            entry.name: getattr(self, entry.name).to(device)
+            for entry in fields(self)
+            if entry.name != "tokens_N" and getattr(self, entry.name) is not None
+        }
+        return replace(self, **moved)
+
+
+Packer = Callable[[Sequence[Sample], Sequence[int]], list[MicroBatch]]
+"""From samples and the chosen ones among them to micro-batches."""
 
 
 def pack(samples: Sequence[Sample], chosen: Sequence[int], *, max_tokens: int) -> list[MicroBatch]:
@@ -92,14 +102,11 @@ def pack(samples: Sequence[Sample], chosen: Sequence[int], *, max_tokens: int) -
 
     Rows of similar length go together. A sample that is longer than the budget is refused: it could never be trained.
     """
-    starts = _first_tokens(samples)
+    refuse_too_long(samples, chosen, max_tokens)
+    starts = first_tokens(samples)
     batches: list[MicroBatch] = []
     current: list[int] = []
     for index in sorted((i for i in chosen if samples[i].actions), key=lambda i: (-len(samples[i]), i)):
-        if len(samples[index]) > max_tokens:
-            raise ConfigError(
-                f"a step of {len(samples[index])} tokens does not fit trainer.micro_batch_tokens={max_tokens}; raise it"
-            )
         if current and (len(current) + 1) * len(samples[current[0]]) > max_tokens:
             batches.append(_collate(samples, current, starts))
             current = []
@@ -109,7 +116,14 @@ def pack(samples: Sequence[Sample], chosen: Sequence[int], *, max_tokens: int) -
     return batches
 
 
-def _first_tokens(samples: Sequence[Sample]) -> list[int]:
+def refuse_too_long(samples: Sequence[Sample], chosen: Sequence[int], max_tokens: int) -> None:
+    """A sample that is longer than a micro-batch could never be trained."""
+    longest = max((len(samples[index]) for index in chosen if samples[index].actions), default=0)
+    if longest > max_tokens:
+        raise ConfigError(f"a step of {longest} tokens does not fit trainer.micro_batch_tokens={max_tokens}; raise it")
+
+
+def first_tokens(samples: Sequence[Sample]) -> list[int]:
     """Where each sample's action tokens begin in the flat arrays."""
     starts, total = [], 0
     for sample in samples:
@@ -137,6 +151,7 @@ def _collate(samples: Sequence[Sample], indices: Sequence[int], starts: Sequence
         attention_mask=attention_mask,
         rows_N=torch.cat(rows),
         columns_N=torch.cat(columns),
+        own_columns_N=torch.cat(columns) + 1,
         targets_N=torch.cat(targets),
         tokens_N=torch.cat(tokens),
     )

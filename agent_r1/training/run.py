@@ -25,6 +25,7 @@ from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.credit import Models
 from agent_r1.training.learner import Learner
 from agent_r1.training.models import Critic, SharedCritic, choose_device, export_model, load_policy
+from agent_r1.training.packing import choose_packer
 from agent_r1.training.preflight import Plan, check_model, context_length, make_plan
 from agent_r1.training.run_folder import RunFolder, open_run
 from agent_r1.training.scoring import AnyCritic
@@ -161,7 +162,7 @@ def _models(config: Config, parts: _Parts) -> Models:
         reference=copy.deepcopy(parts.policy).eval().requires_grad_(False) if settings.kl.coefficient else None,
         critic=critic,
         temperature=config.rollout.temperature,
-        max_tokens=config.trainer.micro_batch_tokens,
+        pack=choose_packer(config.trainer, parts.device),
         device=parts.device,
     )
 

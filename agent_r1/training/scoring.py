@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from agent_r1.training.head import action_scores
 from agent_r1.training.models import Critic, SharedCritic
-from agent_r1.training.rows import MicroBatch, Sample, pack
+from agent_r1.training.rows import MicroBatch, Packer, Sample
+from agent_r1.training.visibility import last_hidden
 from agent_r1.types import TokenIds
 
 AnyCritic = Critic | SharedCritic
@@ -41,44 +42,23 @@ def score(
 
     `value_of` values the trunk's last hidden states; it sees those of the same pass.
     """
-    with _hidden_states(policy, wanted=value_of is not None) as hidden:
-        output = cast(Any, policy)(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False)
-    logits_N = output.logits[batch.rows_N, batch.columns_N].float() / temperature
-    distribution_N = torch.log_softmax(logits_N, dim=-1)
-    with torch.set_grad_enabled(with_entropy_gradient and torch.is_grad_enabled()):
-        entropy_N = -(distribution_N.exp() * distribution_N).sum(-1)
+    hidden = last_hidden(cast(Any, policy).get_decoder(), batch)
+    hidden_N = hidden[batch.rows_N, batch.columns_N]
+    logprobs_N, entropy_N = action_scores(policy, hidden_N, batch.targets_N, temperature=temperature)
     return Scores(
-        logprobs_N=distribution_N.gather(1, batch.targets_N[:, None]).squeeze(1),
-        entropy_N=entropy_N,
-        values_N=None if value_of is None else value_of(hidden[0][batch.rows_N, batch.columns_N]),
+        logprobs_N=logprobs_N,
+        entropy_N=entropy_N if with_entropy_gradient else entropy_N.detach(),
+        values_N=None if value_of is None else value_of(hidden_N),
     )
 
 
-@contextmanager
-def _hidden_states(policy: nn.Module, *, wanted: bool) -> Iterator[list[Tensor]]:
-    """Collects the last hidden states of the policy's trunk while the block runs."""
-    kept: list[Tensor] = []
-    if not wanted:
-        yield kept
-        return
-
-    def keep(module: nn.Module, arguments: Any, output: Any) -> None:
-        kept.append(output.last_hidden_state)
-
-    handle = cast(nn.Module, cast(Any, policy).get_decoder()).register_forward_hook(keep)
-    try:
-        yield kept
-    finally:
-        handle.remove()
-
-
 def score_all(
-    policy: nn.Module, samples: Sequence[Sample], *, temperature: float, max_tokens: int, device: torch.device
+    policy: nn.Module, samples: Sequence[Sample], *, temperature: float, pack: Packer, device: torch.device
 ) -> Tensor:
     """Log-probabilities of all action tokens [N], without gradient, on the CPU."""
     result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
     with torch.no_grad():
-        for batch in pack(samples, range(len(samples)), max_tokens=max_tokens):
+        for batch in pack(samples, range(len(samples))):
             scores = score(policy, batch.to(device), temperature=temperature)
             result_N[batch.tokens_N] = scores.logprobs_N.cpu()
     return result_N
@@ -86,27 +66,26 @@ def score_all(
 
 def value(critic: AnyCritic, batch: MicroBatch) -> Tensor:
     """The critic's value of the state before each action token of a micro-batch."""
-    values: Tensor = critic(batch.input_ids, batch.attention_mask)
-    return values[batch.rows_N, batch.columns_N]
+    return critic.value_of(critic.hidden(batch)[batch.rows_N, batch.columns_N])
 
 
-def value_all(critic: AnyCritic, samples: Sequence[Sample], *, max_tokens: int, device: torch.device) -> Tensor:
+def value_all(critic: AnyCritic, samples: Sequence[Sample], *, pack: Packer, device: torch.device) -> Tensor:
     """Values before all action tokens [N], without gradient, on the CPU."""
     result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
     with torch.no_grad():
-        for batch in pack(samples, range(len(samples)), max_tokens=max_tokens):
+        for batch in pack(samples, range(len(samples))):
             result_N[batch.tokens_N] = value(critic, batch.to(device)).cpu()
     return result_N
 
 
-def value_of_states(critic: AnyCritic, states: Sequence[TokenIds], *, max_tokens: int, device: torch.device) -> Tensor:
+def value_of_states(critic: AnyCritic, states: Sequence[TokenIds], *, pack: Packer, device: torch.device) -> Tensor:
     """The critic's value at the end of each token sequence, for bootstrapping truncated trajectories."""
     samples = [Sample(token_ids=state, actions=(len(state) - 1,)) for state in states]
     result = torch.zeros(len(states))
     with torch.no_grad():
-        for batch in pack(samples, range(len(samples)), max_tokens=max_tokens):
+        for batch in pack(samples, range(len(samples))):
             moved = batch.to(device)
-            values: Tensor = critic(moved.input_ids, moved.attention_mask)
-            # The column before the marked token is one short of the state's end.
-            result[batch.tokens_N] = values[moved.rows_N, moved.columns_N + 1].cpu()
+            # The marked token is the state's last: its own column, not the one before it.
+            hidden_N = critic.hidden(moved)[moved.rows_N, moved.own_columns_N]
+            result[batch.tokens_N] = critic.value_of(hidden_N).cpu()
     return result

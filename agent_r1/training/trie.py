@@ -1,0 +1,153 @@
+"""Packing samples as token tries: every distinct prefix is computed once.
+
+A step's row repeats all that came before it, and the members of a group repeat their prompt. Sorted, equal prefixes
+stand next to each other: each sample adds only what its predecessor does not share, and the row is the depth-first
+walk of a trie. Samples (1 2 3), (1 2 4 5) and (7) become
+
+    token     1  2  3  4  5  7
+    position  0  1  2  2  3  0      depth: what the model takes for the position
+    end       5  5  3  5  5  6      where the token's subtree ends
+
+Token j is on the path of token i, and so visible to it, exactly when `j <= i < end[j]`. Everything downstream gathers
+by index and never knows a trie existed. A trie larger than a row is cut, and the shared prefix repeated in the next
+row; rewritten history simply branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from agent_r1.training.rows import MicroBatch, Sample, first_tokens, refuse_too_long
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrieRow:
+    """One row: a few samples as the depth-first walk of their trie."""
+
+    token_ids: Ids
+    """Each distinct prefix's last token, once."""
+    positions: Ids
+    """Depths."""
+    ends: Ids
+    """Where each token's subtree ends."""
+    members: list[tuple[int, Ids]]
+    """The samples, and where each one's tokens are in the row."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class _OpenRow:
+    """A row under construction."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[Ids] = []
+        self.positions: list[Ids] = []
+        self.closings: list[tuple[Ids, int]] = []
+        self.members: list[tuple[int, Ids]] = []
+        self.path: Ids = np.zeros(0, dtype=np.int64)
+        self.size = 0
+
+    def add(self, index: int, ids: Ids, shared: int) -> None:
+        """Append what the sample does not share with the one before it."""
+        new = len(ids) - shared
+        self.closings.append((self.path[shared:], self.size))
+        self.path = np.concatenate([self.path[:shared], np.arange(self.size, self.size + new)])
+        self.token_ids.append(ids[shared:])
+        self.positions.append(np.arange(shared, len(ids)))
+        self.members.append((index, self.path))
+        self.size += new
+
+    def close(self) -> TrieRow:
+        """The finished row."""
+        ends = np.full(self.size, self.size, dtype=np.int64)
+        for tokens, end in self.closings:
+            ends[tokens] = end
+        return TrieRow(
+            token_ids=np.concatenate(self.token_ids),
+            positions=np.concatenate(self.positions),
+            ends=ends,
+            members=self.members,
+        )
+
+
+def build_rows(samples: Sequence[Sample], chosen: Sequence[int], *, row_tokens: int) -> list[TrieRow]:
+    """The chosen samples as trie rows of at most `row_tokens` tokens (or of one sample that is longer)."""
+    ids = {index: np.array(samples[index].token_ids, dtype=np.int64) for index in chosen if samples[index].actions}
+    # Big-endian bytes sort as the ids do, at the speed of memcmp.
+    ordered = sorted(ids, key=lambda index: (ids[index].astype(">u4").tobytes(), index))
+    rows: list[TrieRow] = []
+    row, before = _OpenRow(), np.zeros(0, dtype=np.int64)
+    for index in ordered:
+        shared = _common_prefix(before, ids[index]) if row.size else 0
+        if row.size and row.size + len(ids[index]) - shared > row_tokens:
+            rows.append(row.close())
+            row, shared = _OpenRow(), 0
+        row.add(index, ids[index], shared)
+        before = ids[index]
+    return [*rows, row.close()] if row.size else rows
+
+
+def _common_prefix(left: Ids, right: Ids) -> int:
+    """How many leading ids are equal: 2 for (1, 2, 3) and (1, 2, 4, 5)."""
+    shorter = min(len(left), len(right))
+    differing = np.flatnonzero(left[:shorter] != right[:shorter])
+    return int(differing[0]) if len(differing) else shorter
+
+
+def pack_tries(
+    samples: Sequence[Sample], chosen: Sequence[int], *, max_tokens: int, row_tokens: int | None = None
+) -> list[MicroBatch]:
+    """The chosen samples as micro-batches of trie rows, at most `max_tokens` tokens each, padding included.
+
+    `row_tokens` bounds a single row (by default the whole micro-batch): attention with a dense mask costs the square
+    of a row's length, so a CPU wants several shorter rows.
+    """
+    refuse_too_long(samples, chosen, max_tokens)
+    rows = build_rows(samples, chosen, row_tokens=min(max_tokens, row_tokens or max_tokens))
+    starts = first_tokens(samples)
+    batches: list[MicroBatch] = []
+    current: list[TrieRow] = []
+    for row in sorted(rows, key=len, reverse=True):
+        if current and (len(current) + 1) * len(current[0]) > max_tokens:
+            batches.append(_collate(samples, current, starts))
+            current = []
+        current.append(row)
+    return [*batches, _collate(samples, current, starts)] if current else batches
+
+
+def _collate(samples: Sequence[Sample], rows: Sequence[TrieRow], starts: Sequence[int]) -> MicroBatch:
+    """Rows side by side; padding sees itself and is seen by nobody else."""
+    width = max(map(len, rows))
+    input_ids = np.zeros((len(rows), width), dtype=np.int64)
+    position_ids = np.zeros((len(rows), width), dtype=np.int64)
+    ends = np.tile(np.arange(1, width + 1), (len(rows), 1))
+    row_of, before, own, targets, tokens = [], [], [], [], []
+    for number, row in enumerate(rows):
+        input_ids[number, : len(row)] = row.token_ids
+        position_ids[number, : len(row)] = row.positions
+        ends[number, : len(row)] = row.ends
+        for index, path in row.members:
+            actions = np.array(samples[index].actions, dtype=np.int64)
+            row_of.append(np.full(len(actions), number))
+            before.append(path[actions - 1])
+            own.append(path[actions])
+            targets.append(row.token_ids[path[actions]])
+            tokens.append(np.arange(starts[index], starts[index] + len(actions)))
+    return MicroBatch(
+        input_ids=torch.from_numpy(input_ids),
+        position_ids=torch.from_numpy(position_ids),
+        ends=torch.from_numpy(ends),
+        rows_N=torch.from_numpy(np.concatenate(row_of)),
+        columns_N=torch.from_numpy(np.concatenate(before)),
+        own_columns_N=torch.from_numpy(np.concatenate(own)),
+        targets_N=torch.from_numpy(np.concatenate(targets)),
+        tokens_N=torch.from_numpy(np.concatenate(tokens)),
+    )
