@@ -19,6 +19,7 @@ from agent_r1.config.schema import CriticConfig, KLConfig
 from agent_r1.rewards import ProcessBalance, RewardShaping
 from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.training.batch import CriticView, Experience, gather_experience
+from agent_r1.training.compute import Compute
 from agent_r1.training.credit import CreditedBatch, Models, assign_credit
 from agent_r1.training.learner import Learner
 from agent_r1.training.models import Critic, SharedCritic
@@ -31,6 +32,11 @@ GROUP = {"name": "group"}
 TOKEN_GAE = {"name": "token_gae"}
 
 CriticT = TypeVar("CriticT", Critic, SharedCritic)
+
+
+def rows_on_cpu(max_tokens: int = 4096, temperature: float = 1.0) -> Compute:
+    """Padded rows, the simple form."""
+    return Compute(device=CPU, pack=partial(pack, max_tokens=max_tokens), temperature=temperature)
 
 
 def gather(groups: Sequence[Group], *, view: CriticView | None = None, **process: Any) -> Experience:
@@ -170,9 +176,7 @@ def make_learner(
         policy=policy,
         reference=reference,
         critic=critic,
-        temperature=1.0,
-        pack=packer or partial(pack, max_tokens=micro_batch_tokens),
-        device=CPU,
+        compute=rows_on_cpu(max_tokens=micro_batch_tokens) if packer is None else Compute(device=CPU, pack=packer),
     )
     return Learner(
         models=models,

@@ -48,6 +48,7 @@ from tests.hand_made import (
     random_batch,
     random_group,
     row_logprobs,
+    rows_on_cpu,
     same_weights,
     sharpened,
     token_variety,
@@ -84,7 +85,7 @@ def test_one_pass_of_a_shared_trunk_gives_the_log_probs_and_values_of_two(policy
     passes.clear()
     (micro,) = pack(experience.samples, range(len(experience.samples)), max_tokens=4096)
     with torch.no_grad():
-        scores = score(policy, micro, temperature=1.0, value_of=critic.value_of)
+        scores = score(policy, micro, rows_on_cpu(), value_of=critic.value_of)
     assert len(passes) == 1
     assert scores.values_N is not None
     logprobs_N, values_N = torch.zeros(len(micro.tokens_N)), torch.zeros(len(micro.tokens_N))
@@ -191,7 +192,7 @@ def test_only_the_head_of_a_shared_critic_is_its_own(policy: LlamaForCausalLM) -
 def test_a_value_asked_of_a_shared_critic_sends_no_gradient_into_the_policy(policy: LlamaForCausalLM) -> None:
     critic = make_shared_critic(policy)
     (micro,) = pack([Sample.of_step((5, 6), (7,))], [0], max_tokens=9)
-    value(critic, micro).sum().backward()
+    value(critic, micro, rows_on_cpu()).sum().backward()
     assert critic.head.weight.grad is not None
     assert all(parameter.grad is None for parameter in policy.parameters())
 

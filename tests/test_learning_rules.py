@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,7 @@ from tests.hand_made import (
     random_ids,
     random_trajectory,
     row_logprobs,
+    rows_on_cpu,
     same_weights,
     value_after,
     weights_of,
@@ -150,16 +150,14 @@ def test_the_attention_mask_comes_from_lengths_not_from_ids(policy: LlamaForCaus
     assert sorted(micro.attention_mask.sum(1).tolist()) == [6, 9]
     found_N = torch.zeros(6)
     with torch.no_grad():
-        found_N[micro.tokens_N] = score(policy, micro, temperature=1.0).logprobs_N
+        found_N[micro.tokens_N] = score(policy, micro, rows_on_cpu()).logprobs_N
         expected = torch.cat([row_logprobs(policy, *short), row_logprobs(policy, *long)])
     assert found_N.tolist() == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_scores_are_at_the_temperature_of_the_rollout(policy: LlamaForCausalLM) -> None:
     prompt, action = (5, 6, 7), (8, 9)
-    found = score_all(
-        policy, [Sample.of_step(prompt, action)], temperature=0.5, pack=partial(pack, max_tokens=99), device=CPU
-    )
+    found = score_all(policy, [Sample.of_step(prompt, action)], rows_on_cpu(temperature=0.5))
     with torch.no_grad():
         logits = policy(input_ids=torch.tensor([prompt + action])).logits[0, 2:4] / 0.5
     expected = logits.log_softmax(-1)[torch.arange(2), torch.tensor(action)]
@@ -169,7 +167,7 @@ def test_scores_are_at_the_temperature_of_the_rollout(policy: LlamaForCausalLM) 
 def test_entropy_is_that_of_the_distribution_the_token_was_drawn_from(policy: LlamaForCausalLM) -> None:
     (micro,) = pack([Sample.of_step((5, 6), (8,))], [0], max_tokens=99)
     with torch.no_grad():
-        found = score(policy, micro, temperature=1.0).entropy_N
+        found = score(policy, micro, rows_on_cpu()).entropy_N
         probabilities = policy(input_ids=torch.tensor([[5, 6]])).logits[0, -1].softmax(-1)
     expected = -sum(p * math.log(p) for p in probabilities.tolist())
     assert found.tolist() == pytest.approx([expected], abs=1e-4)
@@ -517,7 +515,7 @@ def test_only_truncated_trajectories_are_credited_with_the_value_of_their_next_s
 def test_the_state_after_a_step_that_fills_a_micro_batch_can_be_valued(policy: LlamaForCausalLM) -> None:
     """An episode that is cut because its context is full ends in a state of that length."""
     critic, state = make_critic(policy), (5, 6, 7, 8)
-    values = value_of_states(critic, [state], pack=partial(pack, max_tokens=len(state)), device=CPU)
+    values = value_of_states(critic, [state], rows_on_cpu(max_tokens=len(state)))
     assert values.tolist() == pytest.approx([value_after(critic, state)], abs=1e-4)
 
 
@@ -779,9 +777,7 @@ def test_a_loaded_model_scores_the_same_twice_even_if_its_configuration_has_drop
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), dtype="float32", device=CPU)
     sample = [Sample.of_step(tuple(range(20)), (20, 21))]
-    first, second = (
-        score_all(policy, sample, temperature=1.0, pack=partial(pack, max_tokens=99), device=CPU) for _ in range(2)
-    )
+    first, second = (score_all(policy, sample, rows_on_cpu()) for _ in range(2))
     assert first.tolist() == second.tolist()
 
 
@@ -805,9 +801,8 @@ def fit(policy: nn.Module, steps: int, micro_batch_tokens: int = 4096) -> list[f
         batch_size=2,
         learning_rate=1e-2,
         optimizer=OptimizerConfig(),
-        micro_batch_tokens=micro_batch_tokens,
+        compute=rows_on_cpu(micro_batch_tokens),
         seed=0,
-        device=CPU,
         on_step=lambda step, loss: losses.append(loss),
     )
     return losses

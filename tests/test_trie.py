@@ -26,12 +26,13 @@ from transformers import (
 
 from agent_r1.config.schema import CriticConfig
 from agent_r1.errors import ConfigError
+from agent_r1.training.compute import Compute
 from agent_r1.training.head import action_scores
 from agent_r1.training.models import Critic
 from agent_r1.training.rows import MicroBatch, Packer, Sample, pack
 from agent_r1.training.scoring import score_all, value_all, value_of_states
 from agent_r1.training.trie import build_rows, pack_tries
-from agent_r1.training.visibility import trie_mask
+from agent_r1.training.visibility import BLOCK, block_mask, dense_mask
 from agent_r1.types import TokenIds, Trajectory
 from tests.hand_made import (
     CPU,
@@ -49,6 +50,10 @@ from tests.hand_made import (
 )
 
 ROWS: Packer = partial(pack, max_tokens=4096)
+
+
+def on_cpu(packer: Packer, temperature: float = 1.0) -> Compute:
+    return Compute(device=CPU, pack=packer, temperature=temperature)
 
 
 @pytest.fixture
@@ -136,10 +141,47 @@ def test_a_step_longer_than_the_micro_batch_is_refused() -> None:
 def test_padding_is_seen_by_nobody_and_sees_itself() -> None:
     samples = [Sample.of_step((1, 2, 3), (4,)), Sample.of_step((5,), (6,))]
     [batch] = pack_tries(samples, [0, 1], max_tokens=100, row_tokens=4)
-    mask = trie_mask(batch, MistralConfig(sliding_window=None))
-    assert isinstance(mask, torch.Tensor)
+    mask = dense_mask(batch, None)
     assert batch.input_ids.tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
     assert mask[1, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("width_multiple", [1, 256])
+def test_a_block_mask_lists_exactly_the_blocks_somebody_sees(window: int | None, width_multiple: int) -> None:
+    rng = random.Random(5)
+    samples = [s for _ in range(6) for s in conversation(rng, random_ids(rng, 150), 4)]
+    for batch in pack_tries(
+        samples, range(len(samples)), max_tokens=4096, row_tokens=700, width_multiple=width_multiple
+    ):
+        dense, blocks = dense_mask(batch, window), block_mask(batch, window)
+        rows, _, width, _ = dense.shape
+        num_blocks = -(-width // BLOCK)
+        gap = num_blocks * BLOCK - width
+        squares = torch.nn.functional.pad(dense[:, 0], (0, gap, 0, gap)).view(
+            rows, num_blocks, BLOCK, num_blocks, BLOCK
+        )
+        some, every = squares.any(4).any(2), squares.all(4).all(2)
+        listed = torch.zeros(rows, num_blocks, num_blocks, dtype=torch.bool)
+        full = torch.zeros_like(listed)
+        for row in range(rows):
+            for q in range(num_blocks):
+                listed[row, q, blocks.kv_indices[row, 0, q, : blocks.kv_num_blocks[row, 0, q]].long()] = True
+                assert blocks.full_kv_num_blocks is not None
+                assert blocks.full_kv_indices is not None
+                full[row, q, blocks.full_kv_indices[row, 0, q, : blocks.full_kv_num_blocks[row, 0, q]].long()] = True
+        assert not (listed & full).any()
+        assert not (some & ~(listed | full)).any()
+        assert not (full & ~every).any()
+        if window is None:
+            assert ((listed | full) == (some | torch.eye(num_blocks, dtype=torch.bool))).all()
+            inner = num_blocks - 1 if gap else num_blocks  # a last block that is not whole cannot be seen wholly
+            assert (full == every)[:, :inner, :inner].all()
+        index = torch.arange(width)
+        seen = blocks.mask_mod(
+            torch.arange(rows)[:, None, None], torch.zeros(1), index[None, :, None], index[None, None, :]
+        )
+        assert torch.equal(seen, dense[:, 0])
 
 
 # --- every architecture --------------------------------------------------------------------------------------------
@@ -188,14 +230,14 @@ def test_log_probs_and_values_equal_those_of_padded_rows_in_every_architecture(n
     rng = random.Random(1)
     samples = [s for _ in range(4) for s in conversation(rng, (5, 6, 7, 8), 3)]
     tries: Packer = partial(pack_tries, max_tokens=120, row_tokens=60)
-    found, expected = (score_all(model, samples, temperature=0.7, pack=p, device=CPU) for p in (tries, ROWS))
+    found, expected = (score_all(model, samples, on_cpu(p, 0.7)) for p in (tries, ROWS))
     assert found.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
     assert float(expected.std()) > 0.1
     critic = make_critic(model)
-    found, expected = (value_all(critic, samples, pack=p, device=CPU) for p in (tries, ROWS))
+    found, expected = (value_all(critic, samples, on_cpu(p)) for p in (tries, ROWS))
     assert found.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
     states = [sample.token_ids for sample in samples]
-    found, expected = (value_of_states(critic, states, pack=p, device=CPU) for p in (tries, ROWS))
+    found, expected = (value_of_states(critic, states, on_cpu(p)) for p in (tries, ROWS))
     assert found.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
 
 
@@ -307,5 +349,5 @@ def test_uniform_logits_have_the_entropy_of_their_number(tiny_model: LlamaForCau
 def test_a_critic_of_its_own_needs_no_policy_pass(policy: LlamaForCausalLM) -> None:
     critic, passes = Critic(policy), []
     policy.get_decoder().register_forward_hook(lambda *arguments: passes.append(1))
-    value_all(critic, [Sample.of_step((5, 6), (7,))], pack=ROWS, device=CPU)
+    value_all(critic, [Sample.of_step((5, 6), (7,))], on_cpu(ROWS))
     assert not passes

@@ -212,6 +212,10 @@ class TrainerConfig:
     """Tokens, padding included, in one forward and backward pass."""
     packing: str = "trie"
     """trie: prefixes that steps share are computed once. rows: one padded row a step, slower, for comparison."""
+    precision: str = "auto"
+    """Of matrix products in training; the weights keep `model.dtype`. auto: bfloat16 on a GPU. float32, bfloat16."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer going backward instead of keeping it: less memory, a third more time."""
     max_skipped_updates: int = 5
     """The run stops after this many non-finite updates in a row."""
     save_every: int = 10

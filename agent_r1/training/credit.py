@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from agent_r1.algorithms import Credit, StepTable, engine_divergence
 from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.batch import Experience
-from agent_r1.training.rows import Packer
+from agent_r1.training.compute import Compute
 from agent_r1.training.scoring import AnyCritic, score_all, value_all, value_of_states
 
 
@@ -35,7 +35,7 @@ class CreditedBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Models:
-    """The models of a run and how they are run."""
+    """The models of a run."""
 
     policy: nn.Module
     """Being trained."""
@@ -43,16 +43,8 @@ class Models:
     """The policy the run started from; None when nothing asks for it."""
     critic: AnyCritic | None
     """Values; None without one."""
-    temperature: float
-    """Of the rollouts: the policy that is trained is the one at this temperature."""
-    pack: Packer
-    """How samples become micro-batches."""
-    device: torch.device
-    """Where they are."""
-
-    def score(self, model: nn.Module, experience: Experience) -> Tensor:
-        """Log-probabilities [N] of the batch under a model, without gradient."""
-        return score_all(model, experience.samples, temperature=self.temperature, pack=self.pack, device=self.device)
+    compute: Compute
+    """How they are run."""
 
 
 def assign_credit(
@@ -61,7 +53,7 @@ def assign_credit(
     """Score the batch under the old policy, the reference and the critic, then let the estimator judge it."""
     metrics: dict[str, float] = dict(experience.metrics)
     old_N = _old_logprobs(experience, models, algorithm, metrics)
-    reference_N = None if models.reference is None else models.score(models.reference, experience)
+    reference_N = None if models.reference is None else score_all(models.reference, experience.samples, models.compute)
     table, values_N = experience.table, None
     if reference_N is not None and algorithm.kl_in_reward:
         assert old_N is not None
@@ -69,7 +61,7 @@ def assign_credit(
         metrics["reward/kl_penalty"] = float(kl_coefficient * kl_N.sum() / max(1, table.num_trajectories))
         table = with_token_penalty(table, kl_coefficient * kl_N)
     if models.critic is not None:
-        values_N = value_all(models.critic, experience.critic_samples, pack=models.pack, device=models.device)
+        values_N = value_all(models.critic, experience.critic_samples, models.compute)
         bootstrap_R = _values_after_the_cut(experience, models, models.critic)
         table = replace(table, values_N=values_N.double(), bootstrap_R=bootstrap_R)
     credit = algorithm.estimate(table)
@@ -90,7 +82,7 @@ def _old_logprobs(
         return experience.rollout_logprobs_N
     if algorithm.num_updates == 1 and not algorithm.kl_in_reward:
         return None
-    old_N = models.score(models.policy, experience)
+    old_N = score_all(models.policy, experience.samples, models.compute)
     metrics |= engine_metrics(old_N, experience.rollout_logprobs_N)
     return old_N
 
@@ -117,7 +109,7 @@ def _values_after_the_cut(experience: Experience, models: Models, critic: AnyCri
     cut = sorted(experience.cut_states)
     if cut:
         states = [experience.cut_states[index] for index in cut]
-        values = value_of_states(critic, states, pack=models.pack, device=models.device)
+        values = value_of_states(critic, states, models.compute)
         values_R[torch.tensor(cut)] = values.double()
     return values_R
 

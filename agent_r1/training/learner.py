@@ -44,7 +44,7 @@ class Learner:
         self.policy = models.policy
         self.critic = models.critic
         self.algorithm = algorithm
-        self.device = models.device
+        self.device = models.compute.device
         self.kl_coefficient = algorithm.settings.kl.coefficient
         self.policy_skips = SkipCounter(what="policy", limit=max_skipped_updates)
         self.critic_skips = SkipCounter(what="critic", limit=max_skipped_updates)
@@ -125,7 +125,7 @@ class Learner:
         table = batch.experience.table
         wanted_S = torch.zeros(len(table.lengths_S)).index_add(0, table.step_of_token_N, wanted_N.float()) > 0
         useful = [index for index in chosen if wanted_S[index]]
-        return self.models.pack(samples, useful)
+        return self.models.compute.pack(samples, useful)
 
     def _update_policy(self, batch: CreditedBatch, micro_batches: Sequence[MicroBatch], step: int) -> dict[str, float]:
         """One step of the policy; of a value head too when it shares the policy's trunk."""
@@ -171,7 +171,7 @@ class Learner:
         scores = score(
             self.policy,
             micro.to(self.device),
-            temperature=self.models.temperature,
+            self.models.compute,
             with_entropy_gradient=settings.entropy_coefficient != 0,
             value_of=None if shared is None else partial(shared.value_of, trunk_weight=settings.critic.shared_weight),
         )
@@ -228,7 +228,8 @@ class Learner:
         num_valued = self._num_valued(batch, micro_batches)
         total = 0.0
         for micro in micro_batches:
-            loss = self._value_objective(batch, micro, value(self.critic, micro.to(self.device)), num_valued)
+            values_N = value(self.critic, micro.to(self.device), self.models.compute)
+            loss = self._value_objective(batch, micro, values_N, num_valued)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return {"loss/critic": total, "critic/gradient_norm": self._step_critic(total, step)}

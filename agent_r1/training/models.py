@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from agent_r1.errors import ConfigError
 from agent_r1.training.checkpoint import replace_folder
 from agent_r1.training.rows import MicroBatch
-from agent_r1.training.visibility import last_hidden
+from agent_r1.training.visibility import TRIE_ATTENTION, last_hidden
 
 
 def choose_device(name: str) -> torch.device:
@@ -31,12 +31,28 @@ def load_policy(path: str, *, dtype: str, device: torch.device, trust_remote_cod
     try:
         with _no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, attn_implementation="sdpa"
+                path,
+                dtype=getattr(torch, dtype),
+                trust_remote_code=trust_remote_code,
+                attn_implementation=TRIE_ATTENTION,
             )
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model '{path}' cannot be loaded: {error}") from error
     # Dropout, if the model has any, would make every score of the same tokens a different one.
     return cast(nn.Module, model).to(device).eval()
+
+
+def checkpoint_layers(model: nn.Module) -> None:
+    """Recompute each decoder layer going backward instead of keeping what it computed.
+
+    Layers do so only in training mode; only they are put into it, so that dropout stays off.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    cast(Any, model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
 
 
 class Critic(nn.Module):

@@ -13,12 +13,14 @@ from agent_r1.errors import DivergenceError
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, learning_rate: float) -> torch.optim.AdamW:
-    """AdamW over all parameters of a model."""
+    """AdamW over all parameters of a model; one kernel for all of them on a GPU."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        trained,
         lr=learning_rate,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
+        fused=all(parameter.is_cuda for parameter in trained),
     )
 
 

@@ -56,6 +56,7 @@ _CHOICES = {
     "algorithm.process.normalisation": NORMALISATIONS,
     "model.dtype": ("float32", "bfloat16"),
     "trainer.packing": ("trie", "rows"),
+    "trainer.precision": ("auto", "float32", "bfloat16"),
     "run.resume": ("auto", "never", "must"),
 }
 _RANGES = {

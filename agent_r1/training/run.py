@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
 from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
 from agent_r1.training.checkpoint import list_checkpoints
+from agent_r1.training.compute import make_compute
 from agent_r1.training.credit import Models
 from agent_r1.training.learner import Learner
-from agent_r1.training.models import Critic, SharedCritic, choose_device, export_model, load_policy
-from agent_r1.training.packing import choose_packer
+from agent_r1.training.models import Critic, SharedCritic, checkpoint_layers, choose_device, export_model, load_policy
 from agent_r1.training.preflight import Plan, check_model, context_length, make_plan
 from agent_r1.training.run_folder import RunFolder, open_run
 from agent_r1.training.scoring import AnyCritic
@@ -53,8 +53,13 @@ async def train_run(config: Config, console: RunConsole) -> Summary:
     if resume:
         folder.rewind(list_checkpoints(folder.checkpoints)[-1][0])
     parts = _load_parts(plan, renderer)
+    models = _models(config, parts)
+    if config.trainer.gradient_checkpointing:
+        checkpoint_layers(models.policy)
+        if isinstance(models.critic, Critic):
+            checkpoint_layers(models.critic.trunk)
     learner = Learner(
-        models=_models(config, parts),
+        models=models,
         algorithm=plan.algorithm,
         optimizer=config.optimizer,
         max_skipped_updates=config.trainer.max_skipped_updates,
@@ -128,9 +133,8 @@ def sft_run(config: Config, console: RunConsole) -> Path:
             batch_size=settings.batch_size,
             learning_rate=settings.learning_rate,
             optimizer=config.optimizer,
-            micro_batch_tokens=config.trainer.micro_batch_tokens,
+            compute=replace(make_compute(config, device), temperature=1.0),
             seed=config.trainer.seed,
-            device=device,
             on_step=note,
         )
     tracker.close()
@@ -161,9 +165,7 @@ def _models(config: Config, parts: _Parts) -> Models:
         policy=parts.policy,
         reference=copy.deepcopy(parts.policy).eval().requires_grad_(False) if settings.kl.coefficient else None,
         critic=critic,
-        temperature=config.rollout.temperature,
-        pack=choose_packer(config.trainer, parts.device),
-        device=parts.device,
+        compute=make_compute(config, parts.device),
     )
 
 
@@ -180,7 +182,7 @@ def _load_parts(plan: Plan, renderer: ChatRenderer) -> _Parts:
     policy = load_policy(
         config.model.path, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
     )
-    engine = LocalEngine(policy, max_slots=config.rollout.concurrency, context_length=context_length(config))
+    engine = LocalEngine(policy, max_requests=config.rollout.concurrency, context_length=context_length(config))
     limits = RolloutLimits(
         max_steps=config.rollout.max_steps,
         concurrency=config.rollout.concurrency,

@@ -9,9 +9,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from agent_r1.training.compute import Compute
 from agent_r1.training.head import action_scores
 from agent_r1.training.models import Critic, SharedCritic
-from agent_r1.training.rows import MicroBatch, Packer, Sample
+from agent_r1.training.rows import MicroBatch, Sample
 from agent_r1.training.visibility import last_hidden
 from agent_r1.types import TokenIds
 
@@ -33,18 +34,18 @@ class Scores:
 def score(
     policy: nn.Module,
     batch: MicroBatch,
+    compute: Compute,
     *,
-    temperature: float,
     with_entropy_gradient: bool = False,
     value_of: Callable[[Tensor], Tensor] | None = None,
 ) -> Scores:
-    """Score the action tokens of a micro-batch. The temperature is the one they were sampled at.
+    """Score the action tokens of a micro-batch, at the temperature they were sampled at.
 
     `value_of` values the trunk's last hidden states; it sees those of the same pass.
     """
-    hidden = last_hidden(cast(Any, policy).get_decoder(), batch)
-    hidden_N = hidden[batch.rows_N, batch.columns_N]
-    logprobs_N, entropy_N = action_scores(policy, hidden_N, batch.targets_N, temperature=temperature)
+    with compute.autocast():
+        hidden_N = last_hidden(cast(Any, policy).get_decoder(), batch)[batch.rows_N, batch.columns_N]
+        logprobs_N, entropy_N = action_scores(policy, hidden_N, batch.targets_N, temperature=compute.temperature)
     return Scores(
         logprobs_N=logprobs_N,
         entropy_N=entropy_N if with_entropy_gradient else entropy_N.detach(),
@@ -52,40 +53,40 @@ def score(
     )
 
 
-def score_all(
-    policy: nn.Module, samples: Sequence[Sample], *, temperature: float, pack: Packer, device: torch.device
-) -> Tensor:
+def score_all(policy: nn.Module, samples: Sequence[Sample], compute: Compute) -> Tensor:
     """Log-probabilities of all action tokens [N], without gradient, on the CPU."""
     result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
     with torch.no_grad():
-        for batch in pack(samples, range(len(samples))):
-            scores = score(policy, batch.to(device), temperature=temperature)
-            result_N[batch.tokens_N] = scores.logprobs_N.cpu()
+        for batch in compute.pack(samples, range(len(samples))):
+            result_N[batch.tokens_N] = score(policy, batch.to(compute.device), compute).logprobs_N.cpu()
     return result_N
 
 
-def value(critic: AnyCritic, batch: MicroBatch) -> Tensor:
+def value(critic: AnyCritic, batch: MicroBatch, compute: Compute) -> Tensor:
     """The critic's value of the state before each action token of a micro-batch."""
-    return critic.value_of(critic.hidden(batch)[batch.rows_N, batch.columns_N])
+    with compute.autocast():
+        hidden = critic.hidden(batch)
+    return critic.value_of(hidden[batch.rows_N, batch.columns_N])
 
 
-def value_all(critic: AnyCritic, samples: Sequence[Sample], *, pack: Packer, device: torch.device) -> Tensor:
+def value_all(critic: AnyCritic, samples: Sequence[Sample], compute: Compute) -> Tensor:
     """Values before all action tokens [N], without gradient, on the CPU."""
     result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
     with torch.no_grad():
-        for batch in pack(samples, range(len(samples))):
-            result_N[batch.tokens_N] = value(critic, batch.to(device)).cpu()
+        for batch in compute.pack(samples, range(len(samples))):
+            result_N[batch.tokens_N] = value(critic, batch.to(compute.device), compute).cpu()
     return result_N
 
 
-def value_of_states(critic: AnyCritic, states: Sequence[TokenIds], *, pack: Packer, device: torch.device) -> Tensor:
+def value_of_states(critic: AnyCritic, states: Sequence[TokenIds], compute: Compute) -> Tensor:
     """The critic's value at the end of each token sequence, for bootstrapping truncated trajectories."""
     samples = [Sample(token_ids=state, actions=(len(state) - 1,)) for state in states]
     result = torch.zeros(len(states))
     with torch.no_grad():
-        for batch in pack(samples, range(len(samples))):
-            moved = batch.to(device)
+        for batch in compute.pack(samples, range(len(samples))):
+            moved = batch.to(compute.device)
+            with compute.autocast():
+                hidden = critic.hidden(moved)
             # The marked token is the state's last: its own column, not the one before it.
-            hidden_N = critic.hidden(moved)[moved.rows_N, moved.own_columns_N]
-            result[batch.tokens_N] = critic.value_of(hidden_N).cpu()
+            result[batch.tokens_N] = critic.value_of(hidden[moved.rows_N, moved.own_columns_N]).cpu()
     return result

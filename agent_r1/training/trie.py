@@ -103,12 +103,17 @@ def _common_prefix(left: Ids, right: Ids) -> int:
 
 
 def pack_tries(
-    samples: Sequence[Sample], chosen: Sequence[int], *, max_tokens: int, row_tokens: int | None = None
+    samples: Sequence[Sample],
+    chosen: Sequence[int],
+    *,
+    max_tokens: int,
+    row_tokens: int | None = None,
+    width_multiple: int = 1,
 ) -> list[MicroBatch]:
     """The chosen samples as micro-batches of trie rows, at most `max_tokens` tokens each, padding included.
 
     `row_tokens` bounds a single row (by default the whole micro-batch): attention with a dense mask costs the square
-    of a row's length, so a CPU wants several shorter rows.
+    of a row's length, so a CPU wants several shorter rows. Widths are padded to `width_multiple`.
     """
     refuse_too_long(samples, chosen, max_tokens)
     rows = build_rows(samples, chosen, row_tokens=min(max_tokens, row_tokens or max_tokens))
@@ -117,15 +122,17 @@ def pack_tries(
     current: list[TrieRow] = []
     for row in sorted(rows, key=len, reverse=True):
         if current and (len(current) + 1) * len(current[0]) > max_tokens:
-            batches.append(_collate(samples, current, starts))
+            batches.append(_collate(samples, current, starts, width_multiple))
             current = []
         current.append(row)
-    return [*batches, _collate(samples, current, starts)] if current else batches
+    return [*batches, _collate(samples, current, starts, width_multiple)] if current else batches
 
 
-def _collate(samples: Sequence[Sample], rows: Sequence[TrieRow], starts: Sequence[int]) -> MicroBatch:
+def _collate(
+    samples: Sequence[Sample], rows: Sequence[TrieRow], starts: Sequence[int], width_multiple: int
+) -> MicroBatch:
     """Rows side by side; padding sees itself and is seen by nobody else."""
-    width = max(map(len, rows))
+    width = -(-max(map(len, rows)) // width_multiple) * width_multiple
     input_ids = np.zeros((len(rows), width), dtype=np.int64)
     position_ids = np.zeros((len(rows), width), dtype=np.int64)
     ends = np.tile(np.arange(1, width + 1), (len(rows), 1))

@@ -2,17 +2,32 @@
 
 Plain rows say it with a 0/1 mask over tokens and the model makes its own causal mask. Trie rows say it with `ends`:
 token j is visible to token i when `j <= i < end[j]`. On a CPU that becomes a dense mask for SDPA, on a GPU a block mask
-for FlexAttention, which skips what nobody sees.
+for FlexAttention, which skips every block of keys that nobody in a block of queries sees.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import AttentionInterface
 
 from agent_r1.training.rows import MicroBatch
+
+TRIE_ATTENTION = "agent_r1_trie"
+"""The attention that takes block masks (FlexAttention) as well as dense ones (SDPA)."""
+
+BLOCK = 128
+"""Tokens in a block of the mask: FlexAttention's own."""
+
+Mask = Tensor | BlockMask
+LayerMasks = Mask | dict[str, Mask]
 
 
 def last_hidden(trunk: nn.Module, batch: MicroBatch) -> Tensor:
@@ -22,26 +37,129 @@ def last_hidden(trunk: nn.Module, batch: MicroBatch) -> Tensor:
         inputs["attention_mask"] = batch.attention_mask
     else:
         inputs["position_ids"] = batch.position_ids
-        inputs["attention_mask"] = trie_mask(batch, cast(Any, trunk).config)
+        inputs["attention_mask"] = trie_masks(batch, cast(Any, trunk).config)
     hidden: Tensor = trunk(**inputs).last_hidden_state
     return hidden
 
 
-def trie_mask(batch: MicroBatch, config: Any) -> Tensor | dict[str, Tensor]:
-    """[rows, 1, width, width], True where the column is visible to the row; by layer type for models with windows."""
-    assert batch.ends is not None
-    assert batch.position_ids is not None
+def trie_masks(batch: MicroBatch, config: Any) -> LayerMasks:
+    """The mask of a trie's rows; one by layer type for models in which some layers see only a window."""
+    make = block_mask if batch.input_ids.is_cuda else dense_mask
     text_config = config.get_text_config()
-    width = batch.input_ids.shape[1]
-    columns = torch.arange(width, device=batch.ends.device)
-    seen = (columns[None, None, :] <= columns[None, :, None]) & (columns[None, :, None] < batch.ends[:, None, :])
     window = getattr(text_config, "sliding_window", None)
     layer_types = set(getattr(text_config, "layer_types", None) or ())
     switched_off = not getattr(text_config, "use_sliding_window", True)
     if window is None or switched_off or (layer_types and "sliding_attention" not in layer_types):
-        return seen[:, None]
-    distance = batch.position_ids[:, :, None] - batch.position_ids[:, None, :]
-    near = seen & (distance < int(window))
+        return make(batch, None)
     if layer_types <= {"sliding_attention"}:  # a window without layer types is every layer's
-        return near[:, None]
-    return {"full_attention": seen[:, None], "sliding_attention": near[:, None]}
+        return make(batch, int(window))
+    return {"full_attention": make(batch, None), "sliding_attention": make(batch, int(window))}
+
+
+def dense_mask(batch: MicroBatch, window: int | None) -> Tensor:
+    """[rows, 1, width, width], True where the column is visible to the row."""
+    assert batch.ends is not None
+    assert batch.position_ids is not None
+    columns = torch.arange(batch.ends.shape[1], device=batch.ends.device)
+    seen = (columns[None, None, :] <= columns[None, :, None]) & (columns[None, :, None] < batch.ends[:, None, :])
+    if window is not None:
+        seen &= batch.position_ids[:, :, None] - batch.position_ids[:, None, :] < window
+    return seen[:, None]
+
+
+def block_mask(batch: MicroBatch, window: int | None) -> BlockMask:
+    """The same for FlexAttention: which blocks of keys each block of queries reads, and which of them wholly.
+
+    It follows from the ends of each block alone: keys before the queries are seen by some when the latest end lies
+    behind the first query, by all when the earliest end lies behind the last.
+    """
+    assert batch.ends is not None
+    assert batch.position_ids is not None
+    ends, positions = batch.ends, batch.position_ids
+    rows, width = ends.shape
+    num_blocks = -(-width // BLOCK)
+    padded = torch.nn.functional.pad(ends, (0, num_blocks * BLOCK - width))
+    by_block = padded.view(rows, num_blocks, BLOCK)
+    blocks = torch.arange(num_blocks, device=ends.device)
+    before = blocks[None, :] < blocks[:, None]
+    first_query = (blocks * BLOCK)[None, :, None]
+    last_query = first_query + BLOCK - 1
+    some = (by_block.amax(2)[:, None, :] > first_query) & before | (blocks[None, :] == blocks[:, None])
+    every = (by_block.amin(2)[:, None, :] > last_query) & before
+    if window is not None:
+        every = torch.zeros_like(every)
+    counts, indices = _listed(some & ~every)
+    full_counts, full_indices = _listed(every)
+    return BlockMask.from_kv_blocks(
+        counts,
+        indices,
+        full_counts,
+        full_indices,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=_visible(ends, positions, window),
+        seq_lengths=(width, width),
+    )
+
+
+def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks each block of queries reads, and which, chosen ones first."""
+    counts = chosen.sum(-1, dtype=torch.int32)
+    order = torch.argsort(chosen.int(), dim=-1, descending=True, stable=True).to(torch.int32)
+    return counts[:, None], order[:, None].contiguous()
+
+
+def _visible(ends: Tensor, positions: Tensor, window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < ends[row, key])
+
+    if window is None:
+        return seen
+    reach = window
+
+    def seen_near(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return seen(row, head, query, key) & (positions[row, query] - positions[row, key] < reach)
+
+    return seen_near
+
+
+@lru_cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    return cast(Callable[..., Tensor], torch.compile(flex_attention))
+
+
+def _capped(softcap: float) -> Callable[..., Tensor]:
+    def capped(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return capped
+
+
+def trie_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | BlockMask | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention as `transformers` calls it: FlexAttention for block masks, SDPA for all others."""
+    if not isinstance(attention_mask, BlockMask):
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        return output, None
+
+    attended = _compiled_flex()(
+        query,
+        key,
+        value,
+        score_mod=None if softcap is None else _capped(softcap),
+        block_mask=attention_mask,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return attended.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(TRIE_ATTENTION, trie_attention)
+AttentionMaskInterface.register(TRIE_ATTENTION, sdpa_mask)

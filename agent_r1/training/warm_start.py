@@ -13,8 +13,9 @@ from agent_r1.algorithms import LossInputs, aggregations, policy_losses
 from agent_r1.config import OptimizerConfig
 from agent_r1.demonstrations import DemonstrationRow
 from agent_r1.seeds import mix_seed
+from agent_r1.training.compute import Compute
 from agent_r1.training.optimize import SkipCounter, guarded_step, make_optimizer
-from agent_r1.training.rows import Sample, pack
+from agent_r1.training.rows import Sample
 from agent_r1.training.scoring import score
 
 
@@ -26,9 +27,8 @@ def fit_demonstrations(
     batch_size: int,
     learning_rate: float,
     optimizer: OptimizerConfig,
-    micro_batch_tokens: int,
+    compute: Compute,
     seed: int,
-    device: torch.device,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
     """Train `policy` in place to say what the demonstrations say. `on_step` hears of each step's mean token loss."""
@@ -42,7 +42,7 @@ def fit_demonstrations(
             order += epoch_order
         chosen, order = order[:batch_size], order[batch_size:]
         rows = [row for index in chosen for row in conversations[index]]
-        loss = _accumulate(policy, rows, micro_batch_tokens=micro_batch_tokens, device=device)
+        loss = _accumulate(policy, rows, compute)
         guarded_step(
             adam,
             policy.parameters(),
@@ -54,9 +54,7 @@ def fit_demonstrations(
         on_step(step, loss)
 
 
-def _accumulate(
-    policy: nn.Module, rows: Sequence[DemonstrationRow], *, micro_batch_tokens: int, device: torch.device
-) -> float:
+def _accumulate(policy: nn.Module, rows: Sequence[DemonstrationRow], compute: Compute) -> float:
     """Gradients of the mean token loss of a batch of rows; gives that loss."""
     samples = [Sample(token_ids=row.token_ids, actions=row.actions) for row in rows]
     num_tokens = sum(len(sample.actions) for sample in samples)
@@ -65,15 +63,15 @@ def _accumulate(
     weights_N = aggregations.get("token-mean")(everywhere_N, zeros_N, zeros_N).float()
     imitate = policy_losses.get("nll")
     total = 0.0
-    for micro in pack(samples, range(len(samples)), max_tokens=micro_batch_tokens):
-        logprobs_N = score(policy, micro.to(device), temperature=1.0).logprobs_N
+    for micro in compute.pack(samples, range(len(samples))):
+        logprobs_N = score(policy, micro.to(compute.device), compute).logprobs_N
         inputs = LossInputs(
             policy_logprobs_N=logprobs_N,
             old_logprobs_N=logprobs_N.detach(),
             advantages_N=torch.ones_like(logprobs_N),
-            step_N=torch.zeros_like(micro.targets_N),
+            step_N=torch.zeros_like(micro.targets_N, device=compute.device),
         )
-        loss = (weights_N[micro.tokens_N].to(device) * imitate(inputs).loss_N).sum()
+        loss = (weights_N[micro.tokens_N].to(compute.device) * imitate(inputs).loss_N).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
     return total

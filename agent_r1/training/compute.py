@@ -1,0 +1,58 @@
+"""Where and how models are run: device, precision, packing, the rollouts' temperature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from agent_r1.config import Config
+from agent_r1.training.rows import Packer, pack
+from agent_r1.training.trie import pack_tries
+
+CPU_ROW_TOKENS = 1024
+"""A dense mask costs the square of a row's length: on a CPU a micro-batch is several rows of this length."""
+
+CUDA_WIDTH_MULTIPLE = 1024
+"""Rows on a GPU are padded to multiples of this, so that few different shapes are compiled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compute:
+    """How a pass over samples is made."""
+
+    device: torch.device
+    """Where the models are."""
+    pack: Packer
+    """How samples become micro-batches."""
+    temperature: float = 1.0
+    """Of the rollouts: the policy that is trained is the one at this temperature."""
+    autocast_dtype: torch.dtype | None = None
+    """Matrix products are made in this type; the weights keep their own. None: everything in the weights' type."""
+
+    def autocast(self) -> torch.autocast:
+        """The context in which models are run."""
+        enabled = self.autocast_dtype is not None
+        return torch.autocast(self.device.type, dtype=self.autocast_dtype or torch.bfloat16, enabled=enabled)
+
+
+def make_compute(config: Config, device: torch.device) -> Compute:
+    """As the configuration says; `trainer.precision=auto` is bfloat16 on a GPU and the weights' own type elsewhere."""
+    bfloat16 = {"auto": device.type == "cuda", "bfloat16": True, "float32": False}[config.trainer.precision]
+    return Compute(
+        device=device,
+        pack=_packer(config, device),
+        temperature=config.rollout.temperature,
+        autocast_dtype=torch.bfloat16 if bfloat16 else None,
+    )
+
+
+def _packer(config: Config, device: torch.device) -> Packer:
+    """`trie`: shared prefixes are computed once. `rows`: one padded row a step, the slow and simple form."""
+    max_tokens = config.trainer.micro_batch_tokens
+    if config.trainer.packing == "rows":
+        return partial(pack, max_tokens=max_tokens)
+    if device.type == "cuda":
+        return partial(pack_tries, max_tokens=max_tokens, width_multiple=min(max_tokens, CUDA_WIDTH_MULTIPLE))
+    return partial(pack_tries, max_tokens=max_tokens, row_tokens=CPU_ROW_TOKENS)
