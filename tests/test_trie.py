@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from agent_r1.config.schema import CriticConfig
 from agent_r1.errors import ConfigError
 from agent_r1.training.compute import Compute
 from agent_r1.training.head import action_scores
-from agent_r1.training.models import Critic
+from agent_r1.training.models import Critic, checkpoint_layers
 from agent_r1.training.rows import MicroBatch, Packer, Sample, pack
 from agent_r1.training.scoring import score_all, value_all, value_of_states
 from agent_r1.training.trie import build_rows, pack_tries
@@ -351,3 +352,32 @@ def test_a_critic_of_its_own_needs_no_policy_pass(policy: LlamaForCausalLM) -> N
     policy.get_decoder().register_forward_hook(lambda *arguments: passes.append(1))
     value_all(critic, [Sample.of_step((5, 6), (7,))], on_cpu(ROWS))
     assert not passes
+
+
+# --- precision and memory ------------------------------------------------------------------------------------------
+
+
+def test_checkpointed_layers_have_the_same_gradient_and_keep_dropout_off(policy: LlamaForCausalLM) -> None:
+    policy.config.attention_dropout = 0.5
+    experience = experience_of(*mixed_batch(policy.eval()))
+    found = []
+    for checkpointed in (False, True):
+        own = copy.deepcopy(policy).eval()
+        recomputed: list[int] = []
+        if checkpointed:
+            checkpoint_layers(own)
+            own.model.layers[0].mlp.register_forward_pre_hook(lambda *arguments, seen=recomputed: seen.append(1))
+        learner = make_learner(own, packer=partial(pack_tries, max_tokens=4096))
+        learner.learn(experience, step=0)
+        found.append(gradients_of(learner.policy_optimizer))
+    assert len(recomputed) == 2
+    assert_same_gradients(found[1], found[0], tolerance=1e-5)
+
+
+def test_autocast_scores_in_bfloat16_and_leaves_the_weights_alone(policy: LlamaForCausalLM) -> None:
+    samples = conversation(random.Random(1), (5, 6, 7), 3)
+    exact = score_all(policy, samples, on_cpu(ROWS))
+    rounded = score_all(policy, samples, replace(on_cpu(ROWS), autocast_dtype=torch.bfloat16))
+    assert rounded.tolist() == pytest.approx(exact.tolist(), abs=0.3)
+    assert rounded.tolist() != exact.tolist()
+    assert {parameter.dtype for parameter in policy.parameters()} == {torch.float32}
