@@ -140,11 +140,16 @@ def test_a_step_longer_than_the_micro_batch_is_refused() -> None:
 
 
 def test_padding_is_seen_by_nobody_and_sees_itself() -> None:
-    samples = [Sample.of_step((1, 2, 3), (4,)), Sample.of_step((5,), (6,))]
+    samples = [Sample.of_step((1, 2, 3), (4,)), Sample.of_step((5, 6), (7,))]
     [batch] = pack_tries(samples, [0, 1], max_tokens=100, row_tokens=4)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4], [5, 6, 7, 0]]
     mask = dense_mask(batch, None)
-    assert batch.input_ids.tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
-    assert mask[1, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert mask[1, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]
+
+
+def test_rows_that_would_be_mostly_padding_go_into_a_micro_batch_of_their_own() -> None:
+    samples = [Sample.of_step(tuple(range(1, 9)), (50,)), Sample.of_step((60, 61), (62,))]
+    assert [b.input_ids.shape[1] for b in pack_tries(samples, [0, 1], max_tokens=100, row_tokens=9)] == [9, 3]
 
 
 @pytest.mark.parametrize("window", [None, 40])

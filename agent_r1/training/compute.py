@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from agent_r1.config import Config
 from agent_r1.training.rows import Packer, pack
 from agent_r1.training.trie import pack_tries
 
-CPU_ROW_TOKENS = 1024
-"""A dense mask costs the square of a row's length: on a CPU a micro-batch is several rows of this length."""
+
+def cpu_row_tokens(hidden_size: int) -> int:
+    """How long a row may be on a CPU, where a dense mask costs the square of its length.
+
+    A layer spends about 24 h^2 operations a token on its matrices and 4 h T on attention over a row of T tokens; up to
+    T = 3 h attention is the smaller part. 576 gives 1728.
+    """
+    return min(4096, max(512, 3 * hidden_size))
+
 
 CUDA_WIDTH_MULTIPLE = 1024
 """Rows on a GPU are padded to multiples of this, so that few different shapes are compiled."""
@@ -37,22 +46,24 @@ class Compute:
         return torch.autocast(self.device.type, dtype=self.autocast_dtype or torch.bfloat16, enabled=enabled)
 
 
-def make_compute(config: Config, device: torch.device) -> Compute:
+def make_compute(config: Config, policy: nn.Module) -> Compute:
     """As the configuration says; `trainer.precision=auto` is bfloat16 on a GPU and the weights' own type elsewhere."""
+    device = next(policy.parameters()).device
     bfloat16 = {"auto": device.type == "cuda", "bfloat16": True, "float32": False}[config.trainer.precision]
     return Compute(
         device=device,
-        pack=_packer(config, device),
+        pack=_packer(config, policy, device),
         temperature=config.rollout.temperature,
         autocast_dtype=torch.bfloat16 if bfloat16 else None,
     )
 
 
-def _packer(config: Config, device: torch.device) -> Packer:
+def _packer(config: Config, policy: nn.Module, device: torch.device) -> Packer:
     """`trie`: shared prefixes are computed once. `rows`: one padded row a step, the slow and simple form."""
     max_tokens = config.trainer.micro_batch_tokens
     if config.trainer.packing == "rows":
         return partial(pack, max_tokens=max_tokens)
     if device.type == "cuda":
         return partial(pack_tries, max_tokens=max_tokens, width_multiple=min(max_tokens, CUDA_WIDTH_MULTIPLE))
-    return partial(pack_tries, max_tokens=max_tokens, row_tokens=CPU_ROW_TOKENS)
+    hidden_size = int(cast(Any, policy).config.get_text_config().hidden_size)
+    return partial(pack_tries, max_tokens=max_tokens, row_tokens=cpu_row_tokens(hidden_size))

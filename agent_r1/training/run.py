@@ -133,7 +133,7 @@ def sft_run(config: Config, console: RunConsole) -> Path:
             batch_size=settings.batch_size,
             learning_rate=settings.learning_rate,
             optimizer=config.optimizer,
-            compute=replace(make_compute(config, device), temperature=1.0),
+            compute=replace(make_compute(config, policy), temperature=1.0),
             seed=config.trainer.seed,
             on_step=note,
         )
@@ -165,7 +165,7 @@ def _models(config: Config, parts: _Parts) -> Models:
         policy=parts.policy,
         reference=copy.deepcopy(parts.policy).eval().requires_grad_(False) if settings.kl.coefficient else None,
         critic=critic,
-        compute=make_compute(config, parts.device),
+        compute=make_compute(config, parts.policy),
     )
 
 

