@@ -214,6 +214,8 @@ class TrainerConfig:
     """trie: prefixes that steps share are computed once. rows: one padded row a step, slower, for comparison."""
     precision: str = "auto"
     """Of matrix products in training; the weights keep `model.dtype`. auto: bfloat16 on a GPU. float32, bfloat16."""
+    compile: bool = False
+    """Compile the decoder layers for training: half a minute at the start, faster updates on a GPU."""
     gradient_checkpointing: bool = False
     """Recompute each layer going backward instead of keeping it: less memory, a third more time."""
     max_skipped_updates: int = 5

@@ -23,6 +23,10 @@ def cpu_row_tokens(hidden_size: int) -> int:
     return min(4096, max(512, 3 * hidden_size))
 
 
+CUDA_ROW_TOKENS = 8192
+"""Going backward, a block of keys is one loop over all queries that see it: a preamble shared by a whole micro-batch
+would be one long loop that everybody waits for. Cutting the trie repeats the preamble a few times instead."""
+
 CUDA_WIDTH_MULTIPLE = 1024
 """Rows on a GPU are padded to multiples of this, so that few different shapes are compiled."""
 
@@ -64,6 +68,7 @@ def _packer(config: Config, policy: nn.Module, device: torch.device) -> Packer:
     if config.trainer.packing == "rows":
         return partial(pack, max_tokens=max_tokens)
     if device.type == "cuda":
-        return partial(pack_tries, max_tokens=max_tokens, width_multiple=min(max_tokens, CUDA_WIDTH_MULTIPLE))
+        multiple = min(max_tokens, CUDA_WIDTH_MULTIPLE)
+        return partial(pack_tries, max_tokens=max_tokens, row_tokens=CUDA_ROW_TOKENS, width_multiple=multiple)
     hidden_size = int(cast(Any, policy).config.get_text_config().hidden_size)
     return partial(pack_tries, max_tokens=max_tokens, row_tokens=cpu_row_tokens(hidden_size))

@@ -55,6 +55,12 @@ def checkpoint_layers(model: nn.Module) -> None:
             module.training = True
 
 
+def compile_layers(model: nn.Module) -> None:
+    """Compile each decoder layer in place: one layer is compiled, the others reuse it."""
+    for layer in cast(Any, model).get_decoder().layers:
+        layer.compile()
+
+
 class Critic(nn.Module):
     """Values the state after each token: a language model's trunk of its own with one linear output."""
 

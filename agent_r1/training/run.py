@@ -25,7 +25,15 @@ from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.compute import make_compute
 from agent_r1.training.credit import Models
 from agent_r1.training.learner import Learner
-from agent_r1.training.models import Critic, SharedCritic, checkpoint_layers, choose_device, export_model, load_policy
+from agent_r1.training.models import (
+    Critic,
+    SharedCritic,
+    checkpoint_layers,
+    choose_device,
+    compile_layers,
+    export_model,
+    load_policy,
+)
 from agent_r1.training.preflight import Plan, check_model, context_length, make_plan
 from agent_r1.training.run_folder import RunFolder, open_run
 from agent_r1.training.scoring import AnyCritic
@@ -54,6 +62,8 @@ async def train_run(config: Config, console: RunConsole) -> Summary:
         folder.rewind(list_checkpoints(folder.checkpoints)[-1][0])
     parts = _load_parts(plan, renderer)
     models = _models(config, parts)
+    if config.trainer.compile:
+        compile_layers(models.policy)
     if config.trainer.gradient_checkpointing:
         checkpoint_layers(models.policy)
         if isinstance(models.critic, Critic):

@@ -122,6 +122,11 @@ def _visible(ends: Tensor, positions: Tensor, window: int | None) -> Callable[[T
     return seen_near
 
 
+def _flex() -> Callable[..., Tensor]:
+    """FlexAttention, which must be compiled: inside a compiled layer it is compiled with the rest."""
+    return cast(Callable[..., Tensor], flex_attention) if torch.compiler.is_compiling() else _compiled_flex()
+
+
 @lru_cache
 def _compiled_flex() -> Callable[..., Tensor]:
     return cast(Callable[..., Tensor], torch.compile(flex_attention))
@@ -149,7 +154,7 @@ def trie_attention(
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return output, None
 
-    attended = _compiled_flex()(
+    attended = _flex()(
         query,
         key,
         value,
