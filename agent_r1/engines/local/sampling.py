@@ -26,8 +26,7 @@ def sample(
     temperatures = torch.tensor([r.temperature or 1.0 for r in requests], dtype=torch.float32, device=logits.device)
     logprobs = torch.log_softmax(logits.float() / temperatures[:, None], dim=-1)
     # float64: a float32 cumulative sum over a large vocabulary loses the tail.
-    probabilities = _restrict(logprobs.double().exp(), requests)
-    cumulative = probabilities.cumsum(dim=-1)
+    cumulative = _restrict(logprobs.exp(), requests).cumsum(dim=-1, dtype=torch.float64)
     uniform = [unit_float(r.seed, index) for r, index in zip(requests, token_indices, strict=True)]
     target = torch.tensor(uniform, dtype=torch.float64, device=logits.device) * cumulative[:, -1]
     drawn = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
@@ -41,6 +40,7 @@ def _restrict(probabilities: Tensor, requests: Sequence[SamplingParams]) -> Tens
     """Zero what top-k and top-p leave out."""
     if all(r.top_k == 0 and r.top_p >= 1.0 for r in requests):
         return probabilities
+    probabilities = probabilities.double()
     device, vocabulary = probabilities.device, probabilities.shape[1]
     top_k = torch.tensor([r.top_k or vocabulary for r in requests], device=device)
     top_p = torch.tensor([r.top_p for r in requests], dtype=torch.float64, device=device)

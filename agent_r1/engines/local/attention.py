@@ -1,0 +1,96 @@
+"""The attention function that `transformers` models call in the engine, registered by name.
+
+No model code is forked: a model whose attention implementation is ATTENTION_NAME makes no mask of its own and hands
+queries, keys and values of the flat row to `paged_attention`, with the step's `PagedBatch` as the keyword `paged`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from agent_r1.engines.local.cpu_attention import grouped_attention, write_kv
+from agent_r1.engines.local.paged import PagedBatch
+from agent_r1.errors import EngineError
+
+ATTENTION_NAME = "agent_r1_paged"
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    paged: PagedBatch,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Write the new keys and values, attend over the requests' blocks.
+
+    Queries, keys and values are [1, heads, T, head size]; the result is [1, T, heads, head size].
+    """
+    if kwargs.get("s_aux") is not None:
+        raise EngineError(f"{type(module).__name__} attends to sinks, which the engine does not know")
+    queries, keys, values = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
+    layer: Any = module.layer_idx
+    key_cache, value_cache = paged.caches[layer]
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    if query.is_cuda:
+        attended = _attend_on_cuda(
+            queries, keys, values, key_cache, value_cache, paged, scale=scale, window=sliding_window, softcap=softcap
+        )
+    else:
+        write_kv(keys, values, key_cache, value_cache, paged.slot_mapping)
+        attended = grouped_attention(
+            queries, key_cache, value_cache, paged.groups, scale=scale, window=sliding_window, softcap=softcap
+        )
+    return attended.unsqueeze(0), None
+
+
+def _attend_on_cuda(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    paged: PagedBatch,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    from agent_r1.engines.local import kernels  # needs Triton, which machines without CUDA lack
+
+    kernels.write_kv(keys, values, key_cache, value_cache, paged.slot_mapping)
+    if paged.max_query_length == 1:
+        return kernels.decode_attention(
+            queries,
+            key_cache,
+            value_cache,
+            paged.block_tables,
+            paged.context_lengths,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+        )
+    return kernels.prefill_attention(
+        queries,
+        key_cache,
+        value_cache,
+        paged.block_tables,
+        paged.context_lengths,
+        paged.query_starts,
+        max_query_length=paged.max_query_length,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+    )
+
+
+AttentionInterface.register(ATTENTION_NAME, paged_attention)

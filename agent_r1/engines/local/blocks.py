@@ -1,0 +1,75 @@
+"""Who holds which block of the key/value cache: a fixed number of blocks with reference counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+BLOCK_SIZE = 16
+"""Tokens in one block."""
+SPARE_BLOCK = 0
+"""Belongs to nobody: padding tokens write to it, and unused entries of block tables point to it."""
+
+
+def blocks_for(num_tokens: int) -> int:
+    """How many blocks hold this many tokens.
+
+    >>> blocks_for(0), blocks_for(16), blocks_for(17)
+    (0, 1, 2)
+    """
+    return -(-num_tokens // BLOCK_SIZE)
+
+
+class BlockPool:
+    """Blocks 1 to `num_blocks`, each free or held by one or more owners (requests, the prefix cache).
+
+    >>> pool = BlockPool(2)
+    >>> block = pool.allocate()
+    >>> pool.share([block])  # a second owner
+    >>> pool.release([block]); pool.num_free, pool.num_held
+    (1, 1)
+    >>> pool.release([block]); pool.num_free, pool.num_held
+    (2, 0)
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        # The block freed last is taken first: its memory is the warmest.
+        self._free = list(range(num_blocks, 0, -1))
+        self._owners: dict[int, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks nobody holds."""
+        return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks with at least one owner; with the free ones they always make up the pool."""
+        return len(self._owners)
+
+    def owners(self, block: int) -> int:
+        """How many hold this block."""
+        return self._owners.get(block, 0)
+
+    def allocate(self) -> int | None:
+        """A free block, now held once; None when there is none."""
+        if not self._free:
+            return None
+        block = self._free.pop()
+        self._owners[block] = 1
+        return block
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more owner for each."""
+        for block in blocks:
+            self._owners[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One owner less for each; a block without owners is free."""
+        for block in blocks:
+            remaining = self._owners[block] - 1
+            if remaining:
+                self._owners[block] = remaining
+            else:
+                del self._owners[block]
+                self._free.append(block)

@@ -1,0 +1,449 @@
+"""Attention over a paged key-value cache on CUDA: Triton kernels behind three custom operators.
+
+The cache of one layer is two tensors [num_blocks, block_size, kv_heads, dim]. A request owns the blocks named by its
+row of `block_tables`, in order: its token `i` lies in block `table[i // block_size]` at offset `i % block_size`.
+
+    write_kv            put fresh keys and values into their slots
+    decode_attention    one query token per request; bound by reading the cache
+    prefill_attention   many query tokens per request, packed; bound by arithmetic
+
+Query heads that share a key-value head (GQA) are rows of one tile, so each key and value is read once for all of them.
+Softmax runs online (Milakov and Gimelshein 2018; Dao 2023, FlashAttention-2) in base 2; sums are float32, and weights
+are rounded to the cache's type before they meet the values, as FlashAttention does. Long contexts of few requests are
+split over several programs and merged by a second kernel (flash-decoding); how many depends on shapes only, never on
+lengths, so a captured CUDA graph stays right as lengths grow, and nothing here waits for the device. A row's result
+does not depend on what is in the other rows, only on how many rows there are (the split).
+
+Left out: fp8 caches, trees of draft tokens, attention sinks, backward passes. The operators are opaque to
+`torch.compile`, so a compiled decoder layer stays one graph. tests/test_kernels.py says in plain torch what each one
+computes. Without triton this file still imports; only a launch fails.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, ParamSpec, TypeAlias, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from agent_r1.errors import EngineError
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+# Any, because triton ships no types; None where it is missing. Kernels look both names up when they compile.
+triton: Any = importlib.import_module("triton") if HAS_TRITON else None
+tl: Any = importlib.import_module("triton.language") if HAS_TRITON else None
+if TYPE_CHECKING:
+    tensor: TypeAlias = Any
+    constexpr: TypeAlias = Any
+elif HAS_TRITON:
+    tensor, constexpr = tl.tensor, tl.constexpr
+
+P = ParamSpec("P")
+T = TypeVar("T")
+LOG2_E = math.log2(math.e)
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """`triton.jit` where there is triton; elsewhere the plain function, which nothing calls."""
+    return triton.jit(function) if HAS_TRITON else function
+
+
+# --- device code -----------------------------------------------------------------------------------------------------
+# Arguments in capitals are compile-time constants: floats among them because inductor would hand them over as float64,
+# shapes because they fold masks and divisions. WINDOW and SOFTCAP are 0 when there is none. -1e30 stands for minus
+# infinity: the difference of two of them is 0, not NaN.
+
+
+@kernel
+def load_rows(base: tensor, rows: tensor, readable: tensor, DIM: constexpr, DIM_PADDED: constexpr) -> Any:
+    """Rows of `DIM` elements as a tile [rows, DIM_PADDED]; what must not be read is 0, whatever garbage lies there."""
+    dims = tl.arange(0, DIM_PADDED)
+    mask = readable[:, None]
+    if DIM != DIM_PADDED:
+        mask = mask & (dims < DIM)[None, :]
+    return tl.load(base + rows[:, None] + dims[None, :], mask=mask, other=0.0)
+
+
+@kernel
+def attend(
+    queries: tensor, positions: tensor, keys: tensor, values: tensor, table: tensor, first: tensor, last: tensor,
+    weighted: tensor, peak: tensor, total: tensor, stride_block: tensor, stride_token: tensor,
+    SCALE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr, DIM: constexpr, DIM_PADDED: constexpr,
+    BLOCK_SIZE: constexpr, BLOCK_N: constexpr, MASKED: constexpr,
+) -> Any:  # fmt: skip
+    """Fold tokens [first, last) into each row's (weighted sum of values, highest score, total weight): online softmax.
+
+    A row sees tokens up to its position, and no further back than the window. Where all rows see all tokens and these
+    fill whole tiles, `MASKED` can be off.
+    """
+    for start in range(first, last, BLOCK_N):
+        tokens = start + tl.arange(0, BLOCK_N)
+        readable = tokens < last
+        blocks = tl.load(table + tokens // BLOCK_SIZE, mask=readable, other=0)
+        rows = blocks.to(tl.int64) * stride_block + (tokens % BLOCK_SIZE) * stride_token  # may exceed 2^31 elements
+        key_tile = load_rows(keys, rows, readable, DIM, DIM_PADDED)
+        scores = tl.dot(queries, tl.trans(key_tile), input_precision="ieee") * SCALE
+        if SOFTCAP > 0:  # tanh(x) = 1 - 2 / (1 + 2^(2 log2(e) x))
+            scores = SOFTCAP * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.8853900817779268 / SOFTCAP))))
+        if MASKED:
+            visible = tokens[None, :] <= positions[:, None]
+            if WINDOW > 0:
+                visible = visible & (tokens[None, :] > positions[:, None] - WINDOW)
+            scores = tl.where(visible, scores, -1e30)
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_peak[:, None])
+        decay = tl.exp2(peak - new_peak)
+        total = total * decay + tl.sum(weights, 1)
+        value_tile = load_rows(values, rows, readable, DIM, DIM_PADDED)
+        weighted = tl.dot(weights.to(value_tile.dtype), value_tile, weighted * decay[:, None], input_precision="ieee")
+        peak = new_peak
+    return weighted, peak, total
+
+
+@kernel
+def write_kernel(
+    keys: tensor, values: tensor, key_cache: tensor, value_cache: tensor, slots: tensor,
+    key_stride_token: tensor, key_stride_head: tensor, value_stride_token: tensor, value_stride_head: tensor,
+    stride_block: tensor, stride_token: tensor, stride_head: tensor,
+    HEADS: constexpr, DIM: constexpr, BLOCK_SIZE: constexpr, SIZE_PADDED: constexpr,
+) -> None:  # fmt: skip
+    """One program copies one token's keys and values, all heads."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot >= 0:
+        element = tl.arange(0, SIZE_PADDED)
+        head = element // DIM
+        dim = element % DIM
+        inside = element < HEADS * DIM
+        target = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_token + head * stride_head + dim
+        key = tl.load(keys + token * key_stride_token + head * key_stride_head + dim, mask=inside)
+        value = tl.load(values + token * value_stride_token + head * value_stride_head + dim, mask=inside)
+        tl.store(key_cache + target, key, mask=inside)
+        tl.store(value_cache + target, value, mask=inside)
+
+
+@kernel
+def decode_kernel(
+    queries: tensor, key_cache: tensor, value_cache: tensor, tables: tensor, contexts: tensor,
+    results: tensor, log_totals: tensor, query_stride_request: tensor, query_stride_head: tensor,
+    stride_block: tensor, stride_token: tensor, stride_head: tensor, table_stride: tensor,
+    SCALE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr, GROUP: constexpr, DIM: constexpr, DIM_PADDED: constexpr,
+    BLOCK_SIZE: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, SPLITS: constexpr,
+) -> None:  # fmt: skip
+    """One program: one request, one key-value head with its query heads, one of `SPLITS` ranges of the context.
+
+    With one split `results` is the attention [R, heads, dim]. With more it holds float32 parts [R, heads, splits, dim],
+    each normalised by its own total, whose base-2 logarithm goes to `log_totals` [R, heads, splits].
+    """
+    kv_head = tl.program_id(0)
+    request = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    last = tl.load(contexts + request)
+    first = last * 0
+    if WINDOW > 0:
+        first = tl.maximum(last - WINDOW, 0)
+    if SPLITS > 1:
+        size = tl.cdiv(tl.cdiv(last - first, SPLITS), BLOCK_N) * BLOCK_N
+        first = first + split * size
+        last = tl.minimum(first + size, last)
+
+    member = tl.arange(0, BLOCK_M)
+    heads = kv_head * GROUP + member
+    query_rows = request * query_stride_request + heads * query_stride_head
+    query_tile = load_rows(queries, query_rows, member < GROUP, DIM, DIM_PADDED)
+    weighted = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32)
+    peak = tl.full([BLOCK_M], -1e30, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    positions = tl.zeros([BLOCK_M], tl.int32) + last - 1
+    weighted, peak, total = attend(
+        query_tile, positions, key_cache + kv_head * stride_head, value_cache + kv_head * stride_head,
+        tables + request * table_stride, first, last, weighted, peak, total, stride_block, stride_token,
+        SCALE, 0, SOFTCAP, DIM, DIM_PADDED, BLOCK_SIZE, BLOCK_N, True,
+    )  # fmt: skip
+    divisor = tl.where(total > 0, total, 1.0)  # an empty range gives zeros
+    dims = tl.arange(0, DIM_PADDED)
+    result_rows = (request * tl.num_programs(0) * GROUP + heads) * SPLITS + split
+    inside = (member < GROUP)[:, None] & (dims < DIM)[None, :]
+    tl.store(results + result_rows[:, None] * DIM + dims[None, :], weighted / divisor[:, None], mask=inside)
+    if SPLITS > 1:
+        tl.store(log_totals + result_rows, tl.where(total > 0, peak + tl.log2(divisor), -1e30), mask=member < GROUP)
+
+
+@kernel
+def merge_kernel(
+    parts: tensor, log_totals: tensor, results: tensor, DIM: constexpr, DIM_PADDED: constexpr, SPLITS: constexpr
+) -> None:
+    """One program weighs the parts of one head of one request by their totals; only empty parts merge to zeros."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    log_total = tl.load(log_totals + row * SPLITS + split)
+    weights = tl.exp2(log_total - tl.max(log_total, 0))
+    part = load_rows(parts, (row * SPLITS + split) * DIM, split < SPLITS, DIM, DIM_PADDED)
+    merged = tl.sum(part * weights[:, None], 0) / tl.sum(weights, 0)
+    dims = tl.arange(0, DIM_PADDED)
+    tl.store(results + row * DIM + dims, merged, mask=dims < DIM)
+
+
+@kernel
+def prefill_kernel(
+    queries: tensor, key_cache: tensor, value_cache: tensor, tables: tensor, contexts: tensor,
+    query_starts: tensor, results: tensor, query_stride_token: tensor, query_stride_head: tensor,
+    stride_block: tensor, stride_token: tensor, stride_head: tensor, table_stride: tensor,
+    SCALE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr, GROUP: constexpr, DIM: constexpr, DIM_PADDED: constexpr,
+    BLOCK_SIZE: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr,
+) -> None:  # fmt: skip
+    """One program: one request, one key-value head, `BLOCK_M` rows of (token, query head of that key-value head).
+
+    Example: with a group of 3, rows 0..5 are token 0 heads 0 1 2, token 1 heads 0 1 2. No row is lost to padding the
+    group, and a short chunk still fills a tile.
+    """
+    top = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # late tiles see most keys: they start first
+    kv_head = tl.program_id(1)
+    request = tl.program_id(2).to(tl.int64)
+    query_start = tl.load(query_starts + request).to(tl.int32)
+    length = tl.load(query_starts + request + 1).to(tl.int32) - query_start
+    if top < length * GROUP:
+        before = tl.load(contexts + request) - length
+        row = top + tl.arange(0, BLOCK_M)
+        owned = row < length * GROUP
+        heads = kv_head * GROUP + row % GROUP
+        query_tokens = (query_start + row // GROUP).to(tl.int64)
+        query_rows = query_tokens * query_stride_token + heads * query_stride_head
+        query_tile = load_rows(queries, query_rows, owned, DIM, DIM_PADDED)
+        positions = before + row // GROUP
+        # All rows see all of the whole tiles in [first, middle); [middle, last) needs the mask.
+        first = before * 0
+        middle = (before + top // GROUP + 1) // BLOCK_N * BLOCK_N
+        last = before + tl.minimum((top + BLOCK_M - 1) // GROUP + 1, length)
+        if WINDOW > 0:
+            first = tl.maximum(before + top // GROUP - WINDOW + 1, 0)
+            middle = first
+        keys = key_cache + kv_head * stride_head
+        values = value_cache + kv_head * stride_head
+        table = tables + request * table_stride
+        weighted = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32)
+        peak = tl.full([BLOCK_M], -1e30, tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        if WINDOW == 0:
+            weighted, peak, total = attend(
+                query_tile, positions, keys, values, table, first, middle, weighted, peak, total, stride_block,
+                stride_token, SCALE, WINDOW, SOFTCAP, DIM, DIM_PADDED, BLOCK_SIZE, BLOCK_N, False,
+            )  # fmt: skip
+        weighted, peak, total = attend(
+            query_tile, positions, keys, values, table, middle, last, weighted, peak, total, stride_block,
+            stride_token, SCALE, WINDOW, SOFTCAP, DIM, DIM_PADDED, BLOCK_SIZE, BLOCK_N, True,
+        )  # fmt: skip
+        dims = tl.arange(0, DIM_PADDED)
+        result_rows = (query_tokens * tl.num_programs(1) * GROUP + heads) * DIM
+        inside = owned[:, None] & (dims < DIM)[None, :]
+        tl.store(results + result_rows[:, None] + dims[None, :], weighted / total[:, None], mask=inside)
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+
+def operator(
+    fake: Callable[..., Tensor | None], mutates: tuple[str, ...] = ()
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """`torch.library.custom_op` that keeps the function's type; `fake` gives the result's shape to a tracer."""
+
+    def register(function: Callable[P, T]) -> Callable[P, T]:
+        op = torch.library.custom_op(f"agent_r1::{function.__name__}", function, mutates_args=mutates)
+        op.register_fake(fake)
+        return cast("Callable[P, T]", op)
+
+    return register
+
+
+def like_queries(queries: Tensor, *others: Tensor, **options: object) -> Tensor:
+    """A tensor of the result's shape and type: those of the queries, laid out densely."""
+    return queries.new_empty(queries.shape)
+
+
+@operator(lambda *arguments: None, mutates=("key_cache", "value_cache"))
+def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Put the keys and values [T, kv_heads, dim] of token `t` at slot_mapping[t] = block * block_size + offset.
+
+    Negative slots are skipped: they mark the padding of a captured graph.
+    """
+    check_layout(key_cache, value_cache, slot_mapping)
+    tokens, heads, dim = keys.shape
+    keys, values, size_padded = with_dense_rows(keys), with_dense_rows(values), next_power_of_2(heads * dim)
+    write_kernel[(tokens,)](
+        *(keys, values, key_cache, value_cache, slot_mapping),
+        *(*keys.stride()[:2], *values.stride()[:2], *key_cache.stride()[:3]),
+        HEADS=heads,
+        DIM=dim,
+        BLOCK_SIZE=key_cache.shape[1],
+        SIZE_PADDED=size_padded,
+        num_warps=max(1, min(4, size_padded // 256)),
+    )
+
+
+@operator(like_queries)
+def decode_attention(
+    queries: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lengths: Tensor,
+    *,
+    scale: float,
+    window: Optional[int] = None,
+    softcap: Optional[float] = None,
+) -> Tensor:
+    """Attention [R, heads, dim] of one query token per request over the first context_lengths[r] tokens of its blocks.
+
+    The newest token counts, so its key must already be written. A request of length 0 gives zeros. `window`: only the
+    last so many tokens are visible. `softcap`: scores become softcap * tanh(scores / softcap).
+    """
+    check_layout(key_cache, value_cache, block_tables)
+    queries = with_dense_rows(queries)
+    requests, heads, dim = queries.shape
+    launch = decode_launch(queries, key_cache, block_tables, window)
+    results = like_queries(queries)
+    parts, log_totals = results, results
+    if launch.splits > 1:
+        parts = queries.new_empty((requests, heads, launch.splits, dim), dtype=torch.float32)
+        log_totals = queries.new_empty((requests, heads, launch.splits), dtype=torch.float32)
+    decode_kernel[(key_cache.shape[2], requests, launch.splits)](
+        *(queries, key_cache, value_cache, block_tables, context_lengths, parts, log_totals),
+        *(*queries.stride()[:2], *key_cache.stride()[:3], block_tables.stride(0)),
+        SPLITS=launch.splits,
+        **constants(queries, key_cache, scale, window, softcap, launch),
+    )
+    if launch.splits > 1:
+        shape = {"DIM": dim, "DIM_PADDED": padded_dim(dim), "SPLITS": launch.splits}
+        merge_kernel[(requests * heads,)](parts, log_totals, results, **shape, num_warps=1)
+    return results
+
+
+@operator(like_queries)
+def prefill_attention(
+    queries: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lengths: Tensor,
+    query_starts: Tensor,
+    *,
+    max_query_length: int,
+    scale: float,
+    window: Optional[int] = None,
+    softcap: Optional[float] = None,
+) -> Tensor:
+    """Causal attention [T, heads, dim] of packed query tokens over their requests' blocks.
+
+    Request `r` owns rows query_starts[r]:query_starts[r + 1], at most `max_query_length` of them; the last one is token
+    context_lengths[r] - 1. Keys before the chunk (a cached prefix) and in it are read from the cache alike. Rows that
+    no request owns are zeros.
+    """
+    check_layout(key_cache, value_cache, block_tables)
+    queries = with_dense_rows(queries)
+    requests, heads, kv_heads = context_lengths.shape[0], queries.shape[1], key_cache.shape[2]
+    launch = prefill_launch(queries, key_cache, max_query_length)
+    results = queries.new_zeros(queries.shape)
+    tiles = -(-max_query_length * (heads // kv_heads) // launch.block_m)
+    prefill_kernel[(tiles, kv_heads, requests)](
+        *(queries, key_cache, value_cache, block_tables, context_lengths, query_starts, results),
+        *(*queries.stride()[:2], *key_cache.stride()[:3], block_tables.stride(0)),
+        **constants(queries, key_cache, scale, window, softcap, launch),
+    )
+    return results
+
+
+# --- launches --------------------------------------------------------------------------------------------------------
+
+
+class Launch(NamedTuple):
+    """How an attention kernel is cut up, and what each of its programs is given."""
+
+    block_m: int  # query rows a tile
+    block_n: int  # keys a tile
+    num_warps: int
+    num_stages: int
+    splits: int = 1  # ranges of the context
+
+
+def decode_launch(queries: Tensor, key_cache: Tensor, block_tables: Tensor, window: int | None) -> Launch:
+    """How to cut decoding up, from shapes alone.
+
+    A pipeline stage holds at most 32 KB of keys and values, so that several programs share a processor. Contexts are
+    split when there are fewer than two programs a processor, into ranges of 256 tokens or more.
+    """
+    kv_heads = key_cache.shape[2]
+    row_bytes = 2 * padded_dim(queries.shape[2]) * key_cache.element_size()
+    block_n = max(16, min(64, 32768 // row_bytes))
+    max_context = block_tables.shape[1] * key_cache.shape[1]
+    if window is not None:
+        max_context = min(max_context, window)
+    programs, enough = max(1, queries.shape[0] * kv_heads), 2 * num_processors(queries.device)
+    splits = 1
+    while programs * splits < enough and splits < 64 and max_context // (2 * splits) >= 256:
+        splits *= 2
+    return Launch(max(16, next_power_of_2(queries.shape[1] // kv_heads)), block_n, 4, 3, splits)
+
+
+def prefill_launch(queries: Tensor, key_cache: Tensor, max_query_length: int) -> Launch:
+    """How to cut prefill up: wide tiles for long chunks, 64 rows (one warp group) for short ones and wide heads."""
+    dim = padded_dim(queries.shape[2])
+    if key_cache.element_size() > 2:  # full float32 knows no tensor cores: small tiles, or registers spill
+        return Launch(16, 16, num_warps=4, num_stages=2)
+    if dim > 128 or max_query_length * queries.shape[1] // key_cache.shape[2] <= 64:
+        return Launch(64, 64 if dim <= 128 else 32, num_warps=4, num_stages=2)
+    return Launch(128, 64, num_warps=4 if dim <= 64 else 8, num_stages=3)
+
+
+def constants(
+    queries: Tensor, key_cache: Tensor, scale: float, window: int | None, softcap: float | None, launch: Launch
+) -> dict[str, Any]:
+    """What both attention kernels know at compile time. Scores are in base 2, hence the factor on what scales them."""
+    return {
+        "SCALE": float(scale) * LOG2_E,
+        "WINDOW": window or 0,
+        "SOFTCAP": float(softcap or 0.0) * LOG2_E,
+        "GROUP": queries.shape[1] // key_cache.shape[2],
+        "DIM": queries.shape[2],
+        "DIM_PADDED": padded_dim(queries.shape[2]),
+        "BLOCK_SIZE": key_cache.shape[1],
+        "BLOCK_M": launch.block_m,
+        "BLOCK_N": launch.block_n,
+        "num_warps": launch.num_warps,
+        "num_stages": launch.num_stages,
+    }
+
+
+def check_layout(key_cache: Tensor, value_cache: Tensor, indices: Tensor) -> None:
+    """Refuse what a kernel would turn into wild reads: unlike caches and strided rows; and a missing triton."""
+    if not HAS_TRITON:
+        raise EngineError("attention on CUDA needs triton, which torch's CUDA build brings along: pip install triton")
+    if key_cache.stride() != value_cache.stride() or key_cache.stride(3) != 1 or indices.stride(-1) != 1:
+        raise EngineError(
+            "the caches must be laid out alike, and rows of caches, block tables and slots must be dense; found "
+            f"strides {key_cache.stride()}, {value_cache.stride()} and {indices.stride()}: make them contiguous"
+        )
+
+
+def with_dense_rows(tensor: Tensor) -> Tensor:
+    """The tensor with its last dimension contiguous: a copy only if it was not, for kernels take any other stride."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def padded_dim(dim: int) -> int:
+    """The width of a tile: a power of two, and at least what a matrix instruction takes."""
+    return max(16, next_power_of_2(dim))
+
+
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is not below: 5 gives 8."""
+    return 1 << (number - 1).bit_length()
+
+
+@cache
+def num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors of the device; Hopper's number in the interpreter."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 132

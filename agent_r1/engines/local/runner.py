@@ -1,0 +1,96 @@
+"""The engine's own copy of the model, and one forward pass of it over a step's chunks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agent_r1.engines.local.attention import ATTENTION_NAME
+from agent_r1.engines.local.memory import empty_caches, kv_blocks
+from agent_r1.engines.local.paged import step_inputs
+from agent_r1.engines.local.scheduler import Chunk
+from agent_r1.errors import EngineError
+
+
+class ModelRunner:
+    """A copy of `model` that attends over paged memory.
+
+    runner = ModelRunner(model, num_blocks=64)
+    logits = runner.forward([Chunk(request, 0, 5)])  # [1, vocabulary], when the chunk ends its request's tokens
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        max_requests: int,
+        context_length: int,
+        kv_memory: float | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _check_dense(model)
+        own_copy: Any = copy.deepcopy(model).eval().requires_grad_(False)
+        self._model = own_copy
+        self._model.set_attn_implementation(ATTENTION_NAME)
+        if dtype is not None:
+            # Parameters only: a buffer such as the rotary frequencies stays as exact as the model made it.
+            for parameter in self._model.parameters():
+                parameter.data = parameter.data.to(dtype)
+        self._config: Any = self._model.config.get_text_config()
+        parameter = next(self._model.parameters())
+        self._device, self._dtype = parameter.device, parameter.dtype
+        self.num_blocks = kv_blocks(
+            kv_memory,
+            config=self._config,
+            dtype=self._dtype,
+            device=self._device,
+            max_requests=max_requests,
+            context_length=context_length,
+        )
+        self.forget()
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        return int(self._config.vocab_size)
+
+    def forget(self) -> None:
+        """Empty the cache, so that nothing an old or broken set of weights wrote can be read again."""
+        self._caches = empty_caches(self.num_blocks, config=self._config, dtype=self._dtype, device=self._device)
+
+    def load(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Copy weights in place, by their names in the model's `state_dict`."""
+        own = self._model.state_dict(keep_vars=True)
+        with torch.no_grad():
+            for name, tensor in weights:
+                if name not in own:
+                    raise EngineError(f"the engine's model has no parameter '{name}'")
+                own[name].copy_(tensor)
+
+    def forward(self, chunks: list[Chunk]) -> Tensor:
+        """Logits [chunks that sample, vocabulary]; the keys and values of all chunks are in the cache afterwards."""
+        inputs = step_inputs(chunks, self._caches, self._device)
+        output: Any = self._model(
+            input_ids=inputs.token_ids[None],
+            position_ids=inputs.batch.positions[None],
+            use_cache=False,
+            logits_to_keep=inputs.logit_rows,
+            paged=inputs.batch,
+        )
+        num_samples = sum(chunk.samples for chunk in chunks)
+        logits: Tensor = output.logits[0, :num_samples]
+        return logits
+
+
+def _check_dense(model: Any) -> None:
+    """Refuse models that remember anything but keys and values of one shape, or that attend in ways of their own."""
+    config = model.config.get_text_config()
+    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise EngineError(f"{type(model).__name__} has layers of type {unknown}; the engine runs dense decoders only")
+    if not getattr(model, "_supports_attention_backend", False):
+        raise EngineError(f"{type(model).__name__} does not let its attention be replaced; the engine cannot run it")

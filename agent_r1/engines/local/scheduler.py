@@ -1,0 +1,193 @@
+"""Who computes what in the next step, and who holds which blocks.
+
+Every step all decoding requests compute their newest token; prompts share what is left of a token budget, in chunks.
+When blocks run out the prefix cache gives up its oldest ones; when that is not enough the youngest running request is
+sent back to the queue. It keeps what it sampled and is computed again later, so nobody sees an error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from agent_r1.engines.local.blocks import BLOCK_SIZE, BlockPool, blocks_for
+from agent_r1.engines.local.radix import PrefixCache
+from agent_r1.engines.local.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens `start` to `start + length` of a request are computed in this step."""
+
+    request: Request
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """Tokens of the request that are computed after this step."""
+        return self.start + self.length
+
+    @property
+    def samples(self) -> bool:
+        """Whether a token can be sampled after it."""
+        return self.end == len(self.request.tokens)
+
+
+class Scheduler:
+    """Waiting and running requests over one pool of blocks.
+
+    >>> from agent_r1.types import SamplingParams
+    >>> scheduler = Scheduler(num_blocks=8, max_requests=4, prefill_tokens=32)
+    >>> request = Request(prompt=tuple(range(40)), sampling=SamplingParams(max_tokens=2))
+    >>> scheduler.add(request)
+    >>> chunks = scheduler.schedule()
+    >>> [(chunk.start, chunk.end) for chunk in chunks]  # the budget cuts the prompt
+    [(0, 32)]
+    >>> scheduler.computed(chunks)
+    >>> [(chunk.start, chunk.end, chunk.samples) for chunk in scheduler.schedule()]
+    [(32, 40, True)]
+    """
+
+    def __init__(self, *, num_blocks: int, max_requests: int, prefill_tokens: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.cache = PrefixCache(self.pool)
+        self.waiting: deque[Request] = deque()
+        # In the order of admission; a dict, for requests leave from anywhere.
+        self.running: dict[Request, None] = {}
+        self.num_preemptions = 0
+        # The head of the queue found too few blocks. Only a request that leaves can change that.
+        self._is_full = False
+        self._max_requests = max_requests
+        self._prefill_tokens = prefill_tokens
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anyone waits or runs."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. It must fit the pool alone (`request.most_blocks`)."""
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """A request leaves unfinished; its blocks are free."""
+        if request in self.running:
+            del self.running[request]
+            self._release(request)
+        else:
+            self.waiting.remove(request)
+
+    def finish(self, request: Request) -> None:
+        """A request leaves with its answer; its full blocks stay for the turn that continues it."""
+        request.blocks = self.cache.insert(request.tokens[: request.num_computed], request.blocks)
+        del self.running[request]
+        self._release(request)
+
+    def computed(self, chunks: list[Chunk]) -> None:
+        """These chunks are in the cache."""
+        for chunk in chunks:
+            request = chunk.request
+            request.num_computed = chunk.end
+            if not request.in_cache:
+                prompt = request.prompt[: chunk.end]
+                request.blocks = self.cache.insert(prompt, request.blocks)
+                request.in_cache = len(prompt) == len(request.prompt)
+
+    def schedule(self) -> list[Chunk]:
+        """What to compute now: decoding requests first, then prompts; empty only when nobody is there."""
+        chunks: list[Chunk] = []
+        for request in list(self.running):
+            if request in self.running and request.num_remaining == 1 and self._hold(request):
+                chunks.append(Chunk(request, request.num_computed, 1))
+        # Whoever was preempted for a later one of the list is younger than it, and so comes after it in the list.
+        budget = max(self._prefill_tokens - len(chunks), BLOCK_SIZE)
+        for request in self.running:
+            if request.num_remaining > 1 and budget:
+                budget -= self._take_chunk(request, budget, chunks)
+        self._admit(budget, chunks)
+        return chunks
+
+    def _take_chunk(self, request: Request, budget: int, chunks: list[Chunk]) -> int:
+        length = min(request.num_remaining, budget)
+        chunks.append(Chunk(request, request.num_computed, length))
+        return length
+
+    def _admit(self, budget: int, chunks: list[Chunk]) -> None:
+        """Start waiting requests in their order while there are places, blocks and budget.
+
+        One whose next block is being computed by a running request is passed over: a step later it finds that block in
+        the cache. So the members of a group compute their prompt once.
+        """
+        if not self.waiting or self._is_full:
+            return
+        being_computed = {
+            prefix
+            for request in self.running
+            if not request.in_cache
+            for prefix in request.prompt_hashes[request.num_computed // BLOCK_SIZE :]
+        }
+        passed_over: list[Request] = []
+        while self.waiting and budget and len(self.running) < self._max_requests:
+            request = self.waiting.popleft()
+            blocks = self.cache.match(request.tokens)
+            next_blocks = request.prompt_hashes[len(blocks) :]
+            if next_blocks and next_blocks[0] in being_computed:
+                self.pool.release(blocks)
+                passed_over.append(request)
+                continue
+            if not self._start(request, blocks):
+                passed_over.append(request)
+                break
+            being_computed.update(next_blocks)
+            budget -= self._take_chunk(request, budget, chunks)
+        self.waiting.extendleft(reversed(passed_over))
+
+    def _start(self, request: Request, known: list[int]) -> bool:
+        """Give a request the blocks of all its tokens; False, and nothing taken, when there are not enough.
+
+        While others run one block is left for them, or the next to grow would send this one back at once.
+        """
+        num_new = blocks_for(len(request.tokens)) - len(known)
+        missing = num_new + bool(self.running) - self.pool.num_free
+        if missing > 0 and self.cache.evict(missing) < missing:
+            self.pool.release(known)
+            self._is_full = True
+            return False
+        request.blocks = known
+        request.num_computed = len(known) * BLOCK_SIZE
+        request.in_cache = False
+        for _ in range(num_new):
+            self._append_block(request)
+        self.cache.count(len(request.tokens), request.num_computed)
+        self.running[request] = None
+        return True
+
+    def _hold(self, request: Request) -> bool:
+        """Make sure the newest token has its place; False when the request itself had to give way."""
+        if len(request.blocks) * BLOCK_SIZE >= len(request.tokens):
+            return True
+        while not self.pool.num_free and not self.cache.evict(1):
+            youngest = next(reversed(self.running))
+            self._preempt(youngest)
+            if youngest is request:
+                return False
+        self._append_block(request)
+        return True
+
+    def _append_block(self, request: Request) -> None:
+        block = self.pool.allocate()
+        assert block is not None, "blocks are counted before they are taken"
+        request.blocks.append(block)
+
+    def _preempt(self, request: Request) -> None:
+        del self.running[request]
+        self._release(request)
+        self.waiting.appendleft(request)
+        self.num_preemptions += 1
+
+    def _release(self, request: Request) -> None:
+        self.pool.release(request.blocks)
+        request.blocks = []
+        request.num_computed = 0
+        self._is_full = False
