@@ -51,6 +51,8 @@ from tests.hand_made import (
     row_logprobs,
     rows_on_cpu,
     same_weights,
+    sharpened,
+    shifted_copy,
     value_after,
     weights_of,
     with_parts,
@@ -59,13 +61,7 @@ from tests.hand_made import (
 
 @pytest.fixture
 def policy(tiny_model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The tiny model with weights so large that what it attends to decides what it says."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in tiny_model.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(0.0, 0.15, generator=generator)
-    return tiny_model.train()
+    return sharpened(tiny_model)
 
 
 # --- rule 1: only sampled tokens carry loss ------------------------------------------------------------------------
@@ -520,14 +516,6 @@ def test_the_state_after_a_step_that_fills_a_micro_batch_can_be_valued(policy: L
 
 
 # --- staying close to the reference --------------------------------------------------------------------------------
-
-
-def shifted_copy(policy: nn.Module) -> nn.Module:
-    reference = copy.deepcopy(policy).requires_grad_(False)
-    generator = torch.Generator().manual_seed(4)
-    for parameter in reference.parameters():
-        parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-    return reference
 
 
 def test_kl_in_the_loss_pulls_the_policy_towards_the_reference(policy: LlamaForCausalLM) -> None:
