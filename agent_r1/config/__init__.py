@@ -2,13 +2,12 @@
 
 from agent_r1.config.compose import from_yaml, known_keys, load_config, to_yaml
 from agent_r1.config.parts import bind_part
-from agent_r1.config.schema import AlgorithmConfig, Config, OptimizerConfig, TrainerConfig
+from agent_r1.config.schema import AlgorithmConfig, Config, OptimizerConfig
 
 __all__ = [
     "AlgorithmConfig",
     "Config",
     "OptimizerConfig",
-    "TrainerConfig",
     "bind_part",
     "from_yaml",
     "known_keys",

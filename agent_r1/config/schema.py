@@ -122,7 +122,7 @@ class CriticConfig:
     warmup_steps: int = 0
     """First training steps in which only the critic learns."""
     shared: bool = False
-    """A value head on the policy's own trunk instead of a model of its own: half the memory, one pass for both."""
+    """A value head on the policy's own trunk instead of a model of its own: no second trunk, one pass for both."""
     shared_weight: float = 0.1
     """Weight of the value loss in the trunk's gradient when shared."""
     privileged: Optional[str] = None
@@ -217,7 +217,7 @@ class TrainerConfig:
     compile: bool = False
     """Compile the decoder layers for training: half a minute at the start, faster updates on a GPU."""
     gradient_checkpointing: bool = False
-    """Recompute each layer going backward instead of keeping it: less memory, a third more time."""
+    """Recompute each layer going backward instead of keeping it: less memory, more time."""
     max_skipped_updates: int = 5
     """The run stops after this many non-finite updates in a row."""
     save_every: int = 10

@@ -56,7 +56,7 @@ def checkpoint_layers(model: nn.Module) -> None:
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compile each decoder layer in place: one layer is compiled, the others reuse it."""
+    """Compile each decoder layer in place; a whole model would take far longer to compile."""
     for layer in cast(Any, model).get_decoder().layers:
         layer.compile()
 
@@ -75,8 +75,7 @@ class Critic(nn.Module):
 
     def value_of(self, hidden: Tensor) -> Tensor:
         """The values of hidden states."""
-        values: Tensor = self.head(hidden).squeeze(-1).float()
-        return values
+        return _values(self.head, hidden)
 
 
 class SharedCritic(nn.Module):
@@ -103,9 +102,7 @@ class SharedCritic(nn.Module):
 
     def value_of(self, hidden: Tensor, trunk_weight: float = 1.0) -> Tensor:
         """The values of hidden states; the weight is that of what flows back into the trunk, not into the head."""
-        hidden = hidden.detach() + trunk_weight * (hidden - hidden.detach())
-        values: Tensor = self.head(hidden).squeeze(-1).float()
-        return values
+        return _values(self.head, hidden.detach() + trunk_weight * (hidden - hidden.detach()))
 
 
 def _value_head(policy: nn.Module) -> nn.Linear:
@@ -116,6 +113,11 @@ def _value_head(policy: nn.Module) -> nn.Linear:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
+
+
+def _values(head: nn.Linear, hidden: Tensor) -> Tensor:
+    values: Tensor = head(hidden).squeeze(-1).float()
+    return values
 
 
 @contextmanager
