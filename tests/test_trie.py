@@ -317,7 +317,7 @@ def test_a_group_of_long_episodes_costs_a_fraction_of_its_padded_rows(policy: Ll
 def test_the_chunked_head_equals_the_plain_one_forward_and_backward(
     name: str, chunk_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_r1.training.head.CHUNK_LOGITS", chunk_logits)
+    monkeypatch.setattr("agent_r1.training.head.CHUNK_LOGITS", {"cpu": chunk_logits})
     torch.manual_seed(0)
     model = sharpened(ARCHITECTURES[name]()).eval()
     ids = torch.randint(1, 97, (3, 15), generator=torch.Generator().manual_seed(0))

@@ -6,14 +6,16 @@ exist for one chunk only, going forward and again, recomputed, going backward.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-CHUNK_LOGITS = 2**26
-"""Logits alive at once."""
+CHUNK_LOGITS = {"cpu": 2**26, "cuda": 2**28}
+"""Logits alive at once: on a CPU what stays near its caches, on a GPU what keeps its matrix products large."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +30,11 @@ class HeadSettings:
     """Of the matrix product."""
     chunk: int = 1024
     """Tokens at once."""
+
+    @property
+    def scale(self) -> float:
+        """What the logits are multiplied by."""
+        return 1.0 / self.temperature
 
 
 def action_scores(
@@ -46,7 +53,7 @@ def action_scores(
         temperature=temperature / own_scale,
         softcap=getattr(config, "final_logit_softcapping", None),
         dtype=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype,
-        chunk=max(16, CHUNK_LOGITS // head.weight.shape[0]),
+        chunk=max(16, CHUNK_LOGITS.get(device, 2**26) // head.weight.shape[0]),
     )
     scores = _Head.apply(hidden_N, head.weight, head.bias, targets_N, settings)  # type: ignore[no-untyped-call]
     return cast(tuple[Tensor, Tensor], scores)
@@ -61,44 +68,48 @@ class _Head(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs_N = hidden_N.new_empty(len(hidden_N), dtype=torch.float32)
         entropy_N, total_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
-        matrix = weight.to(settings.dtype)
+        matrix, flat = weight.to(settings.dtype), hidden_N.to(settings.dtype)
+        summarise = _for_device(_summary, hidden_N.device)
         for part in _chunks(len(hidden_N), settings.chunk):
-            logits = _logits(hidden_N[part], matrix, bias, settings)
-            total_N[part] = logits.logsumexp(-1)
-            logprobs_N[part] = logits.gather(1, targets_N[part, None]).squeeze(1) - total_N[part]
-            logits -= total_N[part, None]
-            entropy_N[part] = -(logits.exp() * logits).sum(-1)
-        ctx.save_for_backward(hidden_N, weight, bias, targets_N, total_N, entropy_N)
-        ctx.settings = settings
+            raw = _product(flat[part], matrix)
+            logprobs_N[part], entropy_N[part], total_N[part] = summarise(
+                raw, bias, targets_N[part], settings.softcap, settings.scale
+            )
+        ctx.save_for_backward(flat, weight, bias, targets_N, total_N, entropy_N)
+        ctx.settings, ctx.hidden_dtype = settings, hidden_N.dtype
         return logprobs_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
-        hidden_N, weight, bias, targets_N, total_N, entropy_N = ctx.saved_tensors
-        logprob_gradient_N, entropy_gradient_N = gradients
+        flat, weight, bias, targets_N, total_N, entropy_N = ctx.saved_tensors
         settings: HeadSettings = ctx.settings
         matrix = weight.to(settings.dtype)
-        hidden_gradient_N = torch.empty_like(hidden_N)
+        hidden_gradient_N = torch.empty_like(flat)
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
-        for part in _chunks(len(hidden_N), settings.chunk):
-            logits = _logits(hidden_N[part], matrix, bias, settings)
-            slope = _softcap_slope(logits, settings)
-            logprobs = logits.sub_(total_N[part, None])
-            probabilities = logprobs.exp()
-            # d logprob[target] = onehot - p;   d entropy = -p (log p + entropy)
-            down = logprobs.add_(entropy_N[part, None]).mul_(entropy_gradient_N[part, None])
-            down = down.add_(logprob_gradient_N[part, None]).mul_(probabilities).neg_()
-            down.scatter_add_(1, targets_N[part, None], logprob_gradient_N[part, None])
-            down = down.div_(settings.temperature) if slope is None else down.mul_(slope).div_(settings.temperature)
+        slope = _for_device(_slope, flat.device)
+        for part in _chunks(len(flat), settings.chunk):
+            down = slope(
+                _product(flat[part], matrix),
+                bias,
+                targets_N[part],
+                total_N[part],
+                entropy_N[part],
+                *(gradient[part] for gradient in gradients),
+                settings.softcap,
+                settings.scale,
+            )
             if bias_gradient is not None:
                 bias_gradient += down.sum(0)
             down = down.to(settings.dtype)
-            hidden_gradient_N[part] = (down @ matrix).to(hidden_N.dtype)
+            torch.mm(down, matrix, out=hidden_gradient_N[part])
             if weight_gradient is not None:
-                weight_gradient += down.T @ hidden_N[part].to(settings.dtype)
+                if settings.dtype == torch.float32:
+                    weight_gradient.addmm_(down.T, flat[part])
+                else:
+                    weight_gradient += _product(down.T, flat[part].T)
         return (
-            hidden_gradient_N,
+            hidden_gradient_N.to(ctx.hidden_dtype),
             None if weight_gradient is None else weight_gradient.to(weight.dtype),
             None if bias_gradient is None else bias_gradient.to(weight.dtype),
             None,
@@ -110,17 +121,61 @@ def _chunks(total: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
 
-def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, settings: HeadSettings) -> Tensor:
-    logits = (hidden.to(settings.dtype) @ matrix.T).float()
-    if bias is not None:
-        logits += bias.float()
-    if settings.softcap is not None:
-        logits = settings.softcap * torch.tanh(logits / settings.softcap)
-    return logits.div_(settings.temperature)
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right.T in float32: what tensor cores sum up in float32 is not rounded on its way out."""
+    if left.is_cuda and left.dtype != torch.float32:
+        return torch.mm(left, right.T, out_dtype=torch.float32)
+    return (left @ right.T).float()
 
 
-def _softcap_slope(logits: Tensor, settings: HeadSettings) -> Tensor | None:
-    """How steep the bend is at these (already bent and divided) logits."""
-    if settings.softcap is None:
-        return None
-    return 1 - (logits * (settings.temperature / settings.softcap)) ** 2
+def _logits(raw: Tensor, bias: Tensor | None, softcap: float | None, scale: float) -> Tensor:
+    """New ones, which may be changed in place."""
+    logits = raw if bias is None else raw + bias.float()
+    return logits * scale if softcap is None else torch.tanh(logits / softcap).mul_(scale * softcap)
+
+
+def _summary(
+    raw: Tensor, bias: Tensor | None, targets: Tensor, softcap: float | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of the targets, entropy, and the logarithm of the sum of exponentials."""
+    logits = _logits(raw, bias, softcap, scale)
+    total = logits.logsumexp(-1)
+    logprobs = logits.gather(1, targets[:, None]).squeeze(1) - total
+    logits -= total[:, None]
+    return logprobs, -(logits.exp() * logits).sum(-1), total
+
+
+def _slope(
+    raw: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    total: Tensor,
+    entropy: Tensor,
+    logprob_gradient: Tensor,
+    entropy_gradient: Tensor,
+    softcap: float | None,
+    scale: float,
+) -> Tensor:
+    """The gradient at the matrix product: d logprob[target] = onehot - p; d entropy = -p (log p + entropy)."""
+    logits = _logits(raw, bias, softcap, scale)
+    bend = None if softcap is None else 1 - (logits / (scale * softcap)) ** 2
+    logprobs = logits.sub_(total[:, None])
+    probabilities = logprobs.exp()
+    down = logprobs.add_(entropy[:, None]).mul_(entropy_gradient[:, None])
+    down = down.add_(logprob_gradient[:, None]).mul_(probabilities).neg_()
+    if raw.is_cuda:  # a scatter would end the one kernel that all this is compiled to
+        hit = torch.arange(raw.shape[1], device=raw.device) == targets[:, None]
+        down = torch.where(hit, down + logprob_gradient[:, None], down)
+    else:
+        down.scatter_add_(1, targets[:, None], logprob_gradient[:, None])
+    return down.mul_(scale) if bend is None else down.mul_(bend).mul_(scale)
+
+
+@lru_cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
+
+
+def _for_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """On CUDA one kernel for the many small steps of a function, each of which would read all logits once more."""
+    return _compiled(function) if device.type == "cuda" else function
