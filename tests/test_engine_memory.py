@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agent_r1.engines.local import LocalEngine
 from agent_r1.engines.local.blocks import BlockPool
 from agent_r1.engines.local.memory import kv_blocks
-from agent_r1.engines.local.radix import PrefixCache
+from agent_r1.engines.local.radix import ROOT, PrefixCache
 from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.scheduler import Scheduler
 from agent_r1.errors import EngineError
@@ -120,8 +120,9 @@ def test_the_least_recently_used_leaf_is_evicted_first() -> None:
         paths = set()
         for node in cache._recency:
             tokens, ancestor = (9,), node
-            while ancestor.parent is not None:
-                tokens, ancestor = ancestor.tokens + tokens, ancestor.parent
+            while ancestor != ROOT:
+                ancestor, own = cache._recency[ancestor]
+                tokens = own + tokens
             paths.add(tokens)
         return {name for name, tokens in known.items() if tokens in paths}
 
@@ -159,7 +160,7 @@ def assert_accounted(scheduler: Scheduler) -> None:
     """Every block is free or held, by exactly those who say they hold it."""
     pool = scheduler.pool
     owners = Counter(block for request in scheduler.running for block in request.blocks)
-    owners.update(node.block for node in scheduler.cache._recency)
+    owners.update(list(scheduler.cache._recency))
     assert pool.num_free + pool.num_held == pool.num_blocks
     assert {block: pool.owners(block) for block in owners} == dict(owners)
     assert pool.num_held == len(owners)
@@ -180,23 +181,34 @@ MOVES = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(moves=MOVES, num_blocks=st.integers(9, 30), prefill_tokens=st.integers(1, 100), max_requests=st.integers(1, 6))
+@given(
+    moves=MOVES,
+    num_blocks=st.integers(9, 30),
+    prefill_tokens=st.integers(1, 100),
+    max_requests=st.integers(1, 6),
+    burst=st.sampled_from([1, 8]),
+)
 def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
-    moves: list[tuple[str, object, int]], num_blocks: int, prefill_tokens: int, max_requests: int
+    moves: list[tuple[str, object, int]], num_blocks: int, prefill_tokens: int, max_requests: int, burst: int
 ) -> None:
-    scheduler = Scheduler(num_blocks=num_blocks, max_requests=max_requests, prefill_tokens=prefill_tokens)
+    scheduler = Scheduler(num_blocks=num_blocks, max_requests=max_requests, prefill_tokens=prefill_tokens, burst=burst)
 
     def step() -> None:
         chunks = scheduler.schedule()
         assert_accounted(scheduler)
         assert bool(chunks) == scheduler.has_work
         assert len(scheduler.running) <= max_requests
-        written = [(chunk.request.blocks[i // 16], i % 16) for chunk in chunks for i in range(chunk.start, chunk.end)]
+        written = [
+            (chunk.request.blocks[i // 16], i % 16)
+            for chunk in chunks
+            for i in range(chunk.start, chunk.end + chunk.draws - 1)
+        ]
         assert len(set(written)) == len(written), "two tokens share a place"
         scheduler.computed(chunks)
         for chunk in chunks:
             if chunk.samples:
-                chunk.request.take(5, 0.0)
+                taken = chunk.request.take([5] * chunk.draws, [0.0] * chunk.draws)
+                chunk.request.num_computed += taken - 1
                 if chunk.request.finished:
                     scheduler.finish(chunk.request)
         assert_accounted(scheduler)
@@ -340,7 +352,8 @@ def test_weights_that_were_broken_leave_nothing_behind(model: LlamaForCausalLM) 
     async def mended() -> Completion:
         engine = LocalEngine(model, kv_memory=64)
         await engine.update_weights(broken.items(), 1)
-        await engine.generate(random_ids(2, 40), SamplingParams(max_tokens=9))
+        with pytest.raises(EngineError, match="log-probability of nan"):
+            await engine.generate(random_ids(2, 40), SamplingParams(max_tokens=9))
         await engine.update_weights(model.state_dict().items(), 0)
         return await engine.generate(*request)
 

@@ -2,25 +2,23 @@
 
 A node is one full block; its path from the root is the whole prefix its keys and values depend on. Members of a group
 find their prompt here, a later turn finds the earlier one, and rewritten history branches where it differs.
+
+There is no object a node: a node is its block's number, and a dictionary leads from (parent, tokens) to it. A million
+small objects would make the garbage collector stop everybody now and then.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from agent_r1.engines.local.blocks import BLOCK_SIZE, BlockPool
+from agent_r1.engines.local.blocks import BLOCK_SIZE, SPARE_BLOCK, BlockPool
 
-BlockTokens = tuple[int, ...]
+Edge = tuple[int, tuple[int, ...]]
+"""The parent's block, and the tokens of a node."""
 
-
-@dataclass(slots=True, eq=False)
-class _Node:
-    tokens: BlockTokens
-    block: int
-    parent: _Node | None
-    children: dict[BlockTokens, _Node] = field(default_factory=dict)
+ROOT = SPARE_BLOCK
+"""Belongs to nobody, so it can stand for the empty prefix."""
 
 
 class PrefixCache:
@@ -38,9 +36,9 @@ class PrefixCache:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._root = _Node(tokens=(), block=0, parent=None)
+        self._blocks: dict[Edge, int] = {}
         # Least recently used first. A node always stands before its ancestors, so the first one is a leaf.
-        self._recency: OrderedDict[_Node, None] = OrderedDict()
+        self._recency: OrderedDict[int, Edge] = OrderedDict()
         self.query_tokens = 0
         """Tokens that were looked up."""
         self.hit_tokens = 0
@@ -51,13 +49,13 @@ class PrefixCache:
 
     def match(self, token_ids: Sequence[int]) -> list[int]:
         """The blocks of the longest known prefix, never of the whole; the caller becomes an owner of each."""
-        node, blocks = self._root, list[int]()
+        node, blocks = ROOT, list[int]()
         for index in range((len(token_ids) - 1) // BLOCK_SIZE):
-            child = node.children.get(_tokens(token_ids, index))
+            child = self._blocks.get(_edge(node, token_ids, index))
             if child is None:
                 break
             node = child
-            blocks.append(node.block)
+            blocks.append(node)
         self._touch(node)
         self._pool.share(blocks)
         return blocks
@@ -77,20 +75,22 @@ class PrefixCache:
         Where a block with the same prefix is known already the owner gets that one and gives its own back: two requests
         that computed the same thing side by side end up sharing it.
         """
-        node, held = self._root, list(blocks)
+        node, held = ROOT, list(blocks)
+        fresh: list[int] = []
         for index in range(len(token_ids) // BLOCK_SIZE):
-            tokens = _tokens(token_ids, index)
-            child = node.children.get(tokens)
+            edge = _edge(node, token_ids, index)
+            child = self._blocks.get(edge)
             if child is None:
-                child = _Node(tokens=tokens, block=held[index], parent=node)
-                node.children[tokens] = child
-                self._recency[child] = None
-                self._pool.share([child.block])
-            elif child.block != held[index]:
-                self._pool.share([child.block])
+                child = held[index]
+                self._blocks[edge] = child
+                self._recency[child] = edge
+                fresh.append(child)
+            elif child != held[index]:
+                self._pool.share([child])
                 self._pool.release([held[index]])
-                held[index] = child.block
+                held[index] = child
             node = child
+        self._pool.share(fresh)
         self._touch(node)
         return held
 
@@ -101,7 +101,7 @@ class PrefixCache:
             if evicted == count:
                 break
             node = next(iter(self._recency))
-            if self._pool.owners(node.block) > 1:
+            if self._pool.owners(node) > 1:
                 self._touch(node)  # in use is recently used; whoever owns a block owns its ancestors too
             else:
                 self._forget(node)
@@ -110,22 +110,20 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything; blocks that requests use stay theirs."""
-        self._pool.release(node.block for node in self._recency)
+        self._pool.release(self._recency)
         self._recency.clear()
-        self._root.children.clear()
+        self._blocks.clear()
 
-    def _touch(self, node: _Node) -> None:
+    def _touch(self, node: int) -> None:
         """The path to this node was just used."""
-        while node.parent is not None:
+        while node != ROOT:
             self._recency.move_to_end(node)
-            node = node.parent
+            node = self._recency[node][0]
 
-    def _forget(self, leaf: _Node) -> None:
-        assert leaf.parent is not None
-        del self._recency[leaf]
-        del leaf.parent.children[leaf.tokens]
-        self._pool.release([leaf.block])
+    def _forget(self, leaf: int) -> None:
+        del self._blocks[self._recency.pop(leaf)]
+        self._pool.release([leaf])
 
 
-def _tokens(token_ids: Sequence[int], index: int) -> BlockTokens:
-    return tuple(token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
+def _edge(parent: int, token_ids: Sequence[int], index: int) -> Edge:
+    return parent, tuple(token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])

@@ -15,7 +15,9 @@ class Request:
     >>> request = Request(prompt=(5, 6, 7), sampling=SamplingParams(max_tokens=4))
     >>> request.num_remaining  # nothing is computed yet
     3
-    >>> request.num_computed = 3; request.take(9, -0.5); request.num_remaining  # the sampled token is to be computed
+    >>> request.num_computed = 3; request.take([9], [-0.5])
+    1
+    >>> request.num_remaining  # the sampled token is to be computed
     1
     """
 
@@ -69,7 +71,12 @@ class Request:
         """Whether nothing more is to be sampled."""
         return self.stopped or self.num_sampled == self.sampling.max_tokens
 
-    def take(self, token: int, logprob: float) -> None:
-        """Append a sampled token."""
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
+    def take(self, tokens: list[int], logprobs: list[float]) -> int:
+        """Append sampled tokens up to the first stop id; gives how many."""
+        count = len(tokens)
+        for stop in self.sampling.stop:
+            if stop in tokens:
+                count = min(count, tokens.index(stop) + 1)
+        self.tokens += tokens[:count]
+        self.logprobs += logprobs[:count]
+        return count
