@@ -94,6 +94,21 @@ class RolloutConfig:
 
 
 @dataclass
+class EngineConfig:
+    """What samples from the policy: a copy of the model with a paged cache of keys and values."""
+
+    dtype: str = "auto"
+    """Type of the copy's weights and cache. auto: bfloat16 on a GPU, `model.dtype` elsewhere. float32, bfloat16."""
+    kv_memory: Optional[float] = None
+    """Tokens whose keys and values are kept, or a fraction of the memory; null: enough for `rollout.concurrency`
+    requests of moderate length, at most a quarter of the memory."""
+    prefill_tokens: int = 16384
+    """Tokens of prompts computed at once."""
+    compile: bool = True
+    """On a GPU, compile the decoder layers: some twenty seconds at the start, faster generation."""
+
+
+@dataclass
 class KLConfig:
     """Staying close to the policy the run started from."""
 
@@ -281,6 +296,7 @@ class Config:
     """The environment and its arguments; `env.tools` lists a `ToolEnv`'s tools."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

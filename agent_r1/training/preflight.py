@@ -40,6 +40,7 @@ _POSITIVE = (
     "rollout.deadline_seconds",
     "rollout.temperature",
     "rollout.top_p",
+    "engine.prefill_tokens",
     "algorithm.epochs",
     "algorithm.minibatches",
     "algorithm.kl.horizon",
@@ -55,6 +56,7 @@ _CHOICES = {
     "algorithm.critic.privileged": (None, *PRIVILEGED_SOURCES),
     "algorithm.process.normalisation": NORMALISATIONS,
     "model.dtype": ("float32", "bfloat16"),
+    "engine.dtype": ("auto", "float32", "bfloat16"),
     "trainer.packing": ("trie", "rows"),
     "trainer.precision": ("auto", "float32", "bfloat16"),
     "run.resume": ("auto", "never", "must"),
@@ -67,6 +69,7 @@ _RANGES = {
     "algorithm.kl.coefficient": (0.0, math.inf),
     "algorithm.kl.target": (1e-12, math.inf),
     "algorithm.process.bound": (0.0, math.inf),
+    "engine.kv_memory": (1e-12, math.inf),
 }
 
 

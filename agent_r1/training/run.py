@@ -192,7 +192,7 @@ def _load_parts(plan: Plan, renderer: ChatRenderer) -> _Parts:
     policy = load_policy(
         config.model.path, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
     )
-    engine = LocalEngine(policy, max_requests=config.rollout.concurrency, context_length=context_length(config))
+    engine = make_engine(config, policy)
     limits = RolloutLimits(
         max_steps=config.rollout.max_steps,
         concurrency=config.rollout.concurrency,
@@ -201,6 +201,22 @@ def _load_parts(plan: Plan, renderer: ChatRenderer) -> _Parts:
     )
     rollout = Rollout(engine=engine, renderer=renderer, reward=plan.reward, make_env=plan.make_env, limits=limits)
     return _Parts(policy=policy, engine=engine, rollout=rollout, device=device)
+
+
+def make_engine(config: Config, policy: nn.Module) -> LocalEngine:
+    """The engine of a run, with its own copy of the policy."""
+    settings = config.engine
+    on_gpu = next(policy.parameters()).is_cuda
+    dtype = {"auto": "bfloat16" if on_gpu else config.model.dtype}.get(settings.dtype, settings.dtype)
+    return LocalEngine(
+        policy,
+        max_requests=config.rollout.concurrency,
+        context_length=context_length(config),
+        prefill_tokens=settings.prefill_tokens,
+        kv_memory=settings.kv_memory,
+        dtype=getattr(torch, dtype),
+        compile_layers=settings.compile,
+    )
 
 
 def _trackers(config: Config, folder: RunFolder) -> Trackers:

@@ -1,21 +1,32 @@
 """The attention function that `transformers` models call in the engine, registered by name.
 
 No model code is forked: a model whose attention implementation is ATTENTION_NAME makes no mask of its own and hands
-queries, keys and values of the flat row to `paged_attention`, with the step's `PagedBatch` as the keyword `paged`.
+queries, keys and values of the flat row to `paged_attention`, with the step's `PagedBatch` as the keyword `paged`. The
+caches are an attribute of each layer's attention module and not looked up by number: a compiled layer then fits all
+layers.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from agent_r1.engines.local.cpu_attention import grouped_attention, write_kv
+from agent_r1.engines.local.memory import LayerCache
 from agent_r1.engines.local.paged import PagedBatch
 from agent_r1.errors import EngineError
 
 ATTENTION_NAME = "agent_r1_paged"
+
+
+def give_caches(model: nn.Module, caches: tuple[LayerCache, ...]) -> None:
+    """Give each layer's attention module its keys and values."""
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int):
+            cast(Any, module).kv_cache = caches[layer]
 
 
 def paged_attention(
@@ -38,8 +49,7 @@ def paged_attention(
     if kwargs.get("s_aux") is not None:
         raise EngineError(f"{type(module).__name__} attends to sinks, which the engine does not know")
     queries, keys, values = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
-    layer: Any = module.layer_idx
-    key_cache, value_cache = paged.caches[layer]
+    key_cache, value_cache = cast(LayerCache, module.kv_cache)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     if query.is_cuda:
         attended = _attend_on_cuda(

@@ -18,6 +18,7 @@ answers in any case.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,6 @@ from torch import nn
 from agent_r1.engines.local.blocks import BLOCK_SIZE
 from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import ModelRunner
-from agent_r1.engines.local.sampling import sample
 from agent_r1.engines.local.scheduler import Chunk, Scheduler
 from agent_r1.engines.local.stats import EngineStats
 from agent_r1.errors import EngineError
@@ -51,6 +51,7 @@ class LocalEngine:
         prefill_tokens: int = 8192,
         kv_memory: float | None = None,
         dtype: torch.dtype | None = None,
+        compile_layers: bool = True,
     ) -> None:
         """Copy the model and set memory aside.
 
@@ -61,11 +62,17 @@ class LocalEngine:
             prefill_tokens: Tokens of prompts computed in one step; a longer prompt is computed in chunks.
             kv_memory: Tokens whose keys and values are kept, or the fraction of memory to take, in (0, 1].
             dtype: Of the copy; the model's own when not given.
+            compile_layers: On CUDA, compile the decoder layers: some twenty seconds at the start, faster decoding.
         """
         config: Any = model.config
         self._context_length = context_length or int(config.get_text_config().max_position_embeddings)
-        self._runner = ModelRunner(
-            model, max_requests=max_requests, context_length=self._context_length, kv_memory=kv_memory, dtype=dtype
+        self._runner = _make_runner(
+            model,
+            max_requests=max_requests,
+            context_length=self._context_length,
+            kv_memory=kv_memory,
+            dtype=dtype,
+            compile_layers=compile_layers,
         )
         self._max_requests, self._prefill_tokens = max_requests, prefill_tokens
         self._scheduler = self._fresh_scheduler()
@@ -73,6 +80,8 @@ class LocalEngine:
         self._answers: dict[Request, asyncio.Future[Completion]] = {}
         self._version = 0
         self._server: asyncio.Task[None] | None = None
+        # Held while a step computes: on CUDA the event loop goes on meanwhile, and weights must not change under it.
+        self._computing = asyncio.Lock()
 
     @property
     def policy_version(self) -> int:
@@ -111,10 +120,11 @@ class LocalEngine:
         if self._scheduler.has_work:
             num_running = len(self._scheduler.running)
             raise EngineError(f"weights cannot change under {num_running} running requests; wait for them first")
-        self._runner.load(weights)
-        self._version = version
-        self._scheduler.cache.clear()
-        self._runner.forget()
+        async with self._computing:
+            self._runner.load(weights)
+            self._version = version
+            self._scheduler.cache.clear()
+            self._runner.forget()
 
     async def close(self) -> None:
         """Stop serving; requests still under way fail."""
@@ -146,49 +156,52 @@ class LocalEngine:
         """Serve until nothing is left to do."""
         try:
             while self._scheduler.has_work:
-                self._drop_cancelled()
-                with torch.inference_mode():
-                    self._step()
+                async with self._computing:
+                    self._drop_cancelled()
+                    chunks = self._scheduler.schedule()
+                    if chunks:
+                        await self._compute(chunks)
                 await asyncio.sleep(0)
         except Exception as error:  # the requests' owners must hear of it, or they would wait for ever
             self._fail_all(f"generation failed: {type(error).__name__}: {error}")
             raise
 
-    def _step(self) -> None:
-        """Compute what the scheduler chose and give the new tokens to their requests."""
-        chunks = self._scheduler.schedule()
-        if chunks:
-            self._compute(chunks)
-
-    def _compute(self, chunks: list[Chunk]) -> None:
-        """One forward pass. When it fails each chunk is tried alone: who fails alone hears of it, the others go on."""
+    async def _compute(self, chunks: list[Chunk]) -> None:
+        """One step. When it fails each chunk is tried alone: who fails alone hears of it, the others go on."""
         self._counts.steps += 1
         self._counts.computed_tokens += sum(chunk.length for chunk in chunks)
         try:
-            logits = self._runner.forward(chunks)
+            with torch.inference_mode():  # not around an await: others run meanwhile
+                drawing = self._runner.draw(chunks)
+            while not drawing.done():
+                await asyncio.sleep(0)
+            drawn = drawing.result()
         except Exception as error:  # noqa: BLE001 - a model is foreign code
             if len(chunks) == 1:
                 self._scheduler.remove(chunks[0].request)
                 self._fail(chunks[0].request, f"generation failed: {type(error).__name__}: {error}", cause=error)
             else:
                 for chunk in chunks:
-                    self._compute([chunk])
+                    await self._compute([chunk])
             return
-        sampling = [chunk for chunk in chunks if chunk.samples]
+        sampling = [chunk.request for chunk in chunks if chunk.samples]
         self._scheduler.computed(chunks)
-        self._sample(sampling, logits)
+        for request, tokens, logprobs in zip(sampling, drawn.tokens, drawn.logprobs, strict=True):
+            self._take(request, tokens, logprobs)
 
-    def _sample(self, chunks: list[Chunk], logits: torch.Tensor) -> None:
-        """Draw the next token of each request; those that are finished leave."""
-        if not chunks:
+    def _take(self, request: Request, tokens: list[int], logprobs: list[float]) -> None:
+        """Give a request what was drawn for it, up to its stop; one that is finished leaves."""
+        num_taken = request.take(tokens, logprobs)
+        if not math.isfinite(sum(request.logprobs[-num_taken:])):
+            self._scheduler.remove(request)
+            self._fail(request, "the model gave a log-probability of nan or inf; its weights may be broken")
             return
-        requests = [chunk.request for chunk in chunks]
-        tokens, logprobs = sample(logits, [r.sampling for r in requests], [r.num_sampled for r in requests])
-        self._counts.generated_tokens += len(tokens)
-        for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
-            request.take(token, logprob)
-            if request.finished:
-                self._finish(request)
+        # All but the last of them were inputs of the same step.
+        request.num_computed += num_taken - 1
+        self._counts.computed_tokens += num_taken - 1
+        self._counts.generated_tokens += num_taken
+        if request.finished:
+            self._finish(request)
 
     def _finish(self, request: Request) -> None:
         self._scheduler.finish(request)
@@ -224,5 +237,16 @@ class LocalEngine:
 
     def _fresh_scheduler(self) -> Scheduler:
         return Scheduler(
-            num_blocks=self._runner.num_blocks, max_requests=self._max_requests, prefill_tokens=self._prefill_tokens
+            num_blocks=self._runner.num_blocks,
+            max_requests=self._max_requests,
+            prefill_tokens=self._prefill_tokens,
+            burst=self._runner.burst,
         )
+
+
+def _make_runner(model: nn.Module, *, compile_layers: bool, **settings: Any) -> ModelRunner:
+    if next(model.parameters()).device.type != "cuda":
+        return ModelRunner(model, **settings)
+    from agent_r1.engines.local.cuda_runner import CudaRunner  # needs Triton, which machines without CUDA lack
+
+    return CudaRunner(model, compile_layers=compile_layers, **settings)

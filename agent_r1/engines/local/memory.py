@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE
-from agent_r1.engines.local.paged import LayerCache
 from agent_r1.errors import EngineError
+
+LayerCache = tuple[Tensor, Tensor]
+"""Keys and values of one layer, each [blocks, BLOCK_SIZE, kv heads, head size]."""
 
 MODERATE_LENGTH = 2048
 """Tokens a request is expected to need when nobody says how much memory to take."""

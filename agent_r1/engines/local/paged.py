@@ -5,8 +5,10 @@ Letters: T new tokens, R requests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,19 +19,17 @@ from agent_r1.engines.local.cpu_attention import AttentionGroup, attention_group
 from agent_r1.engines.local.scheduler import Chunk
 
 ROW_MULTIPLE = 16
-"""On CPU the flat row and the rows of logits are padded to a multiple of this: below it matrix libraries switch
-kernels, and a token's result would depend on how many others are in its step."""
+"""The flat row and the rows of logits are padded to a multiple of this: on CPU matrix libraries switch kernels below
+it, and a token's result would depend on how many others are in its step; on CUDA tensor cores want it."""
 
-LayerCache = tuple[Tensor, Tensor]
-"""Keys and values of one layer, each [blocks, BLOCK_SIZE, kv heads, head size]."""
+IntTable = np.ndarray[tuple[int, int], np.dtype[Any]]
+IntRow = np.ndarray[tuple[int], np.dtype[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PagedBatch:
     """Travels through the model as the keyword `paged` and reaches every attention layer."""
 
-    caches: tuple[LayerCache, ...]
-    """One per layer, by `layer_idx`."""
     slot_mapping: Tensor
     """[T] int64: block * BLOCK_SIZE + offset where each new token is written; padding goes to the spare block."""
     block_tables: Tensor
@@ -66,53 +66,89 @@ def padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def step_inputs(chunks: list[Chunk], caches: tuple[LayerCache, ...], device: torch.device) -> StepInputs:
-    """Chunks as arrays.
+@dataclass(frozen=True, kw_only=True)
+class StepArrays:
+    """The same on the host."""
+
+    tokens: IntTable
+    """[3, T] int64: ids, positions, slots."""
+    tables: IntTable
+    """[R, most blocks] int32."""
+    ends: IntRow
+    """[R]: context lengths."""
+    query_starts: IntRow
+    """[R + 1]."""
+    logit_rows: IntRow
+    """As in `StepInputs`."""
+    num_samples: int
+    """Logit rows that are wanted; the others are padding."""
+    max_query_length: int
+    """As in `PagedBatch`."""
+
+
+def step_arrays(
+    chunks: Sequence[Chunk], *, num_tokens: int = 0, num_requests: int = 0, num_columns: int = 0
+) -> StepArrays:
+    """Chunks as arrays, padded to at least so many tokens, requests and columns of the block table.
 
     A request in blocks 7 and 3 that computes tokens 15 and 16 gets positions [15, 16], slots [7 * 16 + 15, 3 * 16],
-    block table [7, 3] and context length 17.
+    block table [7, 3] and context length 17. Padding tokens belong to no request and go to the spare block; padding
+    requests have no tokens.
     """
-    on_cpu = device.type == "cpu"
-    lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
-    ends = np.array([chunk.end for chunk in chunks], dtype=np.int64)
-    query_starts = np.zeros(len(chunks) + 1, dtype=np.int64)
+    count = len(chunks)
+    lengths, ends = np.zeros((2, max(num_requests, count)), dtype=np.int64)
+    lengths[:count] = [chunk.length for chunk in chunks]
+    ends[:count] = [chunk.end for chunk in chunks]
+    query_starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=query_starts[1:])
-    num_tokens = int(query_starts[-1])
-    num_rows = padded(num_tokens, ROW_MULTIPLE) if on_cpu else num_tokens
-    tables = _block_tables(chunks)
-    owner = np.repeat(np.arange(len(chunks)), lengths)
-    token_ids, positions = np.zeros((2, num_rows), dtype=np.int64)
-    token_ids[:num_tokens] = np.fromiter(
-        chain.from_iterable(chunk.request.tokens[chunk.start : chunk.end] for chunk in chunks), np.int64, num_tokens
+    total = int(query_starts[-1])
+    tables = block_tables(chunks, num_requests, num_columns)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    tokens = np.zeros((3, max(num_tokens, padded(total, ROW_MULTIPLE))), dtype=np.int64)
+    token_ids, positions, slots = tokens
+    token_ids[:total] = np.fromiter(
+        chain.from_iterable(chunk.request.tokens[chunk.start : chunk.end] for chunk in chunks), np.int64, total
     )
-    positions[:num_tokens] = np.arange(num_tokens) - query_starts[owner] + (ends - lengths)[owner]
-    slots = np.arange(num_rows, dtype=np.int64) % BLOCK_SIZE  # padding: somewhere in the spare block
-    placed = positions[:num_tokens]
-    slots[:num_tokens] = tables[owner, placed // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + placed % BLOCK_SIZE
-    sampling = query_starts[1:][[chunk.samples for chunk in chunks]] - 1
-    logit_rows = np.zeros(padded(len(sampling), ROW_MULTIPLE) if on_cpu else len(sampling), dtype=np.int64)
+    positions[:total] = np.arange(total) - query_starts[owner] + (ends - lengths)[owner]
+    slots[:] = np.arange(len(slots)) % BLOCK_SIZE  # padding: somewhere in the spare block
+    placed = positions[:total]
+    slots[:total] = tables[owner, placed // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + placed % BLOCK_SIZE
+    sampling = query_starts[1 : count + 1][[chunk.samples for chunk in chunks]] - 1
+    logit_rows = np.zeros(max(num_requests, padded(len(sampling), ROW_MULTIPLE)), dtype=np.int64)
     logit_rows[: len(sampling)] = sampling
-    batch = PagedBatch(
-        caches=caches,
-        slot_mapping=torch.from_numpy(slots).to(device),
-        block_tables=torch.from_numpy(tables).to(device),
-        context_lengths=torch.from_numpy(ends.astype(np.int32)).to(device),
-        query_starts=torch.from_numpy(query_starts.astype(np.int32)).to(device),
-        positions=torch.from_numpy(positions).to(device),
+    return StepArrays(
+        tokens=tokens,
+        tables=tables,
+        ends=ends,
+        query_starts=query_starts,
+        logit_rows=logit_rows,
+        num_samples=len(sampling),
         max_query_length=int(lengths.max()),
-        groups=attention_groups(tables, ends, query_starts) if on_cpu else (),
-    )
-    return StepInputs(
-        token_ids=torch.from_numpy(token_ids).to(device),
-        batch=batch,
-        logit_rows=torch.from_numpy(logit_rows).to(device),
     )
 
 
-def _block_tables(chunks: list[Chunk]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-    """[R, most blocks]: SPARE_BLOCK, which is 0, where a request has no more."""
+def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
+    """Chunks as tensors."""
+    # Compilers make a shape of its own of a single request or block: on CUDA a second, empty one keeps it company.
+    fewest = 1 if device.type == "cpu" else 2
+    arrays = step_arrays(chunks, num_requests=fewest, num_columns=fewest)
+    tokens = torch.from_numpy(arrays.tokens).to(device)
+    batch = PagedBatch(
+        slot_mapping=tokens[2],
+        block_tables=torch.from_numpy(arrays.tables).to(device),
+        context_lengths=torch.from_numpy(arrays.ends.astype(np.int32)).to(device),
+        query_starts=torch.from_numpy(arrays.query_starts.astype(np.int32)).to(device),
+        positions=tokens[1],
+        max_query_length=arrays.max_query_length,
+        groups=attention_groups(arrays.tables, arrays.ends, arrays.query_starts) if device.type == "cpu" else (),
+    )
+    return StepInputs(token_ids=tokens[0], batch=batch, logit_rows=torch.from_numpy(arrays.logit_rows).to(device))
+
+
+def block_tables(chunks: Sequence[Chunk], rows: int = 0, columns: int = 0) -> IntTable:
+    """[R, most blocks], or larger: SPARE_BLOCK, which is 0, where a request has no more."""
     counts = np.array([len(chunk.request.blocks) for chunk in chunks])
     held = np.fromiter(chain.from_iterable(chunk.request.blocks for chunk in chunks), np.int32, int(counts.sum()))
-    tables = np.zeros((len(chunks), int(counts.max())), dtype=np.int32)
-    tables[np.arange(tables.shape[1]) < counts[:, None]] = held
+    tables = np.zeros((max(rows, len(chunks)), max(columns, int(counts.max()))), dtype=np.int32)
+    tables[: len(chunks)][np.arange(tables.shape[1]) < counts[:, None]] = held
     return tables

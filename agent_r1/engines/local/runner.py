@@ -1,27 +1,62 @@
-"""The engine's own copy of the model, and one forward pass of it over a step's chunks."""
+"""The engine's own copy of the model: one forward pass over a step's chunks, and the tokens drawn after it."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from agent_r1.engines.local.attention import ATTENTION_NAME
+from agent_r1.engines.local.attention import ATTENTION_NAME, give_caches
 from agent_r1.engines.local.memory import empty_caches, kv_blocks
 from agent_r1.engines.local.paged import step_inputs
+from agent_r1.engines.local.sampling import sample
 from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What was drawn for the chunks that sample, in their order."""
+
+    tokens: list[list[int]]
+    """One list a chunk: a token a draw."""
+    logprobs: list[list[float]]
+    """Of the tokens."""
+
+    def done(self) -> bool:
+        """It is here."""
+        return True
+
+    def result(self) -> Drawn:
+        """Itself."""
+        return self
+
+
+class Drawing(Protocol):
+    """A draw that may still be under way on a device."""
+
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        ...
+
+    def result(self) -> Drawn:
+        """What was drawn."""
+        ...
 
 
 class ModelRunner:
     """A copy of `model` that attends over paged memory.
 
-    runner = ModelRunner(model, num_blocks=64)
-    logits = runner.forward([Chunk(request, 0, 5)])  # [1, vocabulary], when the chunk ends its request's tokens
+    runner = ModelRunner(model, max_requests=2, context_length=64)
+    runner.draw([Chunk(request, 0, 5)]).result().tokens  # [[17]], when the chunk ends its request's tokens
     """
+
+    burst = 1
+    """The most tokens a decoding request draws in one step."""
 
     def __init__(
         self,
@@ -51,7 +86,7 @@ class ModelRunner:
             max_requests=max_requests,
             context_length=context_length,
         )
-        self.forget()
+        self._make_caches()
 
     @property
     def vocabulary(self) -> int:
@@ -60,7 +95,7 @@ class ModelRunner:
 
     def forget(self) -> None:
         """Empty the cache, so that nothing an old or broken set of weights wrote can be read again."""
-        self._caches = empty_caches(self.num_blocks, config=self._config, dtype=self._dtype, device=self._device)
+        self._make_caches()
 
     def load(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Copy weights in place, by their names in the model's `state_dict`."""
@@ -71,9 +106,18 @@ class ModelRunner:
                     raise EngineError(f"the engine's model has no parameter '{name}'")
                 own[name].copy_(tensor)
 
+    def draw(self, chunks: list[Chunk]) -> Drawing:
+        """Compute the chunks and draw the next tokens of those that sample: up to `burst` for each, at least one."""
+        sampling = [chunk.request for chunk in chunks if chunk.samples]
+        logits = self.forward(chunks)
+        if not sampling:
+            return Drawn([], [])
+        tokens, logprobs = sample(logits, [r.sampling for r in sampling], [r.num_sampled for r in sampling])
+        return Drawn([[token] for token in tokens], [[logprob] for logprob in logprobs])
+
     def forward(self, chunks: list[Chunk]) -> Tensor:
         """Logits [chunks that sample, vocabulary]; the keys and values of all chunks are in the cache afterwards."""
-        inputs = step_inputs(chunks, self._caches, self._device)
+        inputs = step_inputs(chunks, self._device)
         output: Any = self._model(
             input_ids=inputs.token_ids[None],
             position_ids=inputs.batch.positions[None],
@@ -84,6 +128,10 @@ class ModelRunner:
         num_samples = sum(chunk.samples for chunk in chunks)
         logits: Tensor = output.logits[0, :num_samples]
         return logits
+
+    def _make_caches(self) -> None:
+        self._caches = empty_caches(self.num_blocks, config=self._config, dtype=self._dtype, device=self._device)
+        give_caches(self._model, self._caches)
 
 
 def _check_dense(model: Any) -> None:

@@ -7,12 +7,16 @@ what else is in its batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from agent_r1.seeds import unit_float
 from agent_r1.types import SamplingParams
+
+NumberTable = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
 def sample(
@@ -34,6 +38,29 @@ def sample(
     tokens = torch.where(greedy, logprobs.argmax(dim=-1), drawn)
     chosen = logprobs.gather(1, tokens[:, None]).squeeze(1)
     return tokens.tolist(), chosen.tolist()
+
+
+def uniforms(seeds: Sequence[int], first_indices: Sequence[int], count: int) -> NumberTable:
+    """[requests, count] float32 in [0, 1): what `unit_float(seed, index)` gives for `count` indices from the first on.
+
+    >>> bool(abs(uniforms([7], [3], 2)[0, 1] - unit_float(7, 4)) < 1e-7)
+    True
+    """
+    every = 2**64 - 1
+    with np.errstate(over="ignore"):
+        state = _mixed(np.array([seed & every for seed in seeds], dtype=np.uint64))[:, None]
+        indices = np.array(first_indices, dtype=np.uint64)[:, None] + np.arange(count, dtype=np.uint64)
+        state = _mixed(np.add(state, indices, dtype=np.uint64))
+    numbers = ((state >> np.uint64(11)) / 2.0**53).astype(np.float32)
+    return np.minimum(numbers, np.float32(1 - 2.0**-24))  # rounding must not reach 1
+
+
+def _mixed(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """One round of `mix_seed`."""
+    state = state + np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
 
 
 def _restrict(probabilities: Tensor, requests: Sequence[SamplingParams]) -> Tensor:

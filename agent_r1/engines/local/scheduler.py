@@ -1,6 +1,7 @@
 """Who computes what in the next step, and who holds which blocks.
 
 Every step all decoding requests compute their newest token; prompts share what is left of a token budget, in chunks.
+Where a step may be a burst (on CUDA) decoding requests draw several tokens in it, and prompts get steps of their own.
 When blocks run out the prefix cache gives up its oldest ones; when that is not enough the youngest running request is
 sent back to the queue. It keeps what it sampled and is computed again later, so nobody sees an error.
 """
@@ -22,6 +23,8 @@ class Chunk:
     request: Request
     start: int
     length: int
+    draws: int = 1
+    """Tokens that may be drawn after it, one after the other: the request holds the blocks for them."""
 
     @property
     def end(self) -> int:
@@ -49,7 +52,7 @@ class Scheduler:
     [(32, 40, True)]
     """
 
-    def __init__(self, *, num_blocks: int, max_requests: int, prefill_tokens: int) -> None:
+    def __init__(self, *, num_blocks: int, max_requests: int, prefill_tokens: int, burst: int = 1) -> None:
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool)
         self.waiting: deque[Request] = deque()
@@ -60,6 +63,7 @@ class Scheduler:
         self._is_full = False
         self._max_requests = max_requests
         self._prefill_tokens = prefill_tokens
+        self._burst = burst
 
     @property
     def has_work(self) -> bool:
@@ -96,17 +100,30 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """What to compute now: decoding requests first, then prompts; empty only when nobody is there."""
+        if self._burst == 1:
+            chunks = self._decode()
+            self._prefill(max(self._prefill_tokens - len(chunks), BLOCK_SIZE), chunks)
+            return chunks
+        prompts: list[Chunk] = []
+        self._prefill(self._prefill_tokens, prompts)
+        return prompts or self._decode()
+
+    def _decode(self) -> list[Chunk]:
         chunks: list[Chunk] = []
         for request in list(self.running):
-            if request in self.running and request.num_remaining == 1 and self._hold(request):
-                chunks.append(Chunk(request, request.num_computed, 1))
-        # Whoever was preempted for a later one of the list is younger than it, and so comes after it in the list.
-        budget = max(self._prefill_tokens - len(chunks), BLOCK_SIZE)
+            # Whoever is preempted for a request is younger than it, and so comes after it in the list.
+            if request.num_remaining == 1 and request in self.running:
+                draws = min(self._burst, request.sampling.max_tokens - len(request.logprobs))
+                wanted = blocks_for(len(request.tokens) + draws - 1)
+                if len(request.blocks) >= wanted or self._hold(request, wanted):
+                    chunks.append(Chunk(request, request.num_computed, 1, draws))
+        return chunks
+
+    def _prefill(self, budget: int, chunks: list[Chunk]) -> None:
         for request in self.running:
             if request.num_remaining > 1 and budget:
                 budget -= self._take_chunk(request, budget, chunks)
         self._admit(budget, chunks)
-        return chunks
 
     def _take_chunk(self, request: Request, budget: int, chunks: list[Chunk]) -> int:
         length = min(request.num_remaining, budget)
@@ -163,16 +180,15 @@ class Scheduler:
         self.running[request] = None
         return True
 
-    def _hold(self, request: Request) -> bool:
-        """Make sure the newest token has its place; False when the request itself had to give way."""
-        if len(request.blocks) * BLOCK_SIZE >= len(request.tokens):
-            return True
-        while not self.pool.num_free and not self.cache.evict(1):
-            youngest = next(reversed(self.running))
-            self._preempt(youngest)
-            if youngest is request:
-                return False
-        self._append_block(request)
+    def _hold(self, request: Request, wanted: int) -> bool:
+        """Give a running request as many blocks as wanted; False when the request itself had to give way."""
+        while len(request.blocks) < wanted:
+            while not self.pool.num_free and not self.cache.evict(1):
+                youngest = next(reversed(self.running))
+                self._preempt(youngest)
+                if youngest is request:
+                    return False
+            self._append_block(request)
         return True
 
     def _append_block(self, request: Request) -> None:
