@@ -26,6 +26,19 @@ class RunConfig:
 
 
 @dataclass
+class LoraConfig:
+    """Training small matrices beside the weights instead of the weights (extra `lora`)."""
+
+    rank: int = 0
+    """Rank of the adapters; 0: no adapters, all weights are trained."""
+    alpha: float = 32.0
+    """What adapters add to a layer is scaled by alpha / rank."""
+    targets: list[str] = field(default_factory=lambda: ["all-linear"])
+    """Layers that get one, by the end of their names (`q_proj`); all-linear: every linear layer of the decoder, not the
+    head."""
+
+
+@dataclass
 class ModelConfig:
     """The policy."""
 
@@ -39,6 +52,8 @@ class ModelConfig:
     """Type of the trained weights: float32 or bfloat16."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Only for models whose code you have read."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters."""
 
 
 @dataclass

@@ -12,6 +12,7 @@ from agent_r1.algorithms import Credit, StepTable, engine_divergence
 from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.batch import Experience
 from agent_r1.training.compute import Compute
+from agent_r1.training.lora import adapters_off
 from agent_r1.training.scoring import AnyCritic, score_all, value_all, value_of_states
 
 
@@ -40,7 +41,8 @@ class Models:
     policy: nn.Module
     """Being trained."""
     reference: nn.Module | None
-    """The policy the run started from; None when nothing asks for it."""
+    """The policy the run started from; None when nothing asks for it. Its adapters, if any, are switched off when it
+    is asked, so a policy with adapters is its own reference."""
     critic: AnyCritic | None
     """Values; None without one."""
     compute: Compute
@@ -53,7 +55,7 @@ def assign_credit(
     """Score the batch under the old policy, the reference and the critic, then let the estimator judge it."""
     metrics: dict[str, float] = dict(experience.metrics)
     old_N = _old_logprobs(experience, models, algorithm, metrics)
-    reference_N = None if models.reference is None else score_all(models.reference, experience.samples, models.compute)
+    reference_N = _reference_logprobs(experience, models)
     table, values_N = experience.table, None
     if reference_N is not None and algorithm.kl_in_reward:
         assert old_N is not None
@@ -73,6 +75,13 @@ def assign_credit(
         old_values_N=values_N,
         metrics=metrics | _credit_metrics(credit, table),
     )
+
+
+def _reference_logprobs(experience: Experience, models: Models) -> Tensor | None:
+    if models.reference is None:
+        return None
+    with adapters_off(models.reference):
+        return score_all(models.reference, experience.samples, models.compute)
 
 
 def _old_logprobs(

@@ -21,6 +21,7 @@ from agent_r1.seeds import mix_seed
 from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.batch import Experience
 from agent_r1.training.credit import CreditedBatch, Models, assign_credit
+from agent_r1.training.lora import restore_state, saved_state
 from agent_r1.training.models import SharedCritic
 from agent_r1.training.optimize import SkipCounter, guarded_step, make_optimizer
 from agent_r1.training.rows import MicroBatch, Sample
@@ -276,7 +277,7 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to go on as if it had never stopped."""
         state: dict[str, Any] = {
-            "policy": self.policy.state_dict(),
+            "policy": saved_state(self.policy),
             "policy_optimizer": self.policy_optimizer.state_dict(),
             "kl_coefficient": self.kl_coefficient,
             "skips": [[skips.total, skips.in_a_row] for skips in (self.policy_skips, self.critic_skips)],
@@ -287,7 +288,7 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave."""
-        self.policy.load_state_dict(state["policy"])
+        restore_state(self.policy, state["policy"])
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         self.kl_coefficient = float(state["kl_coefficient"])
         for skips, saved in zip((self.policy_skips, self.critic_skips), state["skips"], strict=True):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from agent_r1.errors import ConfigError
 from agent_r1.training.checkpoint import replace_folder
+from agent_r1.training.lora import merged_weights
 from agent_r1.training.rows import MicroBatch
 from agent_r1.training.visibility import TRIE_ATTENTION, last_hidden
 
@@ -139,6 +140,8 @@ def export_model(policy: nn.Module, tokenizer: Any, folder: Path) -> None:
     beside = folder.with_name(f"{folder.name}.partial")
     beside.mkdir(parents=True, exist_ok=True)
     with _no_progress_bars():
-        cast(Any, policy).save_pretrained(beside)
+        # What is merged waits on the CPU: a second copy might not fit beside the models of a run.
+        weights = dict(merged_weights(policy, device=torch.device("cpu")))
+        cast(Any, policy).save_pretrained(beside, state_dict=weights)
     tokenizer.save_pretrained(beside)
     replace_folder(beside, folder)

@@ -24,6 +24,7 @@ from agent_r1.rollout import choose_env
 from agent_r1.tools import BaseTool
 from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.training.batch import PRIVILEGED_SOURCES
+from agent_r1.training.lora import check_form, check_targets, require_peft
 from agent_r1.types import Observation, Task
 
 _POSITIVE = (
@@ -44,6 +45,7 @@ _POSITIVE = (
     "algorithm.epochs",
     "algorithm.minibatches",
     "algorithm.kl.horizon",
+    "model.lora.alpha",
     "optimizer.learning_rate",
     "optimizer.gradient_clip",
     "sft.steps",
@@ -70,6 +72,7 @@ _RANGES = {
     "algorithm.kl.target": (1e-12, math.inf),
     "algorithm.process.bound": (0.0, math.inf),
     "engine.kv_memory": (1e-12, math.inf),
+    "model.lora.rank": (0, math.inf),
 }
 
 
@@ -130,6 +133,9 @@ def make_plan(config: Config) -> Plan:
     reward = problems.run(reward_functions.get, config.reward.function)
     problems.run(tool_formats.get, config.model.tool_format)
     problems.run(_check_env, config)
+    if config.model.lora.rank > 0:
+        problems.run(check_form, config.model.lora)
+        problems.run(require_peft, config.model.lora)
     report_problems(problems.found, ConfigError, "the configuration cannot be used:")
     _prepare_data(config)
     train_tasks, eval_tasks = _load(config)
@@ -140,6 +146,8 @@ def check_model(plan: Plan) -> ChatRenderer:
     """The model's renderer, after checking that the model exists and that every first prompt fits its context."""
     config = plan.config
     _check_model_exists(config)
+    if config.model.lora.rank > 0:
+        check_targets(config.model)
     renderer = load_renderer(
         config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
     )

@@ -25,6 +25,7 @@ from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.compute import make_compute
 from agent_r1.training.credit import Models
 from agent_r1.training.learner import Learner
+from agent_r1.training.lora import add_adapters
 from agent_r1.training.models import (
     Critic,
     SharedCritic,
@@ -126,6 +127,8 @@ def sft_run(config: Config, console: RunConsole) -> Path:
     policy = load_policy(
         config.model.path, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
     )
+    if config.model.lora.rank:
+        add_adapters(policy, config.model.lora, seed=config.trainer.seed)
     tracker = _trackers(config, folder)
     settings = config.sft
     with console.progress("warm start", settings.steps) as bar:
@@ -166,14 +169,24 @@ def dry_run(config: Config, console: RunConsole) -> Plan:
 
 
 def _models(config: Config, parts: _Parts) -> Models:
-    """The policy with the models its algorithm asks for; a coefficient of 0 asks for no reference."""
+    """The policy with the models its algorithm asks for; a coefficient of 0 asks for no reference.
+
+    Adapters come last: a critic of its own is a whole model, copied before them. A policy that has them is its own
+    reference.
+    """
     settings = config.algorithm
     critic: AnyCritic | None = None
     if settings.critic.enabled:
         critic = SharedCritic(parts.policy) if settings.critic.shared else Critic(parts.policy)
+    reference: nn.Module | None = None
+    if config.model.lora.rank:
+        add_adapters(parts.policy, config.model.lora, seed=config.trainer.seed)
+        reference = parts.policy if settings.kl.coefficient else None
+    elif settings.kl.coefficient:
+        reference = copy.deepcopy(parts.policy).eval().requires_grad_(False)
     return Models(
         policy=parts.policy,
-        reference=copy.deepcopy(parts.policy).eval().requires_grad_(False) if settings.kl.coefficient else None,
+        reference=reference,
         critic=critic,
         compute=make_compute(config, parts.policy),
     )

@@ -28,6 +28,7 @@ from agent_r1.training.batch import CriticView, gather_experience
 from agent_r1.training.checkpoint import load_latest, save_checkpoint
 from agent_r1.training.collect import Collector
 from agent_r1.training.learner import Learner
+from agent_r1.training.lora import merged_weights
 from agent_r1.training.models import export_model
 from agent_r1.training.preflight import Plan
 from agent_r1.training.run_folder import RunFolder
@@ -156,7 +157,7 @@ class Trainer:
         return every > 0 and self._progress.step % every == 0
 
     async def _push_weights(self) -> None:
-        await self.engine.update_weights(self.learner.policy.state_dict().items(), self._progress.step)
+        await self.engine.update_weights(merged_weights(self.learner.policy), self._progress.step)
 
     def _record(self, groups: Sequence[Group]) -> None:
         if self._due(self.config.tracking.record_every):
