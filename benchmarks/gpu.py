@@ -309,7 +309,7 @@ def run_peer(bench: Bench, peer: Peer, model: SampleModel, scratch: Path) -> dic
         # FlashInfer's sampler is compiled at the first use, which asks for a CUDA compiler.
         env={"VLLM_USE_FLASHINFER_SAMPLER": "0", **os.environ, "PYTHONPATH": paths},
         stdout=sys.stderr,
-        start_new_session=True,
+        process_group=0,
     )
     stopped = ""
     try:
@@ -650,4 +650,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    # Asked to end, the script ends its peer too, which would keep the GPU.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     main()

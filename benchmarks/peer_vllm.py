@@ -8,6 +8,7 @@ gpu.py writes the job and reads the result, which is written after every workloa
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -77,6 +78,9 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - the other workloads go on
             result["errors"][workload.name] = f"{type(error).__name__}: {error}"
         write()
+    # All is written. gpu.py ends the processes of the engine, whose own end may take long.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
