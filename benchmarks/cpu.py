@@ -18,7 +18,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,29 +26,16 @@ import torch
 from rich.console import Console
 from smollm2 import smollm2_folder
 from torch import nn
+from workloads import Conversations, Request, complete_all, grpo_learner, multi_turn_experience
 
-from agent_r1.config import AlgorithmConfig, OptimizerConfig
 from agent_r1.engines.local import LocalEngine
-from agent_r1.rewards import ProcessBalance, RewardShaping
-from agent_r1.training.algorithm import bind_algorithm
-from agent_r1.training.batch import CriticView, Experience, gather_experience
+from agent_r1.training.batch import Experience
 from agent_r1.training.compute import Compute, cpu_row_tokens
-from agent_r1.training.credit import Models
-from agent_r1.training.learner import Learner
 from agent_r1.training.models import load_policy
 from agent_r1.training.rows import Packer, pack
 from agent_r1.training.trie import pack_tries
-from agent_r1.types import Action, Group, Observation, SamplingParams, Step, StopReason, Task, Trajectory
 
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Request:
-    """One prompt and how much is to be said."""
-
-    prompt: tuple[int, ...]
-    new_tokens: int
 
 
 def ragged_requests(count: int, vocabulary: int, seed: int = 0) -> list[Request]:
@@ -63,16 +49,7 @@ def ragged_requests(count: int, vocabulary: int, seed: int = 0) -> list[Request]
 
 def generate_with_engine(engine: LocalEngine, requests: list[Request]) -> None:
     """All requests at once through the in-process engine."""
-
-    async def everything() -> None:
-        await asyncio.gather(
-            *(
-                engine.generate(request.prompt, SamplingParams(max_tokens=request.new_tokens, seed=number))
-                for number, request in enumerate(requests)
-            )
-        )
-
-    asyncio.run(everything())
+    asyncio.run(complete_all(engine, requests))
 
 
 def generate_with_transformers(model: Any, requests: list[Request]) -> None:
@@ -90,63 +67,9 @@ def generate_with_transformers(model: Any, requests: list[Request]) -> None:
         )
 
 
-def multi_turn_experience(
-    *, groups: int, members: int, turns: int, preamble: int, turn_tokens: int, vocabulary: int
-) -> Experience:
-    """Episodes as an agent has them: a shared preamble, then actions and tool answers in turn."""
-    rng = random.Random(0)
-    shared = tuple(rng.choices(range(100, vocabulary), k=preamble))
-
-    def episode(group: int, member: int) -> Trajectory:
-        prompt, steps = (*shared, group), []
-        for _ in range(turns):
-            action = tuple(rng.choices(range(100, vocabulary), k=turn_tokens))
-            steps.append(
-                Step(
-                    observation=Observation(token_ids=prompt),
-                    prompt_ids=prompt,
-                    action=Action(text="", token_ids=action),
-                    action_ids=action,
-                    rollout_logprobs=(-10.0,) * turn_tokens,
-                    reward=0.0,
-                    done=False,
-                    policy_version=0,
-                )
-            )
-            prompt = prompt + action + tuple(rng.choices(range(100, vocabulary), k=turn_tokens))
-        return Trajectory(
-            task_id=str(group),
-            group_id=group,
-            member=member,
-            steps=tuple(steps),
-            outcome_reward=float(member % 2),
-            stop_reason=StopReason.DONE,
-        )
-
-    batch = [
-        Group(
-            task=Task(task_id=str(group), prompt=()),
-            group_id=group,
-            trajectories=tuple(episode(group, member) for member in range(members)),
-        )
-        for group in range(groups)
-    ]
-    shaping = RewardShaping(process=ProcessBalance(), max_tokens=turn_tokens)
-    return gather_experience(batch, shaping, CriticView(None, lambda text: ()))
-
-
 def update(policy: nn.Module, experience: Experience, packer: Packer) -> None:
     """One GRPO update."""
-    algorithm = AlgorithmConfig(estimator={"name": "group"}, old_logprobs="trainer")
-    learner = Learner(
-        models=Models(policy=policy, reference=None, critic=None, compute=Compute(device=CPU, pack=packer)),
-        algorithm=bind_algorithm(algorithm),
-        optimizer=OptimizerConfig(learning_rate=1e-6),
-        max_skipped_updates=1,
-        total_steps=1,
-        seed=0,
-    )
-    learner.learn(experience, step=0)
+    grpo_learner(policy, Compute(device=CPU, pack=packer)).learn(experience, step=0)
 
 
 def time_in_turns(ours: Callable[[], None], theirs: Callable[[], None], repeats: int) -> tuple[float, float]:
@@ -185,9 +108,8 @@ def main() -> None:
             )
         figures |= {"generation_seconds": ours, "transformers_seconds": theirs, "generation_ratio": theirs / ours}
     if chosen.only != "generation":
-        experience = multi_turn_experience(
-            groups=1, members=8, turns=4, preamble=128, turn_tokens=16, vocabulary=vocabulary
-        )
+        shape = Conversations(groups=1, members=8, turns=4, preamble=128, question=1, action=16, answer=16)
+        experience = multi_turn_experience(shape, vocabulary=vocabulary)
         tries: Packer = partial(pack_tries, max_tokens=4096, row_tokens=cpu_row_tokens(int(policy.config.hidden_size)))
         rows: Packer = partial(pack, max_tokens=4096)
         everything = range(len(experience.samples))
