@@ -7,7 +7,7 @@ off-policy correction, KL estimator), bound from the configuration.
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -24,8 +24,28 @@ from agent_r1.training.credit import CreditedBatch, Models, assign_credit
 from agent_r1.training.lora import restore_state, saved_state
 from agent_r1.training.models import SharedCritic
 from agent_r1.training.optimize import SkipCounter, guarded_step, make_optimizer
-from agent_r1.training.rows import MicroBatch, Sample
+from agent_r1.training.rows import MicroBatch, Sample, send
 from agent_r1.training.scoring import Scores, score, value
+
+
+class _Sums:
+    """Adds named numbers up where they are; reading them is the one moment the host waits for the device.
+
+    >>> sums = _Sums(); sums.add({"loss": torch.tensor(1.0)}); sums.add({"loss": torch.tensor(2.0)}); sums.read()
+    {'loss': 3.0}
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Tensor] = {}
+
+    def add(self, terms: Mapping[str, Tensor]) -> None:
+        for name, amount in terms.items():
+            self._totals[name] = self._totals[name] + amount if name in self._totals else amount
+
+    def read(self) -> dict[str, float]:
+        if not self._totals:
+            return {}
+        return dict(zip(self._totals, torch.stack(list(self._totals.values())).tolist(), strict=True))
 
 
 class Learner:
@@ -134,12 +154,11 @@ class Learner:
             return {"loss/updates": 0.0}
         weights_N = self._weights(batch, micro_batches)
         num_valued = self._num_valued(batch, micro_batches)
-        sums: defaultdict[str, float] = defaultdict(float)
+        running = _Sums()
         for micro in micro_batches:
-            weight_N = weights_N[micro.tokens_N].to(self.device)
-            terms = self._policy_backward(batch, micro, weight_N, max(float(weights_N.sum()), 1e-12), num_valued)
-            for name, amount in terms.items():
-                sums[name] += amount
+            weight_N = self._send(weights_N[micro.tokens_N])
+            running.add(self._policy_backward(batch, micro, weight_N, max(float(weights_N.sum()), 1e-12), num_valued))
+        sums = running.read()
         norm = guarded_step(
             self.policy_optimizer,
             self.policy.parameters(),
@@ -165,7 +184,7 @@ class Learner:
 
     def _policy_backward(
         self, batch: CreditedBatch, micro: MicroBatch, weight_N: Tensor, total_weight: float, num_valued: int
-    ) -> dict[str, float]:
+    ) -> dict[str, Tensor]:
         """Forward and backward of one micro-batch. Returns weighted sums, which add up over micro-batches."""
         settings = self.algorithm.settings
         shared = self.critic if isinstance(self.critic, SharedCritic) else None
@@ -179,15 +198,15 @@ class Learner:
         total_N, seen = self._token_losses(batch, micro, scores, weight_N)
         # A weight of 0 times an infinite loss would be NaN.
         loss = (weight_N * total_N.masked_fill(weight_N == 0, 0.0)).sum()
-        objective, sums = loss, {"loss/policy": float(loss.detach())}
+        objective, sums = loss, {"loss/policy": loss.detach()}
         if scores.values_N is not None:
             critic_loss = self._value_objective(batch, micro, scores.values_N, num_valued)
             objective = objective + critic_loss
-            sums["loss/critic"] = float(critic_loss.detach())
+            sums["loss/critic"] = critic_loss.detach()
         objective.backward()  # type: ignore[no-untyped-call]
         seen["policy/entropy"] = scores.entropy_N.detach()
         shared_N = weight_N / total_weight
-        return sums | {name: float((shared_N * tensor).sum()) for name, tensor in seen.items()}
+        return sums | {name: (shared_N * tensor).sum() for name, tensor in seen.items()}
 
     def _token_losses(
         self, batch: CreditedBatch, micro: MicroBatch, scores: Scores, weight_N: Tensor
@@ -195,11 +214,11 @@ class Learner:
         """The loss of each token, and what was seen on the way."""
         settings, tokens_N = self.algorithm.settings, micro.tokens_N
         now_N = scores.logprobs_N.detach()
-        rollout_N = batch.experience.rollout_logprobs_N[tokens_N].to(self.device)
-        old_N = now_N if batch.old_logprobs_N is None else batch.old_logprobs_N[tokens_N].to(self.device)
-        step_N = torch.unique(batch.experience.table.step_of_token_N[tokens_N], return_inverse=True)[1].to(self.device)
+        rollout_N = self._send(batch.experience.rollout_logprobs_N[tokens_N])
+        old_N = now_N if batch.old_logprobs_N is None else self._send(batch.old_logprobs_N[tokens_N])
+        step_N = self._send(torch.unique(batch.experience.table.step_of_token_N[tokens_N], return_inverse=True)[1])
         # What a token without credit was given must not matter, not even if it is NaN.
-        advantages_N = batch.credit.advantages_N[tokens_N].float().to(self.device).masked_fill(weight_N == 0, 0.0)
+        advantages_N = self._send(batch.credit.advantages_N[tokens_N].float()).masked_fill(weight_N == 0, 0.0)
         losses = self.algorithm.loss(
             LossInputs(
                 policy_logprobs_N=scores.logprobs_N, old_logprobs_N=old_N, advantages_N=advantages_N, step_N=step_N
@@ -211,7 +230,7 @@ class Learner:
         if settings.entropy_coefficient:
             total_N = total_N - settings.entropy_coefficient * scores.entropy_N
         if batch.reference_logprobs_N is not None:
-            kl_N = self.algorithm.kl(scores.logprobs_N, batch.reference_logprobs_N[tokens_N].to(self.device))
+            kl_N = self.algorithm.kl(scores.logprobs_N, self._send(batch.reference_logprobs_N[tokens_N]))
             seen["policy/reference_kl"] = kl_N.detach()
             if settings.kl.place == "loss":
                 total_N = total_N + self.kl_coefficient * kl_N
@@ -227,13 +246,14 @@ class Learner:
     def _update_critic(self, batch: CreditedBatch, micro_batches: Sequence[MicroBatch], step: int) -> dict[str, float]:
         assert self.critic is not None
         num_valued = self._num_valued(batch, micro_batches)
-        total = 0.0
+        running = _Sums()
         for micro in micro_batches:
             values_N = value(self.critic, micro.to(self.device), self.models.compute)
             loss = self._value_objective(batch, micro, values_N, num_valued)
             loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        return {"loss/critic": total, "critic/gradient_norm": self._step_critic(total, step)}
+            running.add({"loss/critic": loss.detach()})
+        sums = running.read()
+        return {**sums, "critic/gradient_norm": self._step_critic(sums["loss/critic"], step)}
 
     def _num_valued(self, batch: CreditedBatch, micro_batches: Sequence[MicroBatch]) -> int:
         valued_N = batch.credit.valued_N
@@ -247,11 +267,11 @@ class Learner:
         assert batch.old_values_N is not None
         loss_N = value_loss(
             values_N,
-            batch.old_values_N[tokens_N].to(self.device),
-            credit.returns_N[tokens_N].float().to(self.device),
+            self._send(batch.old_values_N[tokens_N]),
+            self._send(credit.returns_N[tokens_N].float()),
             clip_range=self.algorithm.settings.critic.value_clip,
         )
-        return loss_N.masked_fill(~credit.valued_N[tokens_N].to(self.device), 0.0).sum() / max(1, num_valued)
+        return loss_N.masked_fill(~self._send(credit.valued_N[tokens_N]), 0.0).sum() / max(1, num_valued)
 
     def _step_critic(self, loss: float, step: int) -> float:
         assert self.critic is not None
@@ -264,6 +284,9 @@ class Learner:
             learning_rate=self._rate(self.algorithm.settings.critic.learning_rate, step),
             skips=self.critic_skips,
         )
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        return send(tensor, self.device)
 
     def _rate(self, peak: float, step: int) -> float:
         """The learning rate of a training step: a linear rise over the warm-up, a linear fall to the final fraction."""

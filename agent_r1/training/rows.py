@@ -86,11 +86,18 @@ class MicroBatch:
     def to(self, device: torch.device) -> MicroBatch:
         """The same on a device; `tokens_N` stays, it addresses arrays on the CPU."""
         moved = {
-            entry.name: getattr(self, entry.name).to(device)
+            entry.name: send(getattr(self, entry.name), device)
             for entry in fields(self)
             if entry.name != "tokens_N" and getattr(self, entry.name) is not None
         }
         return replace(self, **moved)
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device. A GPU goes on computing meanwhile: from ordinary memory a copy would wait for it."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 Packer = Callable[[Sequence[Sample], Sequence[int]], list[MicroBatch]]

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 from agent_r1.training.rows import MicroBatch, Sample, first_tokens, refuse_too_long
+from agent_r1.types import TokenIds
 
 Ids = npt.NDArray[np.int64]
 
@@ -83,7 +84,7 @@ class _OpenRow:
 
 def build_rows(samples: Sequence[Sample], chosen: Sequence[int], *, row_tokens: int) -> list[TrieRow]:
     """The chosen samples as trie rows of at most `row_tokens` tokens (or of one sample that is longer)."""
-    ids = {index: np.array(samples[index].token_ids, dtype=np.int64) for index in chosen if samples[index].actions}
+    ids = _arrays(samples, chosen)
     # Big-endian bytes sort as the ids do, at the speed of memcmp.
     ordered = sorted(ids, key=lambda index: (ids[index].astype(">u4").tobytes(), index))
     rows: list[TrieRow] = []
@@ -96,6 +97,24 @@ def build_rows(samples: Sequence[Sample], chosen: Sequence[int], *, row_tokens: 
         row.add(index, ids[index], shared)
         before = ids[index]
     return [*rows, row.close()] if row.size else rows
+
+
+def _arrays(samples: Sequence[Sample], chosen: Sequence[int]) -> dict[int, Ids]:
+    """The token ids of the chosen samples that have actions.
+
+    A step usually continues the one before it: its array begins as that one's, and only what is new is converted.
+    """
+    arrays: dict[int, Ids] = {}
+    before: TokenIds = ()
+    known = np.zeros(0, dtype=np.int64)
+    for index in chosen:
+        token_ids = samples[index].token_ids
+        if not samples[index].actions:
+            continue
+        shared = len(before) if token_ids[: len(before)] == before else 0
+        known = np.concatenate([known[:shared], np.array(token_ids[shared:], dtype=np.int64)])
+        arrays[index], before = known, token_ids
+    return arrays
 
 
 def _common_prefix(left: Ids, right: Ids) -> int:
