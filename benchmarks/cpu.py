@@ -110,7 +110,7 @@ def multi_turn_experience(
                     rollout_logprobs=(-10.0,) * turn_tokens,
                     reward=0.0,
                     done=False,
-                    policy_version=0,
+                    policy_versions=(0,) * turn_tokens,
                 )
             )
             prompt = prompt + action + tuple(rng.choices(range(100, vocabulary), k=turn_tokens))

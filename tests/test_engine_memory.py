@@ -196,7 +196,7 @@ def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
         scheduler.computed(chunks)
         for chunk in chunks:
             if chunk.samples:
-                chunk.request.take(5, 0.0)
+                chunk.request.take(5, 0.0, 0)
                 if chunk.request.finished:
                     scheduler.finish(chunk.request)
         assert_accounted(scheduler)

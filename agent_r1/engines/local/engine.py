@@ -96,7 +96,7 @@ class LocalEngine:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion."""
-        request = Request(prompt=tuple(prompt_ids), sampling=sampling, version=self._version)
+        request = Request(prompt=tuple(prompt_ids), sampling=sampling)
         self._check(request)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Completion] = loop.create_future()
@@ -186,7 +186,7 @@ class LocalEngine:
         tokens, logprobs = sample(logits, [r.sampling for r in requests], [r.num_sampled for r in requests])
         self._counts.generated_tokens += len(tokens)
         for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
-            request.take(token, logprob)
+            request.take(token, logprob, self._version)
             if request.finished:
                 self._finish(request)
 
@@ -199,7 +199,7 @@ class LocalEngine:
                     token_ids=tuple(request.tokens[len(request.prompt) :]),
                     logprobs=tuple(request.logprobs),
                     finish_reason="stop" if request.stopped else "length",
-                    policy_version=request.version,
+                    policy_versions=tuple(request.versions),
                 )
             )
 

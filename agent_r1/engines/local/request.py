@@ -15,18 +15,18 @@ class Request:
     >>> request = Request(prompt=(5, 6, 7), sampling=SamplingParams(max_tokens=4))
     >>> request.num_remaining  # nothing is computed yet
     3
-    >>> request.num_computed = 3; request.take(9, -0.5); request.num_remaining  # the sampled token is to be computed
+    >>> request.num_computed = 3; request.take(9, -0.5, 0); request.num_remaining  # the sampled token is to be computed
     1
     """
 
     prompt: TokenIds
     sampling: SamplingParams
-    version: int = 0
-    """The policy's version when the request came."""
     tokens: list[int] = field(init=False)
     """The prompt and every sampled token."""
     logprobs: list[float] = field(default_factory=list)
     """Of the sampled tokens."""
+    versions: list[int] = field(default_factory=list)
+    """The policy's version at each sampled token."""
     blocks: list[int] = field(default_factory=list)
     """The blocks of the cache that hold its tokens, in order; empty while it waits."""
     num_computed: int = 0
@@ -69,7 +69,8 @@ class Request:
         """Whether nothing more is to be sampled."""
         return self.stopped or self.num_sampled == self.sampling.max_tokens
 
-    def take(self, token: int, logprob: float) -> None:
-        """Append a sampled token."""
+    def take(self, token: int, logprob: float, version: int) -> None:
+        """Append a token that weights of this version sampled."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        self.versions.append(version)
