@@ -300,21 +300,6 @@ def test_the_engine_keeps_a_copy_of_its_own(model: LlamaForCausalLM) -> None:
     assert_same(asyncio.run(engine.generate(*request)), before)
 
 
-def test_weights_cannot_change_under_running_requests(model: LlamaForCausalLM) -> None:
-    request = (random_prompt(8, 10), SamplingParams(max_tokens=20, seed=4))
-
-    async def under_way() -> Completion:
-        engine = LocalEngine(model)
-        running = asyncio.create_task(engine.generate(*request))
-        await ticks(5)
-        with pytest.raises(EngineError, match="running requests"):
-            await engine.update_weights(shifted(model).items(), 1)
-        assert engine.policy_version == 0
-        return await running
-
-    assert_same(asyncio.run(in_time(under_way())), answer(model, *request))
-
-
 def test_weights_of_another_model_are_refused_by_name(model: LlamaForCausalLM) -> None:
     with pytest.raises(EngineError, match=r"no parameter 'trunk\.weight'"):
         asyncio.run(LocalEngine(model).update_weights([("trunk.weight", torch.zeros(1))], 1))

@@ -107,11 +107,12 @@ class LocalEngine:
         return await answer
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Copy the trainer's weights in place and forget every cached key and value."""
-        if self._scheduler.has_work:
-            num_running = len(self._scheduler.running)
-            raise EngineError(f"weights cannot change under {num_running} running requests; wait for them first")
+        """Copy the trainer's weights in place and forget every cached key and value.
+
+        Requests under way keep what they sampled and go on under the new weights, which first read all of it again.
+        """
         self._runner.load(weights)
+        self._scheduler.preempt_all()
         self._version = version
         self._scheduler.cache.clear()
         self._runner.forget()
