@@ -280,7 +280,7 @@ class Trajectory:
     task_id: str
     """The row it came from."""
     group_id: int
-    """The group: all rollouts of one task in one batch."""
+    """The group: all rollouts of one task in one batch. No other group of the batch has its number."""
     member: int
     """Which rollout of the group; -1 is the greedy one."""
     steps: tuple[Step, ...]
@@ -339,7 +339,7 @@ class Group:
     task: Task
     """The row."""
     group_id: int
-    """Its place in the batch."""
+    """Its place in the batch; where batches overlap, in the run."""
     trajectories: tuple[Trajectory, ...]
     """Its members, failed ones included."""
     greedy: Trajectory | None = None
