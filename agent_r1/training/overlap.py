@@ -3,8 +3,8 @@
 As many episodes are alive as a batch has (or `rollout.concurrency`, when that is less). A place that falls free goes to
 the next group, so the engine stays full while stragglers finish. With two groups a step and a slow group 1:
 
-    step 0: 0, 1 and 2 were started, 0 and 2 are trained; 1 goes on over the update, then under the new weights
-    step 1: 3 and 4 were started, 1 and 3 are trained, 4 goes on
+    step 0: 0 and 1 start, 2 gets the places of 0, 3 those of 2; 0 and 2 are trained, 1 and 3 go on over the update
+    step 1: under the new weights 4 gets the places of 3; 1 and 3 are trained, 1 has tokens of both versions
 
 A group started in step n has no token older than version n and is due in step n + `max_staleness`. The bound is strict:
 a step waits until what it leaves behind can still be trained in time, `groups_per_step` a step (`can_wait`).
