@@ -161,14 +161,15 @@ class TaskSampler:
     def batch(self, number: int) -> list[Task]:
         """Batch `number`, counted from 0."""
         start = number * self._batch_size
-        return [self._at(position) for position in range(start, start + self._batch_size)]
+        return [self.at(position) for position in range(start, start + self._batch_size)]
 
     def extra(self, number: int, round_number: int, count: int) -> list[Task]:
         """Further tasks for batch `number`, drawn outside the epochs' order and also from the seed alone."""
         rng = random.Random(mix_seed(self._seed, number, round_number, _EXTRA_STREAM))
         return [self._tasks[rng.randrange(len(self._tasks))] for _ in range(count)]
 
-    def _at(self, position: int) -> Task:
+    def at(self, position: int) -> Task:
+        """The task at a place of the sequence, counted from 0: batches of 4 have 4 to 7 in batch 1."""
         epoch, index = divmod(position, len(self._tasks))
         if epoch not in self._orders:
             order = list(range(len(self._tasks)))

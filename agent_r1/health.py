@@ -25,6 +25,9 @@ MEMORY = 50
 SOLVED = 0.9
 """Above this success a policy may well be sure of itself, and its groups may all succeed."""
 
+MUCH_MOVED = 0.2
+"""A mean change of log-probs since sampling beyond which tokens of older policies say little about this one."""
+
 
 class HealthMonitor:
     """Watches the metrics of a run.
@@ -215,12 +218,24 @@ def _kl_spike(monitor: HealthMonitor) -> str | None:
 def _engine_difference(monitor: HealthMonitor) -> str | None:
     recent, earlier = monitor.recent("offpolicy/logprob_difference"), monitor.earlier("offpolicy/logprob_difference")
     usual = statistics.median(earlier) if earlier else 0.0
+    age = monitor.recent("offpolicy/staleness_mean")
+    if age and recent is not None:
+        # Older policies sampled some of the tokens: that engine and trainer differ there is what an update does.
+        return _stale_tokens(age, recent) if recent > MUCH_MOVED else None
     if recent is None or recent < 0.05 or (earlier and recent < 3.0 * usual and usual < 0.05):
         return None
     return (
         f"engine and trainer disagree about the same tokens: log-probs differ by {recent:.3f} on average. Set "
         "algorithm.off_policy.name=token, use model.dtype=float32, and check that rollout.temperature, rollout.top_p "
         "and rollout.top_k are what the engine really samples with"
+    )
+
+
+def _stale_tokens(age: float, difference: float) -> str:
+    return (
+        f"the policy moves far between sampling and training: tokens are {age:.1f} updates old, and their log-probs "
+        f"changed by {difference:.3f} on average. Lower rollout.max_staleness or optimizer.learning_rate, or leave out "
+        "what changed most with algorithm.off_policy.name=mask"
     )
 
 

@@ -209,8 +209,8 @@ class Completion:
     """The engine's log-probability of each sampled id."""
     finish_reason: FinishReason
     """`stop`: a stop id was sampled. `length`: `max_tokens` was reached."""
-    policy_version: int
-    """The number of weight updates the engine had received when it sampled the first id."""
+    policy_versions: tuple[int, ...]
+    """Of each sampled id: the version of the weights it was sampled with. They rise where weights came in between."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,19 +231,20 @@ class Step:
     """The process reward of this step (the outcome reward is on the trajectory)."""
     done: bool
     """The environment terminated the episode here."""
-    policy_version: int
-    """Which weights sampled the action."""
+    policy_versions: tuple[int, ...]
+    """Of each action id: the version of the weights that sampled it."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """What the environment said about the step."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent in `generate` and `env`."""
 
     def __post_init__(self) -> None:
-        if len(self.action_ids) != len(self.rollout_logprobs):
-            raise ValueError(
-                f"a Step has {len(self.action_ids)} action ids but {len(self.rollout_logprobs)} log-probs; "
-                "each sampled id needs its own"
-            )
+        for name, given in (("log-probs", self.rollout_logprobs), ("policy versions", self.policy_versions)):
+            if len(given) != len(self.action_ids):
+                raise ValueError(
+                    f"a Step has {len(self.action_ids)} action ids but {len(given)} {name}; "
+                    "each sampled id needs its own"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,7 +280,7 @@ class Trajectory:
     task_id: str
     """The row it came from."""
     group_id: int
-    """The group: all rollouts of one task in one batch."""
+    """The group: all rollouts of one task in one batch. No other group of the batch has its number."""
     member: int
     """Which rollout of the group; -1 is the greedy one."""
     steps: tuple[Step, ...]
@@ -338,7 +339,7 @@ class Group:
     task: Task
     """The row."""
     group_id: int
-    """Its place in the batch."""
+    """Its place in the batch; where batches overlap, in the run."""
     trajectories: tuple[Trajectory, ...]
     """Its members, failed ones included."""
     greedy: Trajectory | None = None

@@ -100,7 +100,7 @@ def multi_turn_experience(shape: Conversations, *, vocabulary: int, seed: int = 
                     rollout_logprobs=(-10.0,) * len(action),
                     reward=0.0,
                     done=False,
-                    policy_version=0,
+                    policy_versions=(0,) * len(action),
                 )
             )
             prompt = prompt + action + some(shape.answer)

@@ -84,7 +84,7 @@ def make_step(
         rollout_logprobs=tuple(logprobs),
         reward=reward,
         done=False,
-        policy_version=0,
+        policy_versions=(0,) * len(action),
     )
 
 

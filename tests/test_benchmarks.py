@@ -146,7 +146,7 @@ def said(text: str) -> Episode:
         rollout_logprobs=(0.0,),
         reward=0.0,
         done=True,
-        policy_version=0,
+        policy_versions=(0,),
     )
     return Episode(steps=(step,), stop_reason=StopReason.DONE)
 

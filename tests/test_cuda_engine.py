@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -113,17 +114,22 @@ def test_log_probs_of_ragged_requests_equal_plain_forward_passes(family: str, co
     assert worst_difference(model, prompts, completions) < 2e-3  # float32 with the tensor cores off on both sides
 
 
-def test_bfloat16_log_probs_stay_near_the_float32_ones() -> None:
+def test_bfloat16_log_probs_are_as_near_the_float32_ones_as_those_of_a_plain_bfloat16_model() -> None:
     model, prompts = make_model(), requests(24)
     model.load_state_dict({name: tensor.bfloat16().float() for name, tensor in model.state_dict().items()})
-    engine = LocalEngine(model, dtype=torch.bfloat16)
-    completions = answers(engine, prompts)
-    differences = [
-        abs(found - expected)
-        for (prompt, _), completion in zip(prompts, completions, strict=True)
-        for found, expected in zip(completion.logprobs, plain_logprobs(model, prompt, completion), strict=True)
-    ]
-    assert sum(differences) / len(differences) < 0.05
+    completions = answers(LocalEngine(model, dtype=torch.bfloat16), prompts)
+    rounded = make_model(dtype=torch.bfloat16)
+
+    def mean_difference(logprobs: list[list[float]]) -> float:
+        exact = [plain_logprobs(model, prompt, c) for (prompt, _), c in zip(prompts, completions, strict=True)]
+        differences = (
+            torch.tensor([*chain.from_iterable(logprobs)]) - torch.tensor([*chain.from_iterable(exact)])
+        ).abs()
+        return float(differences.mean())
+
+    ours = mean_difference([list(completion.logprobs) for completion in completions])
+    plain = mean_difference([plain_logprobs(rounded, p, c) for (p, _), c in zip(prompts, completions, strict=True)])
+    assert ours < 1.2 * plain
 
 
 def test_greedy_answers_equal_those_of_transformers() -> None:
@@ -179,7 +185,7 @@ def test_new_weights_are_read_by_graphs_that_were_captured_before() -> None:
     asyncio.run(engine.update_weights(model.state_dict().items(), 1))
     completions = answers(engine, prompts)
     assert worst_difference(model, prompts, completions) < 2e-3
-    assert all(completion.policy_version == 1 for completion in completions)
+    assert all(set(completion.policy_versions) == {1} for completion in completions)
 
 
 def test_top_k_and_top_p_hold_in_bursts() -> None:

@@ -268,7 +268,7 @@ def test_new_weights_change_what_is_generated_and_are_named_by_their_version(mod
         return before, await engine.generate(*request), engine.policy_version
 
     before, after, version = asyncio.run(before_and_after())
-    assert (before.policy_version, after.policy_version, version) == (0, 7, 7)
+    assert (set(before.policy_versions), set(after.policy_versions), version) == ({0}, {7}, 7)
     assert before.token_ids != after.token_ids
     model.load_state_dict(weights)
     assert_same(after, answer(model, *request))
@@ -298,21 +298,6 @@ def test_the_engine_keeps_a_copy_of_its_own(model: LlamaForCausalLM) -> None:
         for parameter in model.parameters():
             parameter.zero_()
     assert_same(asyncio.run(engine.generate(*request)), before)
-
-
-def test_weights_cannot_change_under_running_requests(model: LlamaForCausalLM) -> None:
-    request = (random_prompt(8, 10), SamplingParams(max_tokens=20, seed=4))
-
-    async def under_way() -> Completion:
-        engine = LocalEngine(model)
-        running = asyncio.create_task(engine.generate(*request))
-        await ticks(5)
-        with pytest.raises(EngineError, match="running requests"):
-            await engine.update_weights(shifted(model).items(), 1)
-        assert engine.policy_version == 0
-        return await running
-
-    assert_same(asyncio.run(in_time(under_way())), answer(model, *request))
 
 
 def test_weights_of_another_model_are_refused_by_name(model: LlamaForCausalLM) -> None:

@@ -207,7 +207,7 @@ def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
         scheduler.computed(chunks)
         for chunk in chunks:
             if chunk.samples:
-                taken = chunk.request.take([5] * chunk.draws, [0.0] * chunk.draws)
+                taken = chunk.request.take([5] * chunk.draws, [0.0] * chunk.draws, 0)
                 chunk.request.num_computed += taken - 1
                 if chunk.request.finished:
                     scheduler.finish(chunk.request)

@@ -569,10 +569,10 @@ def test_scripted_engine_says_when_its_script_is_over_and_when_a_prompt_does_not
 
 
 def test_scripted_engine_reports_the_version_of_its_weights() -> None:
-    async def run() -> tuple[int, int]:
+    async def run() -> tuple[int, tuple[int, ...]]:
         engine = ScriptedEngine(lambda prompt, sampling: [len(prompt), 2])
         await engine.update_weights([], version=7)
         completion = await engine.generate([1, 1, 1], SamplingParams(stop=(2,)))
-        return completion.token_ids[0], completion.policy_version
+        return completion.token_ids[0], completion.policy_versions
 
-    assert asyncio.run(run()) == (3, 7)
+    assert asyncio.run(run()) == (3, (7, 7))

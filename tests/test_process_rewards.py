@@ -27,7 +27,7 @@ def make_step(reward: float, num_tokens: int = 1) -> Step:
         rollout_logprobs=(-1.0,) * num_tokens,
         reward=reward,
         done=False,
-        policy_version=0,
+        policy_versions=(0,) * num_tokens,
     )
 
 

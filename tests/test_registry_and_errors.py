@@ -299,17 +299,20 @@ def test_observation_is_given_in_exactly_one_way(given: dict[str, Any]) -> None:
         Observation(**given)
 
 
-def test_step_needs_a_log_prob_for_each_action_id() -> None:
-    with pytest.raises(ValueError, match="2 action ids but 1 log-probs"):
+@pytest.mark.parametrize(("num_logprobs", "num_versions", "missing"), [(1, 2, "1 log-probs"), (2, 0, "0 policy")])
+def test_step_needs_a_log_prob_and_a_version_for_each_action_id(
+    num_logprobs: int, num_versions: int, missing: str
+) -> None:
+    with pytest.raises(ValueError, match=f"2 action ids but {missing}"):
         Step(
             observation=Observation(token_ids=(1,)),
             prompt_ids=(1,),
             action=agent_r1.Action(text=""),
             action_ids=(2, 3),
-            rollout_logprobs=(-0.5,),
+            rollout_logprobs=(-0.5,) * num_logprobs,
             reward=0.0,
             done=True,
-            policy_version=0,
+            policy_versions=(0,) * num_versions,
         )
 
 

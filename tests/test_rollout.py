@@ -460,7 +460,7 @@ def step_of(prompt_ids: TokenIds, action_ids: TokenIds, *, text: str = "", rewar
         rollout_logprobs=(-0.25,) * len(action_ids),
         reward=reward,
         done=more.pop("done", False),
-        policy_version=more.pop("policy_version", 0),
+        policy_versions=more.pop("policy_versions", (0,) * len(action_ids)),
         **more,
     )
 
@@ -511,7 +511,7 @@ def test_every_field_of_a_trajectory_reads_back(tmp_path: Path) -> None:
         (4, 5),
         reward=0.1,
         done=True,
-        policy_version=9,
+        policy_versions=(8, 9),
         action=action,
         observation=observation,
         info={"metrics": {"x": 1}},

@@ -106,6 +106,9 @@ class RolloutConfig:
     """An episode that takes longer fails."""
     retries: int = 2
     """Further attempts at a rollout that failed."""
+    max_staleness: int = 0
+    """Training steps that the oldest token of a group may be behind when it is trained. 0: a step waits for all its
+    groups. Above: it starts when enough groups are complete, and the others go on over the update."""
 
 
 @dataclass

@@ -13,6 +13,11 @@ class Engine(Protocol):
 
     `generate` may be called by any number of episodes at once; an engine batches them as it likes. A request depends
     only on its prompt, its sampling parameters (the seed among them) and the weights.
+
+    Weights may change while requests are under way. What was sampled stays; what is sampled from then on is what the
+    new weights say after the prompt and all that was sampled, and `Completion.policy_versions` tells the two apart:
+
+        4 ids sampled at version 0, then `update_weights(..., version=1)`, then 2 more: (0, 0, 0, 0, 1, 1)
     """
 
     @property
@@ -30,7 +35,8 @@ class Engine(Protocol):
         ...
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Take over the trainer's weights (name, tensor); later requests carry `version`."""
+        """Take over the trainer's weights (name, tensor). Every id sampled from here on carries `version`, those of
+        requests under way too."""
         ...
 
     async def close(self) -> None:

@@ -59,7 +59,7 @@ class ScriptedEngine:
             token_ids=tuple(ids),
             logprobs=(self._logprob,) * len(ids),
             finish_reason="stop" if stopped else "length",
-            policy_version=self._version,
+            policy_versions=(self._version,) * len(ids),
         )
 
     def _reply(self, prompt: TokenIds, sampling: SamplingParams) -> Sequence[int]:

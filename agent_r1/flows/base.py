@@ -134,7 +134,7 @@ class AgentFlowBase(ABC):
             rollout_logprobs=turn.completion.logprobs,
             reward=reward,
             done=done,
-            policy_version=turn.completion.policy_version,
+            policy_versions=turn.completion.policy_versions,
             info=info,
             timings={"generate": turn.seconds, "env": env_seconds},
         )

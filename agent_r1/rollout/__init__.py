@@ -1,6 +1,14 @@
 """Rollout: groups of episodes, retries, deadlines, the recorder."""
 
 from agent_r1.rollout.recorder import read_trajectories, write_atomically, write_trajectories
-from agent_r1.rollout.runner import Rollout, RolloutLimits, choose_env
+from agent_r1.rollout.runner import Rollout, RolloutLimits, choose_env, refuse_total_failure
 
-__all__ = ["Rollout", "RolloutLimits", "choose_env", "read_trajectories", "write_atomically", "write_trajectories"]
+__all__ = [
+    "Rollout",
+    "RolloutLimits",
+    "choose_env",
+    "read_trajectories",
+    "refuse_total_failure",
+    "write_atomically",
+    "write_trajectories",
+]

@@ -74,7 +74,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
                 "rollout_logprobs": [round(value, 6) for value in step.rollout_logprobs],
                 "reward": step.reward,
                 "done": step.done,
-                "policy_version": step.policy_version,
+                "policy_versions": step.policy_versions,
                 "info": dict(step.info),
                 "timings": {name: round(value, 6) for name, value in step.timings.items()},
             }
@@ -141,7 +141,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
                 rollout_logprobs=tuple(entry["rollout_logprobs"]),
                 reward=entry["reward"],
                 done=entry["done"],
-                policy_version=entry["policy_version"],
+                policy_versions=tuple(entry["policy_versions"]),
                 info=entry["info"],
                 timings=entry["timings"],
             )

@@ -8,7 +8,8 @@ stays in its group as a failed trajectory with its traceback, and nothing that a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from agent_r1.chat import ChatRenderer
@@ -55,6 +56,7 @@ class Rollout:
         self.reward = reward
         self.make_env = make_env
         self.limits = limits
+        self._stopped_seconds = 0.0
 
     async def run(
         self,
@@ -66,18 +68,19 @@ class Rollout:
         with_greedy: bool = False,
         first_group_id: int = 0,
         may_fail: bool = False,
+        places: asyncio.Semaphore | None = None,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> list[Group]:
         """`group_size` rollouts of each task. The same seed, group ids and weights give the same rollouts.
 
         `with_greedy` adds one rollout at temperature 0 to each group, beside its members. `may_fail` accepts a batch in
-        which every rollout failed, when it only adds to others.
+        which every rollout failed, when it only adds to others. `places` bounds the episodes alive at once over several
+        calls; without it this call has `limits.concurrency` places of its own.
 
         Raises `RolloutsFailingError` when every single rollout failed: there is nothing to learn from, and something
         is broken that no retry will mend.
         """
-        places = asyncio.Semaphore(self.limits.concurrency)
-
+        places = places or asyncio.Semaphore(self.limits.concurrency)
         greedy_sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
 
         async def member(group_id: int, task: Task, index: int) -> Trajectory:
@@ -103,8 +106,20 @@ class Rollout:
             for group_id, (task, group) in enumerate(zip(tasks, members, strict=True), start=first_group_id)
         ]
         if not may_fail:
-            _refuse_total_failure(groups)
+            refuse_total_failure(groups)
         return groups
+
+    @contextmanager
+    def clock_stopped(self) -> Iterator[None]:
+        """What happens in here holds up the event loop: no episode can move, so no deadline comes nearer."""
+        started = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            self._stopped_seconds += asyncio.get_running_loop().time() - started
+
+    def _clock(self) -> float:
+        return asyncio.get_running_loop().time() - self._stopped_seconds
 
     async def _member(self, task: Task, group_id: int, index: int, sampling: SamplingParams, seed: int) -> Trajectory:
         """One rollout, with its retries."""
@@ -149,7 +164,9 @@ class Rollout:
         deadline = self.limits.deadline_seconds
         running = asyncio.create_task(self._scored(flow, task))
         try:
-            await asyncio.wait({running}, timeout=deadline)
+            end = self._clock() + deadline
+            while not running.done() and (left := end - self._clock()) > 0:
+                await asyncio.wait({running}, timeout=left)
         finally:
             if not running.done():
                 running.cancel()
@@ -174,7 +191,8 @@ class Rollout:
         )
 
 
-def _refuse_total_failure(groups: Sequence[Group]) -> None:
+def refuse_total_failure(groups: Sequence[Group]) -> None:
+    """Raise `RolloutsFailingError` when there are rollouts and every single one failed."""
     trajectories = [trajectory for group in groups for trajectory in group]
     if trajectories and all(trajectory.is_failure for trajectory in trajectories):
         reasons = sorted({str(trajectory.stop_reason) for trajectory in trajectories})

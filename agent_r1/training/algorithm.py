@@ -58,6 +58,14 @@ class Algorithm:
         return self.num_updates == 1 and self.settings.off_policy.get("name") == "none" and not self.kl_in_reward
 
     @property
+    def accounts_for_stale_tokens(self) -> bool:
+        """A token counts by how likely it has become since it was sampled: through a correction, or through the loss's
+        own ratio when that starts from the log-probs the token was sampled with."""
+        if self.settings.off_policy.get("name") != "none":
+            return True
+        return self.bypasses_old_policy and _reads_ratio(self.loss)
+
+    @property
     def kl_in_reward(self) -> bool:
         """Divergence is taken off the reward."""
         return bool(self.settings.kl.coefficient) and self.settings.kl.place == "reward"
@@ -137,6 +145,20 @@ def _rehearse(algorithm: Algorithm) -> None:
             f"algorithm.critic.enabled=true, but the estimator '{settings.estimator.get('name')}' gives a "
             "critic nothing to learn; use token_gae or step_gae, or switch the critic off"
         )
+
+
+def _reads_ratio(loss: Callable[[LossInputs], TokenLosses]) -> bool:
+    """Whether other old log-probs give another loss: `clip` and `cispo` do, the plain policy gradient does not."""
+    now_N, step_N = torch.full((2,), -1.0), torch.tensor([0, 1])
+    found = [
+        loss(
+            LossInputs(
+                policy_logprobs_N=now_N, old_logprobs_N=old_N, advantages_N=torch.tensor([1.0, -1.0]), step_N=step_N
+            )
+        ).loss_N
+        for old_N in (now_N, now_N - 0.5)
+    ]
+    return not torch.equal(*found)
 
 
 @contextmanager

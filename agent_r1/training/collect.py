@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from agent_r1.rollout import Rollout
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Group, SamplingParams, Task, Trajectory
 
-_ROLLOUT_STREAM = 1
+ROLLOUT_STREAM = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,25 +65,43 @@ class Collector:
                 tasks,
                 group_size=self._settings.group_size,
                 sampling=self._sampling,
-                seed=mix_seed(self._seed, _ROLLOUT_STREAM, step),
+                seed=mix_seed(self._seed, ROLLOUT_STREAM, step),
                 with_greedy=self._algorithm.greedy_baseline,
                 first_group_id=len(groups),
                 may_fail=bool(groups),
                 on_finished=on_finished,
             )
-            num_alive = sum(self.has_spread(group) for group in groups)
+            num_alive = sum(map(self.has_spread, groups))
             if num_alive >= wanted or rounds == self._algorithm.refill_rounds:
                 break
             rounds += 1
             tasks = self._sampler.extra(step, rounds, wanted - num_alive)
+        metrics = self._count(groups)
+        if self._algorithm.refill_rounds:
+            metrics["perf/refill_rounds"] = float(rounds)
+        return Collected(groups=tuple(groups), metrics=metrics)
+
+    async def close(self) -> None:
+        """Stop what is still running: nothing, for a batch is waited for."""
+
+    def state_dict(self, steps_done: int) -> dict[str, Any]:
+        """Which groups come next: by number, counted over the whole run, those that were started and not trained, and
+        the first that was never started."""
+        return {"pending": [], "next": steps_done * self._settings.groups_per_step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state. A batch follows from its step alone: there is nothing to take over, and what a run
+        with overlap had in flight is not made up for."""
+
+    def _count(self, groups: Sequence[Group]) -> dict[str, float]:
         num_greedy = sum(group.greedy is not None for group in groups)
         metrics = {
-            "reward/groups_with_spread": num_alive / len(groups),
+            "reward/groups_with_spread": sum(map(self.has_spread, groups)) / len(groups),
             "perf/episodes": float(sum(len(group.trajectories) for group in groups) + num_greedy),
         }
         if self._algorithm.refill_rounds:
-            metrics |= {"perf/refill_rounds": float(rounds), "perf/refilled_groups": float(len(groups) - wanted)}
-        return Collected(groups=tuple(groups), metrics=metrics)
+            metrics["perf/refilled_groups"] = float(len(groups) - self._settings.groups_per_step)
+        return metrics
 
     def has_spread(self, group: Group) -> bool:
         """The members that did not fail earned different returns."""

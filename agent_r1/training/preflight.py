@@ -64,6 +64,7 @@ _CHOICES = {
     "run.resume": ("auto", "never", "must"),
 }
 _RANGES = {
+    "rollout.max_staleness": (0, math.inf),
     "algorithm.overlong_fraction": (0.0, 1.0),
     "algorithm.refill_rounds": (0, math.inf),
     "algorithm.critic.warmup_steps": (0, math.inf),
@@ -130,6 +131,8 @@ def make_plan(config: Config) -> Plan:
         problems.run(_import, module)
     _check_numbers(config, problems.found)
     algorithm = problems.run(bind_algorithm, config.algorithm)
+    if algorithm is not None:
+        problems.run(_check_staleness, config, algorithm)
     reward = problems.run(reward_functions.get, config.reward.function)
     problems.run(tool_formats.get, config.model.tool_format)
     problems.run(_check_env, config)
@@ -219,6 +222,15 @@ def _lookup(config: Config, key: str) -> Any:
     for part in key.split("."):
         value = getattr(value, part)
     return value
+
+
+def _check_staleness(config: Config, algorithm: Algorithm) -> None:
+    if config.rollout.max_staleness > 0 and not algorithm.accounts_for_stale_tokens:
+        raise ConfigError(
+            f"rollout.max_staleness={config.rollout.max_staleness} trains on tokens that older policies sampled, and "
+            "nothing in this algorithm accounts for it: its loss has no ratio, or one that does not start from the "
+            "log-probs they were sampled with. Set algorithm.off_policy.name=token, or max_staleness=0"
+        )
 
 
 def _check_env(config: Config) -> None:

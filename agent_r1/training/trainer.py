@@ -26,10 +26,10 @@ from agent_r1.seeds import mix_seed
 from agent_r1.tracking import Tracker
 from agent_r1.training.batch import CriticView, gather_experience
 from agent_r1.training.checkpoint import load_latest, save_checkpoint
-from agent_r1.training.collect import Collector
 from agent_r1.training.learner import Learner
 from agent_r1.training.lora import merged_weights
 from agent_r1.training.models import export_model
+from agent_r1.training.overlap import make_collector
 from agent_r1.training.preflight import Plan
 from agent_r1.training.run_folder import RunFolder
 from agent_r1.types import Group, SamplingParams, Trajectory
@@ -93,7 +93,7 @@ class Trainer:
         limit = self.config.eval.max_tasks
         self.eval_tasks = plan.eval_tasks[:limit]
         self.shaping = make_shaping(self.config)
-        self.collector = Collector(self.config, rollout, plan.train_tasks, self.shaping)
+        self.collector = make_collector(self.config, rollout, plan.train_tasks, self.shaping)
         self.critic_view = CriticView(
             self.config.algorithm.critic.privileged,
             renderer.encode,
@@ -110,14 +110,17 @@ class Trainer:
         before = await self._evaluate_before()
         metrics: Mapping[str, float] = {}
         total = self.config.trainer.steps
-        with self.console.progress("training", total, done=self._progress.step) as bar:
-            while self._progress.step < total:
-                metrics = await self._step()
-                bar.advance(f"reward {metrics['reward/outcome']:.3f}")
-                if self._due(self.config.trainer.save_every) or self._progress.step == total:
-                    self._save()
-                if self._due(self.config.eval.every) and self._progress.step < total and self.eval_tasks:
-                    self.tracker.log(self._progress.step, (await self._evaluate("evaluating")).metrics)
+        try:
+            with self.console.progress("training", total, done=self._progress.step) as bar:
+                while self._progress.step < total:
+                    metrics = await self._step()
+                    bar.advance(f"reward {metrics['reward/outcome']:.3f}")
+                    if self._due(self.config.trainer.save_every) or self._progress.step == total:
+                        self._save()
+                    if self._due(self.config.eval.every) and self._progress.step < total and self.eval_tasks:
+                        self.tracker.log(self._progress.step, (await self._evaluate("evaluating")).metrics)
+        finally:
+            await self.collector.close()
         return await self._finish(before, metrics)
 
     # --- one step --------------------------------------------------------------------------------------------------
@@ -130,7 +133,8 @@ class Trainer:
         groups = collected.groups
         rolled_out = time.perf_counter()
         experience = gather_experience(groups, self.shaping, self.critic_view)
-        learned = self.learner.learn(experience, step=step)
+        with self.rollout.clock_stopped():
+            learned = self.learner.learn(experience, step=step)
         updated = time.perf_counter()
         self._progress.step += 1
         await self._push_weights()
@@ -236,6 +240,7 @@ class Trainer:
         state: dict[str, Any] = {
             "learner": self.learner.state_dict(),
             "process_balance": self.shaping.process.state_dict(),
+            "collector": self.collector.state_dict(self._progress.step),
             "train_seconds": self._progress.train_seconds,
         }
         save_checkpoint(
@@ -251,6 +256,7 @@ class Trainer:
             return
         self.learner.load_state_dict(checkpoint.state["learner"])
         self.shaping.process.load_state_dict(checkpoint.state["process_balance"])
+        self.collector.load_state_dict(checkpoint.state["collector"])
         self.health.replay(line for line in self.folder.read_metrics() if "reward/outcome" in line)
         self._progress = _Progress(step=checkpoint.step, train_seconds=float(checkpoint.state["train_seconds"]))
         self.console.say(f"going on from step {checkpoint.step} of {self.folder.path}")

@@ -105,7 +105,7 @@ class LocalEngine:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion."""
-        request = Request(prompt=tuple(prompt_ids), sampling=sampling, version=self._version)
+        request = Request(prompt=tuple(prompt_ids), sampling=sampling)
         self._check(request)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Completion] = loop.create_future()
@@ -116,12 +116,13 @@ class LocalEngine:
         return await answer
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Copy the trainer's weights in place and forget every cached key and value."""
-        if self._scheduler.has_work:
-            num_running = len(self._scheduler.running)
-            raise EngineError(f"weights cannot change under {num_running} running requests; wait for them first")
+        """Copy the trainer's weights in place and forget every cached key and value.
+
+        Requests under way keep what they sampled and go on under the new weights, which first read all of it again.
+        """
         async with self._computing:
             self._runner.load(weights)
+            self._scheduler.preempt_all()
             self._version = version
             self._scheduler.cache.clear()
             self._runner.forget()
@@ -191,7 +192,7 @@ class LocalEngine:
 
     def _take(self, request: Request, tokens: list[int], logprobs: list[float]) -> None:
         """Give a request what was drawn for it, up to its stop; one that is finished leaves."""
-        num_taken = request.take(tokens, logprobs)
+        num_taken = request.take(tokens, logprobs, self._version)
         if not math.isfinite(sum(request.logprobs[-num_taken:])):
             self._scheduler.remove(request)
             self._fail(request, "the model gave a log-probability of nan or inf; its weights may be broken")
@@ -212,7 +213,7 @@ class LocalEngine:
                     token_ids=tuple(request.tokens[len(request.prompt) :]),
                     logprobs=tuple(request.logprobs),
                     finish_reason="stop" if request.stopped else "length",
-                    policy_version=request.version,
+                    policy_versions=tuple(request.versions),
                 )
             )
 

@@ -15,7 +15,7 @@ class Request:
     >>> request = Request(prompt=(5, 6, 7), sampling=SamplingParams(max_tokens=4))
     >>> request.num_remaining  # nothing is computed yet
     3
-    >>> request.num_computed = 3; request.take([9], [-0.5])
+    >>> request.num_computed = 3; request.take([9], [-0.5], 0)
     1
     >>> request.num_remaining  # the sampled token is to be computed
     1
@@ -23,12 +23,12 @@ class Request:
 
     prompt: TokenIds
     sampling: SamplingParams
-    version: int = 0
-    """The policy's version when the request came."""
     tokens: list[int] = field(init=False)
     """The prompt and every sampled token."""
     logprobs: list[float] = field(default_factory=list)
     """Of the sampled tokens."""
+    versions: list[int] = field(default_factory=list)
+    """The policy's version at each sampled token."""
     blocks: list[int] = field(default_factory=list)
     """The blocks of the cache that hold its tokens, in order; empty while it waits."""
     num_computed: int = 0
@@ -71,12 +71,13 @@ class Request:
         """Whether nothing more is to be sampled."""
         return self.stopped or self.num_sampled == self.sampling.max_tokens
 
-    def take(self, tokens: list[int], logprobs: list[float]) -> int:
-        """Append sampled tokens up to the first stop id; gives how many."""
+    def take(self, tokens: list[int], logprobs: list[float], version: int) -> int:
+        """Append tokens that weights of this version sampled, up to the first stop id; gives how many."""
         count = len(tokens)
         for stop in self.sampling.stop:
             if stop in tokens:
                 count = min(count, tokens.index(stop) + 1)
         self.tokens += tokens[:count]
         self.logprobs += logprobs[:count]
+        self.versions += [version] * count
         return count

@@ -88,6 +88,11 @@ class Scheduler:
         del self.running[request]
         self._release(request)
 
+    def preempt_all(self) -> None:
+        """Everyone goes back to the queue, in the order of admission: nothing that was computed counts any more."""
+        for request in reversed(list(self.running)):
+            self._preempt(request)
+
     def computed(self, chunks: list[Chunk]) -> None:
         """These chunks are in the cache."""
         for chunk in chunks:
