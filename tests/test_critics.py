@@ -202,8 +202,8 @@ def test_a_shared_critic_and_one_of_its_own_start_from_the_same_values(policy: L
     found = []
     for critic in (make_critic(policy), make_shared_critic(policy)):
         batch = credited(make_learner(policy, estimator=TOKEN_GAE, critic=critic), experience)
-        assert batch.old_values_N is not None
-        found.append(batch.old_values_N.tolist())
+        assert batch.arrays.old_values_N is not None
+        found.append(batch.arrays.old_values_N.tolist())
     assert found[0] == pytest.approx(found[1], abs=1e-5)
 
 
@@ -343,10 +343,12 @@ def test_a_value_that_moved_further_than_its_clip_pays_for_the_distance(policy: 
     once, metrics = learn(1)
     batch = credited(make_learner(policy, estimator=TOKEN_GAE, critic=critic), experience)
     assert batch.credit.returns_N is not None
-    assert batch.old_values_N is not None
+    assert batch.arrays.old_values_N is not None
     states = [sample.token_ids[:place] for sample in experience.samples for place in sample.actions]
     losses, plain = [], []
-    for state, old, target in zip(states, batch.old_values_N.tolist(), batch.credit.returns_N.tolist(), strict=True):
+    for state, old, target in zip(
+        states, batch.arrays.old_values_N.tolist(), batch.credit.returns_N.tolist(), strict=True
+    ):
         moved = value_after(critic_of(once), state)
         held = min(max(moved, old - clip), old + clip)
         plain.append(0.5 * (moved - target) ** 2)
@@ -423,8 +425,10 @@ def test_values_and_bootstraps_are_those_of_the_states_with_what_is_hidden(
     batch = credited(learner, gather([cut_group(policy)], view=view(source)))
     first, second, end = PREFIXES[source]
     states = [(*first, 5, 6), (*first, 5, 6, 7), (*second, 5, 6, 7, 8, 9)]
-    assert batch.old_values_N is not None
-    assert batch.old_values_N.tolist() == pytest.approx([value_after(critic, state) for state in states], abs=1e-4)
+    assert batch.arrays.old_values_N is not None
+    assert batch.arrays.old_values_N.tolist() == pytest.approx(
+        [value_after(critic, state) for state in states], abs=1e-4
+    )
     bootstrap_R = learner.algorithm.estimate.table.bootstrap_R  # type: ignore[attr-defined]
     assert bootstrap_R.tolist() == pytest.approx([value_after(critic, (*end, 5, 6, 7, 8, 9, 10, 11))], abs=1e-4)
 
@@ -629,7 +633,7 @@ def test_values_of_random_batches_line_up_with_their_tokens(policy: LlamaForCaus
         groups.append(one_group(trajectory.steps, ground_truth=truth, group_id=number))
     experience = gather(groups, view=view("ground_truth"))
     learner = make_learner(policy, estimator=TOKEN_GAE, critic=critic, micro_batch_tokens=60)
-    found_N = credited(learner, experience).old_values_N
+    found_N = credited(learner, experience).arrays.old_values_N
     expected = [
         value_after(critic, words[group.task.ground_truth] + step.prompt_ids + step.action_ids[:index])
         for group in groups

@@ -630,9 +630,9 @@ def test_values_are_those_of_the_state_before_each_token(policy: LlamaForCausalL
     critic = make_critic(policy)
     learner = with_parts(make_learner(policy, estimator=TOKEN_GAE, critic=critic), estimate=Fixed(0.0))
     batch = credited(learner, experience_of(make_trajectory([make_step(policy, (5, 6), (7, 8))], 1.0)))
-    assert batch.old_values_N is not None
+    assert batch.arrays.old_values_N is not None
     expected = [value_after(critic, state) for state in ((5, 6), (5, 6, 7))]
-    assert batch.old_values_N.tolist() == pytest.approx(expected, abs=1e-4)
+    assert batch.arrays.old_values_N.tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_learning_rate_rises_over_the_warm_up_and_stays(policy: LlamaForCausalLM) -> None:

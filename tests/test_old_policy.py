@@ -187,7 +187,9 @@ def test_several_updates_all_start_from_the_trainers_numbers_of_before_the_first
     batch = off_by(random_group(policy, 3, [1.0, 0.0]), 0.1)
     with torch.no_grad():
         expected = torch.cat(own_logprobs(policy, batch))
-    old_N = credited(make_learner(policy, old_logprobs=old_logprobs, epochs=2), experience_of(*batch)).old_logprobs_N
+    old_N = credited(
+        make_learner(policy, old_logprobs=old_logprobs, epochs=2), experience_of(*batch)
+    ).arrays.old_logprobs_N
     assert old_N is not None
     assert old_N.tolist() == pytest.approx(expected.tolist(), abs=1e-4)
 

@@ -7,6 +7,7 @@ tokens in order, step after step. Failed rollouts are not in the table.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from agent_r1.types import Observation
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class StepTable:
     """S steps of R trajectories.
 
@@ -55,12 +56,12 @@ class StepTable:
         """N."""
         return int(self.lengths_S.sum())
 
-    @property
+    @cached_property
     def step_of_token_N(self) -> Tensor:
         """The step each token belongs to."""
         return torch.repeat_interleave(torch.arange(len(self.lengths_S)), self.lengths_S)
 
-    @property
+    @cached_property
     def trajectory_of_token_N(self) -> Tensor:
         """The trajectory each token belongs to."""
         return self.trajectory_S[self.step_of_token_N]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,46 @@ from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.batch import Experience
 from agent_r1.training.compute import Compute
 from agent_r1.training.lora import adapters_off
+from agent_r1.training.rows import send
 from agent_r1.training.scoring import AnyCritic, score_all, value_all, value_of_states
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenArrays:
+    """What the losses need of each token of a batch, where the models are: sent once, picked from for each micro-batch.
+
+    None where the algorithm has no use for it.
+    """
+
+    step_N: Tensor
+    """The step it belongs to."""
+    rollout_logprobs_N: Tensor
+    """Under the engine."""
+    advantages_N: Tensor
+    """Its credit."""
+    old_logprobs_N: Tensor | None
+    """Under the policy the updates start from; None: those of the one update's own pass."""
+    reference_logprobs_N: Tensor | None
+    """Under the reference; None without one."""
+    returns_N: Tensor | None
+    """What the critic should say."""
+    valued_N: Tensor | None
+    """Whether the critic learns from it."""
+    old_values_N: Tensor | None
+    """What the critic said before the updates."""
+
+    def at(self, tokens_N: Tensor) -> TokenArrays:
+        """Those of some tokens."""
+        return self._each(lambda tensor: tensor[tokens_N])
+
+    def to(self, device: torch.device) -> TokenArrays:
+        """The same on a device, numbers in float32."""
+        return self._each(lambda tensor: send(tensor.float() if tensor.is_floating_point() else tensor, device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> TokenArrays:
+        given: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        changed: dict[str, Any] = {name: None if old is None else change(old) for name, old in given.items()}
+        return TokenArrays(**changed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,12 +64,8 @@ class CreditedBatch:
     """The rollouts."""
     credit: Credit
     """Who deserves what."""
-    old_logprobs_N: Tensor | None
-    """Under the policy the updates start from; None: those of the one update's own pass."""
-    reference_logprobs_N: Tensor | None
-    """Under the reference; None without one."""
-    old_values_N: Tensor | None
-    """The critic's before the updates; None without one."""
+    arrays: TokenArrays
+    """What the losses read, where the models are."""
     metrics: Mapping[str, float]
     """What was found."""
 
@@ -70,9 +106,16 @@ def assign_credit(
     return CreditedBatch(
         experience=experience,
         credit=credit,
-        old_logprobs_N=old_N,
-        reference_logprobs_N=reference_N,
-        old_values_N=values_N,
+        arrays=TokenArrays(
+            step_N=experience.table.step_of_token_N,
+            rollout_logprobs_N=experience.rollout_logprobs_N,
+            advantages_N=credit.advantages_N,
+            old_logprobs_N=old_N,
+            reference_logprobs_N=reference_N,
+            returns_N=credit.returns_N,
+            valued_N=credit.valued_N,
+            old_values_N=values_N,
+        ).to(models.compute.device),
         metrics=metrics | _credit_metrics(credit, table),
     )
 

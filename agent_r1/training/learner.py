@@ -20,7 +20,7 @@ from agent_r1.config import OptimizerConfig
 from agent_r1.seeds import mix_seed
 from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.batch import Experience
-from agent_r1.training.credit import CreditedBatch, Models, assign_credit
+from agent_r1.training.credit import CreditedBatch, Models, TokenArrays, assign_credit
 from agent_r1.training.lora import restore_state, saved_state
 from agent_r1.training.models import SharedCritic
 from agent_r1.training.optimize import SkipCounter, guarded_step, make_optimizer
@@ -156,7 +156,7 @@ class Learner:
         num_valued = self._num_valued(batch, micro_batches)
         running = _Sums()
         for micro in micro_batches:
-            weight_N = self._send(weights_N[micro.tokens_N])
+            weight_N = send(weights_N[micro.tokens_N], self.device)
             running.add(self._policy_backward(batch, micro, weight_N, max(float(weights_N.sum()), 1e-12), num_valued))
         sums = running.read()
         norm = guarded_step(
@@ -195,12 +195,13 @@ class Learner:
             with_entropy_gradient=settings.entropy_coefficient != 0,
             value_of=None if shared is None else partial(shared.value_of, trunk_weight=settings.critic.shared_weight),
         )
-        total_N, seen = self._token_losses(batch, micro, scores, weight_N)
+        here = batch.arrays.at(send(micro.tokens_N, self.device))
+        total_N, seen = self._token_losses(here, scores, weight_N, with_divergence="offpolicy/kl" not in batch.metrics)
         # A weight of 0 times an infinite loss would be NaN.
         loss = (weight_N * total_N.masked_fill(weight_N == 0, 0.0)).sum()
         objective, sums = loss, {"loss/policy": loss.detach()}
         if scores.values_N is not None:
-            critic_loss = self._value_objective(batch, micro, scores.values_N, num_valued)
+            critic_loss = self._value_objective(here, scores.values_N, num_valued)
             objective = objective + critic_loss
             sums["loss/critic"] = critic_loss.detach()
         objective.backward()  # type: ignore[no-untyped-call]
@@ -209,34 +210,32 @@ class Learner:
         return sums | {name: (shared_N * tensor).sum() for name, tensor in seen.items()}
 
     def _token_losses(
-        self, batch: CreditedBatch, micro: MicroBatch, scores: Scores, weight_N: Tensor
+        self, here: TokenArrays, scores: Scores, weight_N: Tensor, *, with_divergence: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of each token, and what was seen on the way."""
-        settings, tokens_N = self.algorithm.settings, micro.tokens_N
-        now_N = scores.logprobs_N.detach()
-        rollout_N = self._send(batch.experience.rollout_logprobs_N[tokens_N])
-        old_N = now_N if batch.old_logprobs_N is None else self._send(batch.old_logprobs_N[tokens_N])
-        step_N = self._send(torch.unique(batch.experience.table.step_of_token_N[tokens_N], return_inverse=True)[1])
+        settings = self.algorithm.settings
+        now_N, rollout_N = scores.logprobs_N.detach(), here.rollout_logprobs_N
+        old_N = now_N if here.old_logprobs_N is None else here.old_logprobs_N
         # What a token without credit was given must not matter, not even if it is NaN.
-        advantages_N = self._send(batch.credit.advantages_N[tokens_N].float()).masked_fill(weight_N == 0, 0.0)
+        advantages_N = here.advantages_N.masked_fill(weight_N == 0, 0.0)
         losses = self.algorithm.loss(
             LossInputs(
-                policy_logprobs_N=scores.logprobs_N, old_logprobs_N=old_N, advantages_N=advantages_N, step_N=step_N
+                policy_logprobs_N=scores.logprobs_N, old_logprobs_N=old_N, advantages_N=advantages_N, step_N=here.step_N
             )
         )
-        correction_N = self.algorithm.correct(old_N, rollout_N, step_N)
+        correction_N = self.algorithm.correct(old_N, rollout_N, here.step_N)
         total_N = losses.loss_N * correction_N
         seen = {f"policy/{name}": tensor for name, tensor in losses.metrics_N.items()}
         if settings.entropy_coefficient:
             total_N = total_N - settings.entropy_coefficient * scores.entropy_N
-        if batch.reference_logprobs_N is not None:
-            kl_N = self.algorithm.kl(scores.logprobs_N, self._send(batch.reference_logprobs_N[tokens_N]))
+        if here.reference_logprobs_N is not None:
+            kl_N = self.algorithm.kl(scores.logprobs_N, here.reference_logprobs_N)
             seen["policy/reference_kl"] = kl_N.detach()
             if settings.kl.place == "loss":
                 total_N = total_N + self.kl_coefficient * kl_N
         if settings.off_policy.get("name") != "none":
             seen["offpolicy/weight"] = correction_N
-        if "offpolicy/kl" not in batch.metrics:
+        if with_divergence:
             seen["offpolicy/logprob_difference"] = (now_N - rollout_N).abs()
             seen["offpolicy/kl"] = engine_divergence(now_N, rollout_N)
         return total_N, seen
@@ -249,7 +248,8 @@ class Learner:
         running = _Sums()
         for micro in micro_batches:
             values_N = value(self.critic, micro.to(self.device), self.models.compute)
-            loss = self._value_objective(batch, micro, values_N, num_valued)
+            here = batch.arrays.at(send(micro.tokens_N, self.device))
+            loss = self._value_objective(here, values_N, num_valued)
             loss.backward()  # type: ignore[no-untyped-call]
             running.add({"loss/critic": loss.detach()})
         sums = running.read()
@@ -259,19 +259,15 @@ class Learner:
         valued_N = batch.credit.valued_N
         return 0 if valued_N is None else sum(int(valued_N[micro.tokens_N].sum()) for micro in micro_batches)
 
-    def _value_objective(self, batch: CreditedBatch, micro: MicroBatch, values_N: Tensor, num_valued: int) -> Tensor:
+    def _value_objective(self, here: TokenArrays, values_N: Tensor, num_valued: int) -> Tensor:
         """The value loss of a micro-batch as its share of the update's mean."""
-        credit, tokens_N = batch.credit, micro.tokens_N
-        assert credit.valued_N is not None
-        assert credit.returns_N is not None
-        assert batch.old_values_N is not None
+        assert here.valued_N is not None
+        assert here.returns_N is not None
+        assert here.old_values_N is not None
         loss_N = value_loss(
-            values_N,
-            self._send(batch.old_values_N[tokens_N]),
-            self._send(credit.returns_N[tokens_N].float()),
-            clip_range=self.algorithm.settings.critic.value_clip,
+            values_N, here.old_values_N, here.returns_N, clip_range=self.algorithm.settings.critic.value_clip
         )
-        return loss_N.masked_fill(~self._send(credit.valued_N[tokens_N]), 0.0).sum() / max(1, num_valued)
+        return loss_N.masked_fill(~here.valued_N, 0.0).sum() / max(1, num_valued)
 
     def _step_critic(self, loss: float, step: int) -> float:
         assert self.critic is not None
@@ -284,9 +280,6 @@ class Learner:
             learning_rate=self._rate(self.algorithm.settings.critic.learning_rate, step),
             skips=self.critic_skips,
         )
-
-    def _send(self, tensor: Tensor) -> Tensor:
-        return send(tensor, self.device)
 
     def _rate(self, peak: float, step: int) -> float:
         """The learning rate of a training step: a linear rise over the warm-up, a linear fall to the final fraction."""

@@ -4,9 +4,9 @@ Decoding one token of a small model is some hundred small kernels, and a host th
 tokens and prepares the next step is slower than the device. So a step of decoding is a burst: the inputs of a batch are
 sent once, a captured graph of the whole step (model, draw, advance) is replayed several times, each replay reading the
 tokens the last one drew, and the host looks once at all that was drawn. What a request drew after its stop token is
-dropped; its keys and values went to blocks of its own or to the spare block.
+dropped; its keys and values went to blocks of its own or to the spare block. Prompts are one replay of a graph too.
 
-Graphs are captured for a few numbers of rows, when first needed. They hold addresses: caches and weights are only ever
+Graphs are captured for a few sizes, when first needed. They hold addresses: caches and weights are only ever
 changed in place. Decoder layers are compiled once, with the number of rows left open.
 """
 
@@ -31,7 +31,7 @@ from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.types import SamplingParams
 
 GraphKey = tuple[Any, ...]
-"""`decode`, rows, restricted; or `prefill`, tokens, rows, restricted."""
+"""`decode`, rows, restricted; or `prefill`, tokens, rows, the longest, restricted."""
 
 BURST = 8
 """Tokens a request draws between two looks of the host: each look costs about a step, each token drawn after a stop is
@@ -81,14 +81,15 @@ class CudaRunner(ModelRunner):
     # --- prompts ---------------------------------------------------------------------------------------------------
 
     def _prefill(self, chunks: list[Chunk]) -> Drawing:
-        """Small batches of prompts (the next turns of some episodes) run as graphs; large ones keep the device busy."""
         sampling = [chunk.request for chunk in chunks if chunk.samples]
-        size = prompt_bucket(sum(chunk.length for chunk in chunks), len(chunks))
-        if size is None or size[1] > self._max_rows:
+        lengths = [chunk.length for chunk in chunks]
+        size = prompt_bucket(sum(lengths), len(chunks), max(lengths))
+        if size is None:
             return self._prefill_freely(chunks, sampling)
-        settings, restricted = _settings(sampling, size[1], 1)
-        graph = self._graph(("prefill", *size, restricted))
-        self._prompts.fill(chunks, *size, settings)
+        num_tokens, rows, longest = size
+        settings, restricted = _settings(sampling, rows, 1)
+        graph = self._graph(("prefill", num_tokens, rows, longest, restricted))
+        self._prompts.fill(chunks, num_tokens, rows, settings)
         graph.replay()
         return _Pending(self._prompts.results.first(len(sampling)), [1] * len(sampling))
 
@@ -102,7 +103,7 @@ class CudaRunner(ModelRunner):
         draw(logits, _columns(settings.to(self._device, non_blocking=True)), step, results, restricted=restricted)
         return _Pending(results, [1] * len(sampling))
 
-    def _prefill_once(self, num_tokens: int, rows: int, restricted: bool) -> None:
+    def _prefill_once(self, num_tokens: int, rows: int, longest: int, restricted: bool) -> None:
         prompts = self._prompts
         token_ids, positions, slots = prompts.tokens[:, :num_tokens]
         batch = PagedBatch(
@@ -111,7 +112,7 @@ class CudaRunner(ModelRunner):
             context_lengths=prompts.ends[:rows],
             query_starts=prompts.query_starts[: rows + 1],
             positions=positions,
-            max_query_length=num_tokens,
+            max_query_length=longest,
         )
         output: Any = self._model(
             input_ids=token_ids[None],
@@ -281,19 +282,23 @@ class _PromptInputs:
         self.settings[:rows] = settings.to(device, non_blocking=True)
 
 
-PROMPT_TOKENS = (32, 64, 128, 256, 512, 1024, 2048)
-PROMPT_ROWS = (8, 32, 128)
+PROMPT_TOKENS = (32, 64, 128, 256, 512, 1024, *range(2048, 16385, 2048))
+PROMPT_ROWS = (8, 32, 128, 512)
+LONGEST_PROMPTS = (32, 128, 512, 2048, 8192)
 
 
-def prompt_bucket(num_tokens: int, num_requests: int) -> tuple[int, int] | None:
-    """Tokens and rows a step of prompts is padded to; None when it is too large for a graph to pay.
+def prompt_bucket(num_tokens: int, num_requests: int, longest: int) -> tuple[int, int, int] | None:
+    """What a step of prompts is padded to: tokens, rows, and the longest of them; None when no graph is that large.
 
-    >>> prompt_bucket(100, 3), prompt_bucket(40, 40), prompt_bucket(5000, 2)
-    ((128, 8), (64, 128), None)
+    The more rows and the longer, the more programs of the attention kernel find nothing to do.
+
+    >>> prompt_bucket(100, 3, 60), prompt_bucket(9000, 140, 100), prompt_bucket(20000, 2, 15000)
+    ((128, 8, 128), (10240, 512, 128), None)
     """
     tokens = next((size for size in PROMPT_TOKENS if size >= num_tokens), None)
     rows = next((size for size in PROMPT_ROWS if size >= num_requests), None)
-    return None if tokens is None or rows is None else (tokens, rows)
+    reach = next((size for size in LONGEST_PROMPTS if size >= longest), None)
+    return None if tokens is None or rows is None or reach is None else (tokens, rows, reach)
 
 
 NUM_SETTINGS = 3
