@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,7 @@ from transformers import (
 )
 
 from agent_r1.engines.local import LocalEngine
+from agent_r1.engines.local.fused import fuse_projections
 from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import ModelRunner
 from agent_r1.engines.local.scheduler import Scheduler
@@ -116,6 +118,21 @@ def test_logits_equal_the_plain_model_wherever_the_prompt_is_cut(architecture: s
             logits = runner.forward(chunks)
             scheduler.computed(chunks)
     torch.testing.assert_close(logits[0], plain_logits(model, prompt)[-1], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_fused_projections_change_no_logit_and_take_weights_by_their_old_names(architecture: str) -> None:
+    model, ids = built(architecture), random_prompt(1, 20)
+    fused = copy.deepcopy(model)
+    num_layers = model.config.get_text_config().num_hidden_layers
+    assert fuse_projections(fused) == 2 * num_layers
+    torch.testing.assert_close(plain_logits(fused, ids), plain_logits(model, ids), atol=2e-5, rtol=1e-5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    assert fused.state_dict().keys() == model.state_dict().keys()
+    fused.load_state_dict(model.state_dict())
+    torch.testing.assert_close(plain_logits(fused, ids), plain_logits(model, ids), atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.engines.local.sampling import sample, uniforms
-from agent_r1.engines.local.sampling_kernels import DrawResults, DrawSettings, draw
+from agent_r1.engines.local.sampling_kernels import DrawResults, DrawSettings, advance, draw
 from agent_r1.types import SamplingParams
 
 CUDA = torch.cuda.is_available()
@@ -112,3 +112,14 @@ def test_frequencies_follow_the_probabilities() -> None:
     tokens, _ = drawn(logits, [SamplingParams(seed=seed) for seed in range(4000)], 0)
     seen = torch.bincount(torch.tensor(tokens), minlength=3) / 4000
     assert seen.tolist() == pytest.approx(logits[0].exp().tolist(), abs=0.03)
+
+
+def test_what_was_drawn_becomes_the_input_of_the_next_step() -> None:
+    """Row 0 stays in its block, row 1 goes on to its next one."""
+    tables = torch.tensor([[7, 3, 0], [9, 4, 0]], dtype=torch.int32, device=DEVICE)
+    heads = torch.tensor([[50, 51], [5, 15], [7 * 16 + 5, 9 * 16 + 15]], device=DEVICE)
+    contexts = torch.tensor([6, 16], dtype=torch.int32, device=DEVICE)
+    drawn_tokens = torch.tensor([[1, 2], [33, 44]], dtype=torch.int32, device=DEVICE)
+    advance(drawn_tokens, torch.tensor([1], dtype=torch.int32, device=DEVICE), heads, contexts, tables, 16)
+    assert heads.tolist() == [[33, 44], [6, 16], [7 * 16 + 6, 4 * 16]]
+    assert contexts.tolist() == [7, 17]

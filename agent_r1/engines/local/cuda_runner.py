@@ -12,9 +12,10 @@ changed in place. Decoder layers are compiled once, with the number of rows left
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, SPARE_BLOCK, blocks_for
+from agent_r1.engines.local.fused import fuse_projections
 from agent_r1.engines.local.paged import PagedBatch, block_tables, padded, step_arrays
 from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import Drawing, Drawn, ModelRunner
 from agent_r1.engines.local.sampling import uniforms
-from agent_r1.engines.local.sampling_kernels import DrawResults, DrawSettings, draw
+from agent_r1.engines.local.sampling_kernels import DrawResults, DrawSettings, advance, draw
 from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.types import SamplingParams
 
@@ -53,9 +55,11 @@ class CudaRunner(ModelRunner):
         dtype: torch.dtype | None = None,
         compile_layers: bool = True,
     ) -> None:
+        _spare_the_libraries()
         super().__init__(
             model, max_requests=max_requests, context_length=context_length, kv_memory=kv_memory, dtype=dtype
         )
+        fuse_projections(self._model)
         if self._dtype != torch.float32:
             self._model.set_output_embeddings(_ExactHead(self._model.get_output_embeddings()))
         self._max_rows = bucket(max_requests)
@@ -100,7 +104,9 @@ class CudaRunner(ModelRunner):
         settings, restricted = _settings(sampling, len(sampling), 1)
         results = DrawResults.empty(1, len(sampling), self._device)
         step = torch.zeros(1, dtype=torch.int32, device=self._device)
-        draw(logits, _columns(settings.to(self._device, non_blocking=True)), step, results, restricted=restricted)
+        drawn_as = DrawSettings.empty(1, len(sampling), self._device)
+        drawn_as.fill(settings.to(self._device, non_blocking=True))
+        draw(logits, drawn_as, step, results, restricted=restricted)
         return _Pending(results, [1] * len(sampling))
 
     def _prefill_once(self, num_tokens: int, rows: int, longest: int, restricted: bool) -> None:
@@ -121,8 +127,8 @@ class CudaRunner(ModelRunner):
             logits_to_keep=prompts.logit_rows[:rows],
             paged=batch,
         )
-        settings = _columns(prompts.settings[:rows])
-        draw(output.logits[0], settings, prompts.first_step, prompts.results.first(rows), restricted=restricted)
+        settings, results = prompts.settings.first(rows), prompts.results.first(rows)
+        draw(output.logits[0], settings, prompts.first_step, results, restricted=restricted)
 
     # --- decoding --------------------------------------------------------------------------------------------------
 
@@ -163,23 +169,19 @@ class CudaRunner(ModelRunner):
     def _decode_once(self, rows: int, restricted: bool) -> None:
         """One token of each row: compute it, draw the next, and make it the input."""
         inputs = self._inputs
-        positions, tables = inputs.positions[:rows], inputs.tables[:rows]
-        blocks = tables.gather(1, (positions // BLOCK_SIZE)[:, None]).squeeze(1)
+        token_ids, positions, slots = inputs.heads[:, :rows]
         batch = PagedBatch(
-            slot_mapping=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
-            block_tables=tables,
-            context_lengths=(positions + 1).int(),
+            slot_mapping=slots,
+            block_tables=inputs.tables[:rows],
+            context_lengths=inputs.contexts[:rows],
             query_starts=inputs.query_starts,
             positions=positions,
             max_query_length=1,
         )
-        output: Any = self._model(
-            input_ids=inputs.tokens[None, :rows], position_ids=positions[None], use_cache=False, paged=batch
-        )
+        output: Any = self._model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, paged=batch)
         results = inputs.results.first(rows)
-        draw(output.logits[0], _columns(inputs.settings[:rows]), inputs.step, results, restricted=restricted)
-        inputs.tokens[:rows] = results.tokens.index_select(0, inputs.step).squeeze(0)
-        inputs.positions[:rows] += 1
+        draw(output.logits[0], inputs.settings.first(rows), inputs.step, results, restricted=restricted)
+        advance(results.tokens, inputs.step, inputs.heads[:, :rows], inputs.contexts, inputs.tables, BLOCK_SIZE)
         inputs.step += 1
 
     # --- compiling -------------------------------------------------------------------------------------------------
@@ -216,37 +218,48 @@ class CudaRunner(ModelRunner):
         self.forward([Chunk(request, 0, len(request.prompt)) for request in prompts])
 
 
+@cache
+def _spare_the_libraries() -> None:
+    """Take all that is loaded out of the garbage collector's view, once: looking through the millions of objects of the
+    libraries stops everybody for longer than a hundred steps of decoding."""
+    gc.collect()
+    gc.freeze()
+
+
 class _DecodeInputs:
     """The inputs of a burst on the device, at addresses that never change, and what it draws."""
 
     def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.heads = torch.zeros(3, rows, dtype=torch.int64, device=device)  # token ids, positions, slots
+        self.contexts = torch.zeros(rows, dtype=torch.int32, device=device)
         # A burst may run past the end of a request that holds all its blocks: one more column keeps it in the table.
         self.tables = torch.zeros(rows, padded(blocks + 1, 16), dtype=torch.int32, device=device)
         self.query_starts = torch.zeros(1, dtype=torch.int32, device=device)  # decoding has no need of them
-        self.settings = torch.zeros(rows, NUM_SETTINGS + BURST, device=device)
+        self.settings = DrawSettings.empty(BURST, rows, device)
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
         self.results = DrawResults.empty(BURST, rows, device)
 
     def clear(self) -> None:
         """Inputs that harm nobody: token 0 at position 0 of the spare block."""
-        for tensor in (self.tokens, self.positions, self.tables, self.settings, self.step):
+        for tensor in (self.heads, self.contexts, self.tables, self.step):
             tensor.zero_()
+        self.contexts += 1
 
     def fill(self, chunks: Sequence[Chunk], rows: int, steps: int, settings: Tensor) -> None:
         """The inputs of these chunks; rows beyond them are harmless. Nothing here waits for the device."""
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
         columns = (int(starts.max()) + steps - 1) // BLOCK_SIZE + 1
         table = block_tables(chunks, rows, columns)
-        heads = np.zeros((2, rows), dtype=np.int64)
+        heads = np.zeros((4, rows), dtype=np.int64)
         heads[0, : len(chunks)] = [chunk.request.tokens[-1] for chunk in chunks]
         heads[1, : len(chunks)] = starts
-        moved = _send(heads, self.tokens.device)
-        self.tokens[:rows] = moved[0]
-        self.positions[:rows] = moved[1]
-        self.tables[:rows, : table.shape[1]] = _send(table, self.tokens.device)
-        self.settings[:rows] = settings.to(self.settings.device, non_blocking=True)
+        heads[2] = table[np.arange(rows), heads[1] // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + heads[1] % BLOCK_SIZE
+        heads[3] = heads[1] + 1
+        moved = _send(heads, self.heads.device)
+        self.heads[:, :rows] = moved[:3]
+        self.contexts[:rows] = moved[3]
+        self.tables[:rows, : table.shape[1]] = _send(table, self.heads.device)
+        self.settings.first(rows).fill(settings.to(self.heads.device, non_blocking=True))
         self.step.zero_()
 
 
@@ -260,13 +273,13 @@ class _PromptInputs:
         self.ends = torch.zeros(rows, dtype=torch.int32, device=device)
         self.query_starts = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self.logit_rows = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.settings = torch.zeros(rows, NUM_SETTINGS + 1, device=device)
+        self.settings = DrawSettings.empty(1, rows, device)
         self.first_step = torch.zeros(1, dtype=torch.int32, device=device)
         self.results = DrawResults.empty(1, rows, device)
 
     def clear(self) -> None:
         """Inputs that harm nobody: padding only."""
-        for tensor in (self.tokens, self.tables, self.ends, self.query_starts, self.logit_rows, self.settings):
+        for tensor in (self.tokens, self.tables, self.ends, self.query_starts, self.logit_rows):
             tensor.zero_()
 
     def fill(self, chunks: Sequence[Chunk], num_tokens: int, rows: int, settings: Tensor) -> None:
@@ -279,7 +292,7 @@ class _PromptInputs:
         self.ends[:rows] = small[:rows]
         self.query_starts[: rows + 1] = small[rows : 2 * rows + 1]
         self.logit_rows[:rows] = small[2 * rows + 1 :]
-        self.settings[:rows] = settings.to(device, non_blocking=True)
+        self.settings.first(rows).fill(settings.to(device, non_blocking=True))
 
 
 PROMPT_TOKENS = (32, 64, 128, 256, 512, 1024, *range(2048, 16385, 2048))
@@ -301,26 +314,13 @@ def prompt_bucket(num_tokens: int, num_requests: int, longest: int) -> tuple[int
     return None if tokens is None or rows is None or reach is None else (tokens, rows, reach)
 
 
-NUM_SETTINGS = 3
-"""Columns of the settings before the uniform numbers: temperature, top-p, top-k."""
-
-
 def _settings(requests: Sequence[Request], rows: int, draws: int) -> tuple[Tensor, bool]:
-    """[rows, NUM_SETTINGS + draws] in pinned memory, and whether anyone has a top-k or top-p."""
-    table = np.zeros((rows, NUM_SETTINGS + draws), dtype=np.float32)
-    table[: len(requests), :NUM_SETTINGS] = [
-        (r.sampling.temperature, r.sampling.top_p, r.sampling.top_k) for r in requests
-    ]
-    table[: len(requests), NUM_SETTINGS:] = uniforms(
-        [r.sampling.seed for r in requests], [r.num_sampled for r in requests], draws
-    )
+    """What `DrawSettings.fill` takes, in pinned memory, and whether anyone has a top-k or top-p."""
+    table = np.zeros((rows, 3 + draws), dtype=np.float32)
+    table[: len(requests), :3] = [(r.sampling.temperature, r.sampling.top_p, r.sampling.top_k) for r in requests]
+    table[: len(requests), 3:] = uniforms([r.sampling.seed for r in requests], [r.num_sampled for r in requests], draws)
     restricted = any(r.sampling.top_k or r.sampling.top_p < 1 for r in requests)
     return torch.from_numpy(table).pin_memory(), restricted
-
-
-def _columns(settings: Tensor) -> DrawSettings:
-    temperatures, top_p, top_k = (settings[:, column].contiguous() for column in range(NUM_SETTINGS))
-    return DrawSettings(temperatures=temperatures, top_k=top_k.int(), top_p=top_p, uniforms=settings[:, NUM_SETTINGS:])
 
 
 def _send(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:

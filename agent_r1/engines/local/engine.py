@@ -48,7 +48,7 @@ class LocalEngine:
         *,
         max_requests: int = 256,
         context_length: int | None = None,
-        prefill_tokens: int = 8192,
+        prefill_tokens: int = 16384,
         kv_memory: float | None = None,
         dtype: torch.dtype | None = None,
         compile_layers: bool = True,

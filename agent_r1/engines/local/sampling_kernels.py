@@ -37,6 +37,31 @@ class DrawSettings:
     uniforms: Tensor
     """[R, draws] float32 in [0, 1): the number of draw `step` is in column `step`."""
 
+    @classmethod
+    def empty(cls, draws: int, rows: int, device: torch.device) -> DrawSettings:
+        """Greedy rows, to be filled."""
+        return cls(
+            temperatures=torch.zeros(rows, device=device),
+            top_k=torch.zeros(rows, dtype=torch.int32, device=device),
+            top_p=torch.ones(rows, device=device),
+            uniforms=torch.zeros(rows, draws, device=device),
+        )
+
+    def first(self, rows: int) -> DrawSettings:
+        """The part of the first rows."""
+        return DrawSettings(
+            temperatures=self.temperatures[:rows],
+            top_k=self.top_k[:rows],
+            top_p=self.top_p[:rows],
+            uniforms=self.uniforms[:rows],
+        )
+
+    def fill(self, table: Tensor) -> None:
+        """Take over columns [R, 3 + draws]: temperature, top-p, top-k, and the uniform numbers."""
+        for target, column in ((self.temperatures, 0), (self.top_p, 1), (self.top_k, 2)):
+            target.copy_(table[:, column])
+        self.uniforms.copy_(table[:, 3:])
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrawResults:
@@ -91,6 +116,37 @@ def draw(logits: Tensor, settings: DrawSettings, step: Tensor, results: DrawResu
         kept_totals, results.tokens, results.logprobs, logits.stride(0), settings.uniforms.stride(0),
         results.tokens.stride(0), **shape, RESTRICTED=restricted, num_warps=8,
     )  # fmt: skip
+
+
+def advance(drawn: Tensor, step: Tensor, heads: Tensor, contexts: Tensor, tables: Tensor, block_size: int) -> None:
+    """Make what was drawn in row `step` of `drawn` [draws, R] the input of the next step, in place.
+
+    `heads` [3, R] are token ids, positions and slots; a token drawn for position 15 of a request in blocks 7 and 3 is
+    given position 16 and slot 3 * block_size, and the request's context grows to 17.
+    """
+    rows = heads.shape[1]
+    advance_kernel[(-(-rows // 128),)](
+        drawn, step, heads, contexts, tables, drawn.stride(0), heads.stride(0), tables.stride(0), rows,
+        BLOCK_SIZE=block_size, ROWS=128, num_warps=4,
+    )  # fmt: skip
+
+
+@kernel
+def advance_kernel(
+    drawn: tensor, steps: tensor, heads: tensor, contexts: tensor, tables: tensor, drawn_stride: tensor,
+    head_stride: tensor, table_stride: tensor, num_rows: tensor, BLOCK_SIZE: constexpr, ROWS: constexpr,
+) -> None:  # fmt: skip
+    """One program: some rows."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < num_rows
+    step = tl.load(steps).to(tl.int64)
+    token = tl.load(drawn + step * drawn_stride + row, mask=inside, other=0)
+    position = tl.load(heads + head_stride + row, mask=inside, other=0) + 1
+    block = tl.load(tables + row * table_stride + position // BLOCK_SIZE, mask=inside, other=0)
+    tl.store(heads + row, token.to(tl.int64), mask=inside)
+    tl.store(heads + head_stride + row, position, mask=inside)
+    tl.store(heads + 2 * head_stride + row, block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE, mask=inside)
+    tl.store(contexts + row, (position + 1).to(tl.int32), mask=inside)
 
 
 @kernel
