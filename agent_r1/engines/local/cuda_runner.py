@@ -76,16 +76,16 @@ class CudaRunner(ModelRunner):
             keys.zero_()
             values.zero_()
 
-    def draw(self, chunks: list[Chunk]) -> Drawing:
+    def draw(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
         """A burst when every chunk is one token of a request that samples; else compute prompts and draw once."""
         if all(chunk.length == 1 and chunk.samples for chunk in chunks):
-            return self._decode(chunks)
+            return self._decode(chunks, after)
         return self._prefill(chunks)
 
     # --- prompts ---------------------------------------------------------------------------------------------------
 
     def _prefill(self, chunks: list[Chunk]) -> Drawing:
-        sampling = [chunk.request for chunk in chunks if chunk.samples]
+        sampling = [chunk for chunk in chunks if chunk.samples]
         lengths = [chunk.length for chunk in chunks]
         size = prompt_bucket(sum(lengths), len(chunks), max(lengths))
         if size is None:
@@ -97,7 +97,7 @@ class CudaRunner(ModelRunner):
         graph.replay()
         return _Pending(self._prompts.results.first(len(sampling)), [1] * len(sampling))
 
-    def _prefill_freely(self, chunks: list[Chunk], sampling: list[Request]) -> Drawing:
+    def _prefill_freely(self, chunks: list[Chunk], sampling: list[Chunk]) -> Drawing:
         logits = self.forward(chunks)
         if not sampling:
             return Drawn([], [])
@@ -132,12 +132,13 @@ class CudaRunner(ModelRunner):
 
     # --- decoding --------------------------------------------------------------------------------------------------
 
-    def _decode(self, chunks: list[Chunk]) -> Drawing:
+    def _decode(self, chunks: list[Chunk], after: list[Chunk] | None) -> Drawing:
+        """One burst. The tokens of chunks that continue a burst under way are on the device already."""
         rows, steps = bucket(len(chunks)), max(chunk.draws for chunk in chunks)
-        requests = [chunk.request for chunk in chunks]
-        settings, restricted = _settings(requests, rows, BURST)
-        graph = self._graph(("decode", rows, restricted))  # capturing runs the step: inputs come after it
-        self._inputs.fill(chunks, rows, steps, settings)
+        settings, restricted = _settings(chunks, rows, BURST)
+        graph = self._graph(("decode", rows, restricted))
+        place = {chunk.request: row for row, chunk in enumerate(after or ())}
+        self._inputs.fill(chunks, rows, steps, settings, [place[c.request] for c in chunks] if after else None)
         for _ in range(steps):
             graph.replay()
         return _Pending(self._inputs.results.first(len(chunks), steps), [chunk.draws for chunk in chunks])
@@ -150,6 +151,7 @@ class CudaRunner(ModelRunner):
         kind, *sizes = key
         once: Callable[..., None] = self._decode_once if kind == "decode" else self._prefill_once
         step = partial(once, *sizes)
+        token_ids = self._inputs.heads[0].clone()  # of a burst under way: the next one may need them
         self._inputs.clear()
         self._prompts.clear()
         # Kernels are compiled and libraries initialised on a stream of its own, as capturing asks for.
@@ -164,6 +166,7 @@ class CudaRunner(ModelRunner):
             step()
         self._pool = self._pool or graph.pool()
         self._graphs[key] = graph
+        self._inputs.heads[0].copy_(token_ids)
         return graph
 
     def _decode_once(self, rows: int, restricted: bool) -> None:
@@ -245,17 +248,22 @@ class _DecodeInputs:
             tensor.zero_()
         self.contexts += 1
 
-    def fill(self, chunks: Sequence[Chunk], rows: int, steps: int, settings: Tensor) -> None:
-        """The inputs of these chunks; rows beyond them are harmless. Nothing here waits for the device."""
+    def fill(self, chunks: Sequence[Chunk], rows: int, steps: int, settings: Tensor, places: list[int] | None) -> None:
+        """The inputs of these chunks; rows beyond them are harmless. Nothing here waits for the device.
+
+        `places` are the rows of the burst before that drew the chunks' tokens, when we have not seen them yet.
+        """
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
         columns = (int(starts.max()) + steps - 1) // BLOCK_SIZE + 1
         table = block_tables(chunks, rows, columns)
         heads = np.zeros((4, rows), dtype=np.int64)
-        heads[0, : len(chunks)] = [chunk.request.tokens[-1] for chunk in chunks]
+        heads[0, : len(chunks)] = places or [chunk.request.tokens[-1] for chunk in chunks]
         heads[1, : len(chunks)] = starts
         heads[2] = table[np.arange(rows), heads[1] // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + heads[1] % BLOCK_SIZE
         heads[3] = heads[1] + 1
         moved = _send(heads, self.heads.device)
+        if places is not None:
+            moved[0] = self.heads[0].index_select(0, moved[0])
         self.heads[:, :rows] = moved[:3]
         self.contexts[:rows] = moved[3]
         self.tables[:rows, : table.shape[1]] = _send(table, self.heads.device)
@@ -314,13 +322,13 @@ def prompt_bucket(num_tokens: int, num_requests: int, longest: int) -> tuple[int
     return None if tokens is None or rows is None or reach is None else (tokens, rows, reach)
 
 
-def _settings(requests: Sequence[Request], rows: int, draws: int) -> tuple[Tensor, bool]:
+def _settings(chunks: Sequence[Chunk], rows: int, draws: int) -> tuple[Tensor, bool]:
     """What `DrawSettings.fill` takes, in pinned memory, and whether anyone has a top-k or top-p."""
+    wishes = [chunk.request.sampling for chunk in chunks]
     table = np.zeros((rows, 3 + draws), dtype=np.float32)
-    table[: len(requests), :3] = [(r.sampling.temperature, r.sampling.top_p, r.sampling.top_k) for r in requests]
-    table[: len(requests), 3:] = uniforms([r.sampling.seed for r in requests], [r.num_sampled for r in requests], draws)
-    restricted = any(r.sampling.top_k or r.sampling.top_p < 1 for r in requests)
-    return torch.from_numpy(table).pin_memory(), restricted
+    table[: len(chunks), :3] = [(wish.temperature, wish.top_p, wish.top_k) for wish in wishes]
+    table[: len(chunks), 3:] = uniforms([wish.seed for wish in wishes], [c.num_sampled for c in chunks], draws)
+    return torch.from_numpy(table).pin_memory(), any(wish.top_k or wish.top_p < 1 for wish in wishes)
 
 
 def _send(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:

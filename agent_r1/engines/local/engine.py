@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,11 +28,19 @@ from torch import nn
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE
 from agent_r1.engines.local.request import Request
-from agent_r1.engines.local.runner import ModelRunner
+from agent_r1.engines.local.runner import Drawing, ModelRunner
 from agent_r1.engines.local.scheduler import Chunk, Scheduler
 from agent_r1.engines.local.stats import EngineStats
 from agent_r1.errors import EngineError
 from agent_r1.types import Completion, SamplingParams
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step that was started and not looked at yet."""
+
+    chunks: list[Chunk]
+    drawing: Drawing
 
 
 class LocalEngine:
@@ -82,6 +90,7 @@ class LocalEngine:
         self._server: asyncio.Task[None] | None = None
         # Held while a step computes: on CUDA the event loop goes on meanwhile, and weights must not change under it.
         self._computing = asyncio.Lock()
+        self._flight: _Flight | None = None
 
     @property
     def policy_version(self) -> int:
@@ -121,6 +130,7 @@ class LocalEngine:
         Requests under way keep what they sampled and go on under the new weights, which first read all of it again.
         """
         async with self._computing:
+            await self._land_all()
             self._runner.load(weights)
             self._scheduler.preempt_all()
             self._version = version
@@ -156,39 +166,73 @@ class LocalEngine:
     async def _serve(self) -> None:
         """Serve until nothing is left to do."""
         try:
-            while self._scheduler.has_work:
+            while self._scheduler.has_work or self._flight is not None:
                 async with self._computing:
-                    self._drop_cancelled()
-                    chunks = self._scheduler.schedule()
-                    if chunks:
-                        await self._compute(chunks)
+                    await self._step()
                 await asyncio.sleep(0)
         except Exception as error:  # the requests' owners must hear of it, or they would wait for ever
             self._fail_all(f"generation failed: {type(error).__name__}: {error}")
             raise
 
-    async def _compute(self, chunks: list[Chunk]) -> None:
-        """One step. When it fails each chunk is tried alone: who fails alone hears of it, the others go on."""
+    async def _step(self) -> None:
+        """Start a step. Decoding goes on before the last burst was looked at, so that the device never waits for us."""
+        self._drop_cancelled()
+        flight = self._flight
+        if flight is not None:
+            ahead = self._scheduler.continue_decoding(flight.chunks)
+            self._flight = self._launch(ahead, after=flight.chunks) if ahead else None
+            await self._land(flight)
+            return
+        chunks = self._scheduler.schedule()
+        if not chunks:
+            return
+        self._flight = self._launch(chunks)
+        if self._flight is None:
+            await self._compute_alone(chunks)
+        elif self._flight.drawing.done():
+            await self._land_all()
+
+    def _launch(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> _Flight | None:
+        """Start computing; None when that failed."""
+        try:
+            with torch.inference_mode():
+                drawing = self._runner.draw(chunks, after)
+        except Exception:  # noqa: BLE001 - a model is foreign code; who is at fault is found by trying each alone
+            return None
         self._counts.steps += 1
         self._counts.computed_tokens += sum(chunk.length for chunk in chunks)
-        try:
-            with torch.inference_mode():  # not around an await: others run meanwhile
-                drawing = self._runner.draw(chunks)
-            while not drawing.done():
-                await asyncio.sleep(0)
-            drawn = drawing.result()
-        except Exception as error:  # noqa: BLE001 - a model is foreign code
-            if len(chunks) == 1:
-                self._scheduler.remove(chunks[0].request)
-                self._fail(chunks[0].request, f"generation failed: {type(error).__name__}: {error}", cause=error)
-            else:
-                for chunk in chunks:
-                    await self._compute([chunk])
-            return
-        sampling = [chunk.request for chunk in chunks if chunk.samples]
-        self._scheduler.computed(chunks)
-        for request, tokens, logprobs in zip(sampling, drawn.tokens, drawn.logprobs, strict=True):
-            self._take(request, tokens, logprobs)
+        return _Flight(chunks, drawing)
+
+    async def _compute_alone(self, chunks: list[Chunk]) -> None:
+        """After a step that failed: who fails alone hears of it, the others go on."""
+        for chunk in chunks:
+            try:
+                with torch.inference_mode():
+                    drawing = self._runner.draw([chunk])
+                self._counts.steps += 1
+                self._counts.computed_tokens += chunk.length
+                await self._land(_Flight([chunk], drawing))
+            except Exception as error:  # noqa: BLE001
+                self._scheduler.remove(chunk.request)
+                self._fail(chunk.request, f"generation failed: {type(error).__name__}: {error}", cause=error)
+
+    async def _land_all(self) -> None:
+        """Take what is still under way."""
+        if self._flight is not None:
+            flight, self._flight = self._flight, None
+            await self._land(flight)
+
+    async def _land(self, flight: _Flight) -> None:
+        """Wait for a step and give the requests what was drawn for them; those that left meanwhile want nothing."""
+        while not flight.drawing.done():
+            await asyncio.sleep(0)
+        drawn = flight.drawing.result()
+        sampling = [chunk for chunk in flight.chunks if chunk.samples]
+        present = {chunk.request for chunk in flight.chunks if chunk.request in self._scheduler.running}
+        self._scheduler.computed([chunk for chunk in flight.chunks if chunk.request in present])
+        for chunk, tokens, logprobs in zip(sampling, drawn.tokens, drawn.logprobs, strict=True):
+            if chunk.request in present:
+                self._take(chunk.request, tokens, logprobs)
 
     def _take(self, request: Request, tokens: list[int], logprobs: list[float]) -> None:
         """Give a request what was drawn for it, up to its stop; one that is finished leaves."""
@@ -234,6 +278,7 @@ class LocalEngine:
         """Everybody's request fails. The scheduler is made anew, for it may have been stopped half-way."""
         for request in list(self._answers):
             self._fail(request, message)
+        self._flight = None
         self._scheduler = self._fresh_scheduler()
 
     def _fresh_scheduler(self) -> Scheduler:

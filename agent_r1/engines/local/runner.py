@@ -106,8 +106,11 @@ class ModelRunner:
                     raise EngineError(f"the engine's model has no parameter '{name}'")
                 own[name].copy_(tensor)
 
-    def draw(self, chunks: list[Chunk]) -> Drawing:
-        """Compute the chunks and draw the next tokens of those that sample: up to `burst` for each, at least one."""
+    def draw(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
+        """Compute the chunks and draw the next tokens of those that sample: up to `burst` for each, at least one.
+
+        `after` are the chunks of the step that is still under way, when these continue it (`Chunk.foreseen`).
+        """
         sampling = [chunk.request for chunk in chunks if chunk.samples]
         logits = self.forward(chunks)
         if not sampling:

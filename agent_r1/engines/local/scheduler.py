@@ -25,6 +25,8 @@ class Chunk:
     length: int
     draws: int = 1
     """Tokens that may be drawn after it, one after the other: the request holds the blocks for them."""
+    foreseen: bool = False
+    """Its token is not known to us yet: it is the last one that the step before it draws."""
 
     @property
     def end(self) -> int:
@@ -34,7 +36,12 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """Whether a token can be sampled after it."""
-        return self.end == len(self.request.tokens)
+        return self.foreseen or self.end == len(self.request.tokens)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens of the request that are sampled before it draws."""
+        return self.end - len(self.request.prompt)
 
 
 class Scheduler:
@@ -112,6 +119,36 @@ class Scheduler:
         prompts: list[Chunk] = []
         self._prefill(self._prefill_tokens, prompts)
         return prompts or self._decode()
+
+    def continue_decoding(self, flying: list[Chunk]) -> list[Chunk] | None:
+        """The burst after one that is still computed, as if nobody stopped in it; None when more than that is to do.
+
+        A request that did stop computes one burst in vain. Blocks it gave back meanwhile may have a new owner, whose
+        writes come after: steps are computed in the order they are started in.
+        """
+        may_admit = bool(self.waiting) and not self._is_full and len(self.running) < self._max_requests
+        decoding = [before for before in flying if before.request in self.running]
+        if (
+            self._burst == 1
+            or may_admit
+            or len(decoding) < len(self.running)
+            or any(before.length > 1 or not before.samples for before in flying)
+        ):
+            return None
+        chunks, missing = list[Chunk](), 0
+        for before in decoding:
+            request = before.request
+            draws = min(self._burst, request.sampling.max_tokens - before.num_sampled - before.draws)
+            if draws > 0:
+                start = before.end + before.draws - 1
+                missing += max(0, blocks_for(start + draws) - len(request.blocks))
+                chunks.append(Chunk(request, start, 1, draws, foreseen=True))
+        if not chunks or missing > self.pool.num_free:
+            return None
+        for chunk in chunks:
+            while len(chunk.request.blocks) < blocks_for(chunk.start + chunk.draws):
+                self._append_block(chunk.request)
+        return chunks
 
     def _decode(self) -> list[Chunk]:
         chunks: list[Chunk] = []
