@@ -91,6 +91,7 @@ class _Head(torch.autograd.Function):
         for part in _chunks(len(flat), settings.chunk):
             down = slope(
                 _product(flat[part], matrix),
+                settings.dtype,
                 bias,
                 targets_N[part],
                 total_N[part],
@@ -100,8 +101,7 @@ class _Head(torch.autograd.Function):
                 settings.scale,
             )
             if bias_gradient is not None:
-                bias_gradient += down.sum(0)
-            down = down.to(settings.dtype)
+                bias_gradient += down.sum(0, dtype=torch.float32)
             torch.mm(down, matrix, out=hidden_gradient_N[part])
             if weight_gradient is not None:
                 if settings.dtype == torch.float32:
@@ -147,6 +147,7 @@ def _summary(
 
 def _slope(
     raw: Tensor,
+    dtype: torch.dtype,
     bias: Tensor | None,
     targets: Tensor,
     total: Tensor,
@@ -156,7 +157,10 @@ def _slope(
     softcap: float | None,
     scale: float,
 ) -> Tensor:
-    """The gradient at the matrix product: d logprob[target] = onehot - p; d entropy = -p (log p + entropy)."""
+    """The gradient at the matrix product, as `dtype`.
+
+    d logprob[target] = onehot - p; d entropy = -p (log p + entropy).
+    """
     logits = _logits(raw, bias, softcap, scale)
     bend = None if softcap is None else 1 - (logits / (scale * softcap)) ** 2
     logprobs = logits.sub_(total[:, None])
@@ -168,7 +172,7 @@ def _slope(
         down = torch.where(hit, down + logprob_gradient[:, None], down)
     else:
         down.scatter_add_(1, targets[:, None], logprob_gradient[:, None])
-    return down.mul_(scale) if bend is None else down.mul_(bend).mul_(scale)
+    return (down.mul_(scale) if bend is None else down.mul_(bend).mul_(scale)).to(dtype)
 
 
 @lru_cache

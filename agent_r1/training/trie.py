@@ -102,18 +102,19 @@ def build_rows(samples: Sequence[Sample], chosen: Sequence[int], *, row_tokens: 
 def _arrays(samples: Sequence[Sample], chosen: Sequence[int]) -> dict[int, Ids]:
     """The token ids of the chosen samples that have actions.
 
-    A step usually continues the one before it: its array begins as that one's, and only what is new is converted.
+    A step usually continues the one before it. From the last to the first, most are then the beginning of an array that
+    is there already.
     """
     arrays: dict[int, Ids] = {}
-    before: TokenIds = ()
+    longer: TokenIds = ()
     known = np.zeros(0, dtype=np.int64)
-    for index in chosen:
+    for index in reversed(chosen):
         token_ids = samples[index].token_ids
         if not samples[index].actions:
             continue
-        shared = len(before) if token_ids[: len(before)] == before else 0
-        known = np.concatenate([known[:shared], np.array(token_ids[shared:], dtype=np.int64)])
-        arrays[index], before = known, token_ids
+        if longer[: len(token_ids)] != token_ids:
+            longer, known = token_ids, np.array(token_ids, dtype=np.int64)
+        arrays[index] = known[: len(token_ids)]
     return arrays
 
 

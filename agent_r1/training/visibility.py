@@ -164,6 +164,8 @@ def trie_attention(
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return output, None
 
+    # Under autocast rotary embeddings leave queries and keys in float32; the values are what the layer multiplies in.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     attended = _flex()(
         query,
         key,

@@ -21,36 +21,25 @@ computes. Without triton this file still imports; only a launch fails.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
+from agent_r1.engines.local.triton_tools import (
+    HAS_TRITON,
+    constexpr,
+    kernel,
+    next_power_of_2,
+    operator,
+    tensor,
+    tl,
+)
 from agent_r1.errors import EngineError
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-# Any, because triton ships no types; None where it is missing. Kernels look both names up when they compile.
-triton: Any = importlib.import_module("triton") if HAS_TRITON else None
-tl: Any = importlib.import_module("triton.language") if HAS_TRITON else None
-if TYPE_CHECKING:
-    tensor: TypeAlias = Any
-    constexpr: TypeAlias = Any
-elif HAS_TRITON:
-    tensor, constexpr = tl.tensor, tl.constexpr
-
-P = ParamSpec("P")
-T = TypeVar("T")
 LOG2_E = math.log2(math.e)
-
-
-def kernel(function: Callable[..., Any]) -> Any:
-    """`triton.jit` where there is triton; elsewhere the plain function, which nothing calls."""
-    return triton.jit(function) if HAS_TRITON else function
-
 
 # --- device code -----------------------------------------------------------------------------------------------------
 # Arguments in capitals are compile-time constants: floats among them because inductor would hand them over as float64,
@@ -246,25 +235,6 @@ def prefill_kernel(
 # --- operators -------------------------------------------------------------------------------------------------------
 
 
-def operator(
-    fake: Callable[..., Tensor | None], mutates: tuple[str, ...] = ()
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """An operator of torch; `fake` gives the result's shape to a tracer.
-
-    `torch.library.custom_op` would do the same and check every call in Python, which costs more than the launch.
-    """
-
-    def register(function: Callable[P, T]) -> Callable[P, T]:
-        name = function.__name__
-        schema = torch.library.infer_schema(function, mutates_args=mutates)
-        torch.library.define(f"agent_r1::{name}", schema)
-        torch.library.impl(f"agent_r1::{name}", ("CUDA", "CPU"), function)
-        torch.library.register_fake(f"agent_r1::{name}", fake)
-        return cast("Callable[P, T]", getattr(torch.ops.agent_r1, name).default)
-
-    return register
-
-
 def like_queries(queries: Tensor, *others: Tensor, **options: object) -> Tensor:
     """A tensor of the result's shape and type: those of the queries, laid out densely."""
     return queries.new_empty(queries.shape)
@@ -442,11 +412,6 @@ def with_dense_rows(tensor: Tensor) -> Tensor:
 def padded_dim(dim: int) -> int:
     """The width of a tile: a power of two, and at least what a matrix instruction takes."""
     return max(16, next_power_of_2(dim))
-
-
-def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is not below: 5 gives 8."""
-    return 1 << (number - 1).bit_length()
 
 
 @cache

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_r1.engines.local.kernels import constexpr, kernel, next_power_of_2, tensor, tl
+from agent_r1.engines.local.triton_tools import constexpr, kernel, next_power_of_2, tensor, tl
 
 CHUNK = 4096
 """Logits of one program."""
