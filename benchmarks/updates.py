@@ -47,7 +47,7 @@ def make_learner(model: SampleModel, config: Config) -> Learner:
 
 def packed(learner: Learner, experience: Experience) -> list[MicroBatch]:
     """What goes through the model in one update."""
-    return learner.models.compute.pack(experience.samples, range(len(experience.samples)))
+    return list(learner.models.compute.pack(experience.samples, range(len(experience.samples))))
 
 
 def update_seconds(learner: Learner, experience: Experience, repeats: int) -> list[float]:

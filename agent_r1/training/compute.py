@@ -11,7 +11,7 @@ from torch import nn
 
 from agent_r1.config import Config
 from agent_r1.training.rows import Packer, pack
-from agent_r1.training.trie import pack_tries
+from agent_r1.training.trie import iter_tries
 
 
 def cpu_row_tokens(hidden_size: int) -> int:
@@ -69,6 +69,6 @@ def _packer(config: Config, policy: nn.Module, device: torch.device) -> Packer:
         return partial(pack, max_tokens=max_tokens)
     if device.type == "cuda":
         multiple = min(max_tokens, CUDA_WIDTH_MULTIPLE)
-        return partial(pack_tries, max_tokens=max_tokens, row_tokens=CUDA_ROW_TOKENS, width_multiple=multiple)
+        return partial(iter_tries, max_tokens=max_tokens, row_tokens=CUDA_ROW_TOKENS, width_multiple=multiple)
     hidden_size = int(cast(Any, policy).config.get_text_config().hidden_size)
-    return partial(pack_tries, max_tokens=max_tokens, row_tokens=cpu_row_tokens(hidden_size))
+    return partial(iter_tries, max_tokens=max_tokens, row_tokens=cpu_row_tokens(hidden_size))

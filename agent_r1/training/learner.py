@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,32 @@ from agent_r1.training.models import SharedCritic
 from agent_r1.training.optimize import SkipCounter, guarded_step, make_optimizer
 from agent_r1.training.rows import MicroBatch, Sample, send
 from agent_r1.training.scoring import Scores, score, value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Share:
+    """What one update computes."""
+
+    samples: Sequence[Sample]
+    """All of the batch."""
+    useful: list[int]
+    """Those in the update that have any token to learn from; the others would be computed for nothing."""
+    tokens_N: Tensor
+    """The places of their action tokens in the batch's flat arrays, in order."""
+
+
+def _share(batch: CreditedBatch, samples: Sequence[Sample], chosen: Sequence[int], wanted_N: Tensor) -> _Share:
+    """The part of the chosen samples in which any token is wanted."""
+    table = batch.experience.table
+    wanted_S = torch.zeros(len(table.lengths_S)).index_add(0, table.step_of_token_N, wanted_N.float()) > 0
+    in_update_S = torch.zeros_like(wanted_S)
+    in_update_S[list(chosen)] = True
+    in_update_S &= wanted_S
+    return _Share(
+        samples=samples,
+        useful=in_update_S.nonzero().squeeze(1).tolist(),
+        tokens_N=in_update_S[table.step_of_token_N].nonzero().squeeze(1),
+    )
 
 
 class _Sums:
@@ -129,35 +156,26 @@ class Learner:
         credit, warmup = batch.credit, self.algorithm.settings.critic.warmup_steps
         samples, critic_samples = batch.experience.samples, batch.experience.critic_samples
         if self.critic is None or credit.valued_N is None:
-            return self._update_policy(batch, self._pack(batch, chosen, credit.credited_N, samples), step)
+            return self._update_policy(batch, _share(batch, samples, chosen, credit.credited_N), step)
         if step < warmup:
-            micro_batches = self._pack(batch, chosen, credit.valued_N, critic_samples)
-            return {"loss/updates": 0.0, **self._update_critic(batch, micro_batches, step)}
+            share = _share(batch, critic_samples, chosen, credit.valued_N)
+            return {"loss/updates": 0.0, **self._update_critic(batch, share, step)}
         if isinstance(self.critic, SharedCritic):
             either_N = credit.credited_N | credit.valued_N
-            return self._update_policy(batch, self._pack(batch, chosen, either_N, samples), step)
-        metrics = self._update_policy(batch, self._pack(batch, chosen, credit.credited_N, samples), step)
-        return metrics | self._update_critic(batch, self._pack(batch, chosen, credit.valued_N, critic_samples), step)
+            return self._update_policy(batch, _share(batch, samples, chosen, either_N), step)
+        metrics = self._update_policy(batch, _share(batch, samples, chosen, credit.credited_N), step)
+        return metrics | self._update_critic(batch, _share(batch, critic_samples, chosen, credit.valued_N), step)
 
-    def _pack(
-        self, batch: CreditedBatch, chosen: Sequence[int], wanted_N: Tensor, samples: Sequence[Sample]
-    ) -> list[MicroBatch]:
-        """Micro-batches of the chosen samples that have any wanted token; the others would be computed for nothing."""
-        table = batch.experience.table
-        wanted_S = torch.zeros(len(table.lengths_S)).index_add(0, table.step_of_token_N, wanted_N.float()) > 0
-        useful = [index for index in chosen if wanted_S[index]]
-        return self.models.compute.pack(samples, useful)
-
-    def _update_policy(self, batch: CreditedBatch, micro_batches: Sequence[MicroBatch], step: int) -> dict[str, float]:
+    def _update_policy(self, batch: CreditedBatch, share: _Share, step: int) -> dict[str, float]:
         """One step of the policy; of a value head too when it shares the policy's trunk."""
-        if not micro_batches:
+        if not share.useful:
             return {"loss/updates": 0.0}
-        weights_N = self._weights(batch, micro_batches)
-        num_valued = self._num_valued(batch, micro_batches)
+        weights_N = self._weights(batch, share)
+        total_weight, num_valued = max(float(weights_N.sum()), 1e-12), self._num_valued(batch, share)
         running = _Sums()
-        for micro in micro_batches:
+        for micro in self.models.compute.pack(share.samples, share.useful):
             weight_N = send(weights_N[micro.tokens_N], self.device)
-            running.add(self._policy_backward(batch, micro, weight_N, max(float(weights_N.sum()), 1e-12), num_valued))
+            running.add(self._policy_backward(batch, micro, weight_N, total_weight, num_valued))
         sums = running.read()
         norm = guarded_step(
             self.policy_optimizer,
@@ -172,10 +190,9 @@ class Learner:
             metrics["critic/gradient_norm"] = self._step_critic(sums["loss/critic"], step)
         return metrics
 
-    def _weights(self, batch: CreditedBatch, micro_batches: Sequence[MicroBatch]) -> Tensor:
+    def _weights(self, batch: CreditedBatch, share: _Share) -> Tensor:
         """The weight of each token in this update's loss; 0 for tokens outside it. Denominators are the update's."""
-        table = batch.experience.table
-        tokens_N = torch.cat([micro.tokens_N for micro in micro_batches]).sort().values
+        table, tokens_N = batch.experience.table, share.tokens_N
         weights_N = torch.zeros(table.num_tokens)
         weights_N[tokens_N] = self.algorithm.aggregate(
             batch.credit.credited_N[tokens_N], table.step_of_token_N[tokens_N], table.trajectory_of_token_N[tokens_N]
@@ -242,11 +259,11 @@ class Learner:
 
     # --- the critic ------------------------------------------------------------------------------------------------
 
-    def _update_critic(self, batch: CreditedBatch, micro_batches: Sequence[MicroBatch], step: int) -> dict[str, float]:
+    def _update_critic(self, batch: CreditedBatch, share: _Share, step: int) -> dict[str, float]:
         assert self.critic is not None
-        num_valued = self._num_valued(batch, micro_batches)
+        num_valued = self._num_valued(batch, share)
         running = _Sums()
-        for micro in micro_batches:
+        for micro in self.models.compute.pack(share.samples, share.useful):
             values_N = value(self.critic, micro.to(self.device), self.models.compute)
             here = batch.arrays.at(send(micro.tokens_N, self.device))
             loss = self._value_objective(here, values_N, num_valued)
@@ -255,9 +272,9 @@ class Learner:
         sums = running.read()
         return {**sums, "critic/gradient_norm": self._step_critic(sums["loss/critic"], step)}
 
-    def _num_valued(self, batch: CreditedBatch, micro_batches: Sequence[MicroBatch]) -> int:
+    def _num_valued(self, batch: CreditedBatch, share: _Share) -> int:
         valued_N = batch.credit.valued_N
-        return 0 if valued_N is None else sum(int(valued_N[micro.tokens_N].sum()) for micro in micro_batches)
+        return 0 if valued_N is None else int(valued_N[share.tokens_N].sum())
 
     def _value_objective(self, here: TokenArrays, values_N: Tensor, num_valued: int) -> Tensor:
         """The value loss of a micro-batch as its share of the update's mean."""

@@ -6,7 +6,7 @@ action; only action tokens are scored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -100,8 +100,8 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-Packer = Callable[[Sequence[Sample], Sequence[int]], list[MicroBatch]]
-"""From samples and the chosen ones among them to micro-batches."""
+Packer = Callable[[Sequence[Sample], Sequence[int]], Iterable[MicroBatch]]
+"""From samples and the chosen ones among them to micro-batches; to be walked through once."""
 
 
 def pack(samples: Sequence[Sample], chosen: Sequence[int], *, max_tokens: int) -> list[MicroBatch]:

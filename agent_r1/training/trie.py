@@ -15,7 +15,7 @@ row; rewritten history simply branches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,6 +121,8 @@ def _arrays(samples: Sequence[Sample], chosen: Sequence[int]) -> dict[int, Ids]:
 def _common_prefix(left: Ids, right: Ids) -> int:
     """How many leading ids are equal: 2 for (1, 2, 3) and (1, 2, 4, 5)."""
     shorter = min(len(left), len(right))
+    if left.base is not None and left.base is right.base:  # both are beginnings of one array
+        return shorter
     differing = np.flatnonzero(left[:shorter] != right[:shorter])
     return int(differing[0]) if len(differing) else shorter
 
@@ -133,23 +135,38 @@ def pack_tries(
     row_tokens: int | None = None,
     width_multiple: int = 1,
 ) -> list[MicroBatch]:
-    """The chosen samples as micro-batches of trie rows, at most `max_tokens` tokens each, padding included.
+    """The chosen samples as micro-batches of trie rows; see `iter_tries`."""
+    return list(
+        iter_tries(samples, chosen, max_tokens=max_tokens, row_tokens=row_tokens, width_multiple=width_multiple)
+    )
 
-    `row_tokens` bounds a single row (by default the whole micro-batch): attention with a dense mask costs the square
-    of a row's length, so a CPU wants several shorter rows. Widths are padded to `width_multiple`.
+
+def iter_tries(
+    samples: Sequence[Sample],
+    chosen: Sequence[int],
+    *,
+    max_tokens: int,
+    row_tokens: int | None = None,
+    width_multiple: int = 1,
+) -> Iterator[MicroBatch]:
+    """Micro-batches of trie rows, at most `max_tokens` tokens each, padding included.
+
+    One is made when it is asked for, so a GPU already computes the first while we make the second. `row_tokens` bounds
+    a single row (by default the whole micro-batch): attention with a dense mask costs the square of a row's length, so
+    a CPU wants several shorter rows. Widths are padded to `width_multiple`.
     """
     refuse_too_long(samples, chosen, max_tokens)
     rows = build_rows(samples, chosen, row_tokens=min(max_tokens, row_tokens or max_tokens))
     starts = first_tokens(samples)
-    batches: list[MicroBatch] = []
     current: list[TrieRow] = []
     for row in sorted(rows, key=len, reverse=True):
         wasteful = bool(current) and len(row) < LEAST_FILLED * len(current[0])
         if current and (wasteful or (len(current) + 1) * len(current[0]) > max_tokens):
-            batches.append(_collate(samples, current, starts, width_multiple))
+            yield _collate(samples, current, starts, width_multiple)
             current = []
         current.append(row)
-    return [*batches, _collate(samples, current, starts, width_multiple)] if current else batches
+    if current:
+        yield _collate(samples, current, starts, width_multiple)
 
 
 def _collate(
