@@ -76,6 +76,11 @@ def requests(count: int, **sampling: Any) -> list[Prompt]:
     ]
 
 
+def plain_engine(model: Any, **settings: Any) -> LocalEngine:
+    """Graphs and bursts without the compiler, which takes longer than these tests."""
+    return LocalEngine(model, compile_layers=False, **settings)
+
+
 async def all_answers(engine: LocalEngine, prompts: Sequence[Prompt]) -> list[Completion]:
     return list(await asyncio.gather(*(engine.generate(*prompt) for prompt in prompts)))
 
@@ -132,19 +137,20 @@ def test_bfloat16_log_probs_are_as_near_the_float32_ones_as_those_of_a_plain_bfl
     assert ours < 1.2 * plain
 
 
-def test_greedy_answers_equal_those_of_transformers() -> None:
+def test_greedy_answers_take_the_plain_models_most_likely_token() -> None:
     model = make_model()
     prompts = [(ids(index, 20 + index), SamplingParams(max_tokens=30, temperature=0.0)) for index in range(6)]
-    for (prompt, _), completion in zip(prompts, answers(LocalEngine(model), prompts), strict=True):
-        expected = model.generate(
-            torch.tensor([prompt], device="cuda"), max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        assert completion.token_ids == tuple(expected[0, len(prompt) :].tolist())
+    for (prompt, _), completion in zip(prompts, answers(plain_engine(model), prompts), strict=True):
+        tokens = torch.tensor([prompt + completion.token_ids], device="cuda")
+        with torch.no_grad():
+            logits = model(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, tokens[0, len(prompt) :, None]).squeeze(1)
+        assert float((logits.amax(-1) - chosen).max()) < 1e-3  # equals up to rounding may change places
 
 
 def test_an_answer_ends_at_its_stop_in_the_middle_of_a_burst() -> None:
     model, (prompt, sampling) = make_model(), requests(12)[11]
-    engine = LocalEngine(model)
+    engine = plain_engine(model)
     whole = answers(engine, [(prompt, sampling)])[0]
     for place in (0, 2, 7, 8, 9, 20):
         stop = whole.token_ids[place]
@@ -156,7 +162,7 @@ def test_an_answer_ends_at_its_stop_in_the_middle_of_a_burst() -> None:
 
 def test_a_later_turn_finds_the_earlier_one_in_the_cache_and_reads_it_right() -> None:
     model = make_model()
-    engine = LocalEngine(model)
+    engine = plain_engine(model)
     prompt, sampling = ids(1, 100), SamplingParams(max_tokens=45, seed=3)
     first = answers(engine, [(prompt, sampling)])[0]
     longer = (*prompt, *first.token_ids, *ids(2, 10))
@@ -168,7 +174,7 @@ def test_a_later_turn_finds_the_earlier_one_in_the_cache_and_reads_it_right() ->
 
 def test_a_small_pool_makes_requests_wait_and_start_again_but_not_fail() -> None:
     model, prompts = make_model(), requests(40)
-    engine = LocalEngine(model, max_requests=32, kv_memory=512)
+    engine = plain_engine(model, max_requests=32, kv_memory=512)
     completions = answers(engine, prompts)
     assert engine.stats.preemptions > 0
     assert worst_difference(model, prompts, completions) < 2e-3
@@ -190,7 +196,7 @@ def test_new_weights_are_read_by_graphs_that_were_captured_before() -> None:
 
 def test_top_k_and_top_p_hold_in_bursts() -> None:
     model = make_model()
-    engine = LocalEngine(model)
+    engine = plain_engine(model)
     prompts = [(ids(index, 30), SamplingParams(max_tokens=20, seed=index, top_k=1)) for index in range(4)]
     greedy = [(prompt, replace(sampling, temperature=0.0, top_k=0)) for prompt, sampling in prompts]
     found, expected = answers(engine, prompts), answers(engine, greedy)
@@ -199,12 +205,12 @@ def test_top_k_and_top_p_hold_in_bursts() -> None:
 
 def test_the_same_requests_get_the_same_answers() -> None:
     model, prompts = make_model(), requests(30)
-    assert answers(LocalEngine(model), prompts) == answers(LocalEngine(model), prompts)
+    assert answers(plain_engine(model), prompts) == answers(plain_engine(model), prompts)
 
 
 def test_a_cancelled_request_frees_its_blocks() -> None:
     model = make_model()
-    engine = LocalEngine(model)
+    engine = plain_engine(model)
 
     async def cancel_half() -> None:
         tasks = [asyncio.create_task(engine.generate(*prompt)) for prompt in requests(20)]
