@@ -127,6 +127,7 @@ def test_answers_are_those_of_the_plain_engine(
     assert asyncio.run(all_answers(engine, requests)) == expected
     runner: Any = engine._runner
     assert runner.num_continued > 0
+    assert engine._scheduler.pool.num_held > 0
     engine._scheduler.cache.clear()
     assert engine._scheduler.pool.num_held == 0
 
@@ -198,3 +199,19 @@ def test_a_step_that_fails_in_flight_is_tried_one_by_one(
 
     monkeypatch.setattr(LateRunner, "draw", sometimes)
     assert asyncio.run(all_answers(engine, requests)) == expected
+
+
+def test_a_pool_full_of_old_prefixes_does_not_end_the_flow(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody uses the blocks of answers that are done: they make room, and bursts go on without a pause."""
+    engine = late_engine(model, monkeypatch, kv_memory=800)
+    requests = [(ids, replace(sampling, max_tokens=40)) for ids, sampling in prompts(8)]
+    fresh = [(tuple(token + 1 for token in ids), sampling) for ids, sampling in requests]
+    asyncio.run(all_answers(engine, requests))
+    runner: Any = engine._runner
+    while_empty, runner.num_continued = runner.num_continued, 0
+    asyncio.run(all_answers(engine, fresh))
+    asyncio.run(all_answers(engine, requests))
+    assert engine.stats.preemptions == 0
+    assert runner.num_continued == 2 * while_empty

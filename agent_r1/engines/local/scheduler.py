@@ -143,7 +143,7 @@ class Scheduler:
                 start = before.end + before.draws - 1
                 missing += max(0, blocks_for(start + draws) - len(request.blocks))
                 chunks.append(Chunk(request, start, 1, draws, foreseen=True))
-        if not chunks or missing > self.pool.num_free:
+        if not chunks or not self._make_room(missing):
             return None
         for chunk in chunks:
             while len(chunk.request.blocks) < blocks_for(chunk.start + chunk.draws):
@@ -208,8 +208,7 @@ class Scheduler:
         While others run one block is left for them, or the next to grow would send this one back at once.
         """
         num_new = blocks_for(len(request.tokens)) - len(known)
-        missing = num_new + bool(self.running) - self.pool.num_free
-        if missing > 0 and self.cache.evict(missing) < missing:
+        if not self._make_room(num_new + bool(self.running)):
             self.pool.release(known)
             self._is_full = True
             return False
@@ -225,13 +224,18 @@ class Scheduler:
     def _hold(self, request: Request, wanted: int) -> bool:
         """Give a running request as many blocks as wanted; False when the request itself had to give way."""
         while len(request.blocks) < wanted:
-            while not self.pool.num_free and not self.cache.evict(1):
+            while not self._make_room(1):
                 youngest = next(reversed(self.running))
                 self._preempt(youngest)
                 if youngest is request:
                     return False
             self._append_block(request)
         return True
+
+    def _make_room(self, count: int) -> bool:
+        """Whether so many blocks are free, after the prefix cache gave up what it must."""
+        missing = count - self.pool.num_free
+        return missing <= 0 or self.cache.evict(missing) == missing
 
     def _append_block(self, request: Request) -> None:
         block = self.pool.allocate()
