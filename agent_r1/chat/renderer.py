@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from agent_r1.chat.formats import ToolFormat, tool_formats
@@ -76,6 +77,7 @@ class ChatRenderer:
             )
         self.tokenizer = tokenizer
         self.format: ToolFormat = tool_formats.get(tool_format)()
+        self._known_ids = lru_cache(maxsize=2048)(self._encode)
         eos = tokenizer.eos_token_id
         self.stop_ids: TokenIds = tuple(dict.fromkeys([*([] if eos is None else [int(eos)]), *stop_ids]))
         if not self.stop_ids:
@@ -179,7 +181,10 @@ class ChatRenderer:
         return rendered
 
     def encode(self, text: str) -> TokenIds:
-        """The ids of plain text, nothing added."""
+        """The ids of plain text, nothing added. Members of a group ask for the same prompt: it is tokenised once."""
+        return self._known_ids(text)
+
+    def _encode(self, text: str) -> TokenIds:
         # A JSON escape can name half a character, which no tokenizer takes.
         text = text.encode("utf-8", "replace").decode("utf-8")
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))

@@ -51,14 +51,11 @@ class CudaRunner(ModelRunner):
         *,
         max_requests: int,
         context_length: int,
-        kv_memory: float | None = None,
-        dtype: torch.dtype | None = None,
         compile_layers: bool = True,
+        **memory: Any,
     ) -> None:
         _spare_the_libraries()
-        super().__init__(
-            model, max_requests=max_requests, context_length=context_length, kv_memory=kv_memory, dtype=dtype
-        )
+        super().__init__(model, max_requests=max_requests, context_length=context_length, **memory)
         fuse_projections(self._model)
         if self._dtype != torch.float32:
             self._model.set_output_embeddings(_ExactHead(self._model.get_output_embeddings()))
