@@ -39,7 +39,7 @@ def make_learner(model: SampleModel, config: Config) -> Learner:
     """A learner as a training run with this configuration makes it."""
     policy = model.load(getattr(torch, config.model.dtype), choose_device(config.trainer.device))
     if config.trainer.compile:
-        compile_layers(policy)
+        compile_layers(policy.get_decoder())
     if config.trainer.gradient_checkpointing:
         checkpoint_layers(policy)
     return grpo_learner(policy, make_compute(config, policy))

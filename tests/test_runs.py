@@ -253,3 +253,20 @@ def test_every_verb_has_help_with_an_example() -> None:
 def test_something_that_is_not_a_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"base\.yaml"):
         agent_r1.train(str(tmp_path), quiet=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # compilers warn among themselves
+def test_compiled_layers_learn_what_plain_ones_learn(tmp_path: Path, model_folder: Path) -> None:
+    """With a critic and a reference of their own, which are compiled too."""
+    norms = []
+    for compiled in ("false", "true"):
+        folder = tmp_path / compiled
+        folder.mkdir()
+        settings = ["algorithm=ppo", "algorithm.kl.coefficient=0.01", "trainer.steps=2", f"trainer.compile={compiled}"]
+        agent_r1.train(*tiny_overrides(folder, model_folder, *settings), quiet=True)
+        lines = [json.loads(line) for line in (folder / "tiny" / "metrics.jsonl").read_text().splitlines()]
+        norms.append([(line["policy/gradient_norm"], line["critic/gradient_norm"]) for line in lines])
+    assert len(norms[0]) == 2
+    for plain, found in zip(*norms, strict=True):
+        assert found == pytest.approx(plain, rel=1e-3)

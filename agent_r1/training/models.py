@@ -56,9 +56,12 @@ def checkpoint_layers(model: nn.Module) -> None:
             module.training = True
 
 
-def compile_layers(model: nn.Module) -> None:
-    """Compile each decoder layer in place; a whole model would take far longer to compile."""
-    for layer in cast(Any, model).get_decoder().layers:
+def compile_layers(decoder: nn.Module) -> None:
+    """Compile each layer of a decoder in place; a whole model would take far longer to compile."""
+    # All layers of all models of a run share one piece of code: leave room for its variants (with and without gradient,
+    # adapters on and off, one shape and any shape).
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    for layer in cast(Any, decoder).layers:
         layer.compile()
 
 

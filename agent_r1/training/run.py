@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -64,7 +64,8 @@ async def train_run(config: Config, console: RunConsole) -> Summary:
     parts = _load_parts(plan, renderer)
     models = _models(config, parts)
     if config.trainer.compile:
-        compile_layers(models.policy)
+        for decoder in _decoders(models):
+            compile_layers(decoder)
     if config.trainer.gradient_checkpointing:
         checkpoint_layers(models.policy)
         if isinstance(models.critic, Critic):
@@ -190,6 +191,16 @@ def _models(config: Config, parts: _Parts) -> Models:
         critic=critic,
         compute=make_compute(config, parts.policy),
     )
+
+
+def _decoders(models: Models) -> list[nn.Module]:
+    """The decoders of a run's models, each once: a shared critic or a policy that is its own reference adds none."""
+    own: list[nn.Module] = [cast(Any, models.policy).get_decoder()]
+    if models.reference is not None and models.reference is not models.policy:
+        own.append(cast(Any, models.reference).get_decoder())
+    if isinstance(models.critic, Critic):
+        own.append(models.critic.trunk)
+    return own
 
 
 def _prepare_model(config: Config, console: RunConsole) -> None:
