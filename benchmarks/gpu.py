@@ -546,7 +546,15 @@ def table(rows: Sequence[Row]) -> Table:
 
 def read_rows(paths: Sequence[Path]) -> list[Row]:
     """The rows of earlier runs."""
-    return [Row(**row) for path in paths for row in json.loads(path.read_text())["rows"]]
+    rows: list[Row] = []
+    for path in paths:
+        earlier = json.loads(path.read_text())
+        here = machine()["device"]
+        found = earlier.get("machine", {}).get("device", here)
+        if found != here:
+            raise SystemExit(f"{path} was measured on {found}, this is {here}: rows of two machines make no ratio")
+        rows += [Row(**row) for row in earlier["rows"]]
+    return rows
 
 
 def machine() -> dict[str, str]:

@@ -45,7 +45,7 @@ def random_prompts(workload: Workload, *, vocabulary: int, seed: int) -> list[tu
 
     2 groups of 2 give [a, a, b, b].
     """
-    rng = random.Random(seed)
+    rng = random.Random(f"{workload.name}, round {seed}")  # no workload begins as another does
     known = range(FIRST_PLAIN_ID, vocabulary)
     prompts = [tuple(rng.choices(known, k=workload.prompt_tokens)) for _ in range(workload.groups)]
     return [prompt for prompt in prompts for _ in range(workload.members)]

@@ -37,6 +37,8 @@ def with_trainer(config: Config, **keys: Any) -> Config:
 
 def make_learner(model: SampleModel, config: Config) -> Learner:
     """A learner as a training run with this configuration makes it."""
+    if config.model.lora.rank:
+        raise ValueError("model.lora: these rows train all weights, and their FLOPs are counted so")
     policy = model.load(getattr(torch, config.model.dtype), choose_device(config.trainer.device))
     if config.trainer.compile:
         compile_layers(policy.get_decoder())

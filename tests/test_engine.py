@@ -379,6 +379,7 @@ class BreaksOnFourthCall(LlamaForCausalLM):
         return super().forward(*args, **kwargs)
 
 
+@pytest.mark.filterwarnings("ignore:a step of the engine failed")
 def test_a_step_that_is_too_large_is_computed_one_by_one(model: LlamaForCausalLM) -> None:
     breaking = BreaksOnFourthCall(model.config)
     breaking.load_state_dict(model.state_dict())
@@ -395,6 +396,7 @@ class FearsOneToken(LlamaForCausalLM):
         return super().forward(*args, **kwargs)
 
 
+@pytest.mark.filterwarnings("ignore:a step of the engine failed")
 def test_a_request_that_breaks_the_model_fails_alone(model: LlamaForCausalLM) -> None:
     fearful = FearsOneToken(model.config)
     fearful.load_state_dict(model.state_dict())
@@ -518,3 +520,56 @@ def test_rows_with_different_parameters_share_a_batch() -> None:
     together, _ = sample(logits, mixed, [0, 1, 2])
     alone = [sample(logits[:1], [one], [index])[0][0] for index, one in enumerate(mixed)]
     assert together == alone
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": 1e-46}, "temperature is 1e-46"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+    ],
+)
+def test_sampling_that_means_nothing_is_refused(model: LlamaForCausalLM, wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(EngineError, match=named):
+        answer(model, (5, 6), SamplingParams(max_tokens=2, **wrong))
+
+
+def test_an_engine_that_was_closed_can_be_asked_again(model: LlamaForCausalLM) -> None:
+    engine = LocalEngine(model)
+    request = random_requests(3)[2]
+
+    async def close_and_ask() -> Completion:
+        broken_off = asyncio.create_task(engine.generate(*request))
+        await ticks(3)
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await broken_off
+        return await in_time(engine.generate(*request))
+
+    assert_same(asyncio.run(close_and_ask()), answer(model, *request))
+
+
+def test_weights_that_do_not_fit_leave_no_old_keys_behind(model: LlamaForCausalLM) -> None:
+    engine = LocalEngine(model)
+    request = random_requests(9)[8]
+    name, tensor = next(iter(model.state_dict().items()))
+    doubled = {key: 2 * value for key, value in model.state_dict().items()}
+
+    async def ask_again() -> Completion:
+        await engine.generate(*request)
+        with pytest.raises(EngineError, match=f"'{name}' has shape"):
+            await engine.update_weights([*doubled.items(), (name, tensor[:1])], 1)
+        return await engine.generate(*request)
+
+    found = asyncio.run(ask_again())
+    model.load_state_dict(doubled)
+    assert found.logprobs == answer(model, *request).logprobs
+
+
+def test_one_request_may_be_as_long_as_the_context(model: LlamaForCausalLM) -> None:
+    """The memory set aside for few requests of moderate length must hold one long one."""
+    engine = LocalEngine(model, max_requests=1)
+    assert engine._runner.num_blocks * 16 >= engine.context_length

@@ -182,6 +182,7 @@ def test_new_weights_wait_for_the_step_in_flight_and_sample_what_comes_after_it(
         assert answer.logprobs[part] == pytest.approx(found.tolist(), abs=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:a step of the engine failed")
 def test_a_step_that_fails_in_flight_is_tried_one_by_one(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,14 @@ def test_something_that_is_not_a_recipe_is_refused(tmp_path: Path) -> None:
         agent_r1.train(str(tmp_path), quiet=True)
 
 
+def test_a_run_that_goes_on_keeps_the_configuration_it_goes_on_with(tmp_path: Path, model_folder: Path) -> None:
+    overrides = tiny_overrides(tmp_path, model_folder)
+    for steps in (1, 2):
+        agent_r1.train(*overrides, f"trainer.steps={steps}", quiet=True)
+        assert from_yaml((tmp_path / "tiny" / "config.yaml").read_text()).trainer.steps == steps
+    assert len((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # compilers warn among themselves
 def test_compiled_layers_learn_what_plain_ones_learn(tmp_path: Path, model_folder: Path) -> None:

@@ -120,6 +120,14 @@ def test_what_was_drawn_becomes_the_input_of_the_next_step() -> None:
     heads = torch.tensor([[50, 51], [5, 15], [7 * 16 + 5, 9 * 16 + 15]], device=DEVICE)
     contexts = torch.tensor([6, 16], dtype=torch.int32, device=DEVICE)
     drawn_tokens = torch.tensor([[1, 2], [33, 44]], dtype=torch.int32, device=DEVICE)
-    advance(drawn_tokens, torch.tensor([1], dtype=torch.int32, device=DEVICE), heads, contexts, tables, 16)
+    advance(
+        drawn_tokens,
+        torch.tensor([1], dtype=torch.int32, device=DEVICE),
+        heads,
+        contexts,
+        tables,
+        block_size=16,
+        last_position=99,
+    )
     assert heads.tolist() == [[33, 44], [6, 16], [7 * 16 + 6, 4 * 16]]
     assert contexts.tolist() == [7, 17]

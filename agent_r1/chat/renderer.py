@@ -77,7 +77,7 @@ class ChatRenderer:
             )
         self.tokenizer = tokenizer
         self.format: ToolFormat = tool_formats.get(tool_format)()
-        self._known_ids = lru_cache(maxsize=2048)(self._encode)
+        self._known_ids = lru_cache(maxsize=512)(self._encode)
         eos = tokenizer.eos_token_id
         self.stop_ids: TokenIds = tuple(dict.fromkeys([*([] if eos is None else [int(eos)]), *stop_ids]))
         if not self.stop_ids:

@@ -261,6 +261,8 @@ class Learner:
 
     def _update_critic(self, batch: CreditedBatch, share: _Share, step: int) -> dict[str, float]:
         assert self.critic is not None
+        if not share.useful:
+            return {}
         num_valued = self._num_valued(batch, share)
         running = _Sums()
         for micro in self.models.compute.pack(share.samples, share.useful):

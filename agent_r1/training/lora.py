@@ -145,7 +145,11 @@ def saved_state(policy: nn.Module) -> dict[str, Any]:
     layers, state = _adapted(policy), policy.state_dict()
     if not layers:
         return state
-    return {"adapters": {name: state[name] for name in sorted(_adapter_names(layers))}, "base": _fingerprint(policy)}
+    return {
+        "adapters": {name: state[name] for name in sorted(_adapter_names(layers))},
+        "base": _fingerprint(policy),
+        "scales": _scales(layers),
+    }
 
 
 def restore_state(policy: nn.Module, saved: Mapping[str, Any]) -> None:
@@ -161,11 +165,18 @@ def restore_state(policy: nn.Module, saved: Mapping[str, Any]) -> None:
     expected = {name: state[name].shape for name in _adapter_names(layers)}
     if {name: tensor.shape for name, tensor in adapters.items()} != expected:
         raise CheckpointError("the checkpoint's adapters are of another shape; set model.lora as it was")
+    if saved["scales"] != _scales(layers):
+        raise CheckpointError("the checkpoint was written with another model.lora.alpha; set it as it was")
     if not torch.equal(saved["base"].cpu(), _fingerprint(policy)):
         raise CheckpointError(
             "model.path holds other weights than when the checkpoint was written, and its adapters belong to those"
         )
     policy.load_state_dict(adapters, strict=False)
+
+
+def _scales(layers: Mapping[str, Any]) -> dict[str, float]:
+    """By how much each adapter counts: alpha / rank."""
+    return {name: float(scale) for name, layer in layers.items() for scale in layer.scaling.values()}
 
 
 def _fingerprint(policy: nn.Module) -> Tensor:

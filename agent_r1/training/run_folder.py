@@ -71,7 +71,8 @@ def open_run(config: Config) -> tuple[RunFolder, bool]:
     goes_on = has_checkpoint and (mode == "must" or (mode == "auto" and _same_run(folder, config)))
     if folder.path.exists() and not goes_on:
         _move_aside(folder.path)
-    write_atomically(folder.config, to_yaml(config))
+    if not goes_on:  # a run that goes on writes it when its checkpoint fits: a refused one must leave what was there
+        write_atomically(folder.config, to_yaml(config))
     return folder, goes_on
 
 

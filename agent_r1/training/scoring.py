@@ -55,11 +55,7 @@ def score(
 
 def score_all(policy: nn.Module, samples: Sequence[Sample], compute: Compute) -> Tensor:
     """Log-probabilities of all action tokens [N], without gradient, on the CPU."""
-    result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
-    with torch.no_grad():
-        for batch in compute.pack(samples, range(len(samples))):
-            result_N[batch.tokens_N] = score(policy, batch.to(compute.device), compute).logprobs_N.cpu()
-    return result_N
+    return _for_all(samples, compute, lambda batch: score(policy, batch, compute).logprobs_N)
 
 
 def value(critic: AnyCritic, batch: MicroBatch, compute: Compute) -> Tensor:
@@ -71,10 +67,19 @@ def value(critic: AnyCritic, batch: MicroBatch, compute: Compute) -> Tensor:
 
 def value_all(critic: AnyCritic, samples: Sequence[Sample], compute: Compute) -> Tensor:
     """Values before all action tokens [N], without gradient, on the CPU."""
+    return _for_all(samples, compute, lambda batch: value(critic, batch, compute))
+
+
+def _for_all(samples: Sequence[Sample], compute: Compute, score_batch: Callable[[MicroBatch], Tensor]) -> Tensor:
+    """A number for every action token [N], on the CPU. The device is waited for once, at the end."""
     result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
+    places, found = [], []
     with torch.no_grad():
         for batch in compute.pack(samples, range(len(samples))):
-            result_N[batch.tokens_N] = value(critic, batch.to(compute.device), compute).cpu()
+            places.append(batch.tokens_N)
+            found.append(score_batch(batch.to(compute.device)))
+    if found:
+        result_N[torch.cat(places)] = torch.cat(found).cpu()
     return result_N
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent_r1.chat import ChatRenderer
-from agent_r1.config import Config
+from agent_r1.config import Config, to_yaml
 from agent_r1.console import RunConsole, pick_pair
 from agent_r1.engines.base import Engine
 from agent_r1.evaluation import Evaluation, evaluate
@@ -116,7 +116,8 @@ class Trainer:
                     metrics = await self._step()
                     bar.advance(f"reward {metrics['reward/outcome']:.3f}")
                     if self._due(self.config.trainer.save_every) or self._progress.step == total:
-                        self._save()
+                        with self.rollout.clock_stopped():
+                            self._save()
                     if self._due(self.config.eval.every) and self._progress.step < total and self.eval_tasks:
                         self.tracker.log(self._progress.step, (await self._evaluate("evaluating")).metrics)
         finally:
@@ -256,9 +257,12 @@ class Trainer:
             return
         self.learner.load_state_dict(checkpoint.state["learner"])
         self.shaping.process.load_state_dict(checkpoint.state["process_balance"])
-        self.collector.load_state_dict(checkpoint.state["collector"])
+        # Checkpoints from before groups could outlive a step have no entry: batch after batch was trained.
+        started = {"pending": [], "next": checkpoint.step * self.config.rollout.groups_per_step}
+        self.collector.load_state_dict(checkpoint.state.get("collector", started))
         self.health.replay(line for line in self.folder.read_metrics() if "reward/outcome" in line)
         self._progress = _Progress(step=checkpoint.step, train_seconds=float(checkpoint.state["train_seconds"]))
+        write_atomically(self.folder.config, to_yaml(self.config))
         self.console.say(f"going on from step {checkpoint.step} of {self.folder.path}")
 
 

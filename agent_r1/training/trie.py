@@ -161,7 +161,8 @@ def iter_tries(
     current: list[TrieRow] = []
     for row in sorted(rows, key=len, reverse=True):
         wasteful = bool(current) and len(row) < LEAST_FILLED * len(current[0])
-        if current and (wasteful or (len(current) + 1) * len(current[0]) > max_tokens):
+        width = -(-len(current[0]) // width_multiple) * width_multiple if current else 0
+        if current and (wasteful or (len(current) + 1) * width > max_tokens):
             yield _collate(samples, current, starts, width_multiple)
             current = []
         current.append(row)

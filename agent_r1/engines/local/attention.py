@@ -78,7 +78,7 @@ def _attend_on_cuda(
     from agent_r1.engines.local import kernels  # needs Triton, which machines without CUDA lack
 
     kernels.write_kv(keys, values, key_cache, value_cache, paged.slot_mapping)
-    if paged.max_query_length == 1:
+    if paged.max_query_length == 1 and queries.shape[0] == paged.context_lengths.shape[0]:
         return kernels.decode_attention(
             queries,
             key_cache,

@@ -64,8 +64,10 @@ class CudaRunner(ModelRunner):
         self._prompts = _PromptInputs(blocks_for(context_length), self._device)
         self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
+        self._last_position = int(getattr(self._config, "max_position_embeddings", context_length)) - 1
         if compile_layers:
-            self._compile()
+            with torch.cuda.device(self._device):
+                self._compile()
 
     def forget(self) -> None:
         """Empty the cache in place: graphs hold its address."""
@@ -75,9 +77,10 @@ class CudaRunner(ModelRunner):
 
     def draw(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
         """A burst when every chunk is one token of a request that samples; else compute prompts and draw once."""
-        if all(chunk.length == 1 and chunk.samples for chunk in chunks):
-            return self._decode(chunks, after)
-        return self._prefill(chunks)
+        with torch.cuda.device(self._device):  # kernels, graphs and events go to the current device
+            if all(chunk.length == 1 and chunk.samples for chunk in chunks):
+                return self._decode(chunks, after)
+            return self._prefill(chunks)
 
     # --- prompts ---------------------------------------------------------------------------------------------------
 
@@ -159,7 +162,8 @@ class CudaRunner(ModelRunner):
                 step()
         torch.cuda.current_stream(self._device).wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Tools may use the device from threads of their own meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
         self._pool = self._pool or graph.pool()
         self._graphs[key] = graph
@@ -181,7 +185,15 @@ class CudaRunner(ModelRunner):
         output: Any = self._model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, paged=batch)
         results = inputs.results.first(rows)
         draw(output.logits[0], inputs.settings.first(rows), inputs.step, results, restricted=restricted)
-        advance(results.tokens, inputs.step, inputs.heads[:, :rows], inputs.contexts, inputs.tables, BLOCK_SIZE)
+        advance(
+            results.tokens,
+            inputs.step,
+            inputs.heads[:, :rows],
+            inputs.contexts,
+            inputs.tables,
+            block_size=BLOCK_SIZE,
+            last_position=self._last_position,
+        )
         inputs.step += 1
 
     # --- compiling -------------------------------------------------------------------------------------------------
@@ -190,11 +202,12 @@ class CudaRunner(ModelRunner):
         """Compile the decoder layers; a model that cannot be compiled runs as it is."""
         # Layers of one model share one piece of code, and so do the trainer's: leave room for all their variants.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-        layers = self._model.get_decoder().layers
         for keys, values in self._caches:
             torch._dynamo.mark_static(keys)
             torch._dynamo.mark_static(values)
+        layers: Any = ()
         try:
+            layers = self._model.get_decoder().layers
             for layer in layers:
                 layer.compile(dynamic=True)
             with torch.inference_mode():
@@ -323,7 +336,9 @@ def _settings(chunks: Sequence[Chunk], rows: int, draws: int) -> tuple[Tensor, b
     """What `DrawSettings.fill` takes, in pinned memory, and whether anyone has a top-k or top-p."""
     wishes = [chunk.request.sampling for chunk in chunks]
     table = np.zeros((rows, 3 + draws), dtype=np.float32)
-    table[: len(chunks), :3] = [(wish.temperature, wish.top_p, wish.top_k) for wish in wishes]
+    table[:, 1] = 1.0  # padding rows keep everything, which costs nothing
+    columns = [(wish.temperature, wish.top_p, wish.top_k) for wish in wishes]
+    table[: len(chunks), :3] = np.array(columns, dtype=np.float32).reshape(-1, 3)
     table[: len(chunks), 3:] = uniforms([wish.seed for wish in wishes], [c.num_sampled for c in chunks], draws)
     return torch.from_numpy(table).pin_memory(), any(wish.top_k or wish.top_p < 1 for wish in wishes)
 

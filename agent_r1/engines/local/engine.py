@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -131,16 +132,19 @@ class LocalEngine:
         """
         async with self._computing:
             await self._land_all()
-            self._runner.load(weights)
-            self._scheduler.preempt_all()
-            self._version = version
-            self._scheduler.cache.clear()
-            self._runner.forget()
+            try:
+                self._runner.load(weights)
+                self._version = version
+            finally:  # nothing that old weights computed may be read beside new ones, not even after a failure
+                self._scheduler.preempt_all()
+                self._scheduler.cache.clear()
+                self._runner.forget()
 
     async def close(self) -> None:
         """Stop serving; requests still under way fail."""
         if self._server is not None:
             self._server.cancel()
+            self._server = None
         self._fail_all("the engine was closed")
 
     def _check(self, request: Request) -> None:
@@ -150,6 +154,7 @@ class LocalEngine:
             raise EngineError("the prompt is empty; give at least one token")
         if max_tokens < 1:
             raise EngineError(f"max_tokens is {max_tokens}; ask for at least one token")
+        _check_sampling(request.sampling)
         together = f"a prompt of {len(prompt)} tokens and {max_tokens} new ones do not fit"
         if len(prompt) + max_tokens > self._context_length:
             raise EngineError(f"{together} a context of {self._context_length}")
@@ -197,7 +202,12 @@ class LocalEngine:
         try:
             with torch.inference_mode():
                 drawing = self._runner.draw(chunks, after)
-        except Exception:  # noqa: BLE001 - a model is foreign code; who is at fault is found by trying each alone
+        except Exception as error:  # noqa: BLE001 - a model is foreign code
+            # Who is at fault is found by trying each alone; that a step failed is worth a word in any case.
+            warnings.warn(
+                f"a step of the engine failed ({type(error).__name__}: {error}); its requests are computed one by one",
+                stacklevel=2,
+            )
             return None
         self._counts.steps += 1
         self._counts.computed_tokens += sum(chunk.length for chunk in chunks)
@@ -288,6 +298,17 @@ class LocalEngine:
             prefill_tokens=self._prefill_tokens,
             burst=self._runner.burst,
         )
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    """Refuse what means nothing, before it means different things on different devices."""
+    temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
+    if not (temperature == 0 or 1e-6 <= temperature < math.inf):
+        raise EngineError(f"temperature is {temperature}; give 0 (greedy) or a positive number")
+    if top_k < 0:
+        raise EngineError(f"top_k is {top_k}; give 0 to keep all tokens")
+    if not 0 < top_p <= 1:
+        raise EngineError(f"top_p is {top_p}; give a number in (0, 1]")
 
 
 def _make_runner(model: nn.Module, *, compile_layers: bool, **settings: Any) -> ModelRunner:

@@ -247,6 +247,11 @@ def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tenso
     Negative slots are skipped: they mark the padding of a captured graph.
     """
     check_layout(key_cache, value_cache, slot_mapping)
+    if keys.shape != values.shape or keys.shape[1:] != key_cache.shape[2:]:
+        raise EngineError(
+            f"keys {tuple(keys.shape)} and values {tuple(values.shape)} do not fit a cache of "
+            f"{tuple(key_cache.shape)}: the engine runs models whose keys and values have one shape"
+        )
     tokens, heads, dim = keys.shape
     keys, values, size_padded = with_dense_rows(keys), with_dense_rows(values), next_power_of_2(heads * dim)
     write_kernel[(tokens,)](

@@ -44,7 +44,7 @@ def kv_blocks(
         fraction = DEFAULT_FRACTION if kv_memory is None else kv_memory
         num_blocks = int(_memory(device) * fraction) // _block_bytes(config, dtype)
         if kv_memory is None:
-            wanted = max_requests * min(context_length, MODERATE_LENGTH)
+            wanted = max(context_length, max_requests * min(context_length, MODERATE_LENGTH))
             num_blocks = min(num_blocks, -(-wanted // BLOCK_SIZE))
     if num_blocks < 1:
         raise EngineError(f"kv_memory={kv_memory} holds no block of {BLOCK_SIZE} tokens; give more")

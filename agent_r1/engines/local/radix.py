@@ -96,12 +96,13 @@ class PrefixCache:
 
     def evict(self, count: int) -> int:
         """Forget up to `count` blocks that no request uses, least recently used first; gives how many."""
-        evicted = 0
-        for _ in range(len(self._recency)):
-            if evicted == count:
-                break
+        evicted, first_in_use = 0, ROOT
+        while evicted < count and self._recency:
             node = next(iter(self._recency))
             if self._pool.owners(node) > 1:
+                if node == first_in_use:
+                    break  # once round: all that is left is in use
+                first_in_use = first_in_use or node
                 self._touch(node)  # in use is recently used; whoever owns a block owns its ancestors too
             else:
                 self._forget(node)

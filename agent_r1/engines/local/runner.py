@@ -104,6 +104,10 @@ class ModelRunner:
             for name, tensor in weights:
                 if name not in own:
                     raise EngineError(f"the engine's model has no parameter '{name}'")
+                if own[name].shape != tensor.shape:
+                    raise EngineError(
+                        f"'{name}' has shape {tuple(tensor.shape)}; the engine's has {tuple(own[name].shape)}"
+                    )
                 own[name].copy_(tensor)
 
     def draw(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
@@ -143,5 +147,14 @@ def _check_dense(model: Any) -> None:
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     if unknown:
         raise EngineError(f"{type(model).__name__} has layers of type {unknown}; the engine runs dense decoders only")
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {str(part.get("rope_type")) for part in (rope, *rope.values()) if isinstance(part, dict)}
+    by_length = sorted(kinds & {"dynamic", "longrope"})
+    if by_length:
+        # Their frequencies follow the longest request of a step: what one says would depend on its company.
+        raise EngineError(
+            f"{type(model).__name__} has rotary embeddings of type {by_length}; the engine "
+            "knows those that do not depend on the length"
+        )
     if not getattr(model, "_supports_attention_backend", False):
         raise EngineError(f"{type(model).__name__} does not let its attention be replaced; the engine cannot run it")

@@ -88,6 +88,7 @@ class Scheduler:
             self._release(request)
         else:
             self.waiting.remove(request)
+            self._is_full = False  # the next in the queue may be smaller
 
     def finish(self, request: Request) -> None:
         """A request leaves with its answer; its full blocks stay for the turn that continues it."""
