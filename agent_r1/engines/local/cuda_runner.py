@@ -59,8 +59,7 @@ class CudaRunner(ModelRunner):
         fuse_projections(self._model)
         if self._dtype != torch.float32:
             self._model.set_output_embeddings(_ExactHead(self._model.get_output_embeddings()))
-        self._max_rows = bucket(max_requests)
-        self._inputs = _DecodeInputs(self._max_rows, blocks_for(context_length), self._device)
+        self._inputs = _DecodeInputs(bucket(max_requests), blocks_for(context_length), self._device)
         self._prompts = _PromptInputs(blocks_for(context_length), self._device)
         self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
@@ -267,7 +266,10 @@ class _DecodeInputs:
         columns = (int(starts.max()) + steps - 1) // BLOCK_SIZE + 1
         table = block_tables(chunks, rows, columns)
         heads = np.zeros((4, rows), dtype=np.int64)
-        heads[0, : len(chunks)] = places or [chunk.request.tokens[-1] for chunk in chunks]
+        if places is None:
+            heads[0, : len(chunks)] = [chunk.request.tokens[-1] for chunk in chunks]
+        else:  # looked up on the device below
+            heads[0, : len(chunks)] = places
         heads[1, : len(chunks)] = starts
         heads[2] = table[np.arange(rows), heads[1] // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + heads[1] % BLOCK_SIZE
         heads[3] = heads[1] + 1

@@ -112,7 +112,10 @@ class Scheduler:
                 request.in_cache = len(prompt) == len(request.prompt)
 
     def schedule(self) -> list[Chunk]:
-        """What to compute now: decoding requests first, then prompts; empty only when nobody is there."""
+        """What to compute now; empty only when nobody is there.
+
+        Decoding requests and prompts together; with bursts, prompts alone as long as there are any.
+        """
         if self._burst == 1:
             chunks = self._decode()
             self._prefill(max(self._prefill_tokens - len(chunks), BLOCK_SIZE), chunks)
