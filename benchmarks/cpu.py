@@ -38,11 +38,12 @@ from agent_r1.training.trie import pack_tries
 CPU = torch.device("cpu")
 
 
-def ragged_requests(count: int, vocabulary: int, seed: int = 0) -> list[Request]:
-    """Prompts of 16 to 160 tokens, answers of 8 to 96."""
-    rng = random.Random(seed)
+def ragged_requests(count: int, vocabulary: int, repeat: int = 0) -> list[Request]:
+    """Prompts of 16 to 160 tokens, answers of 8 to 96: of the same lengths in every repeat, but of other tokens, so
+    that no cache has seen them."""
+    lengths, tokens = random.Random(0), random.Random(repeat)
     return [
-        Request(tuple(rng.choices(range(100, vocabulary), k=rng.randint(16, 160))), rng.randint(8, 96))
+        Request(tuple(tokens.choices(range(100, vocabulary), k=lengths.randint(16, 160))), lengths.randint(8, 96))
         for _ in range(count)
     ]
 
@@ -72,13 +73,13 @@ def update(policy: nn.Module, experience: Experience, packer: Packer) -> None:
     grpo_learner(policy, Compute(device=CPU, pack=packer)).learn(experience, step=0)
 
 
-def time_in_turns(ours: Callable[[], None], theirs: Callable[[], None], repeats: int) -> tuple[float, float]:
-    """Median seconds of both, measured in turns so that both meet the same noise."""
+def time_in_turns(ours: Callable[[int], None], theirs: Callable[[int], None], repeats: int) -> tuple[float, float]:
+    """Median seconds of both, measured in turns so that both meet the same noise. Each gets the repeat's number."""
     seconds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(repeats):
+    for repeat in range(repeats):
         for work, kept in zip((ours, theirs), seconds, strict=True):
             started = time.perf_counter()
-            work()
+            work(repeat)
             kept.append(time.perf_counter() - started)
     return statistics.median(seconds[0]), statistics.median(seconds[1])
 
@@ -96,14 +97,14 @@ def main() -> None:
     vocabulary = int(policy.config.vocab_size)  # type: ignore[union-attr, arg-type]
     figures: dict[str, float] = {}
     if chosen.only != "update":
-        requests = ragged_requests(32, vocabulary)
+        requests = partial(ragged_requests, 32, vocabulary)
         engine = LocalEngine(policy, context_length=512)
         plain = copy.deepcopy(policy)
         plain.set_attn_implementation("sdpa")  # type: ignore[operator]
         with console.status("generating"):
             ours, theirs = time_in_turns(
-                partial(generate_with_engine, engine, requests),
-                partial(generate_with_transformers, plain, requests),
+                lambda repeat: generate_with_engine(engine, requests(repeat)),
+                lambda repeat: generate_with_transformers(plain, requests(repeat)),
                 chosen.repeats,
             )
         figures |= {"generation_seconds": ours, "transformers_seconds": theirs, "generation_ratio": theirs / ours}
@@ -115,7 +116,7 @@ def main() -> None:
         everything = range(len(experience.samples))
         with console.status("updating"):
             ours, theirs = time_in_turns(
-                partial(update, policy, experience, tries), partial(update, policy, experience, rows), chosen.repeats
+                lambda _: update(policy, experience, tries), lambda _: update(policy, experience, rows), chosen.repeats
             )
         figures |= {
             "update_seconds": ours,

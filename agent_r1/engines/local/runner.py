@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.engines.local.attention import ATTENTION_NAME, give_caches
+from agent_r1.engines.local.cpu_linear import use_steady_products
 from agent_r1.engines.local.memory import empty_caches, kv_blocks
 from agent_r1.engines.local.paged import step_inputs
 from agent_r1.engines.local.sampling import sample
@@ -78,6 +79,8 @@ class ModelRunner:
         self._config: Any = self._model.config.get_text_config()
         parameter = next(self._model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
+        if self._device.type == "cpu" and self._dtype == torch.float32:
+            use_steady_products(self._model)
         self.num_blocks = kv_blocks(
             kv_memory,
             config=self._config,
