@@ -221,12 +221,15 @@ class CudaRunner(ModelRunner):
             )
 
     def _try_shapes(self) -> None:
-        """A step of decoding and one of prompts, all in the spare block. Sizes that are equal by chance would be taken
-        for equal for good, so here no two are."""
-        self._decode_once(6, restricted=False)
-        prompts = [Request(prompt=(0,) * length, sampling=SamplingParams()) for length in (29, 7, 3)]
+        """A step of decoding and one of prompts, all in the spare block.
+
+        Kernels are cut for the sizes seen here, so these are large ones. Sizes that are equal by chance would be taken
+        for equal for good, so here no two are: two rows short of a bucket is no multiple of anything.
+        """
+        self._decode_once(max(2, min(self._inputs.heads.shape[1], 512) - 2), restricted=False)
+        prompts = [Request(prompt=(0,) * length, sampling=SamplingParams()) for length in (1900, 77, 30)]
         for request in prompts:
-            request.blocks = [SPARE_BLOCK] * 5
+            request.blocks = [SPARE_BLOCK] * (blocks_for(len(request.prompt)) + 1)
         self.forward([Chunk(request, 0, len(request.prompt)) for request in prompts])
 
 
@@ -378,7 +381,8 @@ class _Pending:
     def result(self) -> Drawn:
         """What was drawn, no more for each request than it may take."""
         self._copied.synchronize()
-        tokens, logprobs = self._tokens.T.tolist(), self._logprobs.T.tolist()
+        # As numpy arrays: a tensor's own `tolist` takes ten times as long, and everybody waits for it.
+        tokens, logprobs = self._tokens.numpy().T.tolist(), self._logprobs.numpy().T.tolist()
         return Drawn(
             [row[:count] for row, count in zip(tokens, self._draws, strict=True)],
             [row[:count] for row, count in zip(logprobs, self._draws, strict=True)],

@@ -9,10 +9,8 @@ the requests alone as long as tools answer on the event loop too, which makes wh
 
 In float32 on CPU a request's tokens and log-probs depend, bit for bit, on nothing but its prompt, its sampling
 parameters and the weights: not on company, chunks, prefixes found in the cache, or preemption. This rests on the matrix
-library computing a row of a product in the same way whatever the number of rows (a multiple of 16). Intel MKL does on
-one thread; on several it splits products over about 1,000 or more features by their size, and there log-probs agree to
-some 1e-5 and tokens unless a draw falls into that gap. The same requests in the same order get the same
-answers in any case.
+library computing a row of a product in the same way whatever the number of rows (a multiple of 16), which `cpu_linear`
+sees to. The same requests in the same order get the same answers in any case.
 """
 
 from __future__ import annotations
@@ -180,11 +178,11 @@ class LocalEngine:
             raise
 
     async def _step(self) -> None:
-        """Start a step. Decoding goes on before the last burst was looked at, so that the device never waits for us."""
+        """Start a step, if possible before the last one was looked at, so that the device never waits for us."""
         self._drop_cancelled()
         flight = self._flight
         if flight is not None:
-            ahead = self._scheduler.continue_decoding(flight.chunks)
+            ahead = self._scheduler.ahead(flight.chunks)
             self._flight = self._launch(ahead, after=flight.chunks) if ahead else None
             await self._land(flight)
             return
@@ -198,10 +196,13 @@ class LocalEngine:
             await self._land_all()
 
     def _launch(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> _Flight | None:
-        """Start computing; None when that failed."""
+        """Start computing; None when that failed.
+
+        `after` are the chunks of the step that is under way; its tokens matter to those that continue it.
+        """
         try:
             with torch.inference_mode():
-                drawing = self._runner.draw(chunks, after)
+                drawing = self._runner.draw(chunks, after if chunks[0].foreseen else None)
         except Exception as error:  # noqa: BLE001 - a model is foreign code
             # Who is at fault is found by trying each alone; that a step failed is worth a word in any case.
             warnings.warn(
@@ -211,6 +212,7 @@ class LocalEngine:
             return None
         self._counts.steps += 1
         self._counts.computed_tokens += sum(chunk.length for chunk in chunks)
+        self._scheduler.computed([chunk for chunk in chunks if not chunk.foreseen])
         return _Flight(chunks, drawing)
 
     async def _compute_alone(self, chunks: list[Chunk]) -> None:
@@ -221,6 +223,7 @@ class LocalEngine:
                     drawing = self._runner.draw([chunk])
                 self._counts.steps += 1
                 self._counts.computed_tokens += chunk.length
+                self._scheduler.computed([chunk])
                 await self._land(_Flight([chunk], drawing))
             except Exception as error:  # noqa: BLE001
                 self._scheduler.remove(chunk.request)
@@ -238,21 +241,20 @@ class LocalEngine:
             await asyncio.sleep(0)
         drawn = flight.drawing.result()
         sampling = [chunk for chunk in flight.chunks if chunk.samples]
-        present = {chunk.request for chunk in flight.chunks if chunk.request in self._scheduler.running}
-        self._scheduler.computed([chunk for chunk in flight.chunks if chunk.request in present])
         for chunk, tokens, logprobs in zip(sampling, drawn.tokens, drawn.logprobs, strict=True):
-            if chunk.request in present:
-                self._take(chunk.request, tokens, logprobs)
+            if chunk.request in self._scheduler.running:
+                self._take(chunk, tokens, logprobs)
 
-    def _take(self, request: Request, tokens: list[int], logprobs: list[float]) -> None:
+    def _take(self, chunk: Chunk, tokens: list[int], logprobs: list[float]) -> None:
         """Give a request what was drawn for it, up to its stop; one that is finished leaves."""
+        request = chunk.request
         num_taken = request.take(tokens, logprobs, self._version)
         if not math.isfinite(sum(request.logprobs[-num_taken:])):
             self._scheduler.remove(request)
             self._fail(request, "the model gave a log-probability of nan or inf; its weights may be broken")
             return
         # All but the last of them were inputs of the same step.
-        request.num_computed += num_taken - 1
+        request.num_computed = chunk.end + num_taken - 1
         self._counts.computed_tokens += num_taken - 1
         self._counts.generated_tokens += num_taken
         if request.finished:

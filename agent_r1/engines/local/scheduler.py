@@ -9,16 +9,18 @@ sent back to the queue. It keeps what it sampled and is computed again later, so
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from agent_r1.engines.local.radix import PrefixCache
 from agent_r1.engines.local.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens `start` to `start + length` of a request are computed in this step."""
+class Chunk(NamedTuple):
+    """Tokens `start` to `start + length` of a request are computed in this step.
+
+    A tuple because thousands are made in each step, and other records take several times as long to make.
+    """
 
     request: Request
     start: int
@@ -102,7 +104,7 @@ class Scheduler:
             self._preempt(request)
 
     def computed(self, chunks: list[Chunk]) -> None:
-        """These chunks are in the cache."""
+        """These chunks are in the cache, or will be before anything that is started from now on reads it."""
         for chunk in chunks:
             request = chunk.request
             request.num_computed = chunk.end
@@ -124,21 +126,23 @@ class Scheduler:
         self._prefill(self._prefill_tokens, prompts)
         return prompts or self._decode()
 
-    def continue_decoding(self, flying: list[Chunk]) -> list[Chunk] | None:
-        """The burst after one that is still computed, as if nobody stopped in it; None when more than that is to do.
+    def ahead(self, flying: list[Chunk]) -> list[Chunk]:
+        """What can be started while these chunks are still computed; empty when they must be looked at first.
 
-        A request that did stop computes one burst in vain. Blocks it gave back meanwhile may have a new owner, whose
+        Prompts can, for they need nothing that is drawn. So can a further burst of decoding, as if nobody stopped. A
+        request that did stop computes one burst in vain. Blocks it gave back meanwhile may have a new owner, whose
         writes come after: steps are computed in the order they are started in.
         """
-        may_admit = bool(self.waiting) and not self._is_full and len(self.running) < self._max_requests
+        if self._burst == 1:
+            return []
+        prompts: list[Chunk] = []
+        self._prefill(self._prefill_tokens, prompts)
+        return prompts or self._continue_decoding(flying)
+
+    def _continue_decoding(self, flying: list[Chunk]) -> list[Chunk]:
         decoding = [before for before in flying if before.request in self.running]
-        if (
-            self._burst == 1
-            or may_admit
-            or len(decoding) < len(self.running)
-            or any(before.length > 1 or not before.samples for before in flying)
-        ):
-            return None
+        if len(decoding) < len(self.running) or any(before.length > 1 or not before.samples for before in flying):
+            return []
         chunks, missing = list[Chunk](), 0
         for before in decoding:
             request = before.request
@@ -147,8 +151,8 @@ class Scheduler:
                 start = before.end + before.draws - 1
                 missing += max(0, blocks_for(start + draws) - len(request.blocks))
                 chunks.append(Chunk(request, start, 1, draws, foreseen=True))
-        if not chunks or not self._make_room(missing):
-            return None
+        if not self._make_room(missing):
+            return []
         for chunk in chunks:
             while len(chunk.request.blocks) < blocks_for(chunk.start + chunk.draws):
                 self._append_block(chunk.request)
