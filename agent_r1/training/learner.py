@@ -18,6 +18,7 @@ from torch import Tensor
 
 from agent_r1.algorithms import LossInputs, adapted_coefficient, engine_divergence, value_loss
 from agent_r1.config import OptimizerConfig
+from agent_r1.engines.local.pauses import spare_the_libraries
 from agent_r1.seeds import mix_seed
 from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.batch import Experience
@@ -93,6 +94,8 @@ class Learner:
         self.critic = models.critic
         self.algorithm = algorithm
         self.device = models.compute.device
+        if self.device.type == "cuda":
+            spare_the_libraries()
         self.kl_coefficient = algorithm.settings.kl.coefficient
         self.policy_skips = SkipCounter(what="policy", limit=max_skipped_updates)
         self.critic_skips = SkipCounter(what="critic", limit=max_skipped_updates)

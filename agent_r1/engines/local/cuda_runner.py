@@ -12,10 +12,9 @@ changed in place. Decoder layers are compiled once, with the number of rows left
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from agent_r1.engines.local.blocks import BLOCK_SIZE, SPARE_BLOCK, blocks_for
 from agent_r1.engines.local.fused import fuse_projections
 from agent_r1.engines.local.paged import PagedBatch, block_tables, padded, step_arrays
+from agent_r1.engines.local.pauses import spare_the_libraries
 from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import Drawing, Drawn, ModelRunner
 from agent_r1.engines.local.sampling import uniforms
@@ -54,7 +54,7 @@ class CudaRunner(ModelRunner):
         compile_layers: bool = True,
         **memory: Any,
     ) -> None:
-        _spare_the_libraries()
+        spare_the_libraries()
         super().__init__(model, max_requests=max_requests, context_length=context_length, **memory)
         fuse_projections(self._model)
         if self._dtype != torch.float32:
@@ -231,14 +231,6 @@ class CudaRunner(ModelRunner):
         for request in prompts:
             request.blocks = [SPARE_BLOCK] * (blocks_for(len(request.prompt)) + 1)
         self.forward([Chunk(request, 0, len(request.prompt)) for request in prompts])
-
-
-@cache
-def _spare_the_libraries() -> None:
-    """Take all that is loaded out of the garbage collector's view, once: looking through the millions of objects of the
-    libraries stops everybody for longer than a hundred steps of decoding."""
-    gc.collect()
-    gc.freeze()
 
 
 class _DecodeInputs:

@@ -1,0 +1,114 @@
+"""Updates on a GPU: token tries through FlexAttention give the gradient of padded rows, however it is cut up."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agent_r1.training.compute import Compute
+from agent_r1.training.flex_tiles import LARGE_BLOCK, SMALL_BLOCK, block_tokens, tiles
+from agent_r1.training.models import compile_layers
+from agent_r1.training.rows import Packer, Sample, pack
+from agent_r1.training.scoring import score
+from agent_r1.training.trie import pack_tries
+from agent_r1.training.visibility import TRIE_ATTENTION
+from tests.hand_made import random_ids
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def small_llama(head_size: int) -> LlamaForCausalLM:
+    """Four heads, two of keys."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=200,
+        hidden_size=4 * head_size,
+        head_dim=head_size,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+    )
+    model = LlamaForCausalLM(config)
+    model.set_attn_implementation(TRIE_ATTENTION)
+    return model
+
+
+def conversations() -> list[Sample]:
+    """Three groups of four; a shared preamble, then turns of uneven lengths that end nowhere near a block's end."""
+    rng = random.Random(0)
+    preamble, samples = random_ids(rng, 150), []
+    for _ in range(3):
+        question = random_ids(rng, 37)
+        for _ in range(4):
+            said = preamble + question
+            for _ in range(3):
+                action = random_ids(rng, rng.randint(5, 70))
+                samples.append(Sample.of_step(said, action))
+                said += action + random_ids(rng, rng.randint(3, 50))
+    return samples
+
+
+def gradient(policy: LlamaForCausalLM, packer: Packer, autocast: torch.dtype | None) -> Tensor:
+    """Of the sum of all log-probs, all parameters in one row."""
+    compute = Compute(device=torch.device("cuda"), pack=packer, autocast_dtype=autocast)
+    samples = conversations()
+    policy.zero_grad()
+    for batch in packer(samples, range(len(samples))):
+        score(policy, batch.to(compute.device), compute).logprobs_N.sum().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters() if parameter.grad is not None])
+
+
+@on_a_gpu
+@pytest.mark.parametrize("head_size", [32, 64, 128])
+@pytest.mark.parametrize(("autocast", "allowed"), [(torch.bfloat16, 2e-2), (None, 1e-4)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_gradient_of_tries_is_that_of_padded_rows(
+    head_size: int, autocast: torch.dtype | None, allowed: float, compiled: bool
+) -> None:
+    policy = small_llama(head_size).to("cuda")
+    expected = gradient(policy, partial(pack, max_tokens=8192), None)
+    if compiled:
+        compile_layers(policy.get_decoder())
+    found = gradient(policy, partial(pack_tries, max_tokens=4096, row_tokens=2048, width_multiple=256), autocast)
+    assert float((found - expected).norm() / expected.norm()) < allowed
+
+
+@pytest.mark.parametrize(("head_size", "block"), [(64, SMALL_BLOCK), (128, LARGE_BLOCK)])
+def test_narrow_heads_in_half_precision_get_small_blocks(
+    monkeypatch: pytest.MonkeyPatch, head_size: int, block: int
+) -> None:
+    monkeypatch.setattr("agent_r1.training.flex_tiles._small_tiles_are_chosen", lambda: True)
+    config = small_llama(head_size).config
+    assert block_tokens(config) == LARGE_BLOCK  # nothing is in half precision here
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    assert block_tokens(config) == block
+
+
+def test_tiles_divide_the_block_of_the_mask() -> None:
+    query = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16)
+    for block in (SMALL_BLOCK, LARGE_BLOCK):
+        chosen = tiles(query, block)
+        assert chosen is not None
+        assert {block % size for name, size in chosen.items() if "BLOCK" in name} == {0}
+    assert tiles(query.float(), SMALL_BLOCK) is None
+    assert tiles(torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16), LARGE_BLOCK) is None
+
+
+def test_the_compilers_backward_tiles_for_narrow_heads_divide_a_small_block() -> None:
+    from torch._inductor.choices import InductorChoices
+
+    from agent_r1.training.flex_choices import SmallTiles
+
+    ours, own = SmallTiles(), InductorChoices()
+    for config in ours.get_flex_attention_bwd_configs(64, torch.bfloat16, "cpu"):
+        sides = (config.block_m1, config.block_n1, config.block_m2, config.block_n2)
+        assert {SMALL_BLOCK % side for side in sides} == {0}
+    wide = ours.get_flex_attention_bwd_configs(128, torch.bfloat16, "cpu")
+    assert wide == own.get_flex_attention_bwd_configs(128, torch.bfloat16, "cpu")
