@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agent_r1.algorithms import LossInputs, adapted_coefficient, engine_divergence, value_loss
 from agent_r1.config import OptimizerConfig
-from agent_r1.engines.local.pauses import spare_the_libraries
+from agent_r1.engines.local.pauses import spare_what_is_loaded
 from agent_r1.seeds import mix_seed
 from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.batch import Experience
@@ -94,14 +94,13 @@ class Learner:
         self.critic = models.critic
         self.algorithm = algorithm
         self.device = models.compute.device
-        if self.device.type == "cuda":
-            spare_the_libraries()
         self.kl_coefficient = algorithm.settings.kl.coefficient
         self.policy_skips = SkipCounter(what="policy", limit=max_skipped_updates)
         self.critic_skips = SkipCounter(what="critic", limit=max_skipped_updates)
         self._optimizer_config = optimizer
         self._total_steps = total_steps
         self._seed = seed
+        self._is_warm = False
         self.policy_optimizer = make_optimizer(self.policy, optimizer, optimizer.learning_rate)
         critic_rate = algorithm.settings.critic.learning_rate
         self.critic_optimizer = make_optimizer(self.critic, optimizer, critic_rate) if self.critic is not None else None
@@ -121,6 +120,9 @@ class Learner:
                     metrics[name] = metrics.get(name, 0.0) + (amount - metrics.get(name, 0.0)) / times[name]
         self._adapt_kl(metrics, experience.table.num_trajectories)
         metrics["loss/skipped_updates"] = float(self.policy_skips.total + self.critic_skips.total)
+        if not self._is_warm and self.device.type == "cuda":
+            spare_what_is_loaded()  # the first update compiled what it needs
+        self._is_warm = True
         return metrics
 
     def _minibatches(self, experience: Experience, step: int) -> list[list[int]]:

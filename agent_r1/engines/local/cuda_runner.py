@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from agent_r1.engines.local.blocks import BLOCK_SIZE, SPARE_BLOCK, blocks_for
 from agent_r1.engines.local.fused import fuse_projections
 from agent_r1.engines.local.paged import PagedBatch, block_tables, padded, step_arrays
-from agent_r1.engines.local.pauses import spare_the_libraries
+from agent_r1.engines.local.pauses import spare_what_is_loaded
 from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import Drawing, Drawn, ModelRunner
 from agent_r1.engines.local.sampling import uniforms
@@ -54,7 +54,6 @@ class CudaRunner(ModelRunner):
         compile_layers: bool = True,
         **memory: Any,
     ) -> None:
-        spare_the_libraries()
         super().__init__(model, max_requests=max_requests, context_length=context_length, **memory)
         fuse_projections(self._model)
         if self._dtype != torch.float32:
@@ -67,6 +66,7 @@ class CudaRunner(ModelRunner):
         if compile_layers:
             with torch.cuda.device(self._device):
                 self._compile()
+        spare_what_is_loaded()
 
     def forget(self) -> None:
         """Empty the cache in place: graphs hold its address."""

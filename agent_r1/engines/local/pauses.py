@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-from functools import cache
 
 
-@cache
-def spare_the_libraries() -> None:
-    """Take all that is loaded out of the garbage collector's view, once a process.
+def spare_what_is_loaded() -> None:
+    """Take all there is now out of the garbage collector's view.
 
-    Looking through the millions of objects of the libraries takes longer than a hundred steps of decoding, or than a
-    tenth of an update, and a GPU stands still meanwhile.
+    Looking through the millions of objects of libraries and compilers takes longer than a hundred steps of decoding, or
+    than a third of an update, and a GPU stands still meanwhile. Called when they have been loaded.
     """
     gc.collect()
     gc.freeze()
