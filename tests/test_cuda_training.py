@@ -19,6 +19,12 @@ from agent_r1.training.trie import pack_tries
 from agent_r1.training.visibility import TRIE_ATTENTION
 from tests.hand_made import random_ids
 
+pytestmark = [
+    # Compilers deprecate things among themselves, and advise TF32.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning"),
+]
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
