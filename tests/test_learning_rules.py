@@ -27,6 +27,7 @@ from agent_r1.demonstrations import DemonstrationRow
 from agent_r1.errors import ConfigError, DivergenceError
 from agent_r1.training.learner import Learner
 from agent_r1.training.models import Critic, load_policy
+from agent_r1.training.optimize import guarded_step
 from agent_r1.training.rows import Sample, pack
 from agent_r1.training.scoring import score, score_all, value_of_states
 from agent_r1.training.warm_start import fit_demonstrations
@@ -391,6 +392,27 @@ def test_a_loss_or_gradient_that_is_not_finite_leaves_the_weights_bit_identical(
     assert same_weights(policy, before)
     assert metrics["loss/skipped_updates"] == 1.0
     assert not learner.policy_optimizer.state
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_is_not_finite_changes_nothing_and_the_next_one_goes_on_as_the_first(fused: bool) -> None:
+    """As on a GPU, where the optimizer's own kernel looks: nobody has read the loss when it is started."""
+    weight, expected = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    ours, plain = (torch.optim.AdamW([w], lr=0.1, fused=fused) for w in (weight, expected))
+
+    def step(gradient: float, loss: float) -> float:
+        weight.grad = torch.full((3,), gradient)
+        return float(guarded_step(ours, [weight], loss=torch.tensor(loss), gradient_clip=9.0, learning_rate=0.1))
+
+    for gradient, loss in ((math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, -math.inf)):
+        step(gradient, loss)
+        assert weight.tolist() == [1.0] * 3
+        assert weight.grad is None
+    for _ in range(2):
+        assert step(2.0, 1.0) == pytest.approx(math.sqrt(12))
+        expected.grad = torch.full((3,), 2.0)
+        plain.step()
+    torch.testing.assert_close(weight, expected)
 
 
 def test_one_bad_micro_batch_spoils_the_whole_update(policy: LlamaForCausalLM) -> None:

@@ -70,6 +70,9 @@ class _Sums:
         for name, amount in terms.items():
             self._totals[name] = self._totals[name] + amount if name in self._totals else amount
 
+    def __getitem__(self, name: str) -> Tensor:
+        return self._totals[name]
+
     def read(self) -> dict[str, float]:
         if not self._totals:
             return {}
@@ -181,18 +184,20 @@ class Learner:
         for micro in self.models.compute.pack(share.samples, share.useful):
             weight_N = send(weights_N[micro.tokens_N], self.device)
             running.add(self._policy_backward(batch, micro, weight_N, total_weight, num_valued))
-        sums = running.read()
         norm = guarded_step(
             self.policy_optimizer,
             self.policy.parameters(),
-            loss=sums["loss/policy"],
+            loss=running["loss/policy"],
             gradient_clip=self._optimizer_config.gradient_clip,
             learning_rate=self._rate(self._optimizer_config.learning_rate, step),
-            skips=self.policy_skips,
         )
-        metrics = {**sums, "policy/gradient_norm": norm, "loss/updates": 1.0}
+        running.add({"policy/gradient_norm": norm})
         if isinstance(self.critic, SharedCritic):
-            metrics["critic/gradient_norm"] = self._step_critic(sums["loss/critic"], step)
+            self._step_critic(running, step)
+        metrics = {**running.read(), "loss/updates": 1.0}
+        self.policy_skips.note(loss=metrics["loss/policy"], norm=metrics["policy/gradient_norm"])
+        if isinstance(self.critic, SharedCritic):
+            self.critic_skips.note(loss=metrics["loss/critic"], norm=metrics["critic/gradient_norm"])
         return metrics
 
     def _weights(self, batch: CreditedBatch, share: _Share) -> Tensor:
@@ -276,8 +281,10 @@ class Learner:
             loss = self._value_objective(here, values_N, num_valued)
             loss.backward()  # type: ignore[no-untyped-call]
             running.add({"loss/critic": loss.detach()})
+        self._step_critic(running, step)
         sums = running.read()
-        return {**sums, "critic/gradient_norm": self._step_critic(sums["loss/critic"], step)}
+        self.critic_skips.note(loss=sums["loss/critic"], norm=sums["critic/gradient_norm"])
+        return sums
 
     def _num_valued(self, batch: CreditedBatch, share: _Share) -> int:
         valued_N = batch.credit.valued_N
@@ -293,17 +300,17 @@ class Learner:
         )
         return loss_N.masked_fill(~here.valued_N, 0.0).sum() / max(1, num_valued)
 
-    def _step_critic(self, loss: float, step: int) -> float:
+    def _step_critic(self, running: _Sums, step: int) -> None:
         assert self.critic is not None
         assert self.critic_optimizer is not None
-        return guarded_step(
+        norm = guarded_step(
             self.critic_optimizer,
             self.critic.parameters(),
-            loss=loss,
+            loss=running["loss/critic"],
             gradient_clip=self._optimizer_config.gradient_clip,
             learning_rate=self._rate(self.algorithm.settings.critic.learning_rate, step),
-            skips=self.critic_skips,
         )
+        running.add({"critic/gradient_norm": norm})
 
     def _rate(self, peak: float, step: int) -> float:
         """The learning rate of a training step: a linear rise over the warm-up, a linear fall to the final fraction."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from agent_r1.config import OptimizerConfig
 from agent_r1.errors import DivergenceError
@@ -37,9 +38,9 @@ class SkipCounter:
     in_a_row: int = 0
     """Since the last good update."""
 
-    def note(self, *, finite: bool) -> None:
-        """Count one update; raises `DivergenceError` at the limit."""
-        if finite:
+    def note(self, *, loss: float, norm: float) -> None:
+        """Count one update by its loss and the norm of its gradient; raises `DivergenceError` at the limit."""
+        if math.isfinite(loss) and math.isfinite(norm):
             self.in_a_row = 0
             return
         self.total += 1
@@ -56,18 +57,24 @@ def guarded_step(
     optimizer: torch.optim.Optimizer,
     parameters: Iterable[nn.Parameter],
     *,
-    loss: float,
+    loss: Tensor,
     gradient_clip: float,
     learning_rate: float,
-    skips: SkipCounter,
-) -> float:
-    """Clip and step; a non-finite loss or gradient never reaches the weights. Gives the norm before clipping."""
+) -> Tensor:
+    """Clip and step; a non-finite loss or gradient never reaches the weights. Gives the norm before clipping.
+
+    On a GPU nothing here waits: the optimizer's own kernel looks whether all is finite, so it can be started while the
+    backward pass is still computed.
+    """
     norm = nn.utils.clip_grad_norm_(list(parameters), gradient_clip)
-    finite = bool(torch.isfinite(norm)) and bool(torch.isfinite(torch.tensor(loss)))
-    if finite:
-        for entry in optimizer.param_groups:
-            entry["lr"] = learning_rate
+    finite = torch.isfinite(norm) & torch.isfinite(loss)
+    for entry in optimizer.param_groups:
+        entry["lr"] = learning_rate
+    if optimizer.defaults.get("fused"):
+        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        optimizer.step()
+        optimizer.found_inf = None  # type: ignore[attr-defined]
+    elif finite:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    skips.note(finite=finite)
-    return float(norm)
+    return norm

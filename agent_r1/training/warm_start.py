@@ -43,14 +43,14 @@ def fit_demonstrations(
         chosen, order = order[:batch_size], order[batch_size:]
         rows = [row for index in chosen for row in conversations[index]]
         loss = _accumulate(policy, rows, compute)
-        guarded_step(
+        norm = guarded_step(
             adam,
             policy.parameters(),
-            loss=loss,
+            loss=torch.tensor(loss),
             gradient_clip=optimizer.gradient_clip,
             learning_rate=_rate(learning_rate, step, steps),
-            skips=skips,
         )
+        skips.note(loss=loss, norm=float(norm))
         on_step(step, loss)
 
 

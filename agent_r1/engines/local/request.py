@@ -35,16 +35,24 @@ class Request:
     """Leading tokens whose keys and values are in the cache."""
     in_cache: bool = False
     """Whether its prompt was entered into the prefix cache."""
-    prompt_hashes: tuple[int, ...] = field(init=False)
-    """One per full block of the prompt, each of the whole prefix up to its end."""
+    _prompt_hashes: tuple[int, ...] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
-        hashes, chained = [], 0
-        for start in range(0, len(self.prompt) - BLOCK_SIZE + 1, BLOCK_SIZE):
-            chained = hash((chained, self.prompt[start : start + BLOCK_SIZE]))
-            hashes.append(chained)
-        self.prompt_hashes = tuple(hashes)
+
+    @property
+    def prompt_hashes(self) -> tuple[int, ...]:
+        """One per full block of the prompt, each of the whole prefix up to its end.
+
+        Computed when the request is first looked at, while a device computes others.
+        """
+        if self._prompt_hashes is None:
+            hashes, chained = [], 0
+            for start in range(0, len(self.prompt) - BLOCK_SIZE + 1, BLOCK_SIZE):
+                chained = hash((chained, self.prompt[start : start + BLOCK_SIZE]))
+                hashes.append(chained)
+            self._prompt_hashes = tuple(hashes)
+        return self._prompt_hashes
 
     @property
     def num_sampled(self) -> int:

@@ -94,7 +94,7 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """A request leaves with its answer; its full blocks stay for the turn that continues it."""
-        num_known = len(request.prompt_hashes) if request.in_cache else 0
+        num_known = len(request.prompt) // BLOCK_SIZE if request.in_cache else 0
         computed = request.tokens[: request.num_computed]
         request.blocks = self.cache.insert(computed, request.blocks, num_known=num_known)
         del self.running[request]
