@@ -29,6 +29,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "step/parse_errors": mean(step.action.parse_error is not None for t in valid for step in t.steps),
         "error/failed_rollouts": float(len(everything) - len(valid)),
         "error/retries": float(sum(t.num_retries for t in everything)),
+        "error/dropped_groups": float(sum(group.dropped for group in groups)),
         "perf/generated_tokens": float(sum(t.num_action_tokens for t in everything)),
     }
     for name in sorted({name for t in valid for name in t.reward_parts} - {"success"}):

@@ -344,6 +344,8 @@ class Group:
     """Its members, failed ones included."""
     greedy: Trajectory | None = None
     """A rollout at temperature 0, for algorithms that compare with it. Not a member."""
+    dropped: bool = False
+    """Too few members finished: the others would be compared with too little. Nothing is learned from it."""
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self.trajectories)
@@ -355,5 +357,5 @@ class Group:
 
     @property
     def learnable(self) -> tuple[Trajectory, ...]:
-        """The valid members that did anything."""
-        return tuple(t for t in self.valid if t.steps)
+        """The valid members that did anything; none of a dropped group."""
+        return () if self.dropped else tuple(t for t in self.valid if t.steps)

@@ -264,7 +264,7 @@ class Pool:
             renderer=renderer,
             reward=earns_what_was_said,
             make_env=lambda task: Waits(latency),
-            limits=RolloutLimits(retries=0, deadline_seconds=deadline, concurrency=concurrency),
+            limits=RolloutLimits(retries=0, group_refills=0, deadline_seconds=deadline, concurrency=concurrency),
         )
         self.collector = make_collector(config, self.rollout, tasks, make_shaping(config))
         self.steps = steps

@@ -356,6 +356,89 @@ def test_batch_in_which_everything_fails_stops_the_run(renderer: ChatRenderer) -
     assert "the door is stuck" in str(caught.value)
 
 
+# Groups with too few members
+
+
+class FailsFirst(OneStep):
+    """Raises in the first `failures` episodes of a test, however many ask."""
+
+    failures = 0
+
+    async def step(self, action: Action) -> StepResult:
+        if FailsFirst.failures > 0:
+            FailsFirst.failures -= 1
+            raise ConnectionError("the door is stuck")
+        return await super().step(action)
+
+
+def one_group(renderer: ChatRenderer, failures: int, **limits: Any) -> Group:
+    """A group of four, of whose episodes the first so many fail, beside one that never does."""
+    FailsFirst.failures = failures
+
+    def make_env(task: Task) -> AgentEnv:
+        return FailsFirst() if task.task_id == "a" else OneStep()
+
+    rollout = rollout_with(renderer, make_env=make_env, retries=0, **limits)
+    return run(rollout, task("a"), task("good"), group_size=4)[0]
+
+
+def test_half_of_a_group_is_enough(renderer: ChatRenderer) -> None:
+    group = one_group(renderer, failures=2)
+    assert len(group.learnable) == len(group.valid) == 2
+    assert not group.dropped
+
+
+def test_a_group_with_fewer_is_refilled_when_the_others_have_ended(renderer: ChatRenderer) -> None:
+    group = one_group(renderer, failures=3)
+    assert len(group.learnable) == 4
+    assert [trajectory.member for trajectory in group] == [0, 1, 2, 3]
+    assert not group.dropped
+
+
+def test_a_group_that_stays_below_its_share_is_dropped_and_its_failures_are_kept(renderer: ChatRenderer) -> None:
+    group = one_group(renderer, failures=7)
+    assert group.dropped
+    assert group.learnable == ()
+    assert len(group.valid) == 1
+    assert sum("the door is stuck" in (trajectory.error or "") for trajectory in group) == 3
+    assert rollout_metrics([group])["error/dropped_groups"] == 1.0
+
+
+def test_the_share_and_the_refills_can_be_chosen(renderer: ChatRenderer) -> None:
+    assert not one_group(renderer, failures=3, min_group_share=0.25, group_refills=0).dropped
+    assert one_group(renderer, failures=3, group_refills=0).dropped
+    assert not one_group(renderer, failures=7, group_refills=3).dropped
+
+
+# The circuit breaker
+
+
+def test_failures_in_a_row_stop_the_run_and_say_what_and_why(renderer: ChatRenderer) -> None:
+    rollout = rollout_with(renderer, make_env=lambda task: BreaksOn(), retries=0, max_failures_in_a_row=3)
+    with pytest.raises(RolloutsFailingError, match=r"3 rollouts in a row failed \(env_error 3\)") as caught:
+        run(rollout, task("good"), *(task(f"broken-{number}") for number in range(8)))
+    assert "goes on from its checkpoint" in str(caught.value)
+    assert "the door is stuck" in str(caught.value)
+
+
+def test_a_rollout_that_succeeds_begins_the_count_anew(renderer: ChatRenderer) -> None:
+    rollout = rollout_with(
+        renderer, make_env=lambda task: BreaksOn(), retries=0, max_failures_in_a_row=3, concurrency=1, group_refills=0
+    )
+    tasks = [task(name) for _ in range(4) for name in ("broken-1", "broken-2", "good")]
+    groups = run(rollout, *tasks)
+    assert [bool(group.valid) for group in groups] == [False, False, True] * 4
+
+
+def test_the_count_goes_on_over_batches(renderer: ChatRenderer) -> None:
+    rollout = rollout_with(
+        renderer, make_env=lambda task: BreaksOn(), retries=0, max_failures_in_a_row=3, group_refills=0
+    )
+    run(rollout, task("broken-1"), task("broken-2"), may_fail=True)
+    with pytest.raises(RolloutsFailingError, match="3 rollouts in a row"):
+        run(rollout, task("broken-3"), may_fail=True)
+
+
 # Rewards
 
 
@@ -635,6 +718,7 @@ def test_rollout_metrics_by_hand() -> None:
             "tool/price/calls": 0.5,
             "error/failed_rollouts": 1.0,
             "error/retries": 3.0,
+            "error/dropped_groups": 0.0,
             "error/timeout": 1.0,
             "perf/generated_tokens": 7.0,
         }

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import agent_r1
 from agent_r1.cli import app
 from agent_r1.config import from_yaml
-from agent_r1.errors import AgentR1Error, ConfigError, DataError, UnknownNameError
+from agent_r1.errors import AgentR1Error, ConfigError, DataError, RolloutsFailingError, UnknownNameError
 from agent_r1.rollout import read_trajectories
 from tests.tiny_runs import tiny_overrides, write_tasks
 
@@ -86,6 +86,25 @@ def test_a_resumed_run_equals_the_uninterrupted_one(run: list[str], tmp_path: Pa
     assert same_weights(tmp_path / "whole", tmp_path / "tiny")
     steps = [json.loads(line)["step"] for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4]
+
+
+def test_a_run_that_is_stopped_by_failing_rollouts_goes_on_where_it_stopped(run: list[str], tmp_path: Path) -> None:
+    scored = 0
+
+    def away_for_a_while(task: Any, episode: Any) -> float:
+        nonlocal scored
+        scored += 1
+        if scored > 2 * 8:
+            raise ConnectionError("the judge does not answer")
+        return score_variety(task, episode)
+
+    run = [*run, "trainer.save_every=100", "rollout.retries=0"]
+    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    with pytest.raises(RolloutsFailingError, match="all 8 rollouts"):
+        agent_r1.train(*run, quiet=True, reward=away_for_a_while)
+    assert [path.name for path in (tmp_path / "tiny" / "checkpoints").iterdir()] == ["step_2"]
+    agent_r1.train(*run, quiet=True, reward=score_variety)
+    assert same_weights(tmp_path / "whole", tmp_path / "tiny")
 
 
 KILLED_RUN = """

@@ -8,9 +8,10 @@ stays in its group as a failed trajectory with its traceback, and nothing that a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines.base import Engine
@@ -18,8 +19,12 @@ from agent_r1.envs import AgentEnv
 from agent_r1.errors import EpisodeError, RolloutsFailingError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext
 from agent_r1.rewards import RewardFunction, Score, score_episode
+from agent_r1.rollout.breaker import CircuitBreaker
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Episode, Group, SamplingParams, StopReason, Task, Trajectory
+
+_Member = tuple[int, int]
+"""A group's id, and the member's number."""
 
 GREEDY_MEMBER = -1
 """The member number of a group's greedy rollout."""
@@ -37,6 +42,12 @@ class RolloutLimits:
     """An episode that takes longer fails."""
     retries: int = 2
     """Further attempts at a rollout that failed, each with a fresh environment."""
+    min_group_share: float = 0.5
+    """A group of which fewer members finished is refilled, then dropped."""
+    group_refills: int = 1
+    """How often the failed members of such a group are rolled out anew, after all the others have ended."""
+    max_failures_in_a_row: int = 100
+    """Rollouts that may fail one after the other before the circuit breaker stops the run."""
 
 
 class Rollout:
@@ -57,6 +68,7 @@ class Rollout:
         self.make_env = make_env
         self.limits = limits
         self._stopped_seconds = 0.0
+        self._breaker = CircuitBreaker(limits.max_failures_in_a_row)
 
     async def run(
         self,
@@ -77,37 +89,51 @@ class Rollout:
         which every rollout failed, when it only adds to others. `places` bounds the episodes alive at once over several
         calls; without it this call has `limits.concurrency` places of its own.
 
-        Raises `RolloutsFailingError` when every single rollout failed: there is nothing to learn from, and something
-        is broken that no retry will mend.
+        Members that failed in a group that has too few others are rolled out anew (`limits.group_refills`), when all
+        the rest has ended: what was away may be back by then. A group that still has too few is marked as dropped.
+
+        Raises `RolloutsFailingError` when every single rollout failed, or too many one after the other: there is
+        nothing to learn from, and something is broken that no retry will mend.
         """
         places = places or asyncio.Semaphore(self.limits.concurrency)
         greedy_sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
+        task_of = dict(enumerate(tasks, start=first_group_id))
+        indices = [*range(group_size), *([GREEDY_MEMBER] if with_greedy else [])]
 
-        async def member(group_id: int, task: Task, index: int) -> Trajectory:
+        async def roll_out(group_id: int, index: int, refill: int) -> Trajectory:
             chosen = greedy_sampling if index == GREEDY_MEMBER else sampling
+            own_seed = mix_seed(seed, group_id, index, *([refill] if refill else []))
             async with places:
-                trajectory = await self._member(task, group_id, index, chosen, mix_seed(seed, group_id, index))
-            on_finished(trajectory)
+                trajectory = await self._member(task_of[group_id], group_id, index, chosen, own_seed)
+            self._breaker.note(trajectory)
+            if not refill:
+                on_finished(trajectory)
             return trajectory
 
-        indices = [*range(group_size), *([GREEDY_MEMBER] if with_greedy else [])]
-        async with asyncio.TaskGroup() as running:
-            members = [
-                {index: running.create_task(member(group_id, task, index)) for index in indices}
-                for group_id, task in enumerate(tasks, start=first_group_id)
+        wanted = [(group_id, index) for group_id in task_of for index in indices]
+        ended: dict[tuple[int, int], Trajectory] = {}
+        groups: list[Group] = []
+        for refill in range(self.limits.group_refills + 1):
+            ended |= await _all_of({member: roll_out(*member, refill) for member in wanted})
+            groups = [
+                Group(
+                    task=task,
+                    group_id=group_id,
+                    trajectories=tuple(ended[group_id, index] for index in range(group_size)),
+                    greedy=ended[group_id, GREEDY_MEMBER] if with_greedy else None,
+                )
+                for group_id, task in task_of.items()
             ]
-        groups = [
-            Group(
-                task=task,
-                group_id=group_id,
-                trajectories=tuple(group[index].result() for index in range(group_size)),
-                greedy=group[GREEDY_MEMBER].result() if with_greedy else None,
-            )
-            for group_id, (task, group) in enumerate(zip(tasks, members, strict=True), start=first_group_id)
-        ]
+            weak = {group.group_id for group in groups if self._is_weak(group)}
+            wanted = [member for member, trajectory in ended.items() if member[0] in weak and trajectory.is_failure]
+            if not weak:
+                break
         if not may_fail:
             refuse_total_failure(groups)
-        return groups
+        return [replace(group, dropped=True) if self._is_weak(group) else group for group in groups]
+
+    def _is_weak(self, group: Group) -> bool:
+        return len(group.valid) < self.limits.min_group_share * len(group.trajectories)
 
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:
@@ -189,6 +215,19 @@ class Rollout:
             num_retries=attempt,
             metrics=episode.metrics,
         )
+
+
+async def _all_of(rollouts: Mapping[_Member, Coroutine[Any, Any, Trajectory]]) -> dict[_Member, Trajectory]:
+    """Run them at once. What one of them raises is raised alone, and ends the others."""
+    try:
+        async with asyncio.TaskGroup() as running:
+            tasks = {member: running.create_task(rollout) for member, rollout in rollouts.items()}
+    except ExceptionGroup as failures:
+        failing = failures.subgroup(RolloutsFailingError)
+        if failing is None:
+            raise
+        raise failing.exceptions[0] from None
+    return {member: task.result() for member, task in tasks.items()}
 
 
 def refuse_total_failure(groups: Sequence[Group]) -> None:

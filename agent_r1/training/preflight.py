@@ -65,6 +65,7 @@ _CHOICES = {
 }
 _RANGES = {
     "rollout.max_staleness": (0, math.inf),
+    "rollout.retries": (0, math.inf),
     "algorithm.overlong_fraction": (0.0, 1.0),
     "algorithm.refill_rounds": (0, math.inf),
     "algorithm.critic.warmup_steps": (0, math.inf),

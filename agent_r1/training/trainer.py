@@ -16,6 +16,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, to_yaml
 from agent_r1.console import RunConsole, pick_pair
 from agent_r1.engines.base import Engine
+from agent_r1.errors import RolloutsFailingError
 from agent_r1.evaluation import Evaluation, evaluate
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.health import HealthMonitor
@@ -120,6 +121,9 @@ class Trainer:
                             self._save()
                     if self._due(self.config.eval.every) and self._progress.step < total and self.eval_tasks:
                         self.tracker.log(self._progress.step, (await self._evaluate("evaluating")).metrics)
+        except RolloutsFailingError:
+            self._save()  # nothing that was learned is lost: the same command goes on from here
+            raise
         finally:
             await self.collector.close()
         return await self._finish(before, metrics)
