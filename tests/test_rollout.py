@@ -227,7 +227,7 @@ def test_failed_rollout_is_tried_again_with_a_fresh_environment(renderer: ChatRe
 
 def failed_and_good(renderer: ChatRenderer) -> list[Group]:
     """A group with one failed rollout beside a group that went well."""
-    rollout = rollout_with(renderer, make_env=lambda task: BreaksOn(), retries=1)
+    rollout = rollout_with(renderer, make_env=lambda task: BreaksOn(), retries=1, group_refills=0)
     return run(rollout, task("broken"), task("good"))
 
 
@@ -392,6 +392,7 @@ def test_a_group_with_fewer_is_refilled_when_the_others_have_ended(renderer: Cha
     group = one_group(renderer, failures=3)
     assert len(group.learnable) == 4
     assert [trajectory.member for trajectory in group] == [0, 1, 2, 3]
+    assert sum(trajectory.num_retries for trajectory in group) == 3
     assert not group.dropped
 
 

@@ -106,12 +106,14 @@ class Rollout:
             async with places:
                 trajectory = await self._member(task_of[group_id], group_id, index, chosen, own_seed)
             self._breaker.note(trajectory)
-            if not refill:
-                on_finished(trajectory)
+            if refill:  # what failed before it counts as attempts
+                attempts = ended[group_id, index].num_retries + 1
+                return replace(trajectory, num_retries=attempts + trajectory.num_retries)
+            on_finished(trajectory)
             return trajectory
 
         wanted = [(group_id, index) for group_id in task_of for index in indices]
-        ended: dict[tuple[int, int], Trajectory] = {}
+        ended: dict[_Member, Trajectory] = {}
         groups: list[Group] = []
         for refill in range(self.limits.group_refills + 1):
             ended |= await _all_of({member: roll_out(*member, refill) for member in wanted})
@@ -126,7 +128,7 @@ class Rollout:
             ]
             weak = {group.group_id for group in groups if self._is_weak(group)}
             wanted = [member for member, trajectory in ended.items() if member[0] in weak and trajectory.is_failure]
-            if not weak:
+            if not wanted:
                 break
         if not may_fail:
             refuse_total_failure(groups)

@@ -103,7 +103,7 @@ class Learner:
         self._optimizer_config = optimizer
         self._total_steps = total_steps
         self._seed = seed
-        self._is_warm = False
+        self._is_warm = self.device.type != "cuda"
         self.policy_optimizer = make_optimizer(self.policy, optimizer, optimizer.learning_rate)
         critic_rate = algorithm.settings.critic.learning_rate
         self.critic_optimizer = make_optimizer(self.critic, optimizer, critic_rate) if self.critic is not None else None
@@ -123,9 +123,9 @@ class Learner:
                     metrics[name] = metrics.get(name, 0.0) + (amount - metrics.get(name, 0.0)) / times[name]
         self._adapt_kl(metrics, experience.table.num_trajectories)
         metrics["loss/skipped_updates"] = float(self.policy_skips.total + self.critic_skips.total)
-        if not self._is_warm and self.device.type == "cuda":
-            spare_what_is_loaded()  # the first update compiled what it needs
-        self._is_warm = True
+        if not self._is_warm:  # the first update on a GPU compiled what it needs
+            spare_what_is_loaded()
+            self._is_warm = True
         return metrics
 
     def _minibatches(self, experience: Experience, step: int) -> list[list[int]]:

@@ -122,7 +122,8 @@ class Trainer:
                     if self._due(self.config.eval.every) and self._progress.step < total and self.eval_tasks:
                         self.tracker.log(self._progress.step, (await self._evaluate("evaluating")).metrics)
         except RolloutsFailingError:
-            self._save()  # nothing that was learned is lost: the same command goes on from here
+            if self._progress.step:  # nothing that was learned is lost: the same command goes on from here
+                self._save()
             raise
         finally:
             await self.collector.close()

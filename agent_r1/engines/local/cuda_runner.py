@@ -224,7 +224,7 @@ class CudaRunner(ModelRunner):
         """A step of decoding and one of prompts, all in the spare block.
 
         Kernels are cut for the sizes seen here, so these are large ones. Sizes that are equal by chance would be taken
-        for equal for good, so here no two are: two rows short of a bucket is no multiple of anything.
+        for equal for good, so here no two are: widths of block tables are multiples of 16, these rows are not.
         """
         self._decode_once(max(2, min(self._inputs.heads.shape[1], 512) - 2), restricted=False)
         prompts = [Request(prompt=(0,) * length, sampling=SamplingParams()) for length in (1900, 77, 30)]
