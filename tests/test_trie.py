@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,7 +33,7 @@ from agent_r1.training.head import action_scores
 from agent_r1.training.models import Critic, checkpoint_layers
 from agent_r1.training.rows import MicroBatch, Packer, Sample, pack
 from agent_r1.training.scoring import score_all, value_all, value_of_states
-from agent_r1.training.trie import build_rows, pack_tries
+from agent_r1.training.trie import TrieRow, build_rows, iter_tries, pack_tries
 from agent_r1.training.visibility import BLOCK, block_mask, dense_mask
 from agent_r1.types import TokenIds, Trajectory
 from tests.hand_made import (
@@ -94,12 +95,12 @@ def paths_of(batch: MicroBatch) -> dict[int, tuple[TokenIds, list[int]]]:
 
 
 @settings(deadline=None, max_examples=60)
-@given(batches, st.integers(11, 40), st.integers(4, 40))
+@given(batches, st.integers(11, 40), st.integers(4, 40), st.none() | st.integers(1, 40))
 def test_each_token_sees_exactly_what_came_before_it_in_its_step(
-    rows: list[tuple[TokenIds, TokenIds]], budget: int, row_tokens: int
+    rows: list[tuple[TokenIds, TokenIds]], budget: int, row_tokens: int, portion: int | None
 ) -> None:
     samples = [Sample.of_step(*row) for row in rows]
-    batches = pack_tries(samples, range(len(samples)), max_tokens=budget, row_tokens=row_tokens)
+    batches = pack_tries(samples, range(len(samples)), max_tokens=budget, row_tokens=row_tokens, portion_tokens=portion)
     found = {token: path for batch in batches for token, path in paths_of(batch).items()}
     expected = {}
     for sample in samples:
@@ -150,6 +151,33 @@ def test_padding_is_seen_by_nobody_and_sees_itself() -> None:
 def test_rows_that_would_be_mostly_padding_go_into_a_micro_batch_of_their_own() -> None:
     samples = [Sample.of_step(tuple(range(1, 9)), (50,)), Sample.of_step((60, 61), (62,))]
     assert [b.input_ids.shape[1] for b in pack_tries(samples, [0, 1], max_tokens=100, row_tokens=9)] == [9, 3]
+
+
+@pytest.fixture
+def sorted_samples(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples were sorted, each time some were."""
+    numbers: list[int] = []
+
+    def counted(samples: Sequence[Sample], chosen: Sequence[int], *, row_tokens: int) -> list[TrieRow]:
+        numbers.append(len(chosen))
+        return build_rows(samples, chosen, row_tokens=row_tokens)
+
+    monkeypatch.setattr("agent_r1.training.trie.build_rows", counted)
+    return numbers
+
+
+def test_the_first_micro_batch_waits_for_one_portion_of_the_samples_and_not_for_all(sorted_samples: list[int]) -> None:
+    samples = [Sample.of_step((n, 1, 2), (3,)) for n in range(100)]
+    batches = iter_tries(samples, range(100), max_tokens=16, portion_tokens=40)
+    assert next(batches).tokens_N.tolist() == [0, 1, 2, 3]
+    assert sorted_samples == [10]
+    assert sorted(n for batch in batches for n in batch.tokens_N.tolist()) == list(range(4, 100))
+
+
+def test_samples_that_wait_are_not_sorted_again_for_every_few_that_come(sorted_samples: list[int]) -> None:
+    samples = [Sample.of_step(tuple(range(50)), (n,)) for n in range(400)]  # all fit one row
+    pack_tries(samples, range(400), max_tokens=1000, portion_tokens=100)
+    assert sum(sorted_samples) < 3 * 400
 
 
 @pytest.mark.parametrize("window", [None, 40])

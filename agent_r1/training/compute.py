@@ -30,6 +30,10 @@ would be one long loop that everybody waits for. Cutting the trie repeats the pr
 CUDA_WIDTH_MULTIPLE = 1024
 """Rows on a GPU are padded to multiples of this, so that few different shapes are compiled."""
 
+CUDA_PORTION = 8
+"""Samples of so many micro-batches' tokens are sorted before the first micro-batch is computed: what they share makes
+them about one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
@@ -69,6 +73,12 @@ def _packer(config: Config, policy: nn.Module, device: torch.device) -> Packer:
         return partial(pack, max_tokens=max_tokens)
     if device.type == "cuda":
         multiple = min(max_tokens, CUDA_WIDTH_MULTIPLE)
-        return partial(iter_tries, max_tokens=max_tokens, row_tokens=CUDA_ROW_TOKENS, width_multiple=multiple)
+        return partial(
+            iter_tries,
+            max_tokens=max_tokens,
+            row_tokens=CUDA_ROW_TOKENS,
+            width_multiple=multiple,
+            portion_tokens=CUDA_PORTION * max_tokens,
+        )
     hidden_size = int(cast(Any, policy).config.get_text_config().hidden_size)
     return partial(iter_tries, max_tokens=max_tokens, row_tokens=cpu_row_tokens(hidden_size))
