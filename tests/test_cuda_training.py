@@ -1,4 +1,4 @@
-"""Updates on a GPU: token tries through FlexAttention give the gradient of padded rows."""
+"""Updates on a GPU: token tries through FlexAttention give the gradient of padded rows, however it is cut up."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_r1.training.compute import Compute
+from agent_r1.training.flex_tiles import LARGE_BLOCK, SMALL_BLOCK, block_tokens, tiles
 from agent_r1.training.models import compile_layers
 from agent_r1.training.rows import Packer, Sample, pack
 from agent_r1.training.scoring import score
@@ -19,7 +20,6 @@ from agent_r1.training.visibility import TRIE_ATTENTION
 from tests.hand_made import random_ids
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     # Compilers deprecate things among themselves, and advise TF32.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -27,6 +27,7 @@ pytestmark = [
     # They look at gradients of everything they trace.
     pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
 ]
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def small_llama(head_size: int) -> LlamaForCausalLM:
@@ -72,6 +73,7 @@ def gradient(policy: LlamaForCausalLM, packer: Packer, autocast: torch.dtype | N
     return torch.cat([parameter.grad.flatten() for parameter in policy.parameters() if parameter.grad is not None])
 
 
+@on_a_gpu
 @pytest.mark.parametrize("head_size", [32, 64, 128])
 @pytest.mark.parametrize(("autocast", "allowed"), [(torch.bfloat16, 2e-2), (None, 1e-4)])
 @pytest.mark.parametrize("compiled", [False, True])
@@ -84,3 +86,37 @@ def test_the_gradient_of_tries_is_that_of_padded_rows(
         compile_layers(policy.get_decoder())
     found = gradient(policy, partial(pack_tries, max_tokens=4096, row_tokens=2048, width_multiple=256), autocast)
     assert float((found - expected).norm() / expected.norm()) < allowed
+
+
+@pytest.mark.parametrize(("head_size", "block"), [(64, SMALL_BLOCK), (128, LARGE_BLOCK)])
+def test_narrow_heads_in_half_precision_get_small_blocks(
+    monkeypatch: pytest.MonkeyPatch, head_size: int, block: int
+) -> None:
+    monkeypatch.setattr("agent_r1.training.flex_tiles._small_tiles_are_chosen", lambda: True)
+    config = small_llama(head_size).config
+    assert block_tokens(config) == LARGE_BLOCK  # nothing is in half precision here
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    assert block_tokens(config) == block
+
+
+def test_tiles_divide_the_block_of_the_mask() -> None:
+    query = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16)
+    for block in (SMALL_BLOCK, LARGE_BLOCK):
+        chosen = tiles(query, block)
+        assert chosen is not None
+        assert {block % size for name, size in chosen.items() if "BLOCK" in name} == {0}
+    assert tiles(query.float(), SMALL_BLOCK) is None
+    assert tiles(torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16), LARGE_BLOCK) is None
+
+
+def test_the_compilers_backward_tiles_for_narrow_heads_divide_a_small_block() -> None:
+    from torch._inductor.choices import InductorChoices
+
+    from agent_r1.training.flex_choices import SmallTiles
+
+    ours, own = SmallTiles(), InductorChoices()
+    for config in ours.get_flex_attention_bwd_configs(64, torch.bfloat16, "cpu"):
+        sides = (config.block_m1, config.block_n1, config.block_m2, config.block_n2)
+        assert {SMALL_BLOCK % side for side in sides} == {0}
+    wide = ours.get_flex_attention_bwd_configs(128, torch.bfloat16, "cpu")
+    assert wide == own.get_flex_attention_bwd_configs(128, torch.bfloat16, "cpu")

@@ -34,7 +34,7 @@ from agent_r1.training.models import Critic, checkpoint_layers
 from agent_r1.training.rows import MicroBatch, Packer, Sample, pack
 from agent_r1.training.scoring import score_all, value_all, value_of_states
 from agent_r1.training.trie import TrieRow, build_rows, iter_tries, pack_tries
-from agent_r1.training.visibility import BLOCK, block_mask, dense_mask
+from agent_r1.training.visibility import block_mask, dense_mask
 from agent_r1.types import TokenIds, Trajectory
 from tests.hand_made import (
     CPU,
@@ -182,18 +182,21 @@ def test_samples_that_wait_are_not_sorted_again_for_every_few_that_come(sorted_s
 
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("width_multiple", [1, 256])
-def test_a_block_mask_lists_exactly_the_blocks_somebody_sees(window: int | None, width_multiple: int) -> None:
+@pytest.mark.parametrize("block", [64, 128])
+def test_a_block_mask_lists_exactly_the_blocks_somebody_sees(
+    window: int | None, width_multiple: int, block: int
+) -> None:
     rng = random.Random(5)
     samples = [s for _ in range(6) for s in conversation(rng, random_ids(rng, 150), 4)]
     for batch in pack_tries(
         samples, range(len(samples)), max_tokens=4096, row_tokens=700, width_multiple=width_multiple
     ):
-        dense, blocks = dense_mask(batch, window), block_mask(batch, window)
+        dense, blocks = dense_mask(batch, window), block_mask(batch, window, block)
         rows, _, width, _ = dense.shape
-        num_blocks = -(-width // BLOCK)
-        gap = num_blocks * BLOCK - width
+        num_blocks = -(-width // block)
+        gap = num_blocks * block - width
         squares = torch.nn.functional.pad(dense[:, 0], (0, gap, 0, gap)).view(
-            rows, num_blocks, BLOCK, num_blocks, BLOCK
+            rows, num_blocks, block, num_blocks, block
         )
         some, every = squares.any(4).any(2), squares.all(4).all(2)
         listed = torch.zeros(rows, num_blocks, num_blocks, dtype=torch.bool)

@@ -8,7 +8,7 @@ for FlexAttention, which skips every block of keys that nobody in a block of que
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import torch
@@ -18,13 +18,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
+from agent_r1.training.flex_tiles import LARGE_BLOCK, block_tokens, tiles
 from agent_r1.training.rows import MicroBatch
 
 TRIE_ATTENTION = "agent_r1_trie"
 """The attention that takes block masks (FlexAttention) as well as dense ones (SDPA)."""
-
-BLOCK = 128
-"""Tokens in a block of the mask: FlexAttention's own."""
 
 Mask = Tensor | BlockMask
 LayerMasks = Mask | dict[str, Mask]
@@ -44,8 +42,10 @@ def last_hidden(trunk: nn.Module, batch: MicroBatch) -> Tensor:
 
 def trie_masks(batch: MicroBatch, config: Any) -> LayerMasks:
     """The mask of a trie's rows; one by layer type for models in which some layers see only a window."""
-    make = block_mask if batch.input_ids.is_cuda else dense_mask
     text_config = config.get_text_config()
+    make: Callable[[MicroBatch, int | None], Mask] = dense_mask
+    if batch.input_ids.is_cuda:
+        make = partial(block_mask, block=block_tokens(text_config))
     window = getattr(text_config, "sliding_window", None)
     layer_types = set(getattr(text_config, "layer_types", None) or ())
     switched_off = not getattr(text_config, "use_sliding_window", True)
@@ -67,7 +67,7 @@ def dense_mask(batch: MicroBatch, window: int | None) -> Tensor:
     return seen[:, None]
 
 
-def block_mask(batch: MicroBatch, window: int | None) -> BlockMask:
+def block_mask(batch: MicroBatch, window: int | None, block: int = LARGE_BLOCK) -> BlockMask:
     """The same for FlexAttention: which blocks of keys each block of queries reads, and which of them wholly.
 
     It follows from the ends of each block alone: keys before the queries are seen by some when the latest end lies
@@ -77,13 +77,13 @@ def block_mask(batch: MicroBatch, window: int | None) -> BlockMask:
     assert batch.position_ids is not None
     ends, positions = batch.ends, batch.position_ids
     rows, width = ends.shape
-    num_blocks = -(-width // BLOCK)
-    padded = torch.nn.functional.pad(ends, (0, num_blocks * BLOCK - width))
-    by_block = padded.view(rows, num_blocks, BLOCK)
+    num_blocks = -(-width // block)
+    padded = torch.nn.functional.pad(ends, (0, num_blocks * block - width))
+    by_block = padded.view(rows, num_blocks, block)
     blocks = torch.arange(num_blocks, device=ends.device)
     before = blocks[None, :] < blocks[:, None]
-    first_query = (blocks * BLOCK)[None, :, None]
-    last_query = first_query + BLOCK - 1
+    first_query = (blocks * block)[None, :, None]
+    last_query = first_query + block - 1
     some = (by_block.amax(2)[:, None, :] > first_query) & before | (blocks[None, :] == blocks[:, None])
     every = (by_block.amin(2)[:, None, :] > last_query) & before
     if window is not None:
@@ -95,7 +95,7 @@ def block_mask(batch: MicroBatch, window: int | None) -> BlockMask:
         indices,
         full_counts,
         full_indices,
-        BLOCK_SIZE=BLOCK,
+        BLOCK_SIZE=block,
         mask_mod=_visible(ends, positions, window),
         seq_lengths=(width, width),
     )
@@ -132,16 +132,6 @@ def _compiled_flex() -> Callable[..., Tensor]:
     return cast(Callable[..., Tensor], torch.compile(flex_attention))
 
 
-def _tiles(query: Tensor) -> dict[str, int] | None:
-    """Tile sizes for heads of up to 64 in half precision: a trie's visible blocks are small, and FlexAttention's own
-    choice is larger. Found by trying on an H200; None leaves the choice to it."""
-    if query.shape[3] > 64 or query.element_size() > 2:
-        return None
-    forward = {"fwd_BLOCK_M": 128, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3}
-    backward = {f"bwd_BLOCK_{name}": 64 for name in ("M1", "N1", "M2", "N2")}
-    return {**forward, **backward, "bwd_num_warps": 4, "bwd_num_stages": 3}
-
-
 def _capped(softcap: float) -> Callable[..., Tensor]:
     def capped(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return softcap * torch.tanh(score / softcap)
@@ -174,7 +164,7 @@ def trie_attention(
         block_mask=attention_mask,
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
-        kernel_options=_tiles(query),
+        kernel_options=tiles(query, attention_mask.BLOCK_SIZE[0]),
     )
     return attended.transpose(1, 2).contiguous(), None
 
