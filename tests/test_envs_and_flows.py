@@ -307,7 +307,7 @@ def test_observation_of_a_step_is_what_the_environment_showed(renderer: ChatRend
 
 
 def test_malformed_call_of_the_model_is_a_step_and_the_episode_goes_on(renderer: ChatRenderer) -> None:
-    engine = script(renderer, '<tool_call>{"name": "look_up", }</tool_call>', "21")
+    engine = script(renderer, '<tool_call>{"name": look_up}</tool_call>', "21")
     episode = run_loop(renderer, engine, ToolEnv([LOOK_UP]))
     assert episode.stop_reason is StopReason.DONE
     assert episode.steps[0].action.parse_error is not None

@@ -17,7 +17,7 @@ from agent_r1.types import ToolCall, ToolSchema
 
 THINK, THINK_END = "<think>", "</think>"
 CUT = "it was cut by the length limit"
-_MOST_ERRORS = 3  # a model that writes a thousand broken calls is told about the first ones
+_MOST_ERRORS, _MOST_TOLD = 16, 3  # a model that writes a thousand broken calls is told about the first ones
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +85,11 @@ class Reading:
         """What the next call is called when it is spoken about: the first is 1."""
         return len(self.calls) + len(self._errors) + 1
 
+    @property
+    def is_hopeless(self) -> bool:
+        """There are so many mistakes that reading on would tell nothing."""
+        return len(self._errors) >= _MOST_ERRORS
+
     def keep(self, start: int, end: int) -> None:
         """This part of the text is no call."""
         self._kept.append(self.text[start:end])
@@ -103,11 +108,11 @@ class Reading:
     ) -> None:
         """A call was found; `is_cut` says that the text was cut where the call ends."""
         if is_cut and MISSING_BRACE in repairs:
-            return self.wrong(CUT)
+            self.wrong(CUT)
+            return
         if repairs:
             self._repairs.append(f"call {len(self.calls) + 1}: {', '.join(repairs)}")
         self.calls.append(ToolCall(name=name, arguments=arguments, call_id=f"call_{len(self.calls)}"))
-        return None
 
     def wrong(self, reason: str) -> None:
         """The next call is malformed."""
@@ -132,8 +137,7 @@ class Reading:
         return ParsedText(content=kept, tool_calls=tuple(self.calls), parse_error=None, repairs=tuple(self._repairs))
 
     def _told(self) -> str:
-        more = len(self._errors) - _MOST_ERRORS
-        told = self._errors[:_MOST_ERRORS] + ([f"And {more} more mistakes"] if more > 0 else [])
+        told = self._errors[:_MOST_TOLD] + (["There are more mistakes"] if len(self._errors) > _MOST_TOLD else [])
         return ". ".join(told) + "." + ("" if self._only_cut else f" Write a call as {self.example}")
 
 

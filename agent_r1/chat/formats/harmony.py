@@ -52,6 +52,8 @@ class HarmonyFormat:
         parts = _parts(text)
         spoken = {"final": list[str](), "other": list[str]()}
         for part in parts:
+            if reading.is_hopeless:
+                break
             is_cut = truncated and not part.closed
             if part.recipient and part.channel != "analysis":
                 _read_call(text, part, reading, is_cut=is_cut)

@@ -17,7 +17,7 @@ from agent_r1.chat.formats.base import (
     schema_lines,
     tool_formats,
 )
-from agent_r1.chat.formats.near_json import dump_json, read_json, read_whole_json, skip_spaces
+from agent_r1.chat.formats.near_json import JsonRead, dump_json, read_valid_json, read_whole_json, skip_spaces
 from agent_r1.types import ToolCall, ToolSchema
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -41,7 +41,7 @@ class HermesFormat:
         reading = Reading(text, example=_EXAMPLE)
         position = end_of_given_thinking(text)
         reading.keep(0, position)
-        while mark := _MARK.search(text, position):
+        while not reading.is_hopeless and (mark := _MARK.search(text, position)):
             if mark.group() == THINK:
                 position = reading.keep_thinking(position, mark.end())
                 continue
@@ -50,17 +50,18 @@ class HermesFormat:
                 reading.complain(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
                 position = mark.end()
                 continue
-            close = _closing_tag(text, mark.end())
+            close = text.find(_CLOSE, mark.end())
             if close < 0:
                 reading.wrong(CUT if truncated else f"{_CLOSE} is missing")
                 break
             try:
-                call, _, repairs = read_whole_json(text, mark.end(), close)
+                call, end, repairs = _read_body(text, mark.end(), close)
                 name, arguments, more = call_parts(call, "arguments")
                 reading.add(name, arguments, (*repairs, *more))
+                position = end + len(_CLOSE)
             except ValueError as error:
                 reading.wrong(str(error))
-            position = close + len(_CLOSE)
+                position = close + len(_CLOSE)
         reading.keep(position, len(text))
         return reading.parsed(truncated=truncated)
 
@@ -82,11 +83,12 @@ class HermesFormat:
         return f"<tool_response>\n{text}\n</tool_response>"
 
 
-def _closing_tag(text: str, start: int) -> int:
-    """Where the call that begins at `start` is closed, -1 if nowhere. A tag inside a string of valid JSON is text."""
+def _read_body(text: str, start: int, close: int) -> JsonRead:
+    """The JSON of a call and where its closing tag stands. A closing tag inside a string of valid JSON is text."""
     try:
-        read = read_json(text, start, start)
+        return read_whole_json(text, start, close)._replace(end=close)
     except ValueError:
-        return text.find(_CLOSE, start)
-    end = skip_spaces(text, read.end)
-    return end if text.startswith(_CLOSE, end) else text.find(_CLOSE, start)
+        read = read_valid_json(text, start)
+        if read is None or not text.startswith(_CLOSE, end := skip_spaces(text, read.end)):
+            raise
+        return read._replace(end=end)

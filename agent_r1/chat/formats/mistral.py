@@ -18,7 +18,7 @@ from agent_r1.chat.formats.base import (
     kind_of,
     tool_formats,
 )
-from agent_r1.chat.formats.near_json import dump_json, read_json, skip_spaces
+from agent_r1.chat.formats.near_json import JsonRead, dump_json, read_json, read_valid_json, skip_spaces
 from agent_r1.types import ToolCall, ToolSchema
 
 _CALLS = "[TOOL_CALLS]"
@@ -44,7 +44,7 @@ class MistralFormat:
         reading = Reading(text, example=_EXAMPLE)
         position = end_of_given_thinking(text)
         reading.keep(0, position)
-        while mark := _MARK.search(text, position):
+        while not reading.is_hopeless and (mark := _MARK.search(text, position)):
             if mark.group() != _CALLS:
                 position = reading.keep_thinking(position, mark.end(), THINK_END if mark[0] == THINK else "[/THINK]")
                 continue
@@ -85,7 +85,7 @@ def _read_calls(reading: Reading, start: int, following: int, *, is_cut: bool) -
     limit = len(text) if following < 0 else following
     first = skip_spaces(text, start)
     if text[first : first + 1] in ("[", "{", "`"):
-        listed, end, repairs = read_json(text, first, limit)
+        listed, end, repairs = _read_value(text, first, limit)
         calls: list[Any] = listed if isinstance(listed, list) else [listed]
         if not calls:
             raise ValueError("the list of calls is empty")
@@ -98,8 +98,19 @@ def _read_calls(reading: Reading, start: int, following: int, *, is_cut: bool) -
     name_found = _NAME.match(text, first, limit)
     if name_found is None:
         raise ValueError("expected a list of calls or the name of a tool")
-    arguments, end, repairs = read_json(text, name_found.end(), limit)
+    arguments, end, repairs = _read_value(text, name_found.end(), limit)
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments must be an object, found {kind_of(arguments)}")
     reading.add(name_found.group(1), arguments, repairs, is_cut=is_cut)
     return end
+
+
+def _read_value(text: str, start: int, limit: int) -> JsonRead:
+    """The JSON value before the next mark. A mark inside a string of valid JSON is text."""
+    try:
+        return read_json(text, start, limit)
+    except ValueError:
+        read = read_valid_json(text, start)
+        if read is None:
+            raise
+        return read

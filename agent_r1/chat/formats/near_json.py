@@ -28,8 +28,11 @@ _ESCAPED = re.compile(r"\\(.)|\"", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _CLOSER = {"{": "}", "[": "]"}
 _NOT_A_VALUE = ("{", "[", ",", ":")
+_AFTER_A_VALUE = (",", ":", "}", "]")
 _JSON_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _MOST_MISSING_BRACES = 2  # the call's own and its arguments'
+_DEEPEST = 100
+_WINDOW = 4096
 
 
 class JsonRead(NamedTuple):
@@ -50,27 +53,38 @@ def skip_spaces(text: str, start: int) -> int:
 
 
 def read_json(text: str, start: int = 0, limit: int | None = None) -> JsonRead:
-    """The JSON value that begins at `start`; mending looks no further than `limit`. ValueError says what is wrong.
+    """The JSON value that begins at `start` and ends before `limit`. ValueError says what is wrong with it.
 
     >>> read_json('{"a": [1, 2,]} and more')
     JsonRead(value={'a': [1, 2]}, end=14, repairs=('trailing comma',))
     """
     limit = len(text) if limit is None else limit
-    first = skip_spaces(text, start)
-    fence = _FENCE.match(text, first, limit)
-    if fence is None:
-        return _read_bare(text, start, first, limit)
-    read = _read_bare(text, start, skip_spaces(text, fence.end()), limit)
-    closed = _FENCE_END.match(text, read.end, limit)
-    return JsonRead(read.value, closed.end() if closed else read.end, ("code fence around the JSON", *read.repairs))
+    near = start + _WINDOW
+    if near < limit:
+        # An error costs the decoder a look at all the text before it: many small values must not each pay for all.
+        try:
+            read = _read_window(text[start:near])
+            if read.end < _WINDOW:
+                return read._replace(end=start + read.end)
+        except ValueError:
+            pass
+    read = _read_window(text[start:limit])
+    return read._replace(end=start + read.end)
+
+
+def read_valid_json(text: str, start: int) -> JsonRead | None:
+    """The valid JSON value that begins at `start`, if there is one; nothing is mended."""
+    try:
+        value, end = _DECODER.raw_decode(text, skip_spaces(text, start))
+    except (ValueError, RecursionError):
+        return None
+    return JsonRead(value, end, ())
 
 
 def read_whole_json(text: str, start: int, limit: int) -> JsonRead:
     """The JSON value that fills `text[start:limit]`; braces closed once too often are mended too."""
     read = read_json(text, start, limit)
     rest = text[read.end : limit].strip()
-    if read.end > limit:
-        raise ValueError("not valid JSON (a string is not closed)")
     if not rest:
         return read
     if not rest.strip("}"):
@@ -91,18 +105,28 @@ def dump_json(value: Any, escaped: Sequence[str] = ()) -> str:
     return text
 
 
-def _read_bare(text: str, start: int, first: int, limit: int) -> JsonRead:
+def _read_window(text: str) -> JsonRead:
+    first = skip_spaces(text, 0)
+    fence = _FENCE.match(text, first)
+    if fence is None:
+        return _read_bare(text, first)
+    read = _read_bare(text, skip_spaces(text, fence.end()))
+    closed = _FENCE_END.match(text, read.end)
+    return JsonRead(read.value, closed.end() if closed else read.end, ("code fence around the JSON", *read.repairs))
+
+
+def _read_bare(text: str, start: int) -> JsonRead:
     try:
-        value, end = _DECODER.raw_decode(text, first)
+        value, end = _DECODER.raw_decode(text, start)
         return JsonRead(value, end, ())
     except json.JSONDecodeError as error:
-        found = f"found {text[error.pos]!r}" if error.pos < limit else "found its end"
-        complaint = f"not valid JSON ({error.msg} at character {error.pos - start}, {found})"
+        found = f"found {text[error.pos]!r}" if error.pos < len(text) else "found its end"
+        complaint = f"not valid JSON ({error.msg} at character {error.pos}, {found})"
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     except ValueError:
         raise ValueError("a number in the JSON has too many digits") from None
-    mended = _mend(text, first, limit)
+    mended = _mend(text, start)
     if mended is None:
         raise ValueError(complaint)
     try:
@@ -111,19 +135,22 @@ def _read_bare(text: str, start: int, first: int, limit: int) -> JsonRead:
         raise ValueError(complaint) from None
 
 
-def _mend(text: str, start: int, limit: int) -> JsonRead | None:
+def _mend(text: str, start: int) -> JsonRead | None:
     """The value that begins at `start` as JSON text, which may still be invalid; None when mending would be a guess."""
     written: list[str] = []
     repairs: dict[str, None] = {}
     closers: list[str] = []
     position = start
-    while position < limit:
-        match = _TOKEN.match(text, position, limit)
-        if match is None:
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None or len(closers) > _DEEPEST:
             return None
         token, position = match.group(), match.end()
         if token.isspace():
             continue
+        after_value = bool(written) and written[-1] not in _NOT_A_VALUE
+        if after_value == (token not in _AFTER_A_VALUE) and token not in ("}", "]"):
+            return None
         if token[0] in "\"'":
             token = _mend_string(token, repairs)
         elif token in _CLOSER:
@@ -144,7 +171,7 @@ def _mend(text: str, start: int, limit: int) -> JsonRead | None:
         if not closers:
             break
     if closers:
-        if len(closers) > _MOST_MISSING_BRACES or "]" in closers:
+        if len(closers) > _MOST_MISSING_BRACES or "]" in closers or written[-1] in _NOT_A_VALUE:
             return None
         repairs[MISSING_BRACE] = None
     return JsonRead(" ".join([*written, *closers]), position, tuple(repairs))

@@ -60,7 +60,7 @@ class Qwen3CoderFormat:
         reading = Reading(text, example=_EXAMPLE)
         position = end_of_given_thinking(text)
         reading.keep(0, position)
-        while mark := _MARK.search(text, position):
+        while not reading.is_hopeless and (mark := _MARK.search(text, position)):
             if mark.group() == THINK:
                 position = reading.keep_thinking(position, mark.end())
                 continue

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agent_r1.chat.formats.base import (
     CUT,
+    THINK,
     THINK_END,
     ParsedText,
     Reading,
@@ -78,7 +79,7 @@ class ReActFormat:
 
     def call_text(self, calls: Sequence[ToolCall], content: str) -> str:
         """Two lines for each call, the input as JSON."""
-        pairs = [f"Action: {c.name}\nAction Input: {dump_json(dict(c.arguments), [THINK_END])}" for c in calls]
+        pairs = [f"Action: {c.name}\nAction Input: {dump_json(dict(c.arguments), [THINK, THINK_END])}" for c in calls]
         return after_content(content, "\n".join(pairs))
 
     def result_text(self, name: str, text: str) -> str:
@@ -100,13 +101,15 @@ def _sections(text: str, reading: Reading) -> list[_Section]:
             position = mark.end()
     ends = [*(start for _, start, _ in marks[1:]), len(text)]
     reading.keep(0, marks[0][1] if marks else len(text))
-    return [_Section(label, start, body, end) for (label, start, body), end in zip(marks, ends, strict=True)]
+    return [_Section(label, start, body, end) for (label, start, body), end in zip(marks, ends, strict=False)]
 
 
 def _read_actions(sections: Sequence[_Section], reading: Reading, *, truncated: bool) -> None:
     """Add the calls: each `Action` needs the `Action Input` that follows it."""
     text = reading.text
     for index, section in enumerate(sections):
+        if reading.is_hopeless:
+            break
         following = sections[index + 1] if index + 1 < len(sections) else None
         if section.label == "Action":
             name = text[section.body : section.end].strip()
@@ -127,13 +130,15 @@ def _read_actions(sections: Sequence[_Section], reading: Reading, *, truncated: 
 
 def _read_input(name: str, section: _Section, reading: Reading, *, is_cut: bool) -> None:
     text = reading.text[section.body : section.end].strip()
-    try:
-        arguments, _, repairs = read_whole_json(text, 0, len(text))
-    except ValueError as error:
-        if is_cut or text.startswith("{"):
-            reading.wrong(CUT if is_cut else f"Action Input is {error}")
-            return
-        arguments, repairs = text, ()
+    arguments: Any = text
+    repairs: tuple[str, ...] = ()
+    if text.startswith(("{", "```")):
+        try:
+            arguments, _, repairs = read_whole_json(text, 0, len(text))
+        except ValueError as error:
+            if is_cut or text.startswith("{"):
+                reading.wrong(CUT if is_cut else f"Action Input is {error}")
+                return
     if isinstance(arguments, dict):
         reading.add(name, arguments, repairs, is_cut=is_cut)
     elif is_cut:
