@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -565,3 +567,34 @@ def test_endless_repetition_is_read_in_linear_time(name: str) -> None:
 @pytest.mark.parametrize("text", ["<tool_call>" * 90_000, "<tool_call>" + "[" * 1_000_000, "[TOOL_CALLS]" * 80_000])
 def test_a_million_characters_take_less_than_a_second(name: str, text: str) -> None:
     assert seconds_to_read(name, text) < 1
+
+
+# The page about them
+
+PAGE = (Path(__file__).parent.parent / "docs" / "tool_formats.md").read_text()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_examples_of_the_page_are_calls(name: str) -> None:
+    [row] = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}`")]
+    cell = re.split(r"(?<!\\)\|", row)[3].replace("\\|", "|")
+    examples = re.findall(r"`([^`]+)`", cell)
+    texts = ["\n".join(examples)] if name == "react" else examples
+    for text in texts:
+        [call] = parse(name, text).tool_calls
+        assert (call.name, dict(call.arguments)) in (
+            ("price", {"item": "apple"}),
+            ("code_interpreter", {"code": "print(1 + 1)"}),
+        )
+
+
+def test_ones_own_format_of_the_page_works() -> None:
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    # The name would stay in the registry for every later test.
+    own: dict[str, Any] = {"__name__": "own_format"}
+    exec(code.replace('@tool_formats.register("bang")\n', ""), own)
+    bang = own["BangFormat"]()
+    calls = (ToolCall(name="now", arguments={}, call_id="call_0"),)
+    assert bang.parse(bang.call_text(calls, "Hm."), truncated=False) == ParsedText(
+        content="Hm.", tool_calls=calls, parse_error=None
+    )
