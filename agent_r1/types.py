@@ -147,6 +147,8 @@ class Action:
     """Well-formed calls, in order."""
     parse_error: str | None = None
     """What was wrong with the action's form, in words the model can use; None when it was well formed."""
+    repairs: tuple[str, ...] = ()
+    """One entry for each call that was not quite well formed and was mended, such as `call 1: trailing comma`."""
 
     def as_message(self) -> Message:
         """The assistant message this action is in a chat history.

@@ -47,7 +47,7 @@ class ModelConfig:
     prepare: Optional[str] = None
     """`module:function` that makes the recipe's own `path` when it is missing; called with the configuration."""
     tool_format: str = "hermes"
-    """How the model writes tool calls."""
+    """How the model writes tool calls: hermes, qwen3_coder, llama3, mistral, harmony, retool, react or one's own."""
     dtype: str = "float32"
     """Type of the trained weights: float32 or bfloat16."""
     trust_remote_code: bool = False

@@ -64,7 +64,10 @@ class ToolEnv(AgentEnv):
             }
             for outcome in outcomes
         ]
-        return self._continue(action, answers, sum(o.reward for o in outcomes), _count(outcomes, self._tools))
+        metrics = _count(outcomes, self._tools)
+        if action.repairs:
+            metrics["tool/repaired_calls"] += len(action.repairs)
+        return self._continue(action, answers, sum(o.reward for o in outcomes), metrics)
 
     def _continue(self, action: Action, answers: list[Message], reward: float, metrics: Counter[str]) -> StepResult:
         messages = (*(self._observation.messages or ()), action.as_message(), *answers)

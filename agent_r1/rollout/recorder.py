@@ -70,6 +70,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
                     for call in step.action.tool_calls
                 ],
                 "parse_error": step.action.parse_error,
+                "repairs": step.action.repairs,
                 "action_ids": step.action_ids,
                 "rollout_logprobs": [round(value, 6) for value in step.rollout_logprobs],
                 "reward": step.reward,
@@ -136,6 +137,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
                     token_ids=action_ids,
                     tool_calls=calls,
                     parse_error=entry["parse_error"],
+                    repairs=tuple(entry["repairs"]),
                 ),
                 action_ids=action_ids,
                 rollout_logprobs=tuple(entry["rollout_logprobs"]),
