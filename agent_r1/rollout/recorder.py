@@ -137,7 +137,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
                     token_ids=action_ids,
                     tool_calls=calls,
                     parse_error=entry["parse_error"],
-                    repairs=tuple(entry["repairs"]),
+                    repairs=tuple(entry.get("repairs", ())),
                 ),
                 action_ids=action_ids,
                 rollout_logprobs=tuple(entry["rollout_logprobs"]),
