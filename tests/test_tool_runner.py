@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
 
+import agent_r1
 from agent_r1.chat import ChatRenderer
+from agent_r1.config import from_yaml
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import ToolEnv
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, RolloutsFailingError
 from agent_r1.rewards import in_workers, score_episode
 from agent_r1.tools import (
     BaseTool,
@@ -39,6 +43,7 @@ from agent_r1.tools.workers import WorkerPool
 from agent_r1.types import Action, Episode, SamplingParams, StopReason, Task, ToolCall
 from tests import foreign_code
 from tests.test_rollout import ids_of, rollout_with, run, task
+from tests.tiny_runs import tiny_overrides
 
 TASK = Task(task_id="t", prompt=({"role": "user", "content": "Go."},), reward_model={"ground_truth": "secret"})
 
@@ -421,22 +426,35 @@ def test_waiting_for_a_place_does_not_count_as_running() -> None:
 
 def test_512_calls_at_once_take_hardly_longer_than_one_chain() -> None:
     counting, runner = Counting(0.05), ToolRunner()
+    ideal = 8 * 0.05
 
-    async def chains() -> float:
-        async def chain() -> None:
-            for _ in range(8):
-                await runner.call(
-                    {"counting": counting}, ToolCall(name="counting", arguments={}), ToolContext(task=TASK)
-                )
+    async def with_runner() -> None:
+        asked = ToolCall(name="counting", arguments={})
+        for _ in range(8):
+            await runner.call({"counting": counting}, asked, ToolContext(task=TASK))
+
+    async def without() -> None:
+        for _ in range(8):
+            await counting.execute({})
+
+    def seconds(chain: Callable[[], Awaitable[None]]) -> float:
+        async def chains() -> None:
+            await asyncio.gather(*(chain() for _ in range(512)))
 
         started = time.perf_counter()
-        await asyncio.gather(*(chain() for _ in range(512)))
+        asyncio.run(chains())
         return time.perf_counter() - started
 
-    # Others may use the processors; the best of three says what the runner needs.
-    best = min(asyncio.run(chains()) for _ in range(3))
-    assert counting.most == 512
-    assert best < 1.3 * 8 * 0.05
+    bare = []
+    for _ in range(5):
+        bare.append(seconds(without))
+        taken = seconds(with_runner)
+        assert counting.most == 512
+        if taken < 1.3 * ideal:
+            return
+    if min(bare) > 1.1 * ideal:
+        pytest.skip("others use the processors: even without a runner the calls are late")
+    pytest.fail(f"512 chains of {ideal} s took {taken:.2f} s")
 
 
 # Retries
@@ -631,3 +649,62 @@ def test_reward_that_hangs_or_breaks_in_its_process_fails_the_rollout(
     [failed] = group.trajectories
     assert failed.stop_reason is StopReason.REWARD_ERROR
     assert message in str(failed.error)
+
+
+# Whole runs
+
+
+def test_a_run_with_tools_and_reward_in_processes_equals_one_without(tmp_path: Path, model_folder: Path) -> None:
+    def rewards(name: str, *overrides: str) -> list[tuple[float, float]]:
+        agent_r1.train(
+            *tiny_overrides(tmp_path, model_folder, "trainer.steps=2", f"run.name={name}"), *overrides, quiet=True
+        )
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        return [(line["reward/outcome"], line["error/failed_rollouts"]) for line in lines if "reward/outcome" in line]
+
+    here = rewards("here")
+    there = rewards("there", "reward.process=true", "tools.price.process=true", "tools.price.timeout=20")
+    assert len(here) == 2
+    assert there == here
+    saved = from_yaml((tmp_path / "there" / "config.yaml").read_text())
+    assert saved.tools == {"price": {"process": True, "timeout": 20}}
+
+
+def test_a_reward_that_hangs_stops_a_run_with_a_reason(tmp_path: Path, model_folder: Path) -> None:
+    overrides = tiny_overrides(tmp_path, model_folder, "reward.process=true", "reward.timeout=0.3", "rollout.retries=0")
+    with pytest.raises(RolloutsFailingError, match=r"reward_error(.|\n)*hanging_reward took longer than 0.3 s"):
+        agent_r1.train(
+            *overrides,
+            "reward.function=tests.foreign_code:hanging_reward",
+            "rollout.group_size=2",
+            "rollout.groups_per_step=1",
+            quiet=True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("tools.prize.timeout=5", "unknown tool in 'tools.prize'. Did you mean 'price'"),
+        ("tools.price.timeut=5", "unknown key 'tools.price.timeut'. Did you mean 'timeout'"),
+        ("tools.price.timeout=soon", "tools.price: timeout='soon' of a tool must be a number, more than 0"),
+        ("tools.price=5", "tools.price=5 is not a policy"),
+        ("reward.timeout=0", "reward.timeout=0"),
+    ],
+)
+def test_wrong_policies_are_refused_before_anything_is_loaded(
+    override: str, message: str, tmp_path: Path, model_folder: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        agent_r1.train(*tiny_overrides(tmp_path, model_folder), override, quiet=True)
+    assert message in str(caught.value)
+
+
+def test_a_reward_that_no_process_could_find_is_refused_before_anything_is_loaded(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    def local_reward(task: Task, episode: Episode) -> float:
+        return 0.0
+
+    with pytest.raises(ConfigError, match="Define it with `def`"):
+        agent_r1.train(*tiny_overrides(tmp_path, model_folder), "reward.process=true", reward=local_reward, quiet=True)

@@ -32,6 +32,7 @@ CallStatus = Literal["ok", "error", "invalid", "timeout"]
 
 _GRACE_SECONDS = 1.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+_NOTE_CHARS = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,39 +125,36 @@ class ToolRunner:
             if attempt:
                 pause = min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
                 await asyncio.sleep(pause * (0.5 + unit_float(self._seed, number, attempt)))
-            outcome, may_retry = await self._attempt(lane, tool, call, context)
+            answer, may_retry = await self._attempt(lane, tool, call.arguments, context)
             if not may_retry:
                 break
-        return replace(outcome, seconds=time.perf_counter() - started, retries=attempt)
+        seconds = time.perf_counter() - started
+        return CallOutcome(call=call, seconds=seconds, retries=attempt, **answer)
 
     async def _attempt(
-        self, lane: _Lane, tool: BaseTool, call: ToolCall, context: ToolContext
-    ) -> tuple[CallOutcome, bool]:
-        """The outcome of one attempt, and whether another one may help."""
+        self, lane: _Lane, tool: BaseTool, args: Mapping[str, Any], context: ToolContext
+    ) -> tuple[dict[str, Any], bool]:
+        """The fields of one attempt's outcome, and whether another one may help."""
         limit = lane.policy.max_output_chars
         status: CallStatus = "error"
         try:
-            (response, reward, info), was_cut = await self._run(lane, tool, call.arguments, context)
-            was_cut = was_cut or len(response.text) > limit
-            text = cut_middle(response.text, limit + 200 if was_cut and lane.policy.process else limit)
-            outcome = CallOutcome(
-                call=call,
-                response=ToolResponse(text=text, images=tuple(response.images)),
-                status="ok",
-                reward=reward or 0.0,
-                info=info,
-                truncated=was_cut,
-            )
-            return outcome, False
+            (response, reward, info), was_cut = await self._run(lane, tool, args, context)
+            if len(response.text) > limit or not response.text.isascii():
+                # A worker has cut the text already, and put its note into it.
+                text = cut_middle(response.text, limit + _NOTE_CHARS if was_cut else limit)
+                was_cut = was_cut or len(response.text) > limit
+                response = ToolResponse(text=text, images=response.images)
+            found = {"response": response, "status": "ok", "reward": reward or 0.0, "info": info, "truncated": was_cut}
+            return found, False
         except ToolInputError as error:
             status, text = "invalid", describe(error)
         except _TimedOutError:
             status, text = "timeout", f"{tool.name} timed out after {lane.policy.timeout:g} seconds"
         except (ConnectionError, ToolUnavailableError) as error:
-            return _failure(call, "error", describe(error), limit), True
+            return _failure(status, describe(error), limit), True
         except (Exception, SystemExit) as error:  # a tool is foreign code: its failure is the model's next observation
             text = describe(error)
-        return _failure(call, status, text, limit), False
+        return _failure(status, text, limit), False
 
     async def _run(
         self, lane: _Lane, tool: BaseTool, given: Mapping[str, Any], context: ToolContext
@@ -286,8 +284,8 @@ async def _stop(task: asyncio.Future[Any]) -> None:
     await asyncio.wait({task}, timeout=_GRACE_SECONDS)
 
 
-def _failure(call: ToolCall, status: CallStatus, text: str, limit: int) -> CallOutcome:
-    return CallOutcome(call=call, response=ToolResponse(text=f"Error: {cut_middle(text, limit)}"), status=status)
+def _failure(status: CallStatus, text: str, limit: int) -> dict[str, Any]:
+    return {"response": ToolResponse(text=f"Error: {cut_middle(text, limit)}"), "status": status}
 
 
 _current: ContextVar[ToolRunner | None] = ContextVar("tool_runner", default=None)
