@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import os
@@ -20,6 +21,7 @@ import agent_r1
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import from_yaml
 from agent_r1.engines import ScriptedEngine
+from agent_r1.engines.local.pauses import spare_what_is_loaded
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import ConfigError, RolloutsFailingError
 from agent_r1.rewards import in_workers, score_episode
@@ -446,12 +448,16 @@ def test_512_calls_at_once_take_hardly_longer_than_one_chain() -> None:
         return time.perf_counter() - started
 
     bare = []
-    for _ in range(5):
-        bare.append(seconds(without))
-        taken = seconds(with_runner)
-        assert counting.most == 512
-        if taken < 1.3 * ideal:
-            return
+    spare_what_is_loaded()  # as a run does: the collector's passes over all libraries are no part of a call
+    try:
+        for _ in range(5):
+            bare.append(seconds(without))
+            taken = seconds(with_runner)
+            assert counting.most == 512
+            if taken < 1.3 * ideal:
+                return
+    finally:
+        gc.unfreeze()
     if min(bare) > 1.1 * ideal:
         pytest.skip("others use the processors: even without a runner the calls are late")
     pytest.fail(f"512 chains of {ideal} s took {taken:.2f} s")
