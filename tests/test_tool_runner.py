@@ -458,8 +458,8 @@ def test_512_calls_at_once_take_hardly_longer_than_one_chain() -> None:
                 return
     finally:
         gc.unfreeze()
-    if min(bare) > 1.1 * ideal:
-        pytest.skip("others use the processors: even without a runner the calls are late")
+    if min(bare) > 1.1 * ideal or os.getloadavg()[0] > len(os.sched_getaffinity(0)):
+        pytest.skip(f"others use the processors; took {taken:.2f} s, without a runner {min(bare):.2f} s")
     pytest.fail(f"512 chains of {ideal} s took {taken:.2f} s")
 
 
