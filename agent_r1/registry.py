@@ -24,6 +24,7 @@ from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 
 T = TypeVar("T")
 
+_RECIPE_PACKAGE = "agent_r1_recipe_"
 _recipe_folder: ContextVar[Path | None] = ContextVar("recipe_folder", default=None)
 
 
@@ -110,12 +111,23 @@ def load_module(name: str) -> ModuleType:
 
 def _load_file(folder: Path, name: str, file: Path) -> ModuleType:
     """Load a recipe's file under a package name of its own, so that relative imports work and recipes never collide."""
-    package = "agent_r1_recipe_" + hashlib.sha1(str(folder).encode()).hexdigest()[:10]
+    return importlib.import_module(f"{open_recipe_package(folder)}.{name}")
+
+
+def open_recipe_package(folder: Path) -> str:
+    """Make the files of a recipe folder importable; gives the name of the package they are in."""
+    package = _RECIPE_PACKAGE + hashlib.sha1(str(folder).encode()).hexdigest()[:10]
     if package not in sys.modules:
         root = ModuleType(package)
         root.__path__ = [str(folder)]
         sys.modules[package] = root
-    return importlib.import_module(f"{package}.{name}")
+    return package
+
+
+def recipe_folder_of(module_name: str) -> Path | None:
+    """The recipe folder a loaded module is a file of; None for installed modules."""
+    package = module_name.partition(".")[0]
+    return Path(sys.modules[package].__path__[0]) if package.startswith(_RECIPE_PACKAGE) else None
 
 
 def load_object(reference: str, *, kind: str) -> Any:

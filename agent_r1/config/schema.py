@@ -78,6 +78,10 @@ class RewardConfig:
     """The outcome reward: a registered name or `module:function`."""
     process_weight: float = 1.0
     """Weight of the steps' own rewards; 0 switches them off."""
+    process: bool = False
+    """Run the outcome reward in worker processes, where one that hangs is killed."""
+    timeout: float = 60.0
+    """Seconds it may take there; a reward that takes longer fails the rollout."""
 
 
 @dataclass
@@ -312,6 +316,8 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     env: dict[str, Any] = field(default_factory=lambda: {"name": "tool"})
     """The environment and its arguments; `env.tools` lists a `ToolEnv`'s tools."""
+    tools: dict[str, Any] = field(default_factory=dict)
+    """Changes to the policies of tools, by name: `tools.search.timeout=5`. The keys are the fields of `ToolPolicy`."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

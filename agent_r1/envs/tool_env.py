@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from agent_r1.envs.base import AgentEnv
 from agent_r1.errors import ConfigError
-from agent_r1.tools import BaseTool, CallOutcome, ToolContext, run_call
+from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolResponse, run_call
 from agent_r1.types import Action, Message, Observation, StepResult, Task
+
+_COUNTED_AS = {"error": "errors", "invalid": "invalid", "timeout": "timeouts"}
 
 
 @AgentEnv.register("tool")
@@ -60,18 +63,28 @@ class ToolEnv(AgentEnv):
                 "role": "tool",
                 "name": outcome.call.name,
                 "tool_call_id": outcome.call.call_id,
-                "content": outcome.response.text,
+                "content": _content(outcome.response),
             }
             for outcome in outcomes
         ]
         metrics = _count(outcomes, self._tools)
         if action.repairs:
             metrics["tool/repaired_calls"] += len(action.repairs)
-        return self._continue(action, answers, sum(o.reward for o in outcomes), metrics)
+        images = tuple(image for outcome in outcomes for image in outcome.response.images)
+        return self._continue(action, answers, sum(o.reward for o in outcomes), metrics, images)
 
-    def _continue(self, action: Action, answers: list[Message], reward: float, metrics: Counter[str]) -> StepResult:
+    def _continue(
+        self,
+        action: Action,
+        answers: list[Message],
+        reward: float,
+        metrics: Counter[str],
+        images: tuple[Any, ...] = (),
+    ) -> StepResult:
         messages = (*(self._observation.messages or ()), action.as_message(), *answers)
-        self._observation = Observation(messages=messages, tools=self._observation.tools)
+        self._observation = Observation(
+            messages=messages, images=(*self._observation.images, *images), tools=self._observation.tools
+        )
         return StepResult(observation=self._observation, reward=reward, info={"metrics": dict(metrics)})
 
 
@@ -83,5 +96,17 @@ def _count(outcomes: Sequence[CallOutcome], tools: dict[str, BaseTool]) -> Count
         metrics[f"tool/{name}/calls"] += 1
         metrics[f"tool/{name}/seconds"] += outcome.seconds  # type: ignore[assignment]
         if outcome.status != "ok":
-            metrics[f"tool/{name}/{'errors' if outcome.status == 'error' else 'invalid'}"] += 1
+            metrics[f"tool/{name}/{_COUNTED_AS[outcome.status]}"] += 1
+        if outcome.truncated:
+            metrics[f"tool/{name}/truncated"] += 1
+        if outcome.retries:
+            metrics[f"tool/{name}/retries"] += outcome.retries
     return metrics
+
+
+def _content(response: ToolResponse) -> str | list[dict[str, Any]]:
+    """Plain text, or with images a list of content parts, the images first."""
+    if not response.images:
+        return response.text
+    images: list[dict[str, Any]] = [{"type": "image", "image": image} for image in response.images]
+    return [*images, {"type": "text", "text": response.text}]

@@ -17,11 +17,14 @@ A tool that raises does not end the episode: the model reads the error and goes 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+from pydantic import BaseModel, ValidationError
+
 from agent_r1.registry import Registry
+from agent_r1.tools.policy import ToolPolicy
 from agent_r1.types import Task, ToolSchema
 
 ToolResult = tuple["ToolResponse", float | None, Mapping[str, Any]]
@@ -35,7 +38,7 @@ class ToolResponse:
     text: str
     """The answer."""
     images: tuple[Any, ...] = ()
-    """Images, for models that see."""
+    """Images, for models that see: bytes of an image file, a path or address, or a PIL image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,17 +56,51 @@ class ToolInputError(ValueError):
     """The model's arguments do not fit; the message is for the model."""
 
 
+class ToolUnavailableError(RuntimeError):
+    """The tool could not do its work for the moment (a server away, a quota used up): another attempt may help."""
+
+
 class BaseTool(ABC):
-    """A tool. Subclasses set `name` and `tool_schema` and implement `execute`."""
+    """A tool. Subclasses set `name` and `tool_schema` and implement `execute`.
+
+    One object serves all episodes at once: what belongs to an episode is kept in `context.state`.
+    """
 
     registry: ClassVar[Registry[BaseTool | type[BaseTool]]] = Registry("tool")
+    _made: ClassVar[dict[type[BaseTool], BaseTool]] = {}
 
     name: str
     tool_schema: ToolSchema
+    policy: ToolPolicy = ToolPolicy()
+    """Its limits."""
+    arguments: type[BaseModel] | None = None
+    """A pydantic model that the arguments must fit; `execute` gets its fields. None: they are taken as they come."""
 
     @abstractmethod
     async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
         """Run one call. `kwargs` holds `context: ToolContext`."""
+
+    async def batch_execute(
+        self, list_of_args: Sequence[Mapping[str, Any]], contexts: Sequence[ToolContext]
+    ) -> Sequence[ToolResult | Exception]:
+        """Run calls that wait at the same moment, of one or many episodes, as one; a result or an exception for each.
+
+        A tool that implements this (a search index, a remote API) gets its calls in batches. When the batch as a whole
+        fails, its calls are run one by one with `execute`.
+        """
+        raise NotImplementedError
+
+    @property
+    def can_batch(self) -> bool:
+        """The tool has a `batch_execute` of its own."""
+        return type(self).batch_execute is not BaseTool.batch_execute
+
+    def check(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments `execute` will get; raises `ToolInputError` with a message for the model."""
+        if self.arguments is None:
+            return args
+        checked = checked_arguments(self.arguments, args, self.name)
+        return {name: getattr(checked, name) for name in type(checked).model_fields}
 
     @classmethod
     def register(cls, name: str) -> Callable[[_ToolT], _ToolT]:
@@ -72,9 +109,24 @@ class BaseTool(ABC):
 
     @classmethod
     def get(cls, name: str) -> BaseTool:
-        """The tool of that name, or at `module:attribute`."""
+        """The tool of that name, or at `module:attribute`. A class is made into a tool once."""
         found = cls.registry.get(name)
-        return found() if isinstance(found, type) else found
+        if not isinstance(found, type):
+            return found
+        if found not in cls._made:
+            cls._made[found] = found()
+        return cls._made[found]
 
 
 _ToolT = TypeVar("_ToolT", bound=BaseTool | type[BaseTool])
+
+
+def checked_arguments(model: type[BaseModel], args: Mapping[str, Any], tool_name: str) -> BaseModel:
+    """The arguments as `model` reads them; a `ToolInputError` tells the model all that is wrong at once."""
+    try:
+        return model.model_validate(dict(args))
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(str(part) for part in item['loc']) or 'arguments'}: {item['msg']}" for item in error.errors()
+        ]
+        raise ToolInputError(f"wrong arguments for {tool_name}: {'; '.join(problems)}") from None

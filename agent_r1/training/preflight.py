@@ -6,7 +6,7 @@ All problems are reported together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,13 @@ from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
 from agent_r1.config import Config, bind_part
 from agent_r1.data import load_tasks
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import AgentR1Error, ConfigError, DataError, report_problems
+from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.registry import load_module, load_object
 from agent_r1.rewards import NORMALISATIONS, RewardFunction, reward_functions
 from agent_r1.rollout import choose_env
-from agent_r1.tools import BaseTool
+from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool
+from agent_r1.tools.references import Reference
 from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.training.batch import PRIVILEGED_SOURCES
 from agent_r1.training.lora import check_form, check_targets, require_peft
@@ -39,6 +40,7 @@ _POSITIVE = (
     "rollout.max_tokens",
     "rollout.concurrency",
     "rollout.deadline_seconds",
+    "reward.timeout",
     "rollout.temperature",
     "rollout.top_p",
     "engine.prefill_tokens",
@@ -137,12 +139,15 @@ def make_plan(config: Config) -> Plan:
     reward = problems.run(reward_functions.get, config.reward.function)
     problems.run(tool_formats.get, config.model.tool_format)
     problems.run(_check_env, config)
+    if config.reward.process and reward is not None:
+        problems.run(Reference.of, reward)
     if config.model.lora.rank > 0:
         problems.run(check_form, config.model.lora)
         problems.run(require_peft, config.model.lora)
     report_problems(problems.found, ConfigError, "the configuration cannot be used:")
     _prepare_data(config)
     train_tasks, eval_tasks = _load(config)
+    _check_tools(config, [*train_tasks, *eval_tasks])
     return Plan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
 
 
@@ -239,6 +244,31 @@ def _check_env(config: Config) -> None:
     for name in config.env.get("tools", []):
         if isinstance(name, str):
             BaseTool.get(name)
+
+
+def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
+    """Refuse policies for tools that do not exist, keys no policy has, and process tools that no process could find."""
+    named = [
+        *config.env.get("tools", []),
+        *(name for t in _one_per_use(tasks) for name in t.env_kwargs.get("tools", [])),
+    ]
+    found = [BaseTool.get(entry) if isinstance(entry, str) else entry for entry in named]
+    used = [tool for tool in found if isinstance(tool, BaseTool)]
+    known = {*BaseTool.registry.names(), *(tool.name for tool in used)}
+    problems = _Problems()
+    for name, changes in config.tools.items():
+        if name not in known:
+            problems.found.append(f"unknown tool in 'tools.{name}'. {did_you_mean(name, known)}")
+        elif not isinstance(changes, Mapping):
+            problems.found.append(f"tools.{name}={changes} is not a policy; write for example tools.{name}.timeout=5")
+        else:
+            problems.run(ToolPolicy().changed, name, changes)
+    report_problems(problems.found, ConfigError, "the configuration cannot be used:")
+    runner = ToolRunner(config.tools)
+    for tool in {id(tool): tool for tool in used}.values():
+        if runner.policy_of(tool).process:
+            problems.run(check_process_tool, tool)
+    report_problems(problems.found, ConfigError, "tools that should run in worker processes cannot:")
 
 
 def _prepare_data(config: Config) -> None:

@@ -18,8 +18,10 @@ from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import ConfigError
 from agent_r1.evaluation import Evaluation, evaluate
 from agent_r1.registry import load_object
+from agent_r1.rewards import in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
+from agent_r1.tools import ToolRunner, tool_runner
 from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.compute import make_compute
@@ -50,6 +52,7 @@ class _Parts:
     policy: nn.Module
     engine: LocalEngine
     rollout: Rollout
+    tools: ToolRunner
     device: torch.device
 
 
@@ -90,7 +93,8 @@ async def train_run(config: Config, console: RunConsole) -> Summary:
             tracker=tracker,
             console=console,
         )
-        return await trainer.run(resume=resume)
+        async with tool_runner(parts.tools):
+            return await trainer.run(resume=resume)
     finally:
         tracker.close()
         await parts.engine.close()
@@ -104,14 +108,15 @@ async def eval_run(config: Config, console: RunConsole) -> Evaluation:
     parts = _load_parts(plan, renderer)
     tasks = (plan.eval_tasks or plan.train_tasks)[: config.eval.max_tasks]
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
-        evaluation = await evaluate(
-            parts.rollout,
-            tasks,
-            sampling=SamplingParams(max_tokens=config.rollout.max_tokens, temperature=config.eval.temperature),
-            num_samples=config.eval.samples,
-            seed=mix_seed(config.trainer.seed, EVAL_STREAM),
-            on_finished=lambda trajectory: bar.advance(),
-        )
+        async with tool_runner(parts.tools):
+            evaluation = await evaluate(
+                parts.rollout,
+                tasks,
+                sampling=SamplingParams(max_tokens=config.rollout.max_tokens, temperature=config.eval.temperature),
+                num_samples=config.eval.samples,
+                seed=mix_seed(config.trainer.seed, EVAL_STREAM),
+                on_finished=lambda trajectory: bar.advance(),
+            )
     await parts.engine.close()
     return evaluation
 
@@ -223,8 +228,12 @@ def _load_parts(plan: Plan, renderer: ChatRenderer) -> _Parts:
         deadline_seconds=config.rollout.deadline_seconds,
         retries=config.rollout.retries,
     )
-    rollout = Rollout(engine=engine, renderer=renderer, reward=plan.reward, make_env=plan.make_env, limits=limits)
-    return _Parts(policy=policy, engine=engine, rollout=rollout, device=device)
+    tools = ToolRunner(config.tools, seed=config.trainer.seed)
+    reward = plan.reward
+    if config.reward.process:
+        reward = in_workers(reward, tools.workers, timeout=config.reward.timeout)
+    rollout = Rollout(engine=engine, renderer=renderer, reward=reward, make_env=plan.make_env, limits=limits)
+    return _Parts(policy=policy, engine=engine, rollout=rollout, tools=tools, device=device)
 
 
 def make_engine(config: Config, policy: nn.Module) -> LocalEngine:
