@@ -669,7 +669,7 @@ def test_a_run_with_tools_and_reward_in_processes_equals_one_without(tmp_path: P
         return [(line["reward/outcome"], line["error/failed_rollouts"]) for line in lines if "reward/outcome" in line]
 
     here = rewards("here")
-    there = rewards("there", "reward.process=true", "tools.price.process=true", "tools.price.timeout=20")
+    there = rewards("there", "reward.timeout=20", "tools.price.process=true", "tools.price.timeout=20")
     assert len(here) == 2
     assert there == here
     saved = from_yaml((tmp_path / "there" / "config.yaml").read_text())
@@ -677,7 +677,7 @@ def test_a_run_with_tools_and_reward_in_processes_equals_one_without(tmp_path: P
 
 
 def test_a_reward_that_hangs_stops_a_run_with_a_reason(tmp_path: Path, model_folder: Path) -> None:
-    overrides = tiny_overrides(tmp_path, model_folder, "reward.process=true", "reward.timeout=0.3", "rollout.retries=0")
+    overrides = tiny_overrides(tmp_path, model_folder, "reward.timeout=0.3", "rollout.retries=0")
     with pytest.raises(RolloutsFailingError, match=r"reward_error(.|\n)*hanging_reward took longer than 0.3 s"):
         agent_r1.train(
             *overrides,
@@ -713,4 +713,4 @@ def test_a_reward_that_no_process_could_find_is_refused_before_anything_is_loade
         return 0.0
 
     with pytest.raises(ConfigError, match="Define it with `def`"):
-        agent_r1.train(*tiny_overrides(tmp_path, model_folder), "reward.process=true", reward=local_reward, quiet=True)
+        agent_r1.train(*tiny_overrides(tmp_path, model_folder), "reward.timeout=5", reward=local_reward, quiet=True)

@@ -78,10 +78,9 @@ class RewardConfig:
     """The outcome reward: a registered name or `module:function`."""
     process_weight: float = 1.0
     """Weight of the steps' own rewards; 0 switches them off."""
-    process: bool = False
-    """Run the outcome reward in worker processes, where one that hangs is killed."""
-    timeout: float = 60.0
-    """Seconds it may take there; a reward that takes longer fails the rollout."""
+    timeout: Optional[float] = None
+    """Seconds the outcome reward may take: it runs in a worker process, which is killed then, and the rollout fails.
+    null: it runs in this process, and one that hangs holds up the run."""
 
 
 @dataclass
@@ -158,10 +157,9 @@ class CriticConfig:
     """How far a value may move from its old one in one update; null: as far as it likes."""
     warmup_steps: int = 0
     """First training steps in which only the critic learns."""
-    shared: bool = False
-    """A value head on the policy's own trunk instead of a model of its own: no second trunk, one pass for both."""
-    shared_weight: float = 0.1
-    """Weight of the value loss in the trunk's gradient when shared."""
+    shared_weight: Optional[float] = None
+    """Set (0.1, say): a value head on the policy's own trunk, one pass for both, and the value loss has this weight in
+    the trunk's gradient. null: the critic is a model of its own."""
     privileged: Optional[str] = None
     """Text that only the critic reads. ground_truth: the row's. observation: what the environment gives as
     `Observation.privileged`."""
@@ -225,10 +223,8 @@ class OptimizerConfig:
     """Training steps over which the rate rises from 0."""
     final_fraction: float = 1.0
     """The rate falls in a straight line to this share of itself at the last step; 1: it stays."""
-    beta1: float = 0.9
-    """Decay of the mean gradient."""
-    beta2: float = 0.95
-    """Decay of the mean squared gradient."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """Decay of the mean gradient and of the mean squared gradient."""
     weight_decay: float = 0.0
     """Decoupled decay."""
     gradient_clip: float = 1.0

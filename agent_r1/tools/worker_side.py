@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.registry import open_recipe_package, recipe_folder
+from agent_r1.tools.answers import describe
 from agent_r1.tools.references import Reference
 
 HEADER = struct.Struct("!Q")
@@ -103,7 +104,7 @@ def _answer(request: bytes, max_bytes: int) -> bytes:
             return reply
         problem, details = f"the result has {len(reply):,} bytes; at most {max_bytes:,} are taken", ""
     except BaseException as error:
-        problem = _describe(error)
+        problem = describe(error)[:_MAX_TRACEBACK_CHARS]
         details = "".join(traceback.format_exception(error))[-_MAX_TRACEBACK_CHARS:]
     return pickle.dumps(("raised", problem, details, _children_left()), protocol=5)
 
@@ -117,14 +118,6 @@ def _call(reference: Reference, args: tuple[Any, ...]) -> Any:
 
         return asyncio.run(wait())
     return returned
-
-
-def _describe(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:
-        text = ""
-    return text[:_MAX_TRACEBACK_CHARS] or type(error).__name__
 
 
 def _children_left() -> bool:

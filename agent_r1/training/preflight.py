@@ -40,7 +40,6 @@ _POSITIVE = (
     "rollout.max_tokens",
     "rollout.concurrency",
     "rollout.deadline_seconds",
-    "reward.timeout",
     "rollout.temperature",
     "rollout.top_p",
     "engine.prefill_tokens",
@@ -68,6 +67,7 @@ _CHOICES = {
 _RANGES = {
     "rollout.max_staleness": (0, math.inf),
     "rollout.retries": (0, math.inf),
+    "reward.timeout": (1e-3, math.inf),
     "algorithm.overlong_fraction": (0.0, 1.0),
     "algorithm.refill_rounds": (0, math.inf),
     "algorithm.critic.warmup_steps": (0, math.inf),
@@ -139,7 +139,7 @@ def make_plan(config: Config) -> Plan:
     reward = problems.run(reward_functions.get, config.reward.function)
     problems.run(tool_formats.get, config.model.tool_format)
     problems.run(_check_env, config)
-    if config.reward.process and reward is not None:
+    if config.reward.timeout is not None and reward is not None:
         problems.run(Reference.of, reward)
     if config.model.lora.rank > 0:
         problems.run(check_form, config.model.lora)
@@ -221,6 +221,9 @@ def _check_numbers(config: Config, problems: list[str]) -> None:
         value = _lookup(config, key)
         if value is not None and not low <= value <= high:
             problems.append(f"{key}={value} must be between {low:g} and {high:g}")
+    betas = config.optimizer.betas
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        problems.append(f"optimizer.betas={list(betas)} must be two numbers, each at least 0 and less than 1")
 
 
 def _lookup(config: Config, key: str) -> Any:

@@ -183,7 +183,7 @@ def _models(config: Config, parts: _Parts) -> Models:
     settings = config.algorithm
     critic: AnyCritic | None = None
     if settings.critic.enabled:
-        critic = SharedCritic(parts.policy) if settings.critic.shared else Critic(parts.policy)
+        critic = SharedCritic(parts.policy) if settings.critic.shared_weight is not None else Critic(parts.policy)
     reference: nn.Module | None = None
     if config.model.lora.rank:
         add_adapters(parts.policy, config.model.lora, seed=config.trainer.seed)
@@ -230,7 +230,7 @@ def _load_parts(plan: Plan, renderer: ChatRenderer) -> _Parts:
     )
     tools = ToolRunner(config.tools, seed=config.trainer.seed)
     reward = plan.reward
-    if config.reward.process:
+    if config.reward.timeout is not None:
         reward = in_workers(reward, tools.workers, timeout=config.reward.timeout)
     rollout = Rollout(engine=engine, renderer=renderer, reward=reward, make_env=plan.make_env, limits=limits)
     return _Parts(policy=policy, engine=engine, rollout=rollout, tools=tools, device=device)
