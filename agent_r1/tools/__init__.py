@@ -4,11 +4,13 @@ from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolRespo
 from agent_r1.tools.calculator import calculate
 from agent_r1.tools.function import FunctionTool, tool
 from agent_r1.tools.runner import CallOutcome, run_call
+from agent_r1.tools.search import SearchTool
 
 __all__ = [
     "BaseTool",
     "CallOutcome",
     "FunctionTool",
+    "SearchTool",
     "ToolContext",
     "ToolInputError",
     "ToolResponse",

@@ -235,9 +235,8 @@ def _check_staleness(config: Config, algorithm: Algorithm) -> None:
 
 def _check_env(config: Config) -> None:
     bind_part(AgentEnv.registry, "env", config.env)
-    for name in config.env.get("tools", []):
-        if isinstance(name, str):
-            BaseTool.get(name)
+    for entry in config.env.get("tools", []):
+        BaseTool.find(entry)
 
 
 def _prepare_data(config: Config) -> None:
@@ -257,7 +256,7 @@ def _load(config: Config) -> tuple[list[Task], list[Task]]:
         problems.run(AgentFlowBase.registry.get, task.agent_name)
         problems.run(AgentEnv.registry.get, str(task.env_kwargs.get("env", config.env["name"])))
         for tool in task.env_kwargs.get("tools", []):
-            problems.run(BaseTool.get, tool)
+            problems.run(BaseTool.find, tool)
     report_problems(list(dict.fromkeys(problems.found)), DataError, "the data names things that do not exist:")
     return train, held_out
 
