@@ -23,6 +23,9 @@ OPEN_KEYS = ("env", "algorithm.estimator", "algorithm.loss", "algorithm.aggregat
 """Keys whose arguments are checked against a signature rather than the schema. On the command line `key=name` names the
 part and drops the arguments of the one it replaces."""
 
+NAMED_SECTIONS = ("mcp",)
+"""Sections whose entries have names of the user's own; what they hold is checked by those who use it."""
+
 _PACKAGE_FOLDER = Path(__file__).parent
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)
 
@@ -119,7 +122,7 @@ def _opened(overrides: Sequence[str]) -> list[str]:
         if _replaced_part(override) is not None:
             result.append(f"++{key}.name={match['value']}")
             continue
-        is_open = any(key == name or key.startswith(f"{name}.") for name in OPEN_KEYS)
+        is_open = any(key == name or key.startswith(f"{name}.") for name in (*OPEN_KEYS, *NAMED_SECTIONS))
         if not is_open and key not in keys and key not in sections:
             problems.append(f"unknown key '{key}'. {_nearest_key(key, keys)}")
         result.append(f"++{override}" if is_open and "." in key and not match["sign"] else override)

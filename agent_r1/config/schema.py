@@ -312,6 +312,9 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     env: dict[str, Any] = field(default_factory=lambda: {"name": "tool"})
     """The environment and its arguments; `env.tools` lists a `ToolEnv`'s tools."""
+    mcp: dict[str, Any] = field(default_factory=dict)
+    """MCP servers by name, each with the arguments of `McpServer` (extra `mcp`); `mcp:NAME` or `mcp:NAME/tool` in
+    `env.tools` are their tools."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -3,6 +3,7 @@
 from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult
 from agent_r1.tools.calculator import calculate
 from agent_r1.tools.function import FunctionTool, tool
+from agent_r1.tools.mcp import McpServer
 from agent_r1.tools.runner import CallOutcome, run_call
 from agent_r1.tools.search import SearchTool
 
@@ -10,6 +11,7 @@ __all__ = [
     "BaseTool",
     "CallOutcome",
     "FunctionTool",
+    "McpServer",
     "SearchTool",
     "ToolContext",
     "ToolInputError",

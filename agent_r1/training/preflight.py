@@ -22,6 +22,7 @@ from agent_r1.registry import load_module, load_object
 from agent_r1.rewards import NORMALISATIONS, RewardFunction, reward_functions
 from agent_r1.rollout import choose_env
 from agent_r1.tools import BaseTool
+from agent_r1.tools.mcp import declare_servers, make_server
 from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.training.batch import PRIVILEGED_SOURCES
 from agent_r1.training.lora import check_form, check_targets, require_peft
@@ -235,6 +236,7 @@ def _check_staleness(config: Config, algorithm: Algorithm) -> None:
 
 def _check_env(config: Config) -> None:
     bind_part(AgentEnv.registry, "env", config.env)
+    declare_servers({name: make_server(name, given) for name, given in config.mcp.items()})
     for entry in config.env.get("tools", []):
         BaseTool.find(entry)
 
