@@ -201,3 +201,17 @@ class EchoTool(BaseTool):
     async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
         await asyncio.sleep(0)
         return ToolResponse(text=f"{args['text']} {kwargs['context'].task.task_id}"), None, {"pid": os.getpid()}
+
+
+class PrefixTool(BaseTool):
+    """Runs in a worker process, with an argument."""
+
+    name = "tests_prefix"
+    policy = ToolPolicy(process=True)
+    tool_schema: Mapping[str, Any] = {"type": "function", "function": {"name": "tests_prefix"}}
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+
+    async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
+        return ToolResponse(text=f"{self.prefix}{args['text']}"), None, {}

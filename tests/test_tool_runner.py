@@ -420,6 +420,23 @@ def test_the_concurrency_limit_holds_over_all_calls() -> None:
     assert counting.most == 3
 
 
+def test_the_concurrency_limit_holds_over_the_objects_that_episodes_have_of_one_tool() -> None:
+    counted = Counting(0.01)
+
+    class OfAnEpisode(Counting):
+        async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
+            return await counted.execute(args)
+
+    async def run() -> None:
+        runner = ToolRunner({"counting": {"max_concurrency": 2}})
+        one = ToolCall(name="counting", arguments={})
+        own = [OfAnEpisode(0) for _ in range(10)]
+        await asyncio.gather(*(runner.call({"counting": made}, one, ToolContext(task=TASK)) for made in own))
+
+    asyncio.run(run())
+    assert counted.most == 2
+
+
 def test_waiting_for_a_place_does_not_count_as_running() -> None:
     got = outcomes(Counting(0.1), *[{}] * 8, runner=ToolRunner({"counting": {"max_concurrency": 1, "timeout": 0.4}}))
     assert {one.status for one in got} == {"ok"}
@@ -553,6 +570,16 @@ def test_class_runs_in_a_worker_process() -> None:
     got = outcome(foreign_code.EchoTool(), text="hi")
     assert (got.status, got.response.text) == ("ok", "hi t")
     assert got.info["pid"] != os.getpid()
+
+
+def test_a_worker_process_makes_a_class_with_the_same_arguments() -> None:
+    [made] = BaseTool.find({"name": "tests.foreign_code:PrefixTool", "prefix": "said: "})
+    assert outcome(made, text="hi").response.text == "said: hi"
+
+
+def test_a_tool_whose_arguments_no_process_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"give them in env\.tools: \{name: tests_prefix, \.\.\.\}"):
+        outcome(foreign_code.PrefixTool(prefix="said: "), text="hi")
 
 
 def test_tool_that_no_process_could_find_is_refused() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1.envs import ToolEnv
 from agent_r1.errors import ConfigError, UnknownNameError
 from agent_r1.tools import (
     BaseTool,
@@ -26,7 +27,7 @@ from agent_r1.tools import (
     tool,
 )
 from agent_r1.tools.calculator import evaluate, format_number
-from agent_r1.types import Task, ToolCall
+from agent_r1.types import Action, Task, ToolCall
 
 CONTEXT = ToolContext(task=Task(task_id="t", prompt=(), env_kwargs={"stock": {"tea": 4}}))
 
@@ -214,6 +215,51 @@ def test_registered_class_is_made_when_asked_for() -> None:
     found = BaseTool.get("tests_echo")
     assert isinstance(found, Echo)
     assert execute(found, text="hi") == (ToolResponse(text="hi"), 0.25, {"task": "t"})
+
+
+class Remembering(BaseTool):
+    """Keeps in itself what it was asked before, as its author expects of a tool that an episode has for itself."""
+
+    name = "remembering"
+    tool_schema: Mapping[str, Any] = {"type": "function", "function": {"name": "remembering"}}
+
+    def __init__(self, first: str = "") -> None:
+        self.seen = [first]
+
+    async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
+        self.seen.append(str(args["text"]))
+        return ToolResponse(text=" ".join(self.seen)), None, {}
+
+
+class RememberingBatches(Remembering):
+    async def batch_execute(
+        self, list_of_args: Sequence[Mapping[str, Any]], contexts: Sequence[ToolContext]
+    ) -> Sequence[ToolResult | Exception]:
+        raise NotImplementedError
+
+
+def test_what_a_tool_keeps_in_itself_does_not_reach_the_next_episode() -> None:
+    answers = []
+    for text in ("one", "two"):
+        env = ToolEnv([{"name": "tests.test_tools:Remembering", "first": "zero"}])
+        answers.append(asyncio.run(_answer_in(env, text)))
+    again = asyncio.run(_answer_in(env, "three"))  # the same environment, reset
+    assert [*answers, again] == ["zero one", "zero two", "zero three"]
+
+
+async def _answer_in(env: ToolEnv, text: str) -> str:
+    await env.reset(CONTEXT.task)
+    call = ToolCall(name="remembering", arguments={"text": text})
+    result = await env.step(Action(text="", tool_calls=(call,)))
+    assert result.observation is not None
+    assert result.observation.messages is not None
+    return str(result.observation.messages[-1]["content"])
+
+
+def test_a_tool_that_batches_is_one_object_for_all_episodes_with_the_same_arguments() -> None:
+    name = "tests.test_tools:RememberingBatches"
+    assert BaseTool.get(name, first="a") is BaseTool.get(name, first="a")
+    assert BaseTool.get(name, first="a") is not BaseTool.get(name, first="b")
 
 
 def test_unknown_tool_in_a_configuration_names_the_nearest() -> None:

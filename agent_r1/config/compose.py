@@ -24,7 +24,8 @@ OPEN_KEYS = ("env", "algorithm.estimator", "algorithm.loss", "algorithm.aggregat
 part and drops the arguments of the one it replaces."""
 
 _NAMED_KEYS = ("tools",)
-"""Keys that hold a section for each name: `tools.search.timeout=5`."""
+"""Keys that hold a section for each name the user chooses: `tools.search.timeout=5`. What the sections hold is checked
+by those who use it."""
 
 _PACKAGE_FOLDER = Path(__file__).parent
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)

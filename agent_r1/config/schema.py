@@ -313,7 +313,9 @@ class Config:
     env: dict[str, Any] = field(default_factory=lambda: {"name": "tool"})
     """The environment and its arguments; `env.tools` lists a `ToolEnv`'s tools."""
     tools: dict[str, Any] = field(default_factory=dict)
-    """Changes to the policies of tools, by name: `tools.search.timeout=5`. The keys are the fields of `ToolPolicy`."""
+    """Changes to the policies of tools, by name: `tools.search.timeout=5` (the fields of `ToolPolicy`). Under
+    `mcp`, MCP servers: `tools.mcp.shop.url=...` (the arguments of `McpServer`); `mcp:shop` in `env.tools` names its
+    tools."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_r1.envs.base import AgentEnv
@@ -23,7 +23,7 @@ class ToolEnv(AgentEnv):
     `env_kwargs["tools"]`, when given, replaces `tools` for that row.
     """
 
-    def __init__(self, tools: Sequence[str | BaseTool] = ()) -> None:
+    def __init__(self, tools: Sequence[str | Mapping[str, Any] | BaseTool] = ()) -> None:
         self._default_tools = tools
         self._tools: dict[str, BaseTool] = {}
         self._context: ToolContext
@@ -42,7 +42,7 @@ class ToolEnv(AgentEnv):
 
     def _find_tools(self, task: Task) -> dict[str, BaseTool]:
         wanted = task.env_kwargs.get("tools", self._default_tools)
-        found = [BaseTool.get(entry) if isinstance(entry, str) else entry for entry in wanted]
+        found = [tool for entry in wanted for tool in BaseTool.find(entry)]
         if not found:
             raise ConfigError(f"task '{task.task_id}' has no tools: set env.tools, or env_kwargs.tools in its row")
         return {tool.name: tool for tool in found}

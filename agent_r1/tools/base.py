@@ -16,6 +16,8 @@ A tool that raises does not end the episode: the model reads the error and goes 
 
 from __future__ import annotations
 
+import inspect
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from agent_r1.errors import ConfigError
 from agent_r1.registry import Registry
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.types import Task, ToolSchema
@@ -60,19 +63,29 @@ class ToolUnavailableError(RuntimeError):
     """The tool could not do its work for the moment (a server away, a quota used up): another attempt may help."""
 
 
+class ToolTimeoutError(TimeoutError):
+    """The call took too long and was stopped; the message is for the model."""
+
+
 class BaseTool(ABC):
     """A tool. Subclasses set `name` and `tool_schema` and implement `execute`.
 
-    One object serves all episodes at once: what belongs to an episode is kept in `context.state`.
+    A class that a row or the configuration names is made afresh for every episode: what it keeps in itself is that
+    episode's. One with `batch_execute` is made once and serves all episodes, as does an object that was registered;
+    these keep what belongs to an episode in `context.state`.
     """
 
     registry: ClassVar[Registry[BaseTool | type[BaseTool]]] = Registry("tool")
-    _made: ClassVar[dict[type[BaseTool], BaseTool]] = {}
+    families: ClassVar[Registry[Callable[[str], list[BaseTool]]]] = Registry("family of tools")
+    """What makes tools of names such as `mcp:SERVER`: called with what stands after the colon."""
+    _shared: ClassVar[dict[tuple[type[BaseTool], str], BaseTool]] = {}
 
     name: str
     tool_schema: ToolSchema
     policy: ToolPolicy = ToolPolicy()
     """Its limits."""
+    made_with: Mapping[str, Any] | None = None
+    """The arguments `BaseTool.get` made it with, by which a worker process makes its like; None: made elsewhere."""
     arguments: type[BaseModel] | None = None
     """A pydantic model that the arguments must fit; `execute` gets its fields. None: they are taken as they come."""
 
@@ -104,18 +117,55 @@ class BaseTool(ABC):
 
     @classmethod
     def register(cls, name: str) -> Callable[[_ToolT], _ToolT]:
-        """Give a tool, or a tool class that needs no arguments, a name that data rows and configurations can use."""
+        """Give a tool, or a tool class, a name that data rows and configurations can use."""
         return cls.registry.register(name)  # type: ignore[return-value]
 
     @classmethod
-    def get(cls, name: str) -> BaseTool:
-        """The tool of that name, or at `module:attribute`. A class is made into a tool once."""
+    def get(cls, name: str, **arguments: Any) -> BaseTool:
+        """The tool of that name, or at `module:attribute`; a class is made into one with `arguments`.
+
+        A class with `batch_execute` is made once for the same arguments, so that the calls of all episodes meet.
+        """
         found = cls.registry.get(name)
         if not isinstance(found, type):
+            if arguments:
+                raise ConfigError(f"tool '{name}' takes no arguments, found {', '.join(sorted(arguments))}")
             return found
-        if found not in cls._made:
-            cls._made[found] = found()
-        return cls._made[found]
+        try:
+            inspect.signature(found).bind(**arguments)
+        except TypeError as error:
+            raise ConfigError(f"tool '{name}': {error}. Its arguments: {inspect.signature(found)}") from None
+        if found.batch_execute is BaseTool.batch_execute:
+            return found._make(arguments)
+        key = (found, json.dumps(arguments, sort_keys=True, default=str))
+        if key not in cls._shared:
+            cls._shared[key] = found._make(arguments)
+        return cls._shared[key]
+
+    @classmethod
+    def _make(cls, arguments: Mapping[str, Any]) -> BaseTool:
+        made = cls(**arguments)
+        made.made_with = arguments
+        return made
+
+    @classmethod
+    def find(cls, entry: str | Mapping[str, Any] | BaseTool) -> list[BaseTool]:
+        """The tools that an entry of `env.tools` stands for.
+
+        "calculate" -> that tool; {"name": "search", "index": "wiki"} -> that tool with arguments; "mcp:files" -> all
+        tools of the MCP server `files`; "mcp:files/read" -> one of them.
+        """
+        if isinstance(entry, BaseTool):
+            return [entry]
+        if isinstance(entry, Mapping):
+            arguments = {str(key): value for key, value in entry.items()}
+            if "name" not in arguments:
+                raise ConfigError(f"a tool given with arguments needs a 'name', found {arguments}")
+            return [cls.get(str(arguments.pop("name")), **arguments)]
+        family, _, member = entry.partition(":")
+        if family in cls.families.names():
+            return cls.families.get(family)(member)
+        return [cls.get(entry)]
 
 
 _ToolT = TypeVar("_ToolT", bound=BaseTool | type[BaseTool])

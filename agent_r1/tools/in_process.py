@@ -8,21 +8,23 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
+from agent_r1.errors import ConfigError
 from agent_r1.tools.answers import as_result, checked_result, cut_middle
 from agent_r1.tools.base import BaseTool, ToolContext, ToolResponse, ToolResult
 from agent_r1.tools.function import FunctionTool
 from agent_r1.tools.references import Reference
 
+Origin = tuple[Reference, Mapping[str, Any]]
+"""Where a tool's function or class is defined, and the arguments of the class."""
+
 Packed = tuple[str, tuple[Any, ...], bool, float | None, Mapping[str, Any], Mapping[str, Any] | None]
 """Text, images, whether the text was cut, reward, notes, and the episode's scratch space when the call changed it."""
 
 
-async def run_tool(
-    reference: Reference, name: str, args: Mapping[str, Any], context: ToolContext, max_chars: int
-) -> Packed:
-    """Run one call of the tool defined at `reference`."""
+async def run_tool(origin: Origin, name: str, args: Mapping[str, Any], context: ToolContext, max_chars: int) -> Packed:
+    """Run one call of a tool."""
     before = pickle.dumps(context.state)
-    response, reward, info = await _result(reference.load(), name, args, context)
+    response, reward, info = await _result(origin, name, args, context)
     text = cut_middle(response.text, max_chars)
     changed = pickle.dumps(context.state) != before
     images = tuple(map(_portable_image, response.images))
@@ -38,15 +40,27 @@ def unpack(packed: Packed, context: ToolContext) -> tuple[ToolResult, bool]:
     return checked_result((ToolResponse(text=text, images=tuple(images)), reward, info)), was_cut
 
 
-def reference_of(tool: BaseTool) -> Reference:
-    """How a worker finds a tool: by its function, or by a class that needs no arguments."""
-    return Reference.of(tool.function if isinstance(tool, FunctionTool) else type(tool))
+def origin_of(tool: BaseTool) -> Origin:
+    """How a worker makes a tool's like: from its function, or from its class and the arguments it was made with.
+
+    Raises `ConfigError` for a tool that a worker could not make.
+    """
+    if isinstance(tool, FunctionTool):
+        return Reference.of(tool.function), {}
+    if tool.made_with is None and inspect.signature(type(tool)).parameters:
+        raise ConfigError(
+            f"tool '{tool.name}' was made with arguments that a worker process does not know. Register its class and "
+            f"give them in env.tools: {{name: {tool.name}, ...}}"
+        )
+    return Reference.of(type(tool)), tool.made_with or {}
 
 
-async def _result(found: Any, name: str, args: Mapping[str, Any], context: ToolContext) -> ToolResult:
+async def _result(origin: Origin, name: str, args: Mapping[str, Any], context: ToolContext) -> ToolResult:
+    reference, made_with = origin
+    found = reference.load()
     if inspect.isfunction(found):
         found = FunctionTool(found, name)
-    tool: BaseTool = found() if isinstance(found, type) else found
+    tool: BaseTool = found(**made_with) if isinstance(found, type) else found
     if isinstance(tool, FunctionTool):
         returned = tool.execute_here(args, context)
         return as_result(await returned if inspect.isawaitable(returned) else returned)

@@ -16,10 +16,18 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from agent_r1.errors import ConfigError, did_you_mean
+from agent_r1.errors import ConfigError, EpisodeError, did_you_mean
 from agent_r1.seeds import unit_float
 from agent_r1.tools.answers import checked_result, cut_middle, describe
-from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult, ToolUnavailableError
+from agent_r1.tools.base import (
+    BaseTool,
+    ToolContext,
+    ToolInputError,
+    ToolResponse,
+    ToolResult,
+    ToolTimeoutError,
+    ToolUnavailableError,
+)
 from agent_r1.tools.batching import Batcher
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.threads import call_off_loop
@@ -58,10 +66,6 @@ class CallOutcome:
     """Attempts that failed before the last one."""
 
 
-class _TimedOutError(Exception):
-    """An attempt took longer than its tool may."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Waiting:
     """A call on its way into a batch."""
@@ -73,7 +77,7 @@ class _Waiting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Lane:
-    """What all calls of one tool share."""
+    """What all calls of one tool share; of `places`, those of its like too."""
 
     policy: ToolPolicy
     places: asyncio.Semaphore
@@ -88,6 +92,7 @@ class ToolRunner:
         self._seed = seed
         self._num_calls = 0
         self._lanes: dict[int, _Lane] = {}
+        self._places: dict[tuple[type[BaseTool], str, ToolPolicy], asyncio.Semaphore] = {}
         self._workers: WorkerPool | None = None
 
     @property
@@ -109,7 +114,8 @@ class ToolRunner:
         return tool.policy.changed(tool.name, self._overrides.get(tool.name, {}))
 
     async def call(self, tools: Mapping[str, BaseTool], call: ToolCall, context: ToolContext) -> CallOutcome:
-        """Run `call` with the tool it names. Never raises for what the model or the tool did wrong.
+        """Run `call` with the tool it names. Never raises for what the model or the tool did wrong; an `EpisodeError`,
+        by which a tool says that the machinery under it broke, goes through.
 
         An unknown tool, arguments that do not fit, an exception inside the tool and a timeout all come back as text,
         for example "Error: unknown tool 'prize'. Did you mean 'price'? Known: calculate, price."
@@ -146,10 +152,12 @@ class ToolRunner:
                 response = ToolResponse(text=text, images=response.images)
             found = {"response": response, "status": "ok", "reward": reward or 0.0, "info": info, "truncated": was_cut}
             return found, False
+        except EpisodeError:  # nothing the model should answer for
+            raise
         except ToolInputError as error:
             status, text = "invalid", describe(error)
-        except _TimedOutError:
-            status, text = "timeout", f"{tool.name} timed out after {lane.policy.timeout:g} seconds"
+        except ToolTimeoutError as error:
+            status, text = "timeout", str(error) or f"{tool.name} timed out after {lane.policy.timeout:g} seconds"
         except (ConnectionError, ToolUnavailableError) as error:
             return _failure(status, describe(error), limit), True
         except (Exception, SystemExit) as error:  # a tool is foreign code: its failure is the model's next observation
@@ -172,16 +180,16 @@ class ToolRunner:
     async def _run_in_worker(
         self, policy: ToolPolicy, tool: BaseTool, args: Mapping[str, Any], context: ToolContext
     ) -> tuple[ToolResult, bool]:
-        from agent_r1.tools.in_process import reference_of, run_tool, unpack
+        from agent_r1.tools.in_process import origin_of, run_tool, unpack
         from agent_r1.tools.workers import WorkerDiedError, WorkerTimeoutError
 
         # Tools never see what the reward is computed from.
         sent = ToolContext(task=replace(context.task, reward_model={}), state=context.state)
-        arguments = (reference_of(tool), tool.name, dict(args), sent, policy.max_output_chars)
+        arguments = (origin_of(tool), tool.name, dict(args), sent, policy.max_output_chars)
         try:
             packed = await self.workers.call(run_tool, *arguments, timeout=policy.timeout)
         except WorkerTimeoutError:
-            raise _TimedOutError from None
+            raise ToolTimeoutError from None
         except WorkerDiedError as error:
             raise ToolUnavailableError(
                 describe(error).replace("agent_r1.tools.in_process:run_tool", tool.name)
@@ -198,7 +206,8 @@ class ToolRunner:
 
     def _new_lane(self, tool: BaseTool) -> _Lane:
         policy = self.policy_of(tool)
-        places = asyncio.Semaphore(policy.max_concurrency)
+        # Shared by the objects that episodes have of one tool.
+        places = self._places.setdefault((type(tool), tool.name, policy), asyncio.Semaphore(policy.max_concurrency))
         batcher: Batcher[_Waiting, ToolResult] | None = None
         if policy.process:
             check_process_tool(tool)
@@ -213,11 +222,11 @@ class ToolRunner:
 
 def check_process_tool(tool: BaseTool) -> None:
     """Raise `ConfigError` when a tool cannot run in a worker process."""
-    from agent_r1.tools.in_process import reference_of
+    from agent_r1.tools.in_process import origin_of
 
     if tool.can_batch:
         raise ConfigError(f"tool '{tool.name}' has batch_execute and process=True; choose one of the two")
-    reference_of(tool)
+    origin_of(tool)
 
 
 async def _run_batch(batch: Sequence[_Waiting], policy: ToolPolicy) -> Sequence[ToolResult | BaseException]:
@@ -230,7 +239,7 @@ async def _run_batch(batch: Sequence[_Waiting], policy: ToolPolicy) -> Sequence[
         if isinstance(results, Sequence) and len(results) == len(batch):
             return list(results)
         raise TypeError(f"batch_execute must return a list of {len(batch)} results")
-    except _TimedOutError as error:
+    except ToolTimeoutError as error:
         return [error] * len(batch)
     except Exception:
         singles: list[Awaitable[Any]] = [
@@ -240,7 +249,7 @@ async def _run_batch(batch: Sequence[_Waiting], policy: ToolPolicy) -> Sequence[
 
 
 async def _within(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a function of either kind returns; `_TimedOutError` when it takes longer, also when it ignores being
+    """What a function of either kind returns; `ToolTimeoutError` when it takes longer, also when it ignores being
     cancelled."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(_without_exit(function, args, kwargs))
@@ -257,7 +266,7 @@ async def _within(seconds: float, function: Callable[..., Any], *args: Any, **kw
         timer.cancel()
     if not task.done():
         await _stop(task)
-        raise _TimedOutError
+        raise ToolTimeoutError
     if task.cancelled():
         raise RuntimeError("the tool cancelled itself")
     return task.result()

@@ -22,6 +22,7 @@ from agent_r1.registry import load_module, load_object
 from agent_r1.rewards import NORMALISATIONS, RewardFunction, reward_functions
 from agent_r1.rollout import choose_env
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool
+from agent_r1.tools.mcp import declare_servers, make_server
 from agent_r1.tools.references import Reference
 from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.training.batch import PRIVILEGED_SOURCES
@@ -125,6 +126,11 @@ def make_env(config: Config, task: Task) -> AgentEnv:
     """A fresh environment for a task, as its row or the configuration says."""
     arguments = dict(config.env)
     return choose_env(task, str(arguments.pop("name", "tool")), arguments)
+
+
+def tool_policies(config: Config) -> dict[str, Any]:
+    """What the configuration changes in the tools' policies, by the tool's name."""
+    return {name: changes for name, changes in config.tools.items() if name != "mcp"}
 
 
 def make_plan(config: Config) -> Plan:
@@ -244,9 +250,9 @@ def _check_staleness(config: Config, algorithm: Algorithm) -> None:
 
 def _check_env(config: Config) -> None:
     bind_part(AgentEnv.registry, "env", config.env)
-    for name in config.env.get("tools", []):
-        if isinstance(name, str):
-            BaseTool.get(name)
+    declare_servers({name: make_server(name, given) for name, given in config.tools.get("mcp", {}).items()})
+    for entry in config.env.get("tools", []):
+        BaseTool.find(entry)
 
 
 def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
@@ -255,11 +261,10 @@ def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
         *config.env.get("tools", []),
         *(name for t in _one_per_use(tasks) for name in t.env_kwargs.get("tools", [])),
     ]
-    found = [BaseTool.get(entry) if isinstance(entry, str) else entry for entry in named]
-    used = [tool for tool in found if isinstance(tool, BaseTool)]
+    used = [tool for entry in named for tool in BaseTool.find(entry)]
     known = {*BaseTool.registry.names(), *(tool.name for tool in used)}
     problems = _Problems()
-    for name, changes in config.tools.items():
+    for name, changes in tool_policies(config).items():
         if name not in known:
             problems.found.append(f"unknown tool in 'tools.{name}'. {did_you_mean(name, known)}")
         elif not isinstance(changes, Mapping):
@@ -267,7 +272,7 @@ def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
         else:
             problems.run(ToolPolicy().changed, name, changes)
     report_problems(problems.found, ConfigError, "the configuration cannot be used:")
-    runner = ToolRunner(config.tools)
+    runner = ToolRunner(tool_policies(config))
     for tool in {id(tool): tool for tool in used}.values():
         if runner.policy_of(tool).process:
             problems.run(check_process_tool, tool)
@@ -291,7 +296,7 @@ def _load(config: Config) -> tuple[list[Task], list[Task]]:
         problems.run(AgentFlowBase.registry.get, task.agent_name)
         problems.run(AgentEnv.registry.get, str(task.env_kwargs.get("env", config.env["name"])))
         for tool in task.env_kwargs.get("tools", []):
-            problems.run(BaseTool.get, tool)
+            problems.run(BaseTool.find, tool)
     report_problems(list(dict.fromkeys(problems.found)), DataError, "the data names things that do not exist:")
     return train, held_out
 

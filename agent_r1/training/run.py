@@ -37,7 +37,7 @@ from agent_r1.training.models import (
     export_model,
     load_policy,
 )
-from agent_r1.training.preflight import Plan, check_model, context_length, make_plan
+from agent_r1.training.preflight import Plan, check_model, context_length, make_plan, tool_policies
 from agent_r1.training.run_folder import RunFolder, open_run
 from agent_r1.training.scoring import AnyCritic
 from agent_r1.training.trainer import EVAL_STREAM, Summary, Trainer
@@ -228,7 +228,7 @@ def _load_parts(plan: Plan, renderer: ChatRenderer) -> _Parts:
         deadline_seconds=config.rollout.deadline_seconds,
         retries=config.rollout.retries,
     )
-    tools = ToolRunner(config.tools, seed=config.trainer.seed)
+    tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
     reward = plan.reward
     if config.reward.timeout is not None:
         reward = in_workers(reward, tools.workers, timeout=config.reward.timeout)
