@@ -66,6 +66,14 @@ class ToolEnv(AgentEnv):
         ]
         return self._continue(action, answers, sum(o.reward for o in outcomes), _count(outcomes, self._tools))
 
+    async def close(self) -> None:
+        """Close every tool; one that fails does not keep the others open."""
+        tools, self._tools = self._tools, {}
+        closed = await asyncio.gather(*(tool.close(self._context) for tool in tools.values()), return_exceptions=True)
+        for error in closed:
+            if error is not None:
+                raise error
+
     def _continue(self, action: Action, answers: list[Message], reward: float, metrics: Counter[str]) -> StepResult:
         messages = (*(self._observation.messages or ()), action.as_message(), *answers)
         self._observation = Observation(messages=messages, tools=self._observation.tools)

@@ -65,6 +65,9 @@ class BaseTool(ABC):
     async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
         """Run one call. `kwargs` holds `context: ToolContext`."""
 
+    async def close(self, context: ToolContext) -> None:  # noqa: B027 - optional for subclasses
+        """Give back what the tool kept in `context.state` for an episode. Called once, when the episode is over."""
+
     @classmethod
     def register(cls, name: str) -> Callable[[_ToolT], _ToolT]:
         """Give a tool, or a tool class that needs no arguments, a name that data rows and configurations can use."""

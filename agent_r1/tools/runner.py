@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agent_r1.errors import did_you_mean
+from agent_r1.errors import EpisodeError, did_you_mean
 from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse
 from agent_r1.types import ToolCall
 
@@ -33,7 +33,8 @@ class CallOutcome:
 
 
 async def run_call(tools: Mapping[str, BaseTool], call: ToolCall, context: ToolContext) -> CallOutcome:
-    """Run `call` with the tool it names. Never raises for what the model or the tool did wrong.
+    """Run `call` with the tool it names. Never raises for what the model or the tool did wrong; an `EpisodeError`, by
+    which a tool says that the machinery under it broke, goes through.
 
     An unknown tool, arguments that do not fit and an exception inside the tool all come back as text, for example
     "Error: unknown tool 'prize'. Did you mean 'price'? Known: calculate, price."
@@ -50,6 +51,8 @@ async def run_call(tools: Mapping[str, BaseTool], call: ToolCall, context: ToolC
         response, reward, info = await tool.execute(call.arguments, context=context)
     except ToolInputError as error:
         response, status = ToolResponse(text=f"Error: {error}"), "invalid"
+    except EpisodeError:
+        raise
     except (Exception, SystemExit) as error:  # a tool is foreign code: its failure is the model's next observation
         reason = str(error) or type(error).__name__
         response, status = ToolResponse(text=f"Error: {reason}"), "error"
