@@ -26,7 +26,6 @@ from agent_r1.tools.python import _CELLS
 from agent_r1.tools.sandbox import Layers, Sandbox, SandboxKind, SandboxLimits
 from agent_r1.tools.sandbox_session import SandboxReply
 
-ROOT = Path(__file__).parent.parent
 KINDS: tuple[SandboxKind, ...] = ("bubblewrap", "namespaces", "limits")
 SMALL = SandboxLimits(memory_mb=256, processes=8, file_mb=4, disk_mb=8, open_files=32, cpu_seconds=20)
 
@@ -318,7 +317,9 @@ tool = PythonTool(sandbox={sandbox.describe().kind!r}, seconds=60)
 code = "import subprocess, time; subprocess.Popen(['/bin/sleep', '{marker}'], start_new_session=True); time.sleep(60)"
 asyncio.run(tool.execute({{"code": code}}, context=None))
 """
-    parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
     try:
         assert eventually(lambda: lives(f"sleep\0{marker}"))
     finally:

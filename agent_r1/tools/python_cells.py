@@ -8,6 +8,7 @@ goes to standard output as it comes.
 from __future__ import annotations
 
 import _ast
+import io
 import os
 import sys
 import types
@@ -107,10 +108,13 @@ def _restore_output(output: int) -> None:
     """Give a cell its output back, whatever an earlier one did to it."""
     for number in (1, 2):
         os.dup2(output, number)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False, errors="backslashreplace")
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(write_through=True)
+    sys.stdout, sys.stderr = _unbuffered(1), _unbuffered(2)
+
+
+def _unbuffered(descriptor: int) -> io.TextIOWrapper:
+    """A stream that holds nothing back: what was printed before a deadline is there to be read."""
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 if __name__ == "sandbox_program":

@@ -233,6 +233,8 @@ def _bubblewrap(limits: SandboxLimits, packages: Sequence[str]) -> list[str]:
             command += ["--cap-add", right]
     else:
         command += ["--unshare-user"]
+    # What comes later lies on top, and an interpreter may well live under /tmp.
+    command += ["--proc", "/proc", "--dev", "/dev", "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp"]
     for path in (*_SYSTEM, *_interpreter_folders(), *packages):
         if Path(path).is_symlink():
             command += ["--symlink", str(Path(path).readlink()), path]
@@ -241,7 +243,6 @@ def _bubblewrap(limits: SandboxLimits, packages: Sequence[str]) -> list[str]:
             for above in list(Path(path).parents)[-2::-1]:
                 command += ["--dir", str(above)]
             command += ["--ro-bind-try", path, path]
-    command += ["--proc", "/proc", "--dev", "/dev", "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp"]
     return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 

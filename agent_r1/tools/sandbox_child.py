@@ -227,13 +227,13 @@ def _build_root(settings: dict[str, Any]) -> None:
         raise OSError(f"pivot_root: its number is not known on {os.uname().machine}")
     _check(_libc.syscall(number, b"/tmp", b"/tmp/old"), "pivot_root")
     os.chdir("/")
-    for path in settings["visible"]:
+    os.mkdir("/tmp")  # noqa: PTH102
+    _mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=1777,size={settings['disk_bytes']}")
+    for path in settings["visible"]:  # after /tmp: an interpreter may well live there
         _show(path)
     for device in ("null", "zero", "full", "random", "urandom"):
         _bind(f"/old/dev/{device}", f"/dev/{device}")
     os.symlink("/tmp", "/dev/shm")  # noqa: PTH211
-    os.mkdir("/tmp")  # noqa: PTH102
-    _mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=1777,size={settings['disk_bytes']}")
     os.mkdir("/proc")  # noqa: PTH102
     try:  # noqa: SIM105
         _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | 8)
