@@ -1,7 +1,7 @@
 """The built-in Python tool: run code as a notebook does, in a sandbox.
 
-    print(2 + 2)        ->  4
-    [n * n for n in range(3)]   ->  [0, 1, 4]
+    print(2 + 2)               ->  4
+    [n * n for n in range(3)]  ->  [0, 1, 4]
 
 By default every call is a fresh interpreter. `PythonTool(stateful=True)` keeps one for the episode, so that variables
 last from call to call:
