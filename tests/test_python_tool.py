@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.errors import EpisodeError
-from agent_r1.tools import BaseTool, PythonTool, SandboxLimits, ToolContext, ToolInputError, ToolResponse, run_call
+from agent_r1.errors import ConfigError, EpisodeError
+from agent_r1.tools import (
+    BaseTool,
+    PythonTool,
+    Sandbox,
+    SandboxLimits,
+    ToolContext,
+    ToolInputError,
+    ToolResponse,
+    run_call,
+)
 from agent_r1.tools.base import ToolResult
+from agent_r1.tools.sandbox import SandboxKind
 from agent_r1.types import Action, StopReason, Task, ToolCall
 
 TASK = Task(task_id="t", prompt=({"role": "user", "content": "Compute."},), env_kwargs={})
@@ -232,10 +242,21 @@ def test_schema_says_whether_variables_last() -> None:
     assert [bool(re.search("Variables last", text)) for text in described] == [True, False]
 
 
-def test_packages_can_be_imported_when_asked_for() -> None:
-    code = "import pydantic; pydantic.__name__"
-    assert "ModuleNotFoundError" in run(code)[0]
-    assert run(code, packages=True, seconds=60) == ["'pydantic'"]
+@pytest.mark.parametrize("kind", ["bubblewrap", "namespaces", "limits"])
+def test_packages_can_be_imported_when_asked_for(kind: SandboxKind) -> None:
+    try:
+        Sandbox(kind)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    code = "import typing_extensions; typing_extensions.__name__"
+    assert "ModuleNotFoundError" in run(code, sandbox=kind)[0]
+    assert run(code, sandbox=kind, packages=True, seconds=60) == ["'typing_extensions'"]
+
+
+def test_interpreter_starts_without_slow_modules() -> None:
+    slow = {"json", "re", "typing", "signal", "contextlib", "traceback", "site", "asyncio"}
+    [answer] = run(f"import sys; sorted({slow!r} & set(sys.modules))")
+    assert answer == "[]"
 
 
 class Noting(BaseTool):
