@@ -243,7 +243,7 @@ def _bubblewrap(limits: SandboxLimits, packages: Sequence[str]) -> list[str]:
             for above in list(Path(path).parents)[-2::-1]:
                 command += ["--dir", str(above)]
             command += ["--ro-bind-try", path, path]
-    return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
+    return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
 # Finding out what there is

@@ -53,7 +53,7 @@ class SandboxSession:
         self._process = process
         self._reports = reports
         self._output = output
-        self._folder = folder
+        self._remove_folder = weakref.finalize(self, _remove, folder)
         self._heard = _Heard()
         # The guard inside ends everything when this pipe closes: also when the session is merely forgotten.
         self._requests = requests
@@ -105,8 +105,7 @@ class SandboxSession:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.02)
         self._forget()
-        if self._folder is not None:
-            await asyncio.to_thread(_remove, Path(self._folder))
+        await asyncio.to_thread(self._remove_folder)
 
     def _discard(self) -> None:
         """Take what is still in the pipe of reports, so that the guard's last word finds room."""
@@ -225,9 +224,11 @@ def _close_all(descriptors: tuple[int, ...]) -> None:
         os.close(descriptor)
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: str | None) -> None:
     """Remove a folder, also one whose owner took away his own right to look into it."""
-    for path in [folder, *folder.rglob("*")]:
+    if folder is None:
+        return
+    for path in [Path(folder), *Path(folder).rglob("*")]:
         if path.is_dir() and not path.is_symlink():
             with contextlib.suppress(OSError):
                 path.chmod(0o700)
