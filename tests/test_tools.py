@@ -445,6 +445,14 @@ def test_sums_of_money_keep_their_cents(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("expression", "value"),
+    [("(" * 99 + "1" + ")" * 99, 1), ("-" * 199 + "1", -1), ("1+" * 99 + "1", 100), ("0" * 200, 0)],
+)
+def test_calculator_works_out_whatever_fits_its_length(expression: str, value: float) -> None:
+    assert evaluate(expression) == value
+
+
+@pytest.mark.parametrize(
     ("expression", "message"),
     [
         ("(1).real", "only numbers"),
@@ -473,6 +481,11 @@ def test_sums_of_money_keep_their_cents(value: float, text: str) -> None:
         ("1; 2", "not an arithmetic expression"),
         ("1 \x00", "not an arithmetic expression"),
         ("(" * 199, "not an arithmetic expression"),
+        ("nan", "only numbers"),
+        ("1e999 - 1e999", "too large"),
+        ("0x" + "f" * 198, "too large"),
+        ("2 ** -1", "only numbers"),
+        ("\ud800", "not an arithmetic expression"),
     ],
 )
 def test_calculator_refuses(expression: str, message: str) -> None:

@@ -31,6 +31,7 @@ class ToolEnv(AgentEnv):
 
     async def reset(self, task: Task) -> Observation:
         """The row's messages, with the tools' schemas."""
+        await self.close()
         self._tools = self._find_tools(task)
         self._context = ToolContext(task=task)
         self._observation = self._first_observation(task, self._tools)
@@ -72,6 +73,14 @@ class ToolEnv(AgentEnv):
             metrics["tool/repaired_calls"] += len(action.repairs)
         images = tuple(image for outcome in outcomes for image in outcome.response.images)
         return self._continue(action, answers, sum(o.reward for o in outcomes), metrics, images)
+
+    async def close(self) -> None:
+        """Close every tool; one that fails does not keep the others open."""
+        tools, self._tools = self._tools, {}
+        closed = await asyncio.gather(*(tool.close(self._context) for tool in tools.values()), return_exceptions=True)
+        for error in closed:
+            if error is not None:
+                raise error
 
     def _continue(
         self,

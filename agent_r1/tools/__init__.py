@@ -13,7 +13,9 @@ from agent_r1.tools.calculator import calculate
 from agent_r1.tools.function import FunctionTool, tool
 from agent_r1.tools.mcp import McpServer
 from agent_r1.tools.policy import ToolPolicy
+from agent_r1.tools.python import PythonTool
 from agent_r1.tools.runner import CallOutcome, ToolRunner, check_process_tool, run_call, tool_runner
+from agent_r1.tools.sandbox import Sandbox, SandboxLimits
 from agent_r1.tools.search import SearchTool
 
 __all__ = [
@@ -21,6 +23,9 @@ __all__ = [
     "CallOutcome",
     "FunctionTool",
     "McpServer",
+    "PythonTool",
+    "Sandbox",
+    "SandboxLimits",
     "SearchTool",
     "ToolContext",
     "ToolInputError",

@@ -103,6 +103,9 @@ class BaseTool(ABC):
         """
         raise NotImplementedError
 
+    async def close(self, context: ToolContext) -> None:  # noqa: B027 - optional for subclasses
+        """Give back what the tool kept in `context.state` for an episode. Called once, when the episode is over."""
+
     @property
     def can_batch(self) -> bool:
         """The tool has a `batch_execute` of its own."""

@@ -226,6 +226,11 @@ def check_process_tool(tool: BaseTool) -> None:
 
     if tool.can_batch:
         raise ConfigError(f"tool '{tool.name}' has batch_execute and process=True; choose one of the two")
+    if type(tool).close is not BaseTool.close:
+        raise ConfigError(
+            f"tool '{tool.name}' keeps something open for an episode (it has close), which a worker process that takes "
+            "one call of many episodes cannot; leave out process=True"
+        )
     origin_of(tool)
 
 
