@@ -19,6 +19,9 @@ app = typer.Typer(
     add_completion=False,
 )
 
+env_app = typer.Typer(help="Environments as services.", no_args_is_help=True)
+app.add_typer(env_app, name="env")
+
 Recipe = Annotated[str, typer.Argument(help="A recipe folder: one with a base.yaml, for example recipes/quickstart.")]
 Overrides = Annotated[
     list[str] | None,
@@ -90,6 +93,42 @@ def sft(recipe: Recipe, overrides: Overrides = None) -> None:
     with _clear_errors():
         folder = api.sft(recipe, *(overrides or []))
         typer.echo(f"model: {folder}")
+
+
+@env_app.command("serve")
+def serve_env(
+    environment: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE[:ATTRIBUTE]",
+            help="The module that defines the environment, and when it defines several, which. The attribute may also "
+            "be a function that makes one.",
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8700,
+    max_episodes: Annotated[int, typer.Option(min=1, help="Episodes open at once; more have to wait.")] = 256,
+    idle_seconds: Annotated[
+        float, typer.Option(min=0.1, help="An episode that nobody used for so long is closed.")
+    ] = 600.0,
+) -> None:
+    """Serve an environment over HTTP, for runs on other machines or in another Python.
+
+    Whoever can reach the address can run the environment: keep it inside your network. Ctrl-C closes all episodes.
+
+    Example: agent-r1 env serve my_envs:Maze --port 8700, and in the run: env.name=remote +env.url=http://127.0.0.1:8700
+    """
+    from pathlib import Path
+
+    from agent_r1.registry import recipe_folder
+
+    with _clear_errors(), recipe_folder(Path.cwd()):
+        from agent_r1.envs import service
+
+        served = service.EnvService(
+            service.find_factory(environment), name=environment, max_episodes=max_episodes, idle_seconds=idle_seconds
+        )
+        service.serve(served, host, port, lambda address: typer.echo(f"serving {environment} at {address}"))
 
 
 @contextmanager

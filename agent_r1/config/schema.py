@@ -311,7 +311,8 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     env: dict[str, Any] = field(default_factory=lambda: {"name": "tool"})
-    """The environment and its arguments; `env.tools` lists a `ToolEnv`'s tools."""
+    """The environment and its arguments; `env.tools` lists a `ToolEnv`'s tools. `env.limits` lists limits it runs
+    within: `[{name: time, seconds: 30}]`."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
