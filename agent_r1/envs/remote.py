@@ -135,9 +135,7 @@ class RemoteEnv(AgentEnv):
         try:
             value = wire.loads(answer.content)
         except ValueError as error:
-            raise _WrongAnswerError(
-                f"HTTP {answer.status_code} without a JSON object: {answer.text[:200]!r}"
-            ) from error
+            raise _WrongAnswerError(f"HTTP {answer.status_code} and no JSON object: {answer.text[:200]!r}") from error
         if answer.status_code == 200:
             for key in ("request_id", "step"):
                 if body is not None and value.get(key) != body.get(key):
