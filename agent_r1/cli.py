@@ -116,7 +116,7 @@ def serve_env(
 
     Whoever can reach the address can run the environment: keep it inside your network. Ctrl-C closes all episodes.
 
-    Example: agent-r1 env serve my_envs:Maze --port 8700, and in the run: env.name=remote +env.url=http://127.0.0.1:8700
+    Example: agent-r1 env serve my_envs:Maze --port 8700, and in the run: env=remote env.url=http://127.0.0.1:8700
     """
     from pathlib import Path
 

@@ -322,7 +322,7 @@ def test_an_episode_is_lost_when_the_server_is_killed_and_the_next_one_finds_the
             await asyncio.sleep(0.1)
             with server(port=port) as (again, _):
                 assert again == url
-                with pytest.raises(EpisodeLostError, match="step 2: .* has no episode .*restarted"):
+                with pytest.raises(EpisodeLostError, match=r"step 2: .* has no episode .*restarted"):
                     await stepping
                 await env.close()
                 fresh = RemoteEnv(url)
