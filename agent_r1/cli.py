@@ -118,11 +118,10 @@ def serve_env(
 
     Example: agent-r1 env serve my_envs:Maze --port 8700, and in the run: env=remote env.url=http://127.0.0.1:8700
     """
-    from pathlib import Path
+    import sys
 
-    from agent_r1.registry import recipe_folder
-
-    with _clear_errors(), recipe_folder(Path.cwd()):
+    sys.path.insert(0, "")  # the console script does not look in the current folder by itself
+    with _clear_errors():
         from agent_r1.envs import service
 
         served = service.EnvService(

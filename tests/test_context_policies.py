@@ -301,3 +301,8 @@ def test_wrong_limits_are_refused() -> None:
         within_limits(ListEnv([]), [{"name": "time", "second": 3}])
     with pytest.raises(ConfigError, match="must be at least 1"):
         StepLimit(ListEnv([]), steps=0)
+    with pytest.raises(ConfigError, match="found 3"):
+        within_limits(ListEnv([]), [3])
+    with pytest.raises(ConfigError, match="found 3"):
+        make_policy(3)  # type: ignore[arg-type]
+    assert isinstance(within_limits(ListEnv([]), ["time"]), TimeLimit)

@@ -22,7 +22,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv, RemoteEnv, ToolEnv, wire
 from agent_r1.envs.service import EnvService
-from agent_r1.errors import EnvServerError, EpisodeError, EpisodeLostError
+from agent_r1.errors import ConfigError, EnvServerError, EpisodeError, EpisodeLostError
 from agent_r1.rewards import reward_functions
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.types import Action, Observation, SamplingParams, StepResult, StopReason, Task, ToolCall
@@ -512,6 +512,11 @@ def test_a_module_of_the_current_folder_with_one_environment_needs_no_attribute(
     finally:
         process.kill()
         process.communicate()
+
+
+def test_an_address_without_a_scheme_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env\.url=127\.0\.0\.1:8700 is no address"):
+        RemoteEnv("127.0.0.1:8700")
 
 
 def test_names_and_service_are_there() -> None:

@@ -76,6 +76,8 @@ def make_policy(choice: ContextChoice) -> ContextPolicy:
     if isinstance(choice, ContextPolicy):
         return choice
     part = {"name": choice} if isinstance(choice, str) else choice
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"env.context is a name or an entry like {{name: window, turns: 4}}; found {choice!r}")
     policy: ContextPolicy = bind_part(context_policies, "env.context", part)()
     return policy
 

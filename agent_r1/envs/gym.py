@@ -62,7 +62,7 @@ class GymEnv(AgentEnv):
         """The row's messages and the first observation."""
         self._thread = self._thread or _OwnThread()
         if self._env is None:
-            self._env = await self._thread.run(self._made)
+            await self._thread.run(self._begin)
         seed = int(task.env_kwargs.get("seed", zlib.crc32(task.task_id.encode())))
         options = task.env_kwargs.get("options")
         seen, _ = await self._thread.run(lambda: self._env.reset(seed=seed, options=options))
@@ -94,15 +94,20 @@ class GymEnv(AgentEnv):
         thread, self._thread = self._thread, None
         if thread is None:
             return
+        try:
+            if thread.busy:
+                thread.begin(self._end)
+            else:
+                await thread.run(self._end)
+        finally:
+            thread.end()
+
+    def _end(self) -> None:
         env, self._env = self._env, None
         if env is not None:
-            if thread.busy:
-                thread.begin(env.close)
-            else:
-                await thread.run(env.close)
-        thread.end()
+            env.close()
 
-    def _made(self) -> Any:
+    def _begin(self) -> None:
         try:
             import gymnasium
         except ImportError as error:
@@ -112,8 +117,8 @@ class GymEnv(AgentEnv):
         else:
             make = load_object(self._make, kind="environment") if isinstance(self._make, str) else self._make
             env = make(**self._arguments)
+        self._env = env
         self._check_actions(env.action_space)
-        return env
 
     def _check_actions(self, space: Any) -> None:
         from gymnasium import spaces

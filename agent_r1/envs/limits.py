@@ -9,7 +9,7 @@ The first of a list is the innermost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -52,13 +52,21 @@ class EnvLimit(AgentEnv):
 env_limits: Registry[type[EnvLimit]] = Registry("environment limit")
 
 
-def within_limits(env: AgentEnv, limits: Iterable[Mapping[str, Any]]) -> AgentEnv:
+def bind_limit(limit: Any) -> Callable[[AgentEnv], AgentEnv]:
+    """What puts an environment into the limit that `{name: ..., <argument>: ...}`, or a plain name, says."""
+    part = {"name": limit} if isinstance(limit, str) else limit
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"env.limits is a list of entries like {{name: time, seconds: 30}}; found {limit!r}")
+    return bind_part(env_limits, "env.limits", part)
+
+
+def within_limits(env: AgentEnv, limits: Iterable[Any]) -> AgentEnv:
     """The environment inside the limits that a configuration lists.
 
     `within_limits(env, [{"name": "steps", "steps": 4}])` is `StepLimit(env, steps=4)`.
     """
     for limit in limits:
-        env = bind_part(env_limits, "env.limits", limit)(env)
+        env = bind_limit(limit)(env)
     return env
 
 

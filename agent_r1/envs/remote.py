@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from agent_r1.envs import wire
 from agent_r1.envs.base import AgentEnv
-from agent_r1.errors import EnvServerError, EpisodeError, EpisodeLostError, MissingExtraError
+from agent_r1.errors import ConfigError, EnvServerError, EpisodeError, EpisodeLostError, MissingExtraError
 from agent_r1.types import Action, Observation, StepResult, StopReason, Task
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class RemoteEnv(AgentEnv):
         pause_seconds: float = 0.5,
         wait_seconds: float = 300.0,
     ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"env.url={url} is no address; expected one like http://127.0.0.1:8700")
         self._url = url.rstrip("/")
         self._args = dict(args or {})
         self._timeouts = (connect_seconds, read_seconds)
@@ -166,7 +168,7 @@ class _Server:
 
     _open: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Server]]] = WeakKeyDictionary()
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, others: dict[str, _Server]) -> None:
         try:
             import httpx
         except ImportError as error:
@@ -177,6 +179,7 @@ class _Server:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         self.client = httpx.AsyncClient(limits=limits, trust_env=False)
         self._url = url
+        self._others = others
         self._num_users = 0
         self._health: asyncio.Task[None] | None = None
 
@@ -184,7 +187,7 @@ class _Server:
     def lease(cls, url: str) -> _Server:
         """The server at `url`; to be given back with `release`."""
         servers = cls._open.setdefault(asyncio.get_running_loop(), {})
-        server = servers.get(url) or servers.setdefault(url, cls(url))
+        server = servers.get(url) or servers.setdefault(url, cls(url, servers))
         server._num_users += 1
         return server
 
@@ -192,7 +195,7 @@ class _Server:
         """One user less."""
         self._num_users -= 1
         if self._num_users == 0:
-            del self._open[asyncio.get_running_loop()][self._url]
+            self._others.pop(self._url, None)
             if self._health is not None:
                 self._health.cancel()
             await self.client.aclose()

@@ -15,7 +15,7 @@ from typing import Any
 from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
 from agent_r1.config import Config, bind_part
 from agent_r1.data import load_tasks
-from agent_r1.envs import AgentEnv, env_limits, make_policy
+from agent_r1.envs import AgentEnv, bind_limit, make_policy
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.registry import load_module, load_object
@@ -236,7 +236,7 @@ def _check_staleness(config: Config, algorithm: Algorithm) -> None:
 def _check_env(config: Config) -> None:
     arguments = dict(config.env)
     for limit in arguments.pop("limits", ()):
-        bind_part(env_limits, "env.limits", limit)
+        bind_limit(limit)
     bind_part(AgentEnv.registry, "env", arguments)
     if "context" in arguments:
         make_policy(arguments["context"])
