@@ -20,6 +20,9 @@ app = typer.Typer(
     add_completion=False,
 )
 
+env_app = typer.Typer(help="Environments as services.", no_args_is_help=True)
+app.add_typer(env_app, name="env")
+
 Recipe = Annotated[str, typer.Argument(help="A recipe folder: one with a base.yaml, for example recipes/quickstart.")]
 Overrides = Annotated[
     list[str] | None,
@@ -158,6 +161,41 @@ def search(
             typer.echo(f"[{number}] {title} ({hit.score:.2f})\n{shorten(hit.passage.text, characters)}\n")
         if not found:
             typer.echo("No passage matches.")
+
+
+@env_app.command("serve")
+def serve_env(
+    environment: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE[:ATTRIBUTE]",
+            help="The module that defines the environment, and when it defines several, which. The attribute may also "
+            "be a function that makes one.",
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8700,
+    max_episodes: Annotated[int, typer.Option(min=1, help="Episodes open at once; more have to wait.")] = 256,
+    idle_seconds: Annotated[
+        float, typer.Option(min=0.1, help="An episode that nobody used for so long is closed.")
+    ] = 600.0,
+) -> None:
+    """Serve an environment over HTTP, for runs on other machines or in another Python.
+
+    Whoever can reach the address can run the environment: keep it inside your network. Ctrl-C closes all episodes.
+
+    Example: agent-r1 env serve my_envs:Maze --port 8700, and in the run: env=remote env.url=http://127.0.0.1:8700
+    """
+    import sys
+
+    sys.path.insert(0, "")  # the console script does not look in the current folder by itself
+    with _clear_errors():
+        from agent_r1.envs import service
+
+        served = service.EnvService(
+            service.find_factory(environment), name=environment, max_episodes=max_episodes, idle_seconds=idle_seconds
+        )
+        service.serve(served, host, port, lambda address: typer.echo(f"serving {environment} at {address}"))
 
 
 @contextmanager

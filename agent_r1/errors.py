@@ -7,6 +7,9 @@
     |-- MissingExtraError (ImportError)    an optional dependency; the message has the pip line
     |-- CheckpointError (RuntimeError)     a checkpoint that cannot be read or does not fit
     |-- EngineError (RuntimeError)         an engine that cannot answer
+    |-- EnvTimeoutError (TimeoutError)     an environment that took too long
+    |-- EnvServerError (ConnectionError)   an environment server that cannot be reached or does not answer as it should
+    |   `-- EpisodeLostError               it does not know the episode: it was restarted, or closed an idle episode
     |-- DivergenceError (ArithmeticError)  too many non-finite updates in a row
     |-- RolloutsFailingError (RuntimeError) every rollout of a batch failed
     `-- EpisodeError (RuntimeError)        one rollout broke; carries its StopReason and traceback
@@ -53,6 +56,18 @@ class CheckpointError(AgentR1Error, RuntimeError):
 
 class EngineError(AgentR1Error, RuntimeError):
     """The engine cannot answer."""
+
+
+class EnvTimeoutError(AgentR1Error, TimeoutError):
+    """An environment took too long."""
+
+
+class EnvServerError(AgentR1Error, ConnectionError):
+    """An environment server cannot be used."""
+
+
+class EpisodeLostError(EnvServerError):
+    """The server does not know the episode; only a fresh environment helps."""
 
 
 class DivergenceError(AgentR1Error, ArithmeticError):

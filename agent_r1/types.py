@@ -174,11 +174,13 @@ class StepResult:
     """What `AgentEnv.step` returns. A plain `(observation, reward, done, info)` tuple is accepted too."""
 
     observation: Observation | None
-    """The next model input; may be None only when `done`."""
+    """The next model input; may be None only when the episode is over."""
     reward: float = 0.0
     """The process reward of this step. It stays on this step."""
     done: bool = False
     """The episode terminated: there is no future after this step."""
+    truncated: bool = False
+    """The environment cuts the episode here although it could go on, at a limit of its own; `done` counts more."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Notes for the recorder; numbers under `metrics` are summed over the episode and averaged over episodes."""
 

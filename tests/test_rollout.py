@@ -629,6 +629,14 @@ def test_trajectories_recorded_without_repairs_read_as_having_none(tmp_path: Pat
     assert list(read_trajectories(tmp_path / "0.jsonl")) == [trajectory]
 
 
+def test_images_are_mentioned_and_not_written_out(tmp_path: Path) -> None:
+    parts = [{"type": "image", "image": b"\x89PNG" * 1000}, {"type": "text", "text": "a map"}]
+    seen = Observation(messages=({"role": "tool", "content": parts},))
+    [read] = round_trip(tmp_path, trajectory_of(0, step_of((1, 2), (3,), observation=seen)))
+    shown = [{"type": "image", "image": "<4,000 bytes>"}, {"type": "text", "text": "a map"}]
+    assert read.steps[0].observation.messages == ({"role": "tool", "content": shown},)
+
+
 def test_members_of_a_group_are_not_merged(tmp_path: Path) -> None:
     same = step_of((1, 2), (3,))
     members = [trajectory_of(index, same, answer=str(index)) for index in range(3)]

@@ -311,7 +311,8 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     env: dict[str, Any] = field(default_factory=lambda: {"name": "tool"})
-    """The environment and its arguments; `env.tools` lists a `ToolEnv`'s tools."""
+    """The environment and its arguments; `env.tools` lists a `ToolEnv`'s tools. `env.limits` lists limits it runs
+    within: `[{name: time, seconds: 30}]`."""
     tools: dict[str, Any] = field(default_factory=dict)
     """Changes to the policies of tools, by name: `tools.search.timeout=5` (the fields of `ToolPolicy`). Under
     `mcp`, MCP servers: `tools.mcp.shop.url=...` (the arguments of `McpServer`); `mcp:shop` in `env.tools` names its

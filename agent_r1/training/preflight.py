@@ -15,7 +15,7 @@ from typing import Any
 from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
 from agent_r1.config import Config, bind_part
 from agent_r1.data import load_tasks
-from agent_r1.envs import AgentEnv
+from agent_r1.envs import AgentEnv, bind_limit, make_policy
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.registry import load_module, load_object
@@ -249,9 +249,14 @@ def _check_staleness(config: Config, algorithm: Algorithm) -> None:
 
 
 def _check_env(config: Config) -> None:
-    bind_part(AgentEnv.registry, "env", config.env)
+    arguments = dict(config.env)
+    for limit in arguments.pop("limits", ()):
+        bind_limit(limit)
+    bind_part(AgentEnv.registry, "env", arguments)
+    if "context" in arguments:
+        make_policy(arguments["context"])
     declare_servers({name: make_server(name, given) for name, given in config.tools.get("mcp", {}).items()})
-    for entry in config.env.get("tools", []):
+    for entry in arguments.get("tools", []):
         BaseTool.find(entry)
 
 
