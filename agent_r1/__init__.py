@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agent_r1.api import evaluate, sft, train
     from agent_r1.engines import Engine, ScriptedEngine
-    from agent_r1.envs import AgentEnv, ToolEnv
+    from agent_r1.envs import AgentEnv, ToolEnv, check_env
     from agent_r1.errors import AgentR1Error
     from agent_r1.flows import AgentEnvLoop, AgentFlowBase, SingleStepFlow
     from agent_r1.tools import BaseTool, ToolContext, ToolResponse, tool
@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "agent_r1.api": ("evaluate", "sft", "train"),
     "agent_r1.engines": ("Engine", "ScriptedEngine"),
-    "agent_r1.envs": ("AgentEnv", "ToolEnv"),
+    "agent_r1.envs": ("AgentEnv", "ToolEnv", "check_env"),
     "agent_r1.errors": ("AgentR1Error",),
     "agent_r1.flows": ("AgentEnvLoop", "AgentFlowBase", "SingleStepFlow"),
     "agent_r1.tools": ("BaseTool", "ToolContext", "ToolResponse", "tool"),
@@ -64,6 +64,7 @@ __all__ = [
     "ToolEnv",
     "ToolResponse",
     "Trajectory",
+    "check_env",
     "evaluate",
     "sft",
     "tool",

@@ -1,9 +1,10 @@
-"""`agent-r1`: train, evaluate and warm-start agents from the command line."""
+"""`agent-r1`: train, evaluate and warm-start agents, and build search indexes, from the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+env_app = typer.Typer(help="Environments as services.", no_args_is_help=True)
+app.add_typer(env_app, name="env")
 
 Recipe = Annotated[str, typer.Argument(help="A recipe folder: one with a base.yaml, for example recipes/quickstart.")]
 Overrides = Annotated[
@@ -90,6 +94,108 @@ def sft(recipe: Recipe, overrides: Overrides = None) -> None:
     with _clear_errors():
         folder = api.sft(recipe, *(overrides or []))
         typer.echo(f"model: {folder}")
+
+
+@app.command()
+def index(
+    passages: Annotated[
+        list[Path],
+        typer.Argument(help="Files of passages: .jsonl, .jsonl.gz, .jsonl.xz or .parquet.", metavar="PASSAGES"),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="The index's folder. An index that is there is replaced when this one is done.")
+    ],
+    dense: Annotated[
+        str | None,
+        typer.Option(
+            help="Index by meaning with this sentence-transformers model (extra `dense`), not by words.",
+            metavar="MODEL",
+        ),
+    ] = None,
+    text_field: Annotated[str, typer.Option(help="The field of a row that holds the text.")] = "text",
+    title_field: Annotated[str, typer.Option(help="The field with the title; rows may lack it.")] = "title",
+    id_field: Annotated[str, typer.Option(help="The field with the id; rows may lack it.")] = "id",
+) -> None:
+    """Build a search index of passages, for the tool `search`.
+
+    A row is {"id": 7, "title": "Tea", "text": "Tea is a drink made of leaves."}. Titles are searched too. The index is
+    by words (BM25); with --dense it is by meaning.
+
+    Example: agent-r1 index wiki.jsonl.xz --out indexes/wiki
+
+    Then: agent-r1 search indexes/wiki "a drink made of leaves"
+
+    In a run: agent-r1 train RECIPE 'env.tools=[{name: search, index: indexes/wiki, k: 3}]'
+    """
+    from agent_r1.console import counting
+    from agent_r1.tools.search import BM25Index, DenseIndex, PassageFields, read_passages
+
+    with _clear_errors(), counting("passages") as progress:
+        rows = read_passages(passages, PassageFields(passage_id=id_field, title=title_field, text=text_field))
+        built: BM25Index | DenseIndex
+        if dense is None:
+            built = BM25Index.build(rows, out, progress=progress)
+        else:
+            built = DenseIndex.build(rows, out, model=dense, progress=progress)
+    typer.echo(f"{len(built)} passages in {out}")
+
+
+@app.command()
+def search(
+    folder: Annotated[Path, typer.Argument(help="An index's folder, made by `agent-r1 index`.")],
+    query: Annotated[str, typer.Argument(help="What to look for.")],
+    k: Annotated[int, typer.Option("-k", help="How many passages.", min=1)] = 3,
+    characters: Annotated[int, typer.Option(help="Longest text shown of a passage.", min=1)] = 400,
+) -> None:
+    """Try a search index: the best passages for a query, with their scores.
+
+    Example: agent-r1 search indexes/wiki "a drink made of leaves"
+    """
+    from agent_r1.tools.search import open_index
+    from agent_r1.tools.search.tool import shorten
+
+    with _clear_errors():
+        [found] = open_index(folder).search([query], k)
+        for number, hit in enumerate(found, start=1):
+            title = hit.passage.title or hit.passage.passage_id
+            typer.echo(f"[{number}] {title} ({hit.score:.2f})\n{shorten(hit.passage.text, characters)}\n")
+        if not found:
+            typer.echo("No passage matches.")
+
+
+@env_app.command("serve")
+def serve_env(
+    environment: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE[:ATTRIBUTE]",
+            help="The module that defines the environment, and when it defines several, which. The attribute may also "
+            "be a function that makes one.",
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8700,
+    max_episodes: Annotated[int, typer.Option(min=1, help="Episodes open at once; more have to wait.")] = 256,
+    idle_seconds: Annotated[
+        float, typer.Option(min=0.1, help="An episode that nobody used for so long is closed.")
+    ] = 600.0,
+) -> None:
+    """Serve an environment over HTTP, for runs on other machines or in another Python.
+
+    Whoever can reach the address can run the environment: keep it inside your network. Ctrl-C closes all episodes.
+
+    Example: agent-r1 env serve my_envs:Maze --port 8700, and in the run: env=remote env.url=http://127.0.0.1:8700
+    """
+    import sys
+
+    sys.path.insert(0, "")  # the console script does not look in the current folder by itself
+    with _clear_errors():
+        from agent_r1.envs import service
+
+        served = service.EnvService(
+            service.find_factory(environment), name=environment, max_episodes=max_episodes, idle_seconds=idle_seconds
+        )
+        service.serve(served, host, port, lambda address: typer.echo(f"serving {environment} at {address}"))
 
 
 @contextmanager

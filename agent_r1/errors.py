@@ -7,6 +7,9 @@
     |-- MissingExtraError (ImportError)    an optional dependency; the message has the pip line
     |-- CheckpointError (RuntimeError)     a checkpoint that cannot be read or does not fit
     |-- EngineError (RuntimeError)         an engine that cannot answer
+    |-- EnvTimeoutError (TimeoutError)     an environment that took too long
+    |-- EnvServerError (ConnectionError)   an environment server that cannot be reached or does not answer as it should
+    |   `-- EpisodeLostError               it does not know the episode: it was restarted, or closed an idle episode
     |-- DivergenceError (ArithmeticError)  too many non-finite updates in a row
     |-- RolloutsFailingError (RuntimeError) every rollout of a batch failed
     `-- EpisodeError (RuntimeError)        one rollout broke; carries its StopReason and traceback
@@ -20,6 +23,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.util import find_spec
 
 from agent_r1.types import StopReason
 
@@ -47,12 +51,30 @@ class MissingExtraError(AgentR1Error, ImportError):
         super().__init__(f"{purpose} needs the package '{package}': pip install 'agent-r1[{extra}]'")
 
 
+def require_installed(module: str, package: str, extra: str, purpose: str) -> None:
+    """Raise `MissingExtraError` when a module of an optional dependency is not there; it is not imported yet."""
+    if find_spec(module) is None:
+        raise MissingExtraError(package, extra, purpose)
+
+
 class CheckpointError(AgentR1Error, RuntimeError):
     """A checkpoint cannot be used."""
 
 
 class EngineError(AgentR1Error, RuntimeError):
     """The engine cannot answer."""
+
+
+class EnvTimeoutError(AgentR1Error, TimeoutError):
+    """An environment took too long."""
+
+
+class EnvServerError(AgentR1Error, ConnectionError):
+    """An environment server cannot be used."""
+
+
+class EpisodeLostError(EnvServerError):
+    """The server does not know the episode; only a fresh environment helps."""
 
 
 class DivergenceError(AgentR1Error, ArithmeticError):

@@ -5,15 +5,19 @@
 
 `module:attribute` is looked up first in the recipe folder that was opened with `recipe_folder(...)`, then among
 installed modules, so a user's recipe works like ours and two recipes may each have a `reward_fn.py`.
+
+`{name: clip, clip_low: 0.2}` in a configuration is the thing of that name with its arguments (`bind_part`).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -24,6 +28,7 @@ from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 
 T = TypeVar("T")
 
+_RECIPE_PACKAGE = "agent_r1_recipe_"
 _recipe_folder: ContextVar[Path | None] = ContextVar("recipe_folder", default=None)
 
 
@@ -110,12 +115,23 @@ def load_module(name: str) -> ModuleType:
 
 def _load_file(folder: Path, name: str, file: Path) -> ModuleType:
     """Load a recipe's file under a package name of its own, so that relative imports work and recipes never collide."""
-    package = "agent_r1_recipe_" + hashlib.sha1(str(folder).encode()).hexdigest()[:10]
+    return importlib.import_module(f"{open_recipe_package(folder)}.{name}")
+
+
+def open_recipe_package(folder: Path) -> str:
+    """Make the files of a recipe folder importable; gives the name of the package they are in."""
+    package = _RECIPE_PACKAGE + hashlib.sha1(str(folder).encode()).hexdigest()[:10]
     if package not in sys.modules:
         root = ModuleType(package)
         root.__path__ = [str(folder)]
         sys.modules[package] = root
-    return importlib.import_module(f"{package}.{name}")
+    return package
+
+
+def recipe_folder_of(module_name: str) -> Path | None:
+    """The recipe folder a loaded module is a file of; None for installed modules."""
+    package = module_name.partition(".")[0]
+    return Path(sys.modules[package].__path__[0]) if package.startswith(_RECIPE_PACKAGE) else None
 
 
 def load_object(reference: str, *, kind: str) -> Any:
@@ -145,3 +161,33 @@ def load_object(reference: str, *, kind: str) -> Any:
 
 def _is_same_module(missing: str, wanted: str) -> bool:
     return missing == wanted or missing.endswith("." + wanted) or wanted.startswith(missing + ".")
+
+
+def bind_part(registry: Registry[Any], key: str, part: Mapping[str, Any]) -> Callable[..., Any]:
+    """The registered callable that `part` names, with the rest of `part` as keyword arguments.
+
+    Arguments it does not take are refused, with the nearest one it does.
+    """
+    arguments = dict(part)
+    name = arguments.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"'{key}' needs a name, found {dict(part)}; known: {', '.join(registry.names())}")
+    target = registry.get(name)
+    accepted = _keyword_arguments(target)
+    unknown = [argument for argument in arguments if accepted is not None and argument not in accepted]
+    if unknown:
+        raise ConfigError(
+            f"{registry.kind} '{name}' takes no argument '{unknown[0]}' (key '{key}.{unknown[0]}'). "
+            f"{did_you_mean(unknown[0], accepted or ())} To drop it: '~{key}.{unknown[0]}'"
+        )
+    return functools.partial(target, **arguments)
+
+
+def _keyword_arguments(target: Any) -> set[str] | None:
+    """Names it takes as keywords; None when it takes any. What it takes as data stands first and is not counted."""
+    parameters = list(inspect.signature(target).parameters.values())
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    if inspect.isclass(target):
+        return {parameter.name for parameter in parameters}
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}

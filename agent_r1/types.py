@@ -147,6 +147,8 @@ class Action:
     """Well-formed calls, in order."""
     parse_error: str | None = None
     """What was wrong with the action's form, in words the model can use; None when it was well formed."""
+    repairs: tuple[str, ...] = ()
+    """One entry for each call that was not quite well formed and was mended, such as `call 1: trailing comma`."""
 
     def as_message(self) -> Message:
         """The assistant message this action is in a chat history.
@@ -172,11 +174,13 @@ class StepResult:
     """What `AgentEnv.step` returns. A plain `(observation, reward, done, info)` tuple is accepted too."""
 
     observation: Observation | None
-    """The next model input; may be None only when `done`."""
+    """The next model input; may be None only when the episode is over."""
     reward: float = 0.0
     """The process reward of this step. It stays on this step."""
     done: bool = False
     """The episode terminated: there is no future after this step."""
+    truncated: bool = False
+    """The environment cuts the episode here although it could go on, at a limit of its own; `done` counts more."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Notes for the recorder; numbers under `metrics` are summed over the episode and averaged over episodes."""
 

@@ -164,12 +164,13 @@ def make_learner(
     aggregation: str = "trajectory-mean-token-mean",
     **numbers: Any,
 ) -> Learner:
+    shared_weight = 0.1 if isinstance(critic, SharedCritic) else None
     config = AlgorithmConfig(
         estimator=dict(estimator),
         loss=loss or {"name": "clip"},
         aggregation={"name": aggregation},
         kl=kl or KLConfig(),
-        critic=critic_settings or CriticConfig(enabled=critic is not None),
+        critic=critic_settings or CriticConfig(enabled=critic is not None, shared_weight=shared_weight),
         **numbers,
     )
     models = Models(

@@ -388,7 +388,7 @@ def test_several_calls_are_found_in_order_with_ids_and_the_text_around_them() ->
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('<tool_call>{"name": "a", }</tool_call>', "Tool call 1 is malformed: not valid JSON"),
+        ('<tool_call>{"name": a}</tool_call>', "Tool call 1 is malformed: not valid JSON"),
         ('<tool_call>{"name": "a"}', "Tool call 1 is malformed: </tool_call> is missing"),
         ('{"name": "a"}</tool_call>', "</tool_call> without <tool_call>"),
         ('<tool_call>{"arguments": {}}</tool_call>', '"name" must be the name of a tool'),

@@ -140,7 +140,7 @@ def test_a_shared_trunks_gradient_is_the_policys_plus_the_weighted_value_loss(
         policy,
         estimator=estimator,
         critic=critic,
-        critic_settings=CriticConfig(enabled=True, shared=True, shared_weight=shared_weight),
+        critic_settings=CriticConfig(enabled=True, shared_weight=shared_weight),
         aggregation="token-mean",
     )
     of_policy, of_values, of_head = separate_gradients(
@@ -165,7 +165,7 @@ def test_micro_batches_do_not_change_the_gradient_of_a_shared_trunk(
             own,
             estimator=estimator,
             critic=make_shared_critic(own),
-            critic_settings=CriticConfig(enabled=True, shared=True),
+            critic_settings=CriticConfig(enabled=True, shared_weight=0.1),
             micro_batch_tokens=budget,
         )
         metrics.append(learner.learn(experience, step=0))
@@ -179,7 +179,7 @@ def test_only_the_head_of_a_shared_critic_is_its_own(policy: LlamaForCausalLM) -
     critic = SharedCritic(policy)
     assert set(critic.state_dict()) == {"head.weight", "head.bias"}
     learner = make_learner(
-        policy, estimator=TOKEN_GAE, critic=critic, critic_settings=CriticConfig(enabled=True, shared=True)
+        policy, estimator=TOKEN_GAE, critic=critic, critic_settings=CriticConfig(enabled=True, shared_weight=0.1)
     )
     assert learner.critic_optimizer is not None
     (of_critic,) = learner.critic_optimizer.param_groups
@@ -213,7 +213,7 @@ def test_a_shared_weight_of_0_keeps_the_value_loss_out_of_the_trunk_but_the_head
     critic = make_shared_critic(policy)
     before = weights_of(critic)
     experience = experience_of(*random_group(policy, 3, [1.0, 0.0]))
-    settings = CriticConfig(enabled=True, shared=True, shared_weight=0.0)
+    settings = CriticConfig(enabled=True, shared_weight=0.0)
     learner = make_learner(policy, estimator=TOKEN_GAE, critic=critic, critic_settings=settings)
     learner.learn(experience, step=0)
     assert not same_weights(critic, before)
@@ -228,7 +228,8 @@ def test_in_the_warm_up_only_the_critic_learns(
 ) -> None:
     critic = make(policy)
     experience = experience_of(*random_batch(policy))
-    settings = CriticConfig(enabled=True, warmup_steps=2, shared=isinstance(critic, SharedCritic))
+    shared_weight = 0.1 if isinstance(critic, SharedCritic) else None
+    settings = CriticConfig(enabled=True, warmup_steps=2, shared_weight=shared_weight)
     learner = make_learner(
         policy,
         estimator=TOKEN_GAE,
@@ -254,7 +255,8 @@ def test_in_the_warm_up_only_the_critic_learns(
 
 @pytest.mark.parametrize("kind", [Critic, SharedCritic])
 def test_a_warm_up_makes_the_values_better(policy: LlamaForCausalLM, kind: type[AnyCritic]) -> None:
-    settings = CriticConfig(enabled=True, warmup_steps=9, learning_rate=1e-2, shared=kind is SharedCritic)
+    shared_weight = 0.1 if kind is SharedCritic else None
+    settings = CriticConfig(enabled=True, warmup_steps=9, learning_rate=1e-2, shared_weight=shared_weight)
     learner = make_learner(
         policy, estimator={**TOKEN_GAE, "lam": 1.0}, critic=kind(policy), critic_settings=settings, epochs=3
     )
@@ -484,8 +486,8 @@ def test_a_ground_truth_that_is_a_number_is_read_as_text(policy: LlamaForCausalL
 
 
 def test_a_trunk_that_is_shared_cannot_read_what_the_policy_must_not() -> None:
-    settings = CriticConfig(enabled=True, shared=True, privileged="ground_truth")
-    with pytest.raises(ConfigError, match=r"critic\.shared=true and algorithm\.critic\.privileged exclude each other"):
+    settings = CriticConfig(enabled=True, shared_weight=0.1, privileged="ground_truth")
+    with pytest.raises(ConfigError, match=r"critic\.shared_weight and algorithm\.critic\.privileged exclude"):
         bind_algorithm(AlgorithmConfig(estimator=dict(TOKEN_GAE), critic=settings))
 
 

@@ -215,6 +215,13 @@ def test_malformed_action_is_told_what_was_wrong_and_the_episode_goes_on() -> No
     assert last.reward == 0.25
 
 
+def test_mended_calls_are_counted(renderer: ChatRenderer) -> None:
+    engine = script(renderer, '<tool_call>{"name": "look_up", "arguments": {"item": "pear",}}</tool_call>', "21")
+    episode = run_loop(renderer, engine, ToolEnv([LOOK_UP]))
+    assert episode.steps[0].action.repairs == ("call 1: trailing comma",)
+    assert episode.metrics["tool/repaired_calls"] == 1.0
+
+
 def test_action_without_a_call_ends_the_episode() -> None:
     [result] = act_on(ToolEnv([LOOK_UP]), Action(text="21", content="21"))
     assert (result.done, result.reward, result.observation) == (True, 0.0, None)
@@ -307,7 +314,7 @@ def test_observation_of_a_step_is_what_the_environment_showed(renderer: ChatRend
 
 
 def test_malformed_call_of_the_model_is_a_step_and_the_episode_goes_on(renderer: ChatRenderer) -> None:
-    engine = script(renderer, '<tool_call>{"name": "look_up", }</tool_call>', "21")
+    engine = script(renderer, '<tool_call>{"name": look_up}</tool_call>', "21")
     episode = run_loop(renderer, engine, ToolEnv([LOOK_UP]))
     assert episode.stop_reason is StopReason.DONE
     assert episode.steps[0].action.parse_error is not None

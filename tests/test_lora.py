@@ -253,7 +253,7 @@ def test_a_run_makes_one_reference_and_a_critic_for_a_policy_with_adapters(
     tmp_path: Path, model_folder: Path, shared: bool
 ) -> None:
     recipe, *overrides = tiny_overrides(tmp_path, model_folder, "algorithm=ppo", "model.lora.rank=2")
-    overrides += ["algorithm.kl.coefficient=0.1", f"algorithm.critic.shared={shared}"]
+    overrides += ["algorithm.kl.coefficient=0.1", f"algorithm.critic.shared_weight={0.1 if shared else 'null'}"]
     with recipe_folder(Path(recipe)):
         plan = make_plan(load_config(recipe, overrides))
         parts = _load_parts(plan, check_model(plan))

@@ -24,6 +24,7 @@ from agent_r1.config.schema import CriticConfig, KLConfig
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import ConfigError
 from agent_r1.rollout import Rollout
+from agent_r1.tools import ToolRunner
 from agent_r1.training.algorithm import bind_algorithm
 from agent_r1.training.learner import Learner
 from agent_r1.training.run import _models, _Parts
@@ -338,7 +339,9 @@ def test_a_preset_has_the_models_it_asks_for_and_no_others(policy: LlamaForCausa
     settings = yaml.safe_load((PRESET_FOLDER / f"{preset}.yaml").read_text())
     kl, critic = KLConfig(**settings.get("kl", {})), CriticConfig(**settings.get("critic", {}))
     config = Config(algorithm=AlgorithmConfig(kl=kl, critic=critic))
-    parts = _Parts(policy=policy, engine=cast(LocalEngine, None), rollout=cast(Rollout, None), device=CPU)
+    parts = _Parts(
+        policy=policy, engine=cast(LocalEngine, None), rollout=cast(Rollout, None), tools=ToolRunner(), device=CPU
+    )
     models = _models(config, parts)
     with_reference = preset in ("rloo", "reinforce_pp")
     assert (kl.coefficient > 0) == with_reference
@@ -430,6 +433,7 @@ REFUSED = {
     "algorithm.kl.target=0.0": "between 1e-12 and inf",
     "algorithm.kl.horizon=0.0": "more than 0",
     "algorithm.process.bound=-1.0": "between 0 and inf",
+    "optimizer.betas=[0.9]": "two numbers",
 }
 
 
@@ -463,7 +467,12 @@ def test_all_settings_that_cannot_be_used_are_named_in_one_error_and_no_model_is
         (["algorithm.kl.estimator=k4"], "unknown KL estimator 'k4'"),
         (["algorithm.off_policy.name=tokn"], "Did you mean 'token'"),
         (["algorithm.old_logprobs=rollout", "algorithm.off_policy.name=token"], "algorithm.old_logprobs=rollout"),
-        (["algorithm.critic.shared=true", "algorithm.critic.privileged=observation"], "exclude each other"),
+        (["algorithm.critic.shared_weight=0.1", "algorithm.critic.privileged=observation"], "exclude each other"),
+        (["algorithm=grpo", "algorithm.critic.shared_weight=0.0"], "algorithm.critic.shared_weight is set, but this"),
+        (
+            ["optimizer.betas=[0.9, 1.0]"],
+            "optimizer.betas=[0.9, 1.0] must be two numbers",
+        ),
         (["algorithm=grpo", "algorithm.critic.warmup_steps=2"], "algorithm.critic.warmup_steps is set, but this"),
         (["algorithm=grpo", "algorithm.critic.privileged=ground_truth"], "has no critic"),
         (["algorithm.kl.target=0.1"], "start it above 0 with algorithm.kl.coefficient"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -588,6 +589,7 @@ def test_every_field_of_a_trajectory_reads_back(tmp_path: Path) -> None:
         content="c",
         token_ids=(4, 5),
         tool_calls=(ToolCall(name="price", arguments={"item": "ü"}, call_id="call_0"),),
+        repairs=("call 1: trailing comma",),
     )
     observation = Observation(messages=({"role": "user", "content": "hi"},), tools=({"type": "function"},))
     step = step_of(
@@ -615,6 +617,24 @@ def test_every_field_of_a_trajectory_reads_back(tmp_path: Path) -> None:
     )
     failed = trajectory_of(3, stop_reason=StopReason.ENV_ERROR, error="Traceback ...\n  stuck")
     assert round_trip(tmp_path, trajectory, failed) == [trajectory, failed]
+
+
+def test_trajectories_recorded_without_repairs_read_as_having_none(tmp_path: Path) -> None:
+    trajectory = trajectory_of(0, step_of((1, 2), (3,)))
+    round_trip(tmp_path, trajectory)
+    line = json.loads((tmp_path / "0.jsonl").read_text())
+    for entry in line["steps"]:
+        del entry["repairs"]
+    (tmp_path / "0.jsonl").write_text(json.dumps(line) + "\n")
+    assert list(read_trajectories(tmp_path / "0.jsonl")) == [trajectory]
+
+
+def test_images_are_mentioned_and_not_written_out(tmp_path: Path) -> None:
+    parts = [{"type": "image", "image": b"\x89PNG" * 1000}, {"type": "text", "text": "a map"}]
+    seen = Observation(messages=({"role": "tool", "content": parts},))
+    [read] = round_trip(tmp_path, trajectory_of(0, step_of((1, 2), (3,), observation=seen)))
+    shown = [{"type": "image", "image": "<4,000 bytes>"}, {"type": "text", "text": "a map"}]
+    assert read.steps[0].observation.messages == ({"role": "tool", "content": shown},)
 
 
 def test_members_of_a_group_are_not_merged(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1.envs import ToolEnv
 from agent_r1.errors import ConfigError, UnknownNameError
 from agent_r1.tools import (
     BaseTool,
@@ -26,7 +27,7 @@ from agent_r1.tools import (
     tool,
 )
 from agent_r1.tools.calculator import evaluate, format_number
-from agent_r1.types import Task, ToolCall
+from agent_r1.types import Action, Task, ToolCall
 
 CONTEXT = ToolContext(task=Task(task_id="t", prompt=(), env_kwargs={"stock": {"tea": 4}}))
 
@@ -216,6 +217,51 @@ def test_registered_class_is_made_when_asked_for() -> None:
     assert execute(found, text="hi") == (ToolResponse(text="hi"), 0.25, {"task": "t"})
 
 
+class Remembering(BaseTool):
+    """Keeps in itself what it was asked before, as its author expects of a tool that an episode has for itself."""
+
+    name = "remembering"
+    tool_schema: Mapping[str, Any] = {"type": "function", "function": {"name": "remembering"}}
+
+    def __init__(self, first: str = "") -> None:
+        self.seen = [first]
+
+    async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
+        self.seen.append(str(args["text"]))
+        return ToolResponse(text=" ".join(self.seen)), None, {}
+
+
+class RememberingBatches(Remembering):
+    async def batch_execute(
+        self, list_of_args: Sequence[Mapping[str, Any]], contexts: Sequence[ToolContext]
+    ) -> Sequence[ToolResult | Exception]:
+        raise NotImplementedError
+
+
+def test_what_a_tool_keeps_in_itself_does_not_reach_the_next_episode() -> None:
+    answers = []
+    for text in ("one", "two"):
+        env = ToolEnv([{"name": "tests.test_tools:Remembering", "first": "zero"}])
+        answers.append(asyncio.run(_answer_in(env, text)))
+    again = asyncio.run(_answer_in(env, "three"))  # the same environment, reset
+    assert [*answers, again] == ["zero one", "zero two", "zero three"]
+
+
+async def _answer_in(env: ToolEnv, text: str) -> str:
+    await env.reset(CONTEXT.task)
+    call = ToolCall(name="remembering", arguments={"text": text})
+    result = await env.step(Action(text="", tool_calls=(call,)))
+    assert result.observation is not None
+    assert result.observation.messages is not None
+    return str(result.observation.messages[-1]["content"])
+
+
+def test_a_tool_that_batches_is_one_object_for_all_episodes_with_the_same_arguments() -> None:
+    name = "tests.test_tools:RememberingBatches"
+    assert BaseTool.get(name, first="a") is BaseTool.get(name, first="a")
+    assert BaseTool.get(name, first="a") is not BaseTool.get(name, first="b")
+
+
 def test_unknown_tool_in_a_configuration_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'calculate'"):
         BaseTool.get("calculat")
@@ -399,6 +445,14 @@ def test_sums_of_money_keep_their_cents(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("expression", "value"),
+    [("(" * 99 + "1" + ")" * 99, 1), ("-" * 199 + "1", -1), ("1+" * 99 + "1", 100), ("0" * 200, 0)],
+)
+def test_calculator_works_out_whatever_fits_its_length(expression: str, value: float) -> None:
+    assert evaluate(expression) == value
+
+
+@pytest.mark.parametrize(
     ("expression", "message"),
     [
         ("(1).real", "only numbers"),
@@ -427,6 +481,11 @@ def test_sums_of_money_keep_their_cents(value: float, text: str) -> None:
         ("1; 2", "not an arithmetic expression"),
         ("1 \x00", "not an arithmetic expression"),
         ("(" * 199, "not an arithmetic expression"),
+        ("nan", "only numbers"),
+        ("1e999 - 1e999", "too large"),
+        ("0x" + "f" * 198, "too large"),
+        ("2 ** -1", "only numbers"),
+        ("\ud800", "not an arithmetic expression"),
     ],
 )
 def test_calculator_refuses(expression: str, message: str) -> None:

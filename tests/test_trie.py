@@ -313,7 +313,7 @@ def test_the_gradient_of_a_trie_equals_that_of_padded_rows(
         if kind == "critic":
             options |= {"estimator": {"name": "token_gae"}, "critic": make_critic(own)}
         elif kind == "shared critic":
-            settings_ = CriticConfig(enabled=True, shared=True)
+            settings_ = CriticConfig(enabled=True, shared_weight=0.1)
             options |= {"estimator": {"name": "step_gae"}, "critic": make_shared_critic(own)}
             options |= {"critic_settings": settings_}
         elif kind == "entropy and KL":

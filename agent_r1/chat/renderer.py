@@ -9,6 +9,8 @@ so sampled ids are never decoded and encoded again. The delta comes from renderi
 place of the sampled turn and keeping what the template writes after the marker; that keeps every separator the template
 puts between turns. When the template would have written the earlier turns differently (some drop earlier thinking), the
 bridge notices and the prompt is rendered afresh instead.
+
+A chat template that never mentions tools is shown a conversation without any (see `toolless`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from agent_r1.chat.formats import ToolFormat, tool_formats
+from agent_r1.chat.toolless import knows_tools, without_tools
 from agent_r1.errors import ConfigError
 from agent_r1.types import Action, Message, Observation, TokenIds
 
@@ -78,8 +81,10 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.format: ToolFormat = tool_formats.get(tool_format)()
         self._known_ids = lru_cache(maxsize=512)(self._encode)
+        self._shows_tools = knows_tools(tokenizer.chat_template)
         eos = tokenizer.eos_token_id
-        self.stop_ids: TokenIds = tuple(dict.fromkeys([*([] if eos is None else [int(eos)]), *stop_ids]))
+        known = [*([] if eos is None else [int(eos)]), *stop_ids, *self._single_ids(self.format.stop_tokens)]
+        self.stop_ids: TokenIds = tuple(dict.fromkeys(known))
         if not self.stop_ids:
             raise ConfigError("the model's tokenizer has no end-of-turn token; set eos_token in tokenizer_config.json")
 
@@ -115,6 +120,7 @@ class ChatRenderer:
             token_ids=ids,
             tool_calls=parsed.tool_calls,
             parse_error=parsed.parse_error,
+            repairs=parsed.repairs,
         )
 
     def encode_turn(self, prompt: Prompt, message: Message) -> TokenIds:
@@ -172,13 +178,25 @@ class ChatRenderer:
     def _template(
         self, messages: Sequence[Message], observation: Observation, *, add_generation_prompt: bool = True
     ) -> str:
+        tools = observation.tools
+        if tools and not self._shows_tools:
+            messages, tools = without_tools(messages, tools, self.format), ()
         rendered: str = self.tokenizer.apply_chat_template(
             [dict(message) for message in messages],
-            tools=[dict(schema) for schema in observation.tools] or None,
+            tools=[dict(schema) for schema in tools] or None,
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
         )
         return rendered
+
+    def _single_ids(self, tokens: Sequence[str]) -> list[int]:
+        """The ids of those `tokens` that the vocabulary holds whole."""
+        encoded = [(token, self.encode(token)) for token in tokens]
+        return [
+            ids[0]
+            for token, ids in encoded
+            if len(ids) == 1 and str(self.tokenizer.decode(list(ids), skip_special_tokens=False)).strip() == token
+        ]
 
     def encode(self, text: str) -> TokenIds:
         """The ids of plain text, nothing added. Members of a group ask for the same prompt: it is tokenised once."""

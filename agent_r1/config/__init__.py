@@ -1,8 +1,8 @@
 """Configuration: dataclasses as the schema, composed with Hydra."""
 
 from agent_r1.config.compose import from_yaml, known_keys, load_config, to_yaml
-from agent_r1.config.parts import bind_part
 from agent_r1.config.schema import AlgorithmConfig, Config, OptimizerConfig
+from agent_r1.registry import bind_part
 
 __all__ = [
     "AlgorithmConfig",

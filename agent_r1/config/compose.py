@@ -23,6 +23,10 @@ OPEN_KEYS = ("env", "algorithm.estimator", "algorithm.loss", "algorithm.aggregat
 """Keys whose arguments are checked against a signature rather than the schema. On the command line `key=name` names the
 part and drops the arguments of the one it replaces."""
 
+_NAMED_KEYS = ("tools",)
+"""Keys that hold a section for each name the user chooses: `tools.search.timeout=5`. What the sections hold is checked
+by those who use it."""
+
 _PACKAGE_FOLDER = Path(__file__).parent
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)
 
@@ -119,7 +123,7 @@ def _opened(overrides: Sequence[str]) -> list[str]:
         if _replaced_part(override) is not None:
             result.append(f"++{key}.name={match['value']}")
             continue
-        is_open = any(key == name or key.startswith(f"{name}.") for name in OPEN_KEYS)
+        is_open = any(key == name or key.startswith(f"{name}.") for name in (*OPEN_KEYS, *_NAMED_KEYS))
         if not is_open and key not in keys and key not in sections:
             problems.append(f"unknown key '{key}'. {_nearest_key(key, keys)}")
         result.append(f"++{override}" if is_open and "." in key and not match["sign"] else override)

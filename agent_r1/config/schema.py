@@ -47,7 +47,7 @@ class ModelConfig:
     prepare: Optional[str] = None
     """`module:function` that makes the recipe's own `path` when it is missing; called with the configuration."""
     tool_format: str = "hermes"
-    """How the model writes tool calls."""
+    """How the model writes tool calls: hermes, qwen3_coder, llama3, mistral, harmony, retool, react or one's own."""
     dtype: str = "float32"
     """Type of the trained weights: float32 or bfloat16."""
     trust_remote_code: bool = False
@@ -78,6 +78,9 @@ class RewardConfig:
     """The outcome reward: a registered name or `module:function`."""
     process_weight: float = 1.0
     """Weight of the steps' own rewards; 0 switches them off."""
+    timeout: Optional[float] = None
+    """Seconds the outcome reward may take: it runs in a worker process, which is killed then, and the rollout fails.
+    null: it runs in this process, and one that hangs holds up the run."""
 
 
 @dataclass
@@ -154,10 +157,9 @@ class CriticConfig:
     """How far a value may move from its old one in one update; null: as far as it likes."""
     warmup_steps: int = 0
     """First training steps in which only the critic learns."""
-    shared: bool = False
-    """A value head on the policy's own trunk instead of a model of its own: no second trunk, one pass for both."""
-    shared_weight: float = 0.1
-    """Weight of the value loss in the trunk's gradient when shared."""
+    shared_weight: Optional[float] = None
+    """Set (0.1, say): a value head on the policy's own trunk, one pass for both, and the value loss has this weight in
+    the trunk's gradient. null: the critic is a model of its own."""
     privileged: Optional[str] = None
     """Text that only the critic reads. ground_truth: the row's. observation: what the environment gives as
     `Observation.privileged`."""
@@ -221,10 +223,8 @@ class OptimizerConfig:
     """Training steps over which the rate rises from 0."""
     final_fraction: float = 1.0
     """The rate falls in a straight line to this share of itself at the last step; 1: it stays."""
-    beta1: float = 0.9
-    """Decay of the mean gradient."""
-    beta2: float = 0.95
-    """Decay of the mean squared gradient."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """Decay of the mean gradient and of the mean squared gradient."""
     weight_decay: float = 0.0
     """Decoupled decay."""
     gradient_clip: float = 1.0
@@ -311,7 +311,12 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     env: dict[str, Any] = field(default_factory=lambda: {"name": "tool"})
-    """The environment and its arguments; `env.tools` lists a `ToolEnv`'s tools."""
+    """The environment and its arguments; `env.tools` lists a `ToolEnv`'s tools. `env.limits` lists limits it runs
+    within: `[{name: time, seconds: 30}]`."""
+    tools: dict[str, Any] = field(default_factory=dict)
+    """Changes to the policies of tools, by name: `tools.search.timeout=5` (the fields of `ToolPolicy`). Under
+    `mcp`, MCP servers: `tools.mcp.shop.url=...` (the arguments of `McpServer`); `mcp:shop` in `env.tools` names its
+    tools."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -1,6 +1,30 @@
-"""Environments: `AgentEnv` and `ToolEnv`."""
+"""Environments: `AgentEnv`, `ToolEnv`, adapters, limits, context policies and `check_env`."""
 
 from agent_r1.envs.base import AgentEnv, as_step_result
+from agent_r1.envs.check import Finding, check_env
+from agent_r1.envs.context import ContextPolicy, Conversation, History, context_policies, make_policy
+from agent_r1.envs.gym import GymEnv
+from agent_r1.envs.limits import ObservationLimit, StepLimit, TimeLimit, bind_limit, env_limits, within_limits
+from agent_r1.envs.remote import RemoteEnv
 from agent_r1.envs.tool_env import ToolEnv
 
-__all__ = ["AgentEnv", "ToolEnv", "as_step_result"]
+__all__ = [
+    "AgentEnv",
+    "ContextPolicy",
+    "Conversation",
+    "Finding",
+    "GymEnv",
+    "History",
+    "ObservationLimit",
+    "RemoteEnv",
+    "StepLimit",
+    "TimeLimit",
+    "ToolEnv",
+    "as_step_result",
+    "bind_limit",
+    "check_env",
+    "context_policies",
+    "env_limits",
+    "make_policy",
+    "within_limits",
+]

@@ -57,7 +57,7 @@ def as_step_result(returned: Any) -> StepResult:
     """A `StepResult` from what an environment's `step` returned.
 
     >>> as_step_result((None, 1, True, {}))
-    StepResult(observation=None, reward=1.0, done=True, info={})
+    StepResult(observation=None, reward=1.0, done=True, truncated=False, info={})
     """
     if isinstance(returned, tuple) and len(returned) == 4:
         observation, reward, done, info = returned
@@ -69,6 +69,6 @@ def as_step_result(returned: Any) -> StepResult:
         )
     if not math.isfinite(returned.reward):
         raise ValueError(f"AgentEnv.step returned the reward {returned.reward}; rewards must be finite")
-    if returned.observation is None and not returned.done:
+    if returned.observation is None and not (returned.done or returned.truncated):
         raise ConfigError("AgentEnv.step returned no observation although the episode is not done")
     return returned

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agent_r1.envs.base import AgentEnv
+from agent_r1.envs.context import ContextChoice, Conversation, make_policy
 from agent_r1.errors import ConfigError
-from agent_r1.tools import BaseTool, CallOutcome, ToolContext, run_call
-from agent_r1.types import Action, Message, Observation, StepResult, Task
+from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolResponse, run_call
+from agent_r1.types import Action, Message, Observation, StepResult, Task, ToolSchema
+
+_COUNTED_AS = {"error": "errors", "invalid": "invalid", "timeout": "timeouts"}
 
 
 @AgentEnv.register("tool")
@@ -17,59 +21,90 @@ class ToolEnv(AgentEnv):
     """Runs the calls of each action (all at once) and shows the answers; ends when an action has no call.
 
     The reward of a step is the sum of its calls' rewards. A malformed action is answered with what was wrong. A row's
-    `env_kwargs["tools"]`, when given, replaces `tools` for that row.
+    `env_kwargs["tools"]`, when given, replaces `tools` for that row. `context` says how much of its history the model
+    sees: `{name: window, turns: 4}`.
     """
 
-    def __init__(self, tools: Sequence[str | BaseTool] = ()) -> None:
+    def __init__(
+        self, tools: Sequence[str | Mapping[str, Any] | BaseTool] = (), context: ContextChoice = "append"
+    ) -> None:
         self._default_tools = tools
+        self._policy = make_policy(context)
         self._tools: dict[str, BaseTool] = {}
-        self._context: ToolContext
-        self._observation: Observation
+        self._tool_context: ToolContext
+        self._conversation: Conversation
 
     async def reset(self, task: Task) -> Observation:
         """The row's messages, with the tools' schemas."""
+        await self.close()
         self._tools = self._find_tools(task)
-        self._context = ToolContext(task=task)
-        self._observation = self._first_observation(task, self._tools)
-        return self._observation
+        self._tool_context = ToolContext(task=task)
+        self._conversation = Conversation(self._policy, task.prompt)
+        return self._observation()
 
     def preview(self, task: Task) -> Observation:
         """What `reset` shows."""
-        return self._first_observation(task, self._find_tools(task))
+        return Observation(messages=task.prompt, images=_images(task.prompt), tools=_schemas(self._find_tools(task)))
 
     def _find_tools(self, task: Task) -> dict[str, BaseTool]:
         wanted = task.env_kwargs.get("tools", self._default_tools)
-        found = [BaseTool.get(entry) if isinstance(entry, str) else entry for entry in wanted]
+        found = [tool for entry in wanted for tool in BaseTool.find(entry)]
         if not found:
             raise ConfigError(f"task '{task.task_id}' has no tools: set env.tools, or env_kwargs.tools in its row")
         return {tool.name: tool for tool in found}
 
-    def _first_observation(self, task: Task, tools: dict[str, BaseTool]) -> Observation:
-        return Observation(messages=task.prompt, tools=tuple(tool.tool_schema for tool in tools.values()))
+    def _observation(self) -> Observation:
+        messages = self._conversation.messages
+        return Observation(messages=messages, images=_images(messages), tools=_schemas(self._tools))
 
     async def step(self, action: Action) -> StepResult:
-        """Run the calls, or tell what was wrong, or end."""
+        """Run the calls, or tell what was wrong, or end; an answer to the context policy's question is neither."""
+        if self._conversation.takes(action):
+            return StepResult(observation=self._observation(), info={"metrics": {"episode/summaries": 1.0}})
         if action.parse_error is not None:
             answers: list[Message] = [{"role": "tool", "content": f"Error: {action.parse_error}"}]
             return self._continue(action, answers, 0.0, Counter({"tool/parse_errors": 1.0}))
         if not action.tool_calls:
             return StepResult(observation=None, done=True)
-        outcomes = await asyncio.gather(*(run_call(self._tools, call, self._context) for call in action.tool_calls))
+        outcomes = await asyncio.gather(
+            *(run_call(self._tools, call, self._tool_context) for call in action.tool_calls)
+        )
         answers = [
             {
                 "role": "tool",
                 "name": outcome.call.name,
                 "tool_call_id": outcome.call.call_id,
-                "content": outcome.response.text,
+                "content": _content(outcome.response),
             }
             for outcome in outcomes
         ]
-        return self._continue(action, answers, sum(o.reward for o in outcomes), _count(outcomes, self._tools))
+        metrics = _count(outcomes, self._tools)
+        if action.repairs:
+            metrics["tool/repaired_calls"] += len(action.repairs)
+        return self._continue(action, answers, sum(o.reward for o in outcomes), metrics)
+
+    async def close(self) -> None:
+        """Close every tool; one that fails does not keep the others open."""
+        tools, self._tools = self._tools, {}
+        closing = [tool.close(self._tool_context) for tool in tools.values()]
+        for error in await asyncio.gather(*closing, return_exceptions=True):
+            if error is not None:
+                raise error
 
     def _continue(self, action: Action, answers: list[Message], reward: float, metrics: Counter[str]) -> StepResult:
-        messages = (*(self._observation.messages or ()), action.as_message(), *answers)
-        self._observation = Observation(messages=messages, tools=self._observation.tools)
-        return StepResult(observation=self._observation, reward=reward, info={"metrics": dict(metrics)})
+        self._conversation.add(action.as_message(), *answers)
+        return StepResult(observation=self._observation(), reward=reward, info={"metrics": dict(metrics)})
+
+
+def _schemas(tools: dict[str, BaseTool]) -> tuple[ToolSchema, ...]:
+    return tuple(tool.tool_schema for tool in tools.values())
+
+
+def _images(messages: Sequence[Message]) -> tuple[Any, ...]:
+    """The images in messages: a context policy may have left some out."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return tuple(part["image"] for part in parts if "image" in part)
 
 
 def _count(outcomes: Sequence[CallOutcome], tools: dict[str, BaseTool]) -> Counter[str]:
@@ -80,5 +115,17 @@ def _count(outcomes: Sequence[CallOutcome], tools: dict[str, BaseTool]) -> Count
         metrics[f"tool/{name}/calls"] += 1
         metrics[f"tool/{name}/seconds"] += outcome.seconds  # type: ignore[assignment]
         if outcome.status != "ok":
-            metrics[f"tool/{name}/{'errors' if outcome.status == 'error' else 'invalid'}"] += 1
+            metrics[f"tool/{name}/{_COUNTED_AS[outcome.status]}"] += 1
+        if outcome.truncated:
+            metrics[f"tool/{name}/truncated"] += 1
+        if outcome.retries:
+            metrics[f"tool/{name}/retries"] += outcome.retries
     return metrics
+
+
+def _content(response: ToolResponse) -> str | list[dict[str, Any]]:
+    """Plain text, or with images a list of content parts, the images first."""
+    if not response.images:
+        return response.text
+    images: list[dict[str, Any]] = [{"type": "image", "image": image} for image in response.images]
+    return [*images, {"type": "text", "text": response.text}]

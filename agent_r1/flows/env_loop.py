@@ -46,7 +46,7 @@ class AgentEnvLoop(AgentFlowBase):
                 return self.episode(StopReason.DONE)
             if turn.context_cut:
                 return self._cut(StopReason.CONTEXT_FULL, turn, None)
-            if len(self.steps) == self.context.max_steps:
+            if result.truncated or len(self.steps) == self.context.max_steps:
                 return self._cut(StopReason.MAX_STEPS, turn, result)
             with boundary(StopReason.ENV_ERROR, f"the observation of {name}"):
                 prompt = self.render(_next_observation(result), after=turn)
@@ -62,8 +62,8 @@ class AgentEnvLoop(AgentFlowBase):
         """An episode that is cut here, with the state a critic should value: the next prompt when there is one and it
         fits, else the sampled turn's own end."""
         limit = self.context.engine.context_length
-        if result is not None:
-            following = self.render(_next_observation(result), after=turn)
+        if result is not None and result.observation is not None:
+            following = self.render(result.observation, after=turn)
             if len(following.token_ids) <= limit:
                 return self.episode(reason, following.token_ids, following.observation.privileged)
         end = (turn.prompt.token_ids + turn.completion.token_ids)[:limit]

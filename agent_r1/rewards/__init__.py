@@ -1,5 +1,6 @@
 """Rewards: outcome functions, process rewards and their balance, text matching."""
 
+from agent_r1.rewards.killable import Workers, in_workers
 from agent_r1.rewards.matching import last_number, normalise_text
 from agent_r1.rewards.outcome import RewardFunction, RewardValue, Score, reward_functions, score_episode
 from agent_r1.rewards.process import NORMALISATIONS, ProcessBalance
@@ -13,6 +14,8 @@ __all__ = [
     "RewardValue",
     "Score",
     "ShapedRewards",
+    "Workers",
+    "in_workers",
     "last_number",
     "normalise_text",
     "overlong_penalty",

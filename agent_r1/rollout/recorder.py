@@ -29,12 +29,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int) -> None:
     """Write all trajectories of a batch to one file."""
-    lines = [
-        json.dumps({"policy_step": policy_step, "prompt": list(group.task.prompt), **_as_json(trajectory)}, default=str)
+    entries = [
+        {"policy_step": policy_step, "prompt": list(group.task.prompt), **_as_json(trajectory)}
         for group in groups
         for trajectory in (*group, *filter(None, [group.greedy]))
     ]
-    write_atomically(path, "".join(line + "\n" for line in lines))
+    write_atomically(path, "".join(json.dumps(entry, default=_in_words) + "\n" for entry in entries))
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
@@ -70,6 +70,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
                     for call in step.action.tool_calls
                 ],
                 "parse_error": step.action.parse_error,
+                "repairs": step.action.repairs,
                 "action_ids": step.action_ids,
                 "rollout_logprobs": [round(value, 6) for value in step.rollout_logprobs],
                 "reward": step.reward,
@@ -98,6 +99,11 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
         "metrics": dict(trajectory.metrics),
         "steps": steps,
     }
+
+
+def _in_words(value: Any) -> str:
+    """What JSON does not know. An image that a message holds is not written out."""
+    return f"<{len(value):,} bytes>" if isinstance(value, bytes) else str(value)
 
 
 def _common(left: Sequence[Any], right: Sequence[Any]) -> int:
@@ -136,6 +142,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
                     token_ids=action_ids,
                     tool_calls=calls,
                     parse_error=entry["parse_error"],
+                    repairs=tuple(entry.get("repairs", ())),
                 ),
                 action_ids=action_ids,
                 rollout_logprobs=tuple(entry["rollout_logprobs"]),

@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines.base import Engine
-from agent_r1.envs import AgentEnv
+from agent_r1.envs import AgentEnv, within_limits
 from agent_r1.errors import EpisodeError, RolloutsFailingError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext
 from agent_r1.rewards import RewardFunction, Score, score_episode
@@ -244,8 +244,12 @@ def refuse_total_failure(groups: Sequence[Group]) -> None:
 
 
 def choose_env(task: Task, default_name: str, default_args: dict[str, object]) -> AgentEnv:
-    """The environment of a task: its own `env_kwargs["env"]`, else the configured one."""
+    """The environment of a task: its own `env_kwargs["env"]`, else the configured one, inside the configured limits."""
+    arguments = dict(default_args)
+    limits: Any = arguments.pop("limits", ())
     own = task.env_kwargs.get("env")
     if own is None or own == default_name:
-        return AgentEnv.registry.get(default_name)(**default_args)
-    return AgentEnv.registry.get(str(own))()
+        env = AgentEnv.registry.get(default_name)(**arguments)
+    else:
+        env = AgentEnv.registry.get(str(own))()
+    return within_limits(env, limits)

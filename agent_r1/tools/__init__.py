@@ -1,19 +1,43 @@
-"""Tools: `BaseTool`, `@tool`, and the built-in ones."""
+"""Tools: `BaseTool`, `@tool`, the runner of their calls, and the built-in ones."""
 
-from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult
+from agent_r1.tools.base import (
+    BaseTool,
+    ToolContext,
+    ToolInputError,
+    ToolResponse,
+    ToolResult,
+    ToolTimeoutError,
+    ToolUnavailableError,
+)
 from agent_r1.tools.calculator import calculate
 from agent_r1.tools.function import FunctionTool, tool
-from agent_r1.tools.runner import CallOutcome, run_call
+from agent_r1.tools.mcp import McpServer
+from agent_r1.tools.policy import ToolPolicy
+from agent_r1.tools.python import PythonTool
+from agent_r1.tools.runner import CallOutcome, ToolRunner, check_process_tool, run_call, tool_runner
+from agent_r1.tools.sandbox import Sandbox, SandboxLimits
+from agent_r1.tools.search import SearchTool
 
 __all__ = [
     "BaseTool",
     "CallOutcome",
     "FunctionTool",
+    "McpServer",
+    "PythonTool",
+    "Sandbox",
+    "SandboxLimits",
+    "SearchTool",
     "ToolContext",
     "ToolInputError",
+    "ToolPolicy",
     "ToolResponse",
     "ToolResult",
+    "ToolRunner",
+    "ToolTimeoutError",
+    "ToolUnavailableError",
     "calculate",
+    "check_process_tool",
     "run_call",
     "tool",
+    "tool_runner",
 ]

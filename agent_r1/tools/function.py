@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import json
 import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from agent_r1.errors import ConfigError
-from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult
+from agent_r1.tools.answers import as_result
+from agent_r1.tools.base import BaseTool, ToolContext, ToolResult, checked_arguments
+from agent_r1.tools.policy import ToolPolicy
+from agent_r1.tools.threads import call_off_loop
 
 _ARGS_SECTION = re.compile(
     r"\n\s*(?:Args|Arguments|Parameters):\s*\n(.*?)(?=\n\s*(?:Returns|Raises|Yields|Example)|\Z)", re.S
@@ -22,11 +23,13 @@ _ARG_LINE = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
 
 
 class FunctionTool(BaseTool):
-    """A function as a tool. Sync functions run in a thread; async ones on the event loop."""
+    """A function as a tool. Async functions run on the event loop and must not block it; sync ones run in a thread,
+    which is left behind when it is still busy at the timeout, or with `process=True` in a process, which is killed."""
 
-    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+    def __init__(self, function: Callable[..., Any], name: str | None = None, policy: ToolPolicy | None = None) -> None:
         self.function = function
         self.name = name or function.__name__
+        self.policy = policy or ToolPolicy()
         self._arguments, self._context_parameter = _arguments_model(function, self.name)
         self.tool_schema = _schema(function, self.name, self._arguments)
 
@@ -34,30 +37,40 @@ class FunctionTool(BaseTool):
         """The function itself, so that it can be tested and reused as one."""
         return self.function(*args, **kwargs)
 
+    def check(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments as they were given, when they fit the function's parameters."""
+        self._values(args)
+        return args
+
     async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
         """Check the arguments, run the function, turn what it returned into a tool result."""
-        try:
-            checked = self._arguments.model_validate(dict(args))
-        except ValidationError as error:
-            raise ToolInputError(_explain(error, self.name)) from None
-        values = {str(field.alias): getattr(checked, name) for name, field in type(checked).model_fields.items()}
+        return as_result(await call_off_loop(self.function, **self._filled(args, kwargs.get("context"))))
+
+    def execute_here(self, args: Mapping[str, Any], context: ToolContext) -> Any:
+        """What the function returns when it is called in this very thread: in a worker process nobody is held up."""
+        return self.function(**self._filled(args, context))
+
+    def _filled(self, args: Mapping[str, Any], context: ToolContext | None) -> dict[str, Any]:
+        values = self._values(args)
         if self._context_parameter is not None:
-            values[self._context_parameter] = kwargs["context"]
-        if inspect.iscoroutinefunction(self.function):
-            returned = await self.function(**values)
-        else:
-            returned = await asyncio.to_thread(_without_stop_iteration, self.function, values)
-        return _as_result(returned)
+            values[self._context_parameter] = context
+        return values
+
+    def _values(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        checked = checked_arguments(self._arguments, args, self.name)
+        return {str(field.alias): getattr(checked, name) for name, field in type(checked).model_fields.items()}
 
 
 @overload
 def tool(function: Callable[..., Any], /) -> FunctionTool: ...
 @overload
-def tool(*, name: str | None = None) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(*, name: str | None = None, **limits: Any) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 def tool(
-    function: Callable[..., Any] | None = None, /, *, name: str | None = None
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None, **limits: Any
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
     """Make a tool of a typed function and register it under its name.
+
+    `limits` are the fields of `ToolPolicy`: `@tool(timeout=5, process=True)`.
 
     The first paragraph of the docstring describes the tool, its `Args:` section the parameters. The function returns
     the answer (text, or anything JSON can hold), or `(answer, reward)`, or `(answer, reward, info)`.
@@ -71,7 +84,7 @@ def tool(
     """
 
     def make(target: Callable[..., Any]) -> FunctionTool:
-        made = FunctionTool(target, name)
+        made = FunctionTool(target, name, ToolPolicy().changed(name or target.__name__, limits))
         BaseTool.registry.add(made.name, made)
         return made
 
@@ -99,14 +112,6 @@ def _arguments_model(function: Callable[..., Any], name: str) -> tuple[type[Base
         fields[f"argument_{parameter.name}"] = (hint, field)
     model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
     return model, context_parameter
-
-
-def _without_stop_iteration(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """Call it; a `StopIteration` would never reach the awaiting side of a thread's future."""
-    try:
-        return function(**values)
-    except StopIteration as error:
-        raise RuntimeError("StopIteration") from error
 
 
 def _described_arguments(function: Callable[..., Any]) -> dict[str, str]:
@@ -145,24 +150,3 @@ def _without_titles(schema: Any, *, names_are_data: bool = False) -> Any:
             if names_are_data or key != "title"
         }
     return [_without_titles(item) for item in schema] if isinstance(schema, list) else schema
-
-
-def _explain(error: ValidationError, name: str) -> str:
-    """Pydantic's findings as one sentence for the model."""
-    problems = [
-        f"{'.'.join(str(part) for part in item['loc']) or 'arguments'}: {item['msg']}" for item in error.errors()
-    ]
-    return f"wrong arguments for {name}: {'; '.join(problems)}"
-
-
-def _as_result(returned: Any) -> ToolResult:
-    reward: float | None = None
-    info: Mapping[str, Any] = {}
-    if isinstance(returned, tuple) and len(returned) in (2, 3):
-        returned, reward, *rest = returned
-        info = rest[0] if rest else {}
-        reward = None if reward is None else float(reward)
-    if isinstance(returned, ToolResponse):
-        return returned, reward, info
-    text = returned if isinstance(returned, str) else json.dumps(returned, ensure_ascii=False, default=str)
-    return ToolResponse(text=text), reward, info

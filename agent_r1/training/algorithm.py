@@ -89,17 +89,21 @@ def bind_algorithm(config: AlgorithmConfig) -> Algorithm:
 def _refuse_contradictions(config: AlgorithmConfig) -> None:
     """Settings that exclude each other, or that nothing would read."""
     critic = config.critic
-    given = {"shared": critic.shared, "privileged": critic.privileged, "warmup_steps": critic.warmup_steps}
-    unread = [name for name, value in given.items() if value]
+    given = {
+        "shared_weight": critic.shared_weight is not None,
+        "privileged": critic.privileged is not None,
+        "warmup_steps": critic.warmup_steps > 0,
+    }
+    unread = [name for name, is_set in given.items() if is_set]
     if unread and not critic.enabled:
         raise ConfigError(
             f"algorithm.critic.{unread[0]} is set, but this algorithm has no critic; use one that has (ppo, steppo, "
             "pspo) or leave it out"
         )
-    if critic.shared and critic.privileged is not None:
+    if critic.shared_weight is not None and critic.privileged is not None:
         raise ConfigError(
-            "algorithm.critic.shared=true and algorithm.critic.privileged exclude each other: a head on the policy's "
-            "trunk sees what the policy sees. Set one of them to its default"
+            "algorithm.critic.shared_weight and algorithm.critic.privileged exclude each other: a head on the policy's "
+            "trunk sees what the policy sees. Set one of them to null"
         )
     if config.kl.target is not None and not config.kl.coefficient:
         raise ConfigError("algorithm.kl.target moves a coefficient; start it above 0 with algorithm.kl.coefficient")

@@ -214,13 +214,16 @@ class Learner:
     ) -> dict[str, Tensor]:
         """Forward and backward of one micro-batch. Returns weighted sums, which add up over micro-batches."""
         settings = self.algorithm.settings
-        shared = self.critic if isinstance(self.critic, SharedCritic) else None
+        value_of = None
+        if isinstance(self.critic, SharedCritic):
+            assert settings.critic.shared_weight is not None
+            value_of = partial(self.critic.value_of, trunk_weight=settings.critic.shared_weight)
         scores = score(
             self.policy,
             micro.to(self.device),
             self.models.compute,
             with_entropy_gradient=settings.entropy_coefficient != 0,
-            value_of=None if shared is None else partial(shared.value_of, trunk_weight=settings.critic.shared_weight),
+            value_of=value_of,
         )
         here = batch.arrays.at(send(micro.tokens_N, self.device))
         total_N, seen = self._token_losses(here, scores, weight_N, with_divergence="offpolicy/kl" not in batch.metrics)

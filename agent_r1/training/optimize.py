@@ -19,7 +19,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, learning_rate: flo
     return torch.optim.AdamW(
         trained,
         lr=learning_rate,
-        betas=(config.beta1, config.beta2),
+        betas=(config.betas[0], config.betas[1]),
         weight_decay=config.weight_decay,
         fused=all(parameter.is_cuda for parameter in trained),
     )

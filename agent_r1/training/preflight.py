@@ -6,7 +6,7 @@ All problems are reported together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,15 @@ from typing import Any
 from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
 from agent_r1.config import Config, bind_part
 from agent_r1.data import load_tasks
-from agent_r1.envs import AgentEnv
-from agent_r1.errors import AgentR1Error, ConfigError, DataError, report_problems
+from agent_r1.envs import AgentEnv, bind_limit, make_policy
+from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.registry import load_module, load_object
 from agent_r1.rewards import NORMALISATIONS, RewardFunction, reward_functions
 from agent_r1.rollout import choose_env
-from agent_r1.tools import BaseTool
+from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool
+from agent_r1.tools.mcp import declare_servers, make_server
+from agent_r1.tools.references import Reference
 from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.training.batch import PRIVILEGED_SOURCES
 from agent_r1.training.lora import check_form, check_targets, require_peft
@@ -66,6 +68,7 @@ _CHOICES = {
 _RANGES = {
     "rollout.max_staleness": (0, math.inf),
     "rollout.retries": (0, math.inf),
+    "reward.timeout": (1e-3, math.inf),
     "algorithm.overlong_fraction": (0.0, 1.0),
     "algorithm.refill_rounds": (0, math.inf),
     "algorithm.critic.warmup_steps": (0, math.inf),
@@ -125,6 +128,11 @@ def make_env(config: Config, task: Task) -> AgentEnv:
     return choose_env(task, str(arguments.pop("name", "tool")), arguments)
 
 
+def tool_policies(config: Config) -> dict[str, Any]:
+    """What the configuration changes in the tools' policies, by the tool's name."""
+    return {name: changes for name, changes in config.tools.items() if name != "mcp"}
+
+
 def make_plan(config: Config) -> Plan:
     """Check configuration, names and data. Raises one error that lists every problem."""
     problems = _Problems()
@@ -137,12 +145,15 @@ def make_plan(config: Config) -> Plan:
     reward = problems.run(reward_functions.get, config.reward.function)
     problems.run(tool_formats.get, config.model.tool_format)
     problems.run(_check_env, config)
+    if config.reward.timeout is not None and reward is not None:
+        problems.run(Reference.of, reward)
     if config.model.lora.rank > 0:
         problems.run(check_form, config.model.lora)
         problems.run(require_peft, config.model.lora)
     report_problems(problems.found, ConfigError, "the configuration cannot be used:")
     _prepare_data(config)
     train_tasks, eval_tasks = _load(config)
+    _check_tools(config, [*train_tasks, *eval_tasks])
     return Plan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
 
 
@@ -216,6 +227,9 @@ def _check_numbers(config: Config, problems: list[str]) -> None:
         value = _lookup(config, key)
         if value is not None and not low <= value <= high:
             problems.append(f"{key}={value} must be between {low:g} and {high:g}")
+    betas = config.optimizer.betas
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        problems.append(f"optimizer.betas={list(betas)} must be two numbers, each at least 0 and less than 1")
 
 
 def _lookup(config: Config, key: str) -> Any:
@@ -235,10 +249,39 @@ def _check_staleness(config: Config, algorithm: Algorithm) -> None:
 
 
 def _check_env(config: Config) -> None:
-    bind_part(AgentEnv.registry, "env", config.env)
-    for name in config.env.get("tools", []):
-        if isinstance(name, str):
-            BaseTool.get(name)
+    arguments = dict(config.env)
+    for limit in arguments.pop("limits", ()):
+        bind_limit(limit)
+    bind_part(AgentEnv.registry, "env", arguments)
+    if "context" in arguments:
+        make_policy(arguments["context"])
+    declare_servers({name: make_server(name, given) for name, given in config.tools.get("mcp", {}).items()})
+    for entry in arguments.get("tools", []):
+        BaseTool.find(entry)
+
+
+def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
+    """Refuse policies for tools that do not exist, keys no policy has, and process tools that no process could find."""
+    named = [
+        *config.env.get("tools", []),
+        *(name for t in _one_per_use(tasks) for name in t.env_kwargs.get("tools", [])),
+    ]
+    used = [tool for entry in named for tool in BaseTool.find(entry)]
+    known = {*BaseTool.registry.names(), *(tool.name for tool in used)}
+    problems = _Problems()
+    for name, changes in tool_policies(config).items():
+        if name not in known:
+            problems.found.append(f"unknown tool in 'tools.{name}'. {did_you_mean(name, known)}")
+        elif not isinstance(changes, Mapping):
+            problems.found.append(f"tools.{name}={changes} is not a policy; write for example tools.{name}.timeout=5")
+        else:
+            problems.run(ToolPolicy().changed, name, changes)
+    report_problems(problems.found, ConfigError, "the configuration cannot be used:")
+    runner = ToolRunner(tool_policies(config))
+    for tool in {id(tool): tool for tool in used}.values():
+        if runner.policy_of(tool).process:
+            problems.run(check_process_tool, tool)
+    report_problems(problems.found, ConfigError, "tools that should run in worker processes cannot:")
 
 
 def _prepare_data(config: Config) -> None:
@@ -258,7 +301,7 @@ def _load(config: Config) -> tuple[list[Task], list[Task]]:
         problems.run(AgentFlowBase.registry.get, task.agent_name)
         problems.run(AgentEnv.registry.get, str(task.env_kwargs.get("env", config.env["name"])))
         for tool in task.env_kwargs.get("tools", []):
-            problems.run(BaseTool.get, tool)
+            problems.run(BaseTool.find, tool)
     report_problems(list(dict.fromkeys(problems.found)), DataError, "the data names things that do not exist:")
     return train, held_out
 

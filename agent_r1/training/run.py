@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,8 +21,11 @@ from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import ConfigError
 from agent_r1.evaluation import Evaluation, evaluate
 from agent_r1.registry import load_object
+from agent_r1.rewards import in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
+from agent_r1.tools import ToolRunner, tool_runner
+from agent_r1.tools.mcp import close_servers
 from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.compute import make_compute
@@ -35,7 +41,7 @@ from agent_r1.training.models import (
     export_model,
     load_policy,
 )
-from agent_r1.training.preflight import Plan, check_model, context_length, make_plan
+from agent_r1.training.preflight import Plan, check_model, context_length, make_plan, tool_policies
 from agent_r1.training.run_folder import RunFolder, open_run
 from agent_r1.training.scoring import AnyCritic
 from agent_r1.training.trainer import EVAL_STREAM, Summary, Trainer
@@ -50,6 +56,7 @@ class _Parts:
     policy: nn.Module
     engine: LocalEngine
     rollout: Rollout
+    tools: ToolRunner
     device: torch.device
 
 
@@ -90,10 +97,21 @@ async def train_run(config: Config, console: RunConsole) -> Summary:
             tracker=tracker,
             console=console,
         )
-        return await trainer.run(resume=resume)
+        async with _tools_at_hand(parts.tools):
+            return await trainer.run(resume=resume)
     finally:
         tracker.close()
         await parts.engine.close()
+
+
+@asynccontextmanager
+async def _tools_at_hand(runner: ToolRunner) -> AsyncIterator[None]:
+    """Within this block tools run with `runner`; at its end the processes behind them are gone."""
+    try:
+        async with tool_runner(runner):
+            yield
+    finally:
+        await asyncio.to_thread(close_servers)
 
 
 async def eval_run(config: Config, console: RunConsole) -> Evaluation:
@@ -104,14 +122,15 @@ async def eval_run(config: Config, console: RunConsole) -> Evaluation:
     parts = _load_parts(plan, renderer)
     tasks = (plan.eval_tasks or plan.train_tasks)[: config.eval.max_tasks]
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
-        evaluation = await evaluate(
-            parts.rollout,
-            tasks,
-            sampling=SamplingParams(max_tokens=config.rollout.max_tokens, temperature=config.eval.temperature),
-            num_samples=config.eval.samples,
-            seed=mix_seed(config.trainer.seed, EVAL_STREAM),
-            on_finished=lambda trajectory: bar.advance(),
-        )
+        async with _tools_at_hand(parts.tools):
+            evaluation = await evaluate(
+                parts.rollout,
+                tasks,
+                sampling=SamplingParams(max_tokens=config.rollout.max_tokens, temperature=config.eval.temperature),
+                num_samples=config.eval.samples,
+                seed=mix_seed(config.trainer.seed, EVAL_STREAM),
+                on_finished=lambda trajectory: bar.advance(),
+            )
     await parts.engine.close()
     return evaluation
 
@@ -178,7 +197,7 @@ def _models(config: Config, parts: _Parts) -> Models:
     settings = config.algorithm
     critic: AnyCritic | None = None
     if settings.critic.enabled:
-        critic = SharedCritic(parts.policy) if settings.critic.shared else Critic(parts.policy)
+        critic = SharedCritic(parts.policy) if settings.critic.shared_weight is not None else Critic(parts.policy)
     reference: nn.Module | None = None
     if config.model.lora.rank:
         add_adapters(parts.policy, config.model.lora, seed=config.trainer.seed)
@@ -223,8 +242,12 @@ def _load_parts(plan: Plan, renderer: ChatRenderer) -> _Parts:
         deadline_seconds=config.rollout.deadline_seconds,
         retries=config.rollout.retries,
     )
-    rollout = Rollout(engine=engine, renderer=renderer, reward=plan.reward, make_env=plan.make_env, limits=limits)
-    return _Parts(policy=policy, engine=engine, rollout=rollout, device=device)
+    tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
+    reward = plan.reward
+    if config.reward.timeout is not None:
+        reward = in_workers(reward, tools.workers, timeout=config.reward.timeout)
+    rollout = Rollout(engine=engine, renderer=renderer, reward=reward, make_env=plan.make_env, limits=limits)
+    return _Parts(policy=policy, engine=engine, rollout=rollout, tools=tools, device=device)
 
 
 def make_engine(config: Config, policy: nn.Module) -> LocalEngine:

@@ -1,0 +1,217 @@
+"""What a tool-call format is, the registry of formats, and what all share: thinking, calls, telling what was wrong.
+
+A format reads the text of one action and never raises on what a model wrote: a malformed call becomes `parse_error`, a
+sentence the model can act upon. A call that could be mended is taken, and what was mended is told in `repairs`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agent_r1.chat.formats.near_json import MISSING_BRACE, dump_json
+from agent_r1.registry import Registry
+from agent_r1.types import ToolCall, ToolSchema
+
+THINK, THINK_END = "<think>", "</think>"
+CUT = "it was cut by the length limit"
+_MOST_ERRORS, _MOST_TOLD = 16, 3  # a model that writes a thousand broken calls is told about the first ones
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedText:
+    """What a format found in an action's text."""
+
+    content: str
+    """The text outside calls."""
+    tool_calls: tuple[ToolCall, ...]
+    """Well-formed calls, in order; empty when `parse_error` is set."""
+    parse_error: str | None
+    """What was wrong, in words the model can use."""
+    repairs: tuple[str, ...] = ()
+    """One entry for each call that was mended, such as `call 1: trailing comma`."""
+
+
+class ToolFormat(Protocol):
+    """How a model writes calls, and how tools and results are written for it."""
+
+    stop_tokens: tuple[str, ...]
+    """Tokens that end a turn in this format, beside the tokenizer's own; those the vocabulary lacks do not count."""
+
+    def parse(self, text: str, *, truncated: bool) -> ParsedText:
+        """Find the calls in `text`; `truncated` says the text was cut by the token limit."""
+        ...
+
+    def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
+        """What a system message must say about the tools when the chat template cannot show them."""
+        ...
+
+    def call_text(self, calls: Sequence[ToolCall], content: str) -> str:
+        """How a model writes these calls after `content`: `parse` gives both back."""
+        ...
+
+    def result_text(self, name: str, text: str) -> str:
+        """A tool's answer, for the model to read; `name` is "" when the answer belongs to no call."""
+        ...
+
+
+tool_formats: Registry[type[ToolFormat]] = Registry("tool format")
+
+
+class Reading:
+    """The calls, repairs and mistakes found so far in one text.
+
+    >>> reading = Reading('Hm. <call>add</call>', example="<call>NAME</call>")
+    >>> reading.keep(0, 4)
+    >>> reading.add("add", {})
+    >>> reading.parsed(truncated=False).content
+    'Hm.'
+    """
+
+    def __init__(self, text: str, *, example: str) -> None:
+        self.text = text
+        self.example = example
+        self.calls: list[ToolCall] = []
+        self.still_thinking = False
+        self._kept: list[str] = []
+        self._errors: list[str] = []
+        self._repairs: list[str] = []
+        self._only_cut = True
+
+    @property
+    def next_number(self) -> int:
+        """What the next call is called when it is spoken about: the first is 1."""
+        return len(self.calls) + len(self._errors) + 1
+
+    @property
+    def is_hopeless(self) -> bool:
+        """There are so many mistakes that reading on would tell nothing."""
+        return len(self._errors) >= _MOST_ERRORS
+
+    def keep(self, start: int, end: int) -> None:
+        """This part of the text is no call."""
+        self._kept.append(self.text[start:end])
+
+    def keep_thinking(self, start: int, opening: int, closing: str = THINK_END) -> int:
+        """The text from `start` is no call up to where the thinking that opens at `opening` is closed; gives the place
+        after it."""
+        end = self.text.find(closing, opening)
+        self.still_thinking = end < 0
+        end = len(self.text) if end < 0 else end + len(closing)
+        self.keep(start, end)
+        return end
+
+    def add(
+        self, name: str, arguments: Mapping[str, Any], repairs: Sequence[str] = (), *, is_cut: bool = False
+    ) -> None:
+        """A call was found; `is_cut` says that the text was cut where the call ends."""
+        if is_cut and MISSING_BRACE in repairs:
+            self.wrong(CUT)
+            return
+        if repairs:
+            self._repairs.append(f"call {len(self.calls) + 1}: {', '.join(repairs)}")
+        self.calls.append(ToolCall(name=name, arguments=arguments, call_id=f"call_{len(self.calls)}"))
+
+    def wrong(self, reason: str) -> None:
+        """The next call is malformed."""
+        self.complain(f"Tool call {self.next_number} is malformed: {reason}", is_cut=reason == CUT)
+
+    def complain(self, sentence: str, *, is_cut: bool = False) -> None:
+        """Something else is wrong."""
+        self._errors.append(sentence)
+        self._only_cut = self._only_cut and is_cut
+
+    def parsed(self, *, truncated: bool, content: str | None = None) -> ParsedText:
+        """All of it. One malformed call makes the whole action malformed, so that none runs half-understood."""
+        if not self._errors and not self.calls:
+            if truncated:
+                thinking = " in the middle of thinking" if self.still_thinking else ""
+                self.complain(f"The answer was cut by the length limit{thinking}", is_cut=True)
+            elif self.still_thinking:
+                self.complain("The thinking was never closed: close it, then write the answer or a call")
+        if self._errors:
+            return ParsedText(content=self.text, tool_calls=(), parse_error=self._told())
+        kept = "".join(self._kept).strip() if content is None else content
+        return ParsedText(content=kept, tool_calls=tuple(self.calls), parse_error=None, repairs=tuple(self._repairs))
+
+    def _told(self) -> str:
+        told = self._errors[:_MOST_TOLD] + (["There are more mistakes"] if len(self._errors) > _MOST_TOLD else [])
+        return ". ".join(told) + "." + ("" if self._only_cut else f" Write a call as {self.example}")
+
+
+def end_of_given_thinking(text: str) -> int:
+    """Where thinking ends that the prompt has opened for the model; 0 when there is none.
+
+    >>> end_of_given_thinking("7 times 3</think>21")
+    17
+    """
+    end = text.find(THINK_END)
+    return 0 if end < 0 or text.find(THINK, 0, end) >= 0 else end + len(THINK_END)
+
+
+def call_parts(call: Any, arguments_key: str) -> tuple[str, Mapping[str, Any], tuple[str, ...]]:
+    """Name, arguments and repairs of a call that is a JSON object; ValueError says what is wrong with it.
+
+    >>> call_parts({"name": "add", "arguments": {"a": 1}}, "arguments")
+    ('add', {'a': 1}, ())
+    """
+    if not isinstance(call, dict):
+        raise ValueError(f'expected an object with "name" and "{arguments_key}", found {kind_of(call)}')
+    name = call.get("name")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f'"name" must be the name of a tool, found {kind_of(name) if "name" in call else "no name"}')
+    key, repairs = _find_arguments(call, arguments_key)
+    arguments = call.get(key, {})
+    if isinstance(arguments, str):
+        arguments, repairs = _unquoted(arguments), (*repairs, f'"{key}" was a string of JSON')
+    if not isinstance(arguments, dict):
+        raise ValueError(f'"{key}" must be an object, found {kind_of(arguments)}')
+    return name, arguments, repairs
+
+
+def _find_arguments(call: Mapping[str, Any], wanted: str) -> tuple[str, tuple[str, ...]]:
+    """The key under which the arguments stand, and the repair if it is the other format's."""
+    if wanted in call:
+        return wanted, ()
+    other = {"arguments": "parameters", "parameters": "arguments"}[wanted]
+    if other in call:
+        return other, (f'"{other}" instead of "{wanted}"',)
+    strange = [key for key in call if key not in ("name", "id", "type")]
+    if strange:
+        raise ValueError(f'"{wanted}" is missing, found {json.dumps(strange[0])} beside "name"')
+    return wanted, ()
+
+
+def _unquoted(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def kind_of(value: Any) -> str:
+    """What a JSON value is, in words.
+
+    >>> kind_of([1])
+    'a list'
+    """
+    names = {str: "a string", bool: "true or false", int: "a number", float: "a number", list: "a list"}
+    if value == "":
+        return "an empty string"
+    return "null" if value is None else names.get(type(value), "an object")
+
+
+def schema_lines(tools: Sequence[ToolSchema]) -> str:
+    """The schemas, one JSON object a line."""
+    return "\n".join(dump_json(tool.get("function", tool)) for tool in tools)
+
+
+def after_content(content: str, calls: str, separator: str = "\n") -> str:
+    """`calls` after `content`, if there is any.
+
+    >>> after_content("Hm.", "<call>")
+    'Hm.\\n<call>'
+    """
+    return content + separator + calls if content and calls else content + calls

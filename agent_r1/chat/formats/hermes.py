@@ -1,0 +1,94 @@
+"""The hermes format, which Qwen2.5 and Qwen3 speak too: JSON between `<tool_call>` tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from agent_r1.chat.formats.base import (
+    CUT,
+    THINK,
+    THINK_END,
+    ParsedText,
+    Reading,
+    after_content,
+    call_parts,
+    end_of_given_thinking,
+    schema_lines,
+    tool_formats,
+)
+from agent_r1.chat.formats.near_json import JsonRead, dump_json, read_valid_json, read_whole_json, skip_spaces
+from agent_r1.types import ToolCall, ToolSchema
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_MARK = re.compile("<think>|</?tool_call>")
+_EXAMPLE = '<tool_call>{"name": "NAME", "arguments": {"KEY": VALUE}}</tool_call>'
+
+
+@tool_formats.register("hermes")
+class HermesFormat:
+    """The hermes / Qwen format: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them.
+
+    >>> text = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    >>> HermesFormat().parse(text, truncated=False).tool_calls
+    (ToolCall(name='add', arguments={'a': 1}, call_id='call_0'),)
+    """
+
+    stop_tokens: tuple[str, ...] = ()
+
+    def parse(self, text: str, *, truncated: bool) -> ParsedText:
+        """Find the calls outside thinking."""
+        reading = Reading(text, example=_EXAMPLE)
+        position = end_of_given_thinking(text)
+        reading.keep(0, position)
+        while not reading.is_hopeless and (mark := _MARK.search(text, position)):
+            if mark.group() == THINK:
+                position = reading.keep_thinking(position, mark.end())
+                continue
+            reading.keep(position, mark.start())
+            if mark.group() == _CLOSE:
+                reading.complain(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
+                position = mark.end()
+                continue
+            close = text.find(_CLOSE, mark.end())
+            if close < 0:
+                reading.wrong(CUT if truncated else f"{_CLOSE} is missing")
+                break
+            try:
+                call, end, repairs = _read_body(text, mark.end(), close)
+                name, arguments, more = call_parts(call, "arguments")
+                reading.add(name, arguments, (*repairs, *more))
+                position = end + len(_CLOSE)
+            except ValueError as error:
+                reading.wrong(str(error))
+                position = close + len(_CLOSE)
+        reading.keep(position, len(text))
+        return reading.parsed(truncated=truncated)
+
+    def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
+        """The schemas and how to call."""
+        return (
+            f"You can call these tools:\n<tools>\n{schema_lines(tools)}\n</tools>\n"
+            f"To call one, write its name and arguments as JSON between tags:\n{_EXAMPLE}\n"
+            "You may write several calls. The answers come in <tool_response> tags."
+        )
+
+    def call_text(self, calls: Sequence[ToolCall], content: str) -> str:
+        """A tag for each call, each on lines of its own."""
+        bodies = [dump_json({"name": c.name, "arguments": dict(c.arguments)}, [THINK_END]) for c in calls]
+        return after_content(content, "\n".join(f"{_OPEN}\n{body}\n{_CLOSE}" for body in bodies))
+
+    def result_text(self, name: str, text: str) -> str:
+        """The answer in its tag."""
+        return f"<tool_response>\n{text}\n</tool_response>"
+
+
+def _read_body(text: str, start: int, close: int) -> JsonRead:
+    """The JSON of a call and where its closing tag stands. A closing tag inside a string of valid JSON is text."""
+    try:
+        return read_whole_json(text, start, close)._replace(end=close)
+    except ValueError:
+        read = read_valid_json(text, start)
+        if read is None or not text.startswith(_CLOSE, end := skip_spaces(text, read.end)):
+            raise
+        return read._replace(end=end)

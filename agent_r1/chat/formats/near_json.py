@@ -1,0 +1,189 @@
+"""JSON as models write it: read strictly first, and mended only when that fails and only where one meaning is left.
+
+    {"name": "add", "arguments": {'a': None,}}   ->   {"name": "add", "arguments": {"a": null}}
+
+Mended: a code fence around the JSON, single quotes, `True` / `False` / `None`, trailing commas, raw newlines in
+strings, missing closing braces at the very end (at most two) and braces closed once too often. Not mended, because it
+would be a guess: unquoted keys, quotes inside strings, stray backslashes, a value that breaks off. One pass over the
+text, and whatever the text is, nothing but a ValueError comes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+MISSING_BRACE = "missing closing brace"
+
+_DECODER = json.JSONDecoder()
+_FENCE = re.compile(r"```[A-Za-z]*[ \t]*\r?\n")
+_FENCE_END = re.compile(r"\s*```")
+_SPACES = re.compile(r"\s*")
+_TOKEN = re.compile(
+    r"""\s++|"[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+'|[\[\]{}:,]|[A-Za-z]++|[0-9.eE+-]++""", re.DOTALL
+)
+_ESCAPED = re.compile(r"\\(.)|\"", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_CLOSER = {"{": "}", "[": "]"}
+_NOT_A_VALUE = ("{", "[", ",", ":")
+_AFTER_A_VALUE = (",", ":", "}", "]")
+_JSON_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+_MOST_MISSING_BRACES = 2  # the call's own and its arguments'
+_DEEPEST = 100
+_WINDOW = 4096
+
+
+class JsonRead(NamedTuple):
+    """A value that was read."""
+
+    value: Any
+    """What it says."""
+    end: int
+    """Where the text goes on after it."""
+    repairs: tuple[str, ...]
+    """What was mended; empty for valid JSON."""
+
+
+def skip_spaces(text: str, start: int) -> int:
+    """Where the first character from `start` on stands that is not a space."""
+    found = _SPACES.match(text, start)
+    return found.end() if found else start
+
+
+def read_json(text: str, start: int = 0, limit: int | None = None) -> JsonRead:
+    """The JSON value that begins at `start` and ends before `limit`. ValueError says what is wrong with it.
+
+    >>> read_json('{"a": [1, 2,]} and more')
+    JsonRead(value={'a': [1, 2]}, end=14, repairs=('trailing comma',))
+    """
+    limit = len(text) if limit is None else limit
+    near = start + _WINDOW
+    if near < limit:
+        # An error costs the decoder a look at all the text before it: many small values must not each pay for all.
+        try:
+            read = _read_window(text[start:near])
+            if read.end < _WINDOW:
+                return read._replace(end=start + read.end)
+        except ValueError:
+            pass
+    read = _read_window(text[start:limit])
+    return read._replace(end=start + read.end)
+
+
+def read_valid_json(text: str, start: int) -> JsonRead | None:
+    """The valid JSON value that begins at `start`, if there is one; nothing is mended."""
+    try:
+        value, end = _DECODER.raw_decode(text, skip_spaces(text, start))
+    except (ValueError, RecursionError):
+        return None
+    return JsonRead(value, end, ())
+
+
+def read_whole_json(text: str, start: int, limit: int) -> JsonRead:
+    """The JSON value that fills `text[start:limit]`; braces closed once too often are mended too."""
+    read = read_json(text, start, limit)
+    rest = text[read.end : limit].strip()
+    if not rest:
+        return read
+    if not rest.strip("}"):
+        return JsonRead(read.value, limit, (*read.repairs, "extra closing brace"))
+    raise ValueError(f"not valid JSON (it is complete at character {read.end - start}, then found {rest[0]!r})")
+
+
+def dump_json(value: Any, escaped: Sequence[str] = ()) -> str:
+    r"""The value as JSON on one line, with the marks in `escaped` written so that no reader takes them for marks.
+
+    >>> dump_json({"a": "</think>"}, ["</think>"])
+    '{"a": "\\u003c/think>"}'
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    for mark in escaped:
+        # A mark can only stand inside a string, and there every backslash is one of a pair.
+        text = text.replace(mark, f"\\u{ord(mark[0]):04x}{mark[1:]}")
+    return text
+
+
+def _read_window(text: str) -> JsonRead:
+    first = skip_spaces(text, 0)
+    fence = _FENCE.match(text, first)
+    if fence is None:
+        return _read_bare(text, first)
+    read = _read_bare(text, skip_spaces(text, fence.end()))
+    closed = _FENCE_END.match(text, read.end)
+    return JsonRead(read.value, closed.end() if closed else read.end, ("code fence around the JSON", *read.repairs))
+
+
+def _read_bare(text: str, start: int) -> JsonRead:
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+        return JsonRead(value, end, ())
+    except json.JSONDecodeError as error:
+        found = f"found {text[error.pos]!r}" if error.pos < len(text) else "found its end"
+        complaint = f"not valid JSON ({error.msg} at character {error.pos}, {found})"
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    except ValueError:
+        raise ValueError("a number in the JSON has too many digits") from None
+    mended = _mend(text, start)
+    if mended is None:
+        raise ValueError(complaint)
+    try:
+        return JsonRead(json.loads(mended.value), mended.end, mended.repairs)
+    except (ValueError, RecursionError):
+        raise ValueError(complaint) from None
+
+
+def _mend(text: str, start: int) -> JsonRead | None:
+    """The value that begins at `start` as JSON text, which may still be invalid; None when mending would be a guess."""
+    written: list[str] = []
+    repairs: dict[str, None] = {}
+    closers: list[str] = []
+    position = start
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None or len(closers) > _DEEPEST:
+            return None
+        token, position = match.group(), match.end()
+        if token.isspace():
+            continue
+        after_value = bool(written) and written[-1] not in _NOT_A_VALUE
+        if after_value == (token not in _AFTER_A_VALUE) and token not in ("}", "]"):
+            return None
+        if token[0] in "\"'":
+            token = _mend_string(token, repairs)
+        elif token in _CLOSER:
+            closers.append(_CLOSER[token])
+        elif token in ("}", "]"):
+            if not closers or closers.pop() != token:
+                return None
+            if written[-1] == "," and written[-2] not in _NOT_A_VALUE:
+                written.pop()
+                repairs["trailing comma"] = None
+        elif token.isalpha():
+            if token not in _JSON_WORDS:
+                return None
+            if _JSON_WORDS[token] != token:
+                repairs[f"Python {token}"] = None
+                token = _JSON_WORDS[token]
+        written.append(token)
+        if not closers:
+            break
+    if closers:
+        if len(closers) > _MOST_MISSING_BRACES or "]" in closers or written[-1] in _NOT_A_VALUE:
+            return None
+        repairs[MISSING_BRACE] = None
+    return JsonRead(" ".join([*written, *closers]), position, tuple(repairs))
+
+
+def _mend_string(token: str, repairs: dict[str, None]) -> str:
+    """A quoted string as a JSON string."""
+    inside = token[1:-1]
+    if token[0] == "'":
+        repairs["single quotes"] = None
+        inside = _ESCAPED.sub(lambda m: "'" if m[1] == "'" else '\\"' if m[0] == '"' else m[0], inside)
+    for control in dict.fromkeys(_CONTROL.findall(inside)):
+        repairs["unescaped newline in a string" if control == "\n" else "unescaped control character"] = None
+        inside = inside.replace(control, json.dumps(control)[1:-1])
+    return f'"{inside}"'

@@ -1,0 +1,147 @@
+"""The ReAct format (arXiv:2210.03629): labelled lines of plain text, for models that were trained on no other.
+
+    Thought: I need the price.
+    Action: price
+    Action Input: {"item": "apple"}
+
+An input that is a JSON object is the arguments; any other text is the one argument `input`. The answer of a tool
+comes as `Observation:`, and `Final Answer:` ends it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from agent_r1.chat.formats.base import (
+    CUT,
+    THINK,
+    THINK_END,
+    ParsedText,
+    Reading,
+    after_content,
+    end_of_given_thinking,
+    schema_lines,
+    tool_formats,
+)
+from agent_r1.chat.formats.near_json import dump_json, read_whole_json
+from agent_r1.types import ToolCall, ToolSchema
+
+_LABEL = re.compile(
+    r"<think>|(?:^|(?<=</think>))[ \t]*(Thought|Action Input|Action|Observation|Final Answer)[ \t]*:", re.MULTILINE
+)
+_EXAMPLE = 'Action: NAME\nAction Input: {"KEY": VALUE}'
+
+
+class _Section(NamedTuple):
+    """A label and the text that belongs to it."""
+
+    label: str
+    start: int
+    body: int
+    end: int
+
+
+@tool_formats.register("react")
+class ReActFormat:
+    """Labelled lines. `content` is the final answer, or without one all that is not an action.
+
+    >>> parsed = ReActFormat().parse("Thought: Hm.\\nAction: price\\nAction Input: apple", truncated=False)
+    >>> parsed.tool_calls[0].arguments, parsed.content
+    ({'input': 'apple'}, 'Thought: Hm.')
+    """
+
+    stop_tokens: tuple[str, ...] = ()
+
+    def parse(self, text: str, *, truncated: bool) -> ParsedText:
+        """Find the actions outside thinking."""
+        reading = Reading(text, example=_EXAMPLE)
+        sections = _sections(text, reading)
+        labels = [section.label for section in sections]
+        if "Observation" in labels:
+            reading.complain("Observation is written for you: stop after Action Input and wait for it")
+        elif "Final Answer" in labels and "Action" in labels:
+            reading.complain("Found both Action and Final Answer: write one of them")
+        else:
+            _read_actions(sections, reading, truncated=truncated)
+        final = [text[section.body : section.end].strip() for section in sections if section.label == "Final Answer"]
+        return reading.parsed(truncated=truncated, content="\n".join(final) if final else None)
+
+    def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
+        """The schemas and how to call."""
+        return (
+            f"You can use these tools:\n{schema_lines(tools)}\n"
+            "Write in this form, and stop after Action Input:\n"
+            f"Thought: what to do next\n{_EXAMPLE}\n"
+            "The answer comes as Observation. When you know enough, write:\nFinal Answer: the answer"
+        )
+
+    def call_text(self, calls: Sequence[ToolCall], content: str) -> str:
+        """Two lines for each call, the input as JSON."""
+        pairs = [f"Action: {c.name}\nAction Input: {dump_json(dict(c.arguments), [THINK, THINK_END])}" for c in calls]
+        return after_content(content, "\n".join(pairs))
+
+    def result_text(self, name: str, text: str) -> str:
+        """The answer as an observation."""
+        return f"Observation: {text}"
+
+
+def _sections(text: str, reading: Reading) -> list[_Section]:
+    """The labelled parts outside thinking; what stands before the first is kept."""
+    marks: list[tuple[str, int, int]] = []
+    position = end_of_given_thinking(text)
+    while mark := _LABEL.search(text, position):
+        if mark.group(1) is None:
+            end = text.find(THINK_END, mark.end())
+            reading.still_thinking = end < 0
+            position = len(text) if end < 0 else end + len(THINK_END)
+        else:
+            marks.append((mark.group(1), mark.start(), mark.end()))
+            position = mark.end()
+    ends = [*(start for _, start, _ in marks[1:]), len(text)]
+    reading.keep(0, marks[0][1] if marks else len(text))
+    return [_Section(label, start, body, end) for (label, start, body), end in zip(marks, ends, strict=False)]
+
+
+def _read_actions(sections: Sequence[_Section], reading: Reading, *, truncated: bool) -> None:
+    """Add the calls: each `Action` needs the `Action Input` that follows it."""
+    text = reading.text
+    for index, section in enumerate(sections):
+        if reading.is_hopeless:
+            break
+        following = sections[index + 1] if index + 1 < len(sections) else None
+        if section.label == "Action":
+            name = text[section.body : section.end].strip()
+            if following is None and truncated:
+                reading.wrong(CUT)
+            elif not name or "\n" in name:
+                reading.wrong(f"Action must be the name of a tool, found {'several lines' if name else 'nothing'}")
+            elif following is None or following.label != "Action Input":
+                reading.wrong("Action Input is missing after Action")
+            else:
+                _read_input(name, following, reading, is_cut=truncated and following.end == len(text))
+        elif section.label == "Action Input":
+            if index == 0 or sections[index - 1].label != "Action":
+                reading.wrong("Action Input without Action before it")
+        else:
+            reading.keep(section.start, section.end)
+
+
+def _read_input(name: str, section: _Section, reading: Reading, *, is_cut: bool) -> None:
+    text = reading.text[section.body : section.end].strip()
+    arguments: Any = text
+    repairs: tuple[str, ...] = ()
+    if text.startswith(("{", "```")):
+        try:
+            arguments, _, repairs = read_whole_json(text, 0, len(text))
+        except ValueError as error:
+            if is_cut or text.startswith("{"):
+                reading.wrong(CUT if is_cut else f"Action Input is {error}")
+                return
+    if isinstance(arguments, dict):
+        reading.add(name, arguments, repairs, is_cut=is_cut)
+    elif is_cut:
+        reading.wrong(CUT)
+    else:
+        reading.add(name, {"input": text} if text else {})

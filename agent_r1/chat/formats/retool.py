@@ -1,0 +1,102 @@
+"""The ReTool format (arXiv:2504.11536): Python in `<code>` tags is run, its output comes in `<interpreter>` tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from agent_r1.chat.formats.base import (
+    CUT,
+    THINK,
+    ParsedText,
+    Reading,
+    after_content,
+    end_of_given_thinking,
+    schema_lines,
+    tool_formats,
+)
+from agent_r1.errors import ConfigError
+from agent_r1.types import ToolCall, ToolSchema
+
+TOOL_NAME = "code_interpreter"
+_OPEN, _CLOSE = "<code>", "</code>"
+_MARK = re.compile("<think>|</?code>|<interpreter>")
+_FENCE, _FENCE_END = re.compile(r"\s*```(?:python|py)?[ \t]*\n"), "```"
+_EXAMPLE = "<code>\n```python\nprint(1 + 1)\n```\n</code>"
+
+
+@tool_formats.register("retool")
+class ReToolFormat:
+    """Each `<code>` block is one call of the tool `code_interpreter` with the argument `code`.
+
+    >>> text = "<code>\\n```python\\nprint(1 + 1)\\n```\\n</code>"
+    >>> ReToolFormat().parse(text, truncated=False).tool_calls[0].arguments
+    {'code': 'print(1 + 1)'}
+    """
+
+    stop_tokens: tuple[str, ...] = ()
+
+    def parse(self, text: str, *, truncated: bool) -> ParsedText:
+        """Find the code outside thinking."""
+        reading = Reading(text, example=_EXAMPLE)
+        position = end_of_given_thinking(text)
+        reading.keep(0, position)
+        while not reading.is_hopeless and (mark := _MARK.search(text, position)):
+            if mark.group() == THINK:
+                position = reading.keep_thinking(position, mark.end())
+                continue
+            reading.keep(position, mark.start())
+            position = mark.end()
+            if mark.group() == _CLOSE:
+                reading.complain(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
+            elif mark.group() == "<interpreter>":
+                reading.complain("<interpreter> is written for you: stop after </code> and wait for the output")
+                break
+            else:
+                close = text.find(_CLOSE, position)
+                if close < 0:
+                    reading.wrong(CUT if truncated else f"{_CLOSE} is missing")
+                    break
+                _add_code(text[position:close], reading)
+                position = close + len(_CLOSE)
+        reading.keep(position, len(text))
+        return reading.parsed(truncated=truncated)
+
+    def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
+        """How to run code."""
+        others = [tool for tool in tools if tool.get("function", tool).get("name") != TOOL_NAME]
+        if others:
+            raise ConfigError(f"the tool format retool knows one tool, {TOOL_NAME}; found {schema_lines(others)}")
+        return (
+            f"You can run Python code by writing it between tags:\n{_EXAMPLE}\n"
+            "What it prints comes back in <interpreter> tags."
+        )
+
+    def call_text(self, calls: Sequence[ToolCall], content: str) -> str:
+        """A fenced block for each call."""
+        blocks = []
+        for call in calls:
+            if call.name != TOOL_NAME or set(call.arguments) != {"code"}:
+                raise ConfigError(
+                    f'the tool format retool writes calls of {TOOL_NAME} with "code", '
+                    f"found {call.name} with {sorted(call.arguments)}"
+                )
+            blocks.append(f"{_OPEN}\n```python\n{call.arguments['code']}\n```\n{_CLOSE}")
+        return after_content(content, "\n".join(blocks))
+
+    def result_text(self, name: str, text: str) -> str:
+        """The output in its tag."""
+        return f"<interpreter>\n{text}\n</interpreter>"
+
+
+def _add_code(block: str, reading: Reading) -> None:
+    fence = _FENCE.match(block)
+    fenced = block[fence.end() :].rstrip() if fence else ""
+    closed = fenced.endswith(_FENCE_END)
+    code = fenced.removesuffix(_FENCE_END).removesuffix("\n") if closed else block.strip("\n")
+    if not code.strip():
+        reading.wrong("there is no code in it")
+    elif fence and not closed:
+        reading.wrong("the code fence ``` is not closed")
+    else:
+        reading.add(TOOL_NAME, {"code": code})

@@ -1,0 +1,67 @@
+"""Conversations with tools for chat templates that know none: everything about tools becomes plain text.
+
+The schemas go into the system message, an assistant's calls into its text as the tool format writes them, and tools'
+answers into a message of the user.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_r1.chat.formats import ToolFormat
+from agent_r1.types import Message, ToolCall, ToolSchema
+
+
+def knows_tools(chat_template: Any) -> bool:
+    """Whether a chat template (or one of several, by name) reads `tools`."""
+    templates = chat_template.values() if isinstance(chat_template, Mapping) else [chat_template]
+    return any(re.search(r"\btools\b", str(template)) for template in templates)
+
+
+def without_tools(messages: Sequence[Message], tools: Sequence[ToolSchema], tool_format: ToolFormat) -> list[Message]:
+    """The same conversation, in messages of system, user and assistant alone.
+
+    With the hermes format `[user "Price?", assistant calling price, tool "7"]` becomes `[system "You can call these
+    tools: ...", user "Price?", assistant "<tool_call>...", user "<tool_response>7</tool_response>"]`. Answers that
+    follow one another share one message, for templates that insist on turns.
+    """
+    schemas = tool_format.schemas_text(tools)
+    first = messages[0] if messages and messages[0]["role"] == "system" else None
+    spoken = f"{_text_of(first['content'])}\n\n{schemas}" if first else schemas
+    written: list[Message] = [{"role": "system", "content": spoken}]
+    answers: list[str] = []
+    for message in messages[1:] if first else messages:
+        if message["role"] == "tool":
+            answers.append(tool_format.result_text(str(message.get("name") or ""), _text_of(message["content"])))
+            continue
+        written.extend(_as_user(answers))
+        answers = []
+        written.append(_with_calls_as_text(message, tool_format))
+    return [*written, *_as_user(answers)]
+
+
+def _as_user(answers: Sequence[str]) -> list[Message]:
+    return [{"role": "user", "content": "\n".join(answers)}] if answers else []
+
+
+def _with_calls_as_text(message: Message, tool_format: ToolFormat) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = [_call(entry.get("function", entry)) for entry in message["tool_calls"]]
+    return {"role": message["role"], "content": tool_format.call_text(calls, _text_of(message.get("content")))}
+
+
+def _call(function: Mapping[str, Any]) -> ToolCall:
+    arguments = function.get("arguments", {})
+    # The OpenAI form has the arguments as a string of JSON, chat templates have them as an object.
+    return ToolCall(name=function["name"], arguments=json.loads(arguments) if isinstance(arguments, str) else arguments)
+
+
+def _text_of(content: Any) -> str:
+    """The text of a message's content, which may be a list of parts."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "\n".join(part["text"] for part in content if part.get("type") == "text")

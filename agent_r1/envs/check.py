@@ -1,0 +1,270 @@
+"""`check_env`: what is wrong with an environment, found before a training run finds it.
+
+    for finding in check_env(MyEnv, task):
+        print(finding)
+
+The same actions are played in two episodes, each with an environment that `make_env` has just made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_r1.envs.base import AgentEnv, as_step_result
+from agent_r1.errors import EpisodeError, boundary
+from agent_r1.types import Action, Observation, StepResult, StopReason, Task
+
+SCRIPT = (
+    Action(text="hello", content="hello"),
+    Action(text="<tool_call>{", content="<tool_call>{", parse_error="Tool call 1 is malformed: not valid JSON."),
+    Action(text="", content=""),
+)
+"""What is played when the caller gives no actions: words, a malformed call and silence."""
+
+_BLOCKED_SECONDS = 0.1
+_TICK_SECONDS = 0.005
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that is wrong."""
+
+    what: str
+    """The rule that is broken."""
+    found: str
+    """What was seen."""
+    do: str
+    """What mends it."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.found}. {self.do}"
+
+
+def check_env(
+    make_env: Callable[[], AgentEnv], task: Task, actions: Sequence[Action] = SCRIPT, *, call_seconds: float = 60.0
+) -> list[Finding]:
+    """Everything that was found wrong; empty for a good environment. `actions` should lead through an episode.
+
+    A `step` that returns `observation=None, done=False` gives: a step that goes on needs an observation: step 0 gave
+    observation=None and done=False. Give the whole next model input, or done=True.
+    """
+    return asyncio.run(_check(make_env, task, actions, call_seconds))
+
+
+async def _check(
+    make_env: Callable[[], AgentEnv], task: Task, actions: Sequence[Action], call_seconds: float
+) -> list[Finding]:
+    first = await _Play(task, call_seconds).run(make_env, actions)
+    second = await _Play(task, call_seconds).run(make_env, actions)
+    blocking = _blocking(first, second)
+    if blocking:  # a busy machine stands still now and then; only what does so every time is the environment's
+        blocking = _blocking(first, second, await _Play(task, call_seconds).run(make_env, actions))
+    findings = [*first.findings, *second.findings, *_differences(first, second), *blocking]
+    return list(dict.fromkeys(findings))
+
+
+@dataclass
+class _Play:
+    """One episode and what was seen in it."""
+
+    task: Task
+    call_seconds: float
+    findings: list[Finding] = field(default_factory=list)
+    shown: list[Observation] = field(default_factory=list)
+    """The observations as the environment gave them."""
+    copies: list[Observation] = field(default_factory=list)
+    """The same, copied when they were given."""
+    blocked: dict[str, float] = field(default_factory=dict)
+    """By call, the longest time the event loop stood still."""
+
+    async def run(self, make_env: Callable[[], AgentEnv], actions: Sequence[Action]) -> _Play:
+        try:
+            with boundary(StopReason.ENV_ERROR, "making the environment"):
+                env = make_env()
+        except EpisodeError as failure:
+            self._raised("making the environment", failure)
+            return self
+        await self._episode(env, actions)
+        for index, (given, copied) in enumerate(zip(self.shown, self.copies, strict=True)):
+            if given != copied:
+                self._find(
+                    "an observation never changes after it was given",
+                    f"observation {index} was changed by a later step",
+                    "Give each observation messages of its own; do not append to a list that was given away",
+                )
+        if await self._call("close", env.close()) is not _FAILED:
+            await self._close_again(env)
+        return self
+
+    async def _close_again(self, env: AgentEnv) -> None:
+        try:
+            with boundary(StopReason.ENV_ERROR, "a second close"):
+                await env.close()
+        except EpisodeError as failure:
+            self._find(
+                "close may be called twice",
+                f"the second close raised {_last_line(failure)}",
+                "Let close do nothing when there is nothing left to give back",
+            )
+
+    async def _episode(self, env: AgentEnv, actions: Sequence[Action]) -> None:
+        seen = await self._call("reset", env.reset(self.task))
+        if seen is _FAILED or not self._is_observation("reset", seen):
+            return
+        messages = seen.messages
+        if messages is not None and list(messages[: len(self.task.prompt)]) != list(self.task.prompt):
+            self._find(
+                "the first messages are the task's",
+                "reset shows messages that do not start with task.prompt",
+                "Begin with task.prompt and add to it: it is what the row's author wrote",
+            )
+        for index, action in enumerate(actions):
+            result = await self._step(env, action, f"step {index}")
+            if result is None:
+                return
+            if result.done or result.truncated:
+                await self._step_after_done(env, action)
+                return
+
+    async def _step(self, env: AgentEnv, action: Action, where: str) -> StepResult | None:
+        """What the step gave, or None after noting why the episode cannot go on."""
+        returned: Any = await self._call(where, env.step(action))
+        if returned is _FAILED:
+            return None
+        is_tuple = isinstance(returned, tuple) and len(returned) == 4
+        reward = returned[1] if is_tuple else getattr(returned, "reward", 0.0)
+        if isinstance(reward, int | float) and not math.isfinite(reward):
+            self._find("rewards are finite", f"{where} gave the reward {reward}", "Give a number, 0.0 for nothing")
+            return None
+        given = returned[0] if is_tuple else getattr(returned, "observation", None)
+        if given is not None and not self._is_observation(where, given):
+            return None
+        over = returned[2] if is_tuple else getattr(returned, "done", False) or getattr(returned, "truncated", False)
+        if given is None and not over and (is_tuple or isinstance(returned, StepResult)):
+            self._find(
+                "a step that goes on needs an observation",
+                f"{where} gave observation=None and done=False",
+                "Give the whole next model input, or done=True",
+            )
+            return None
+        try:
+            with boundary(StopReason.ENV_ERROR, where):
+                return as_step_result(returned)
+        except EpisodeError:
+            self._find(
+                "step returns a StepResult or (observation, reward, done, info)",
+                f"{where} returned {type(returned).__name__}",
+                "Return StepResult(observation=..., reward=..., done=...)",
+            )
+            return None
+
+    async def _step_after_done(self, env: AgentEnv, action: Action) -> None:
+        """An environment may refuse it in any way, but it may not go on as if nothing had happened."""
+        try:
+            with boundary(StopReason.ENV_ERROR, "a step after the end"):
+                async with asyncio.timeout(self.call_seconds):
+                    result = as_step_result(await env.step(action))
+        except EpisodeError:
+            return
+        if not (result.done or result.truncated):
+            self._find(
+                "nothing happens after the end",
+                "a step after done went on with the episode",
+                "Raise, or answer done=True again",
+            )
+
+    def _is_observation(self, where: str, seen: Any) -> bool:
+        if isinstance(seen, Observation):
+            self.shown.append(seen)
+            self.copies.append(copy.deepcopy(seen))
+            return True
+        self._find(
+            "an observation is an Observation",
+            f"{where} gave a {type(seen).__name__}",
+            "Return Observation(messages=(*task.prompt, ...)), or text= or token_ids=",
+        )
+        return False
+
+    async def _call(self, where: str, call: Awaitable[Any]) -> Any:
+        try:
+            with boundary(StopReason.ENV_ERROR, where):
+                async with _watched(self.blocked, where), asyncio.timeout(self.call_seconds):
+                    return await call
+        except EpisodeError as failure:
+            self._raised(where, failure)
+            return _FAILED
+
+    def _raised(self, where: str, failure: EpisodeError) -> None:
+        last_line = _last_line(failure)
+        if last_line == "TimeoutError":
+            last_line = f"TimeoutError, after {self.call_seconds:g} s at the latest"
+        self._find("nothing raises", f"{where} raised {last_line}", f"Mend it; its traceback:\n{failure.details}")
+
+    def _find(self, what: str, found: str, do: str) -> None:
+        self.findings.append(Finding(what=what, found=found, do=do))
+
+
+_FAILED = object()
+
+
+def _last_line(failure: EpisodeError) -> str:
+    return failure.details.strip().splitlines()[-1]
+
+
+@asynccontextmanager
+async def _watched(blocked: dict[str, float], where: str) -> AsyncIterator[None]:
+    """Note how long the event loop stood still at most while the block ran."""
+    longest = 0.0
+    last = time.perf_counter()
+
+    def tick() -> None:
+        nonlocal longest, last
+        now = time.perf_counter()
+        longest, last = max(longest, now - last - _TICK_SECONDS), now
+
+    async def ticking() -> None:
+        while True:
+            tick()
+            await asyncio.sleep(_TICK_SECONDS)
+
+    ticker = asyncio.create_task(ticking())
+    try:
+        yield
+    finally:
+        tick()
+        ticker.cancel()
+        blocked[where] = longest
+
+
+def _differences(first: _Play, second: _Play) -> list[Finding]:
+    for index, (one, other) in enumerate(zip(first.copies, second.copies, strict=False)):
+        if one != other:
+            where = "the second reset" if index == 0 else f"observation {index}"
+            return [
+                Finding(
+                    what="episodes do not leak into each other",
+                    found=f"{where} differs from that of the first episode although task and actions were the same",
+                    do="Begin every episode from the task alone, and seed what is random from it",
+                )
+            ]
+    return []
+
+
+def _blocking(*plays: _Play) -> list[Finding]:
+    """Calls that held up the event loop in every episode: once may be an import."""
+    return [
+        Finding(
+            what="no call holds up the event loop",
+            found=f"{where} blocked all other episodes for more than {1000 * _BLOCKED_SECONDS:.0f} ms",
+            do="Await what is slow, or run it with asyncio.to_thread",
+        )
+        for where in plays[0].blocked
+        if min(play.blocked.get(where, 0.0) for play in plays) > _BLOCKED_SECONDS
+    ]

@@ -1,0 +1,239 @@
+"""Context policies: how much of its own history the model sees.
+
+An environment keeps the whole history of an episode; a policy decides what the next observation shows of it.
+
+    env: {name: tool, tools: [search], context: {name: window, turns: 4}}
+
+`append` shows all of it. `window` shows the task and the last turns. `drop_thinking` leaves out what the model thought
+in earlier turns. `summarise` has the model itself put a long history into a few sentences, as a step of the episode
+that is sampled, recorded and trained like any other.
+
+Whatever a policy shows is what the step is trained on: a prompt whose history was rewritten is rendered afresh, and the
+ids sampled after it are kept as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent_r1.errors import ConfigError
+from agent_r1.registry import Registry, bind_part
+from agent_r1.types import Action, Message
+
+Messages = tuple[Message, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """What happened in an episode so far."""
+
+    task: Messages
+    """What it began with."""
+    turns: tuple[Messages, ...] = ()
+    """One entry an action: the assistant's message and what it was answered."""
+    summary: Messages = ()
+    """What stands in for turns that are gone."""
+
+    @property
+    def messages(self) -> Messages:
+        """All of it, in order."""
+        return (*self.task, *self.summary, *(message for turn in self.turns for message in turn))
+
+
+class ContextPolicy(ABC):
+    """Turns a history into the messages of the next observation."""
+
+    @abstractmethod
+    def show(self, history: History) -> Messages:
+        """What the model sees of `history`."""
+
+    def question(self, history: History) -> Message | None:
+        """What the model is asked about its history before the episode goes on; None: nothing."""
+        return None
+
+    def rewrite(self, history: History, answer: Action) -> History:
+        """The history after the model answered `question`."""
+        return history
+
+
+context_policies: Registry[type[ContextPolicy]] = Registry("context policy")
+
+ContextChoice = str | Mapping[str, Any] | ContextPolicy
+"""A policy, its name, or `{name: ..., <argument>: ...}`."""
+
+
+def make_policy(choice: ContextChoice) -> ContextPolicy:
+    """The policy a configuration names.
+
+    >>> make_policy({"name": "window", "turns": 4}).turns
+    4
+    """
+    if isinstance(choice, ContextPolicy):
+        return choice
+    part = {"name": choice} if isinstance(choice, str) else choice
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"env.context is a name or an entry like {{name: window, turns: 4}}; found {choice!r}")
+    policy: ContextPolicy = bind_part(context_policies, "env.context", part)()
+    return policy
+
+
+@context_policies.register("append")
+class Append(ContextPolicy):
+    """The whole history."""
+
+    def show(self, history: History) -> Messages:
+        """Everything."""
+        return history.messages
+
+
+@context_policies.register("window")
+class Window(ContextPolicy):
+    """The task and the last `turns` turns. A tool's answer stays with the call it answers.
+
+    With turns=1, [task, call 1, answer 1, call 2, answer 2] is shown as [task, call 2, answer 2].
+    """
+
+    def __init__(self, turns: int = 4) -> None:
+        if turns < 1:
+            raise ConfigError(f"env.context.turns={turns} must be at least 1: the model has to see what it is answered")
+        self.turns = turns
+
+    def show(self, history: History) -> Messages:
+        """The task and the last turns."""
+        return replace(history, turns=history.turns[-self.turns :]).messages
+
+
+@context_policies.register("drop_thinking")
+class DropThinking(ContextPolicy):
+    """The whole history without the thinking of earlier turns; the last `keep` turns keep theirs."""
+
+    def __init__(self, keep: int = 0) -> None:
+        if keep < 0:
+            raise ConfigError(f"env.context.keep={keep} must be 0 or more")
+        self.keep = keep
+
+    def show(self, history: History) -> Messages:
+        """Everything but the thinking."""
+        first_kept = len(history.turns) - self.keep
+        turns = tuple(
+            tuple(_thoughtless(message) for message in turn) if index < first_kept else turn
+            for index, turn in enumerate(history.turns)
+        )
+        return replace(history, turns=turns).messages
+
+
+@context_policies.register("summarise")
+class Summarise(ContextPolicy):
+    """The whole history until it is longer than `characters`; then the model is asked to summarise it.
+
+    The answer is a step of its own, and the episode goes on from
+
+        task, assistant: <the summary>, user: "That is your summary of the work so far. Go on from it."
+    """
+
+    def __init__(
+        self,
+        characters: int = 8000,
+        instruction: str = "The conversation is getting long. Summarise what you have done and found so far and what "
+        "is left to do. Only your summary will be kept. Do not call a tool.",
+        afterwards: str = "That is your summary of the work so far. Go on from it.",
+    ) -> None:
+        if characters < 1:
+            raise ConfigError(f"env.context.characters={characters} must be at least 1")
+        self.characters = characters
+        self.instruction = instruction
+        self.afterwards = afterwards
+
+    def show(self, history: History) -> Messages:
+        """Everything since the last summary."""
+        return history.messages
+
+    def question(self, history: History) -> Message | None:
+        """The request for a summary, when the history is too long and something happened since the last one."""
+        if not history.turns or num_characters(history.messages) <= self.characters:
+            return None
+        return {"role": "user", "content": self.instruction}
+
+    def rewrite(self, history: History, answer: Action) -> History:
+        """The task and the summary."""
+        summary = without_thinking(answer.text)
+        return History(
+            task=history.task,
+            summary=({"role": "assistant", "content": summary}, {"role": "user", "content": self.afterwards}),
+        )
+
+
+class Conversation:
+    """The history of one episode as a policy shows it. What an environment uses to follow a policy.
+
+    conversation = Conversation(policy, task.prompt)
+    if conversation.takes(action):            # it answers the policy, not the environment
+        return StepResult(observation=Observation(messages=conversation.messages), ...)
+    conversation.add(action.as_message(), *answers)
+    """
+
+    def __init__(self, policy: ContextPolicy, task: Sequence[Message]) -> None:
+        self._policy = policy
+        self._history = History(task=tuple(task))
+        self._question: Message | None = None
+
+    @property
+    def messages(self) -> Messages:
+        """What the next observation shows."""
+        shown = self._policy.show(self._history)
+        return shown if self._question is None else (*shown, self._question)
+
+    def takes(self, action: Action) -> bool:
+        """Whether the action answers the policy's own question; its answer then is in the history."""
+        if self._question is None:
+            return False
+        self._history = self._policy.rewrite(self._history, action)
+        self._question = None
+        return True
+
+    def add(self, *turn: Message) -> None:
+        """Add what the model said and what it was answered."""
+        self._history = replace(self._history, turns=(*self._history.turns, turn))
+        self._question = self._policy.question(self._history)
+
+
+def num_characters(messages: Sequence[Message]) -> int:
+    """How long messages are when written out; tool calls count as their JSON.
+
+    >>> num_characters([{"role": "user", "content": "four"}])
+    4
+    """
+    return sum(_length(message.get("content")) + _length(message.get("tool_calls")) for message in messages)
+
+
+def _length(part: Any) -> int:
+    """Of a text, of a list of content parts (their texts) or of tool calls."""
+    if not part or isinstance(part, str):
+        return len(part or "")
+    return sum(0 if "image" in entry else len(json.dumps(entry, default=str)) for entry in part)
+
+
+_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+
+
+def without_thinking(text: str) -> str:
+    """The text without its thoughts. A thought may lack its opening (the prompt wrote it) or its end (it was cut).
+
+    >>> without_thinking("<think>6 * 7</think>42"), without_thinking("6 * 7</think> 42"), without_thinking("<think>6 *")
+    ('42', '42', '')
+    """
+    text = _THOUGHT.sub("", text)
+    text = text.rpartition("</think>")[2].lstrip() if "</think>" in text else text
+    return text.partition("<think>")[0]
+
+
+def _thoughtless(message: Message) -> Message:
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str):
+        return message
+    return {**message, "content": without_thinking(content)}

@@ -1,0 +1,231 @@
+"""`GymEnv`: Gymnasium environments whose observations and actions are text, or can be put into words.
+
+    env: {name: gym, make: my_envs:Maze, arguments: {size: 4}, observe: my_envs:describe, actions: [left, right]}
+
+The row's messages come first, then the environment's observation as a user message. The model acts by writing an
+action, alone or as `<action>left</action>`. `truncated` of Gymnasium is a truncation here, `terminated` is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import re
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from agent_r1.envs.base import AgentEnv
+from agent_r1.envs.context import ContextChoice, Conversation, make_policy, without_thinking
+from agent_r1.errors import ConfigError, EpisodeError, boundary, did_you_mean, require_installed
+from agent_r1.registry import load_object
+from agent_r1.types import Action, Message, Observation, StepResult, StopReason, Task
+
+_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+
+
+@AgentEnv.register("gym")
+class GymEnv(AgentEnv):
+    """An episode in a Gymnasium environment, which runs in a thread of its own.
+
+    `make` is a Gymnasium id or `module:attribute`, called with `arguments`. `observe` (`module:function`) puts an
+    observation into words; it is needed when observations are not strings. `actions` names the actions of a Discrete
+    space, in order; without it the model writes their numbers. `act` (`module:function`) reads the action from the
+    model's text for any other space and raises ValueError for what the model got wrong.
+
+    A row may give `env_kwargs["seed"]` and `env_kwargs["options"]`; without a seed all rollouts of a task share one
+    made from its id.
+    """
+
+    def __init__(
+        self,
+        make: str | Callable[..., Any],
+        arguments: Mapping[str, Any] | None = None,
+        observe: str | Callable[[Any], str] | None = None,
+        actions: Sequence[str] | None = None,
+        act: str | Callable[[str], Any] | None = None,
+        context: ContextChoice = "append",
+    ) -> None:
+        require_installed("gymnasium", "gymnasium", "gym", "env.name=gym")
+        self._make = make
+        self._arguments = dict(arguments or {})
+        self._observe = load_object(observe, kind="observation function") if isinstance(observe, str) else observe
+        self._names = None if actions is None else [str(name) for name in actions]
+        self._act = load_object(act, kind="action function") if isinstance(act, str) else act
+        self._policy = make_policy(context)
+        self._thread: _OwnThread | None = None
+        self._env: Any = None
+        self._conversation: Conversation
+
+    async def reset(self, task: Task) -> Observation:
+        """The row's messages and the first observation."""
+        self._thread = self._thread or _OwnThread()
+        if self._env is None:
+            await self._thread.run(self._begin)
+        seed = int(task.env_kwargs.get("seed", zlib.crc32(task.task_id.encode())))
+        options = task.env_kwargs.get("options")
+        seen, _ = await self._thread.run(lambda: self._env.reset(seed=seed, options=options))
+        self._conversation = Conversation(self._policy, (*task.prompt, self._spoken(seen)))
+        return Observation(messages=self._conversation.messages)
+
+    async def step(self, action: Action) -> StepResult:
+        """What the environment makes of the action; what is no action is answered with the ones there are."""
+        if self._thread is None:
+            raise RuntimeError("step of a GymEnv before its reset, or after its close")
+        if self._conversation.takes(action):
+            return self._going_on(0.0, {"episode/summaries": 1.0})
+        try:
+            chosen = self._chosen(action)
+        except ValueError as error:
+            self._conversation.add(action.as_message(), {"role": "user", "content": f"Error: {error}"})
+            return self._going_on(0.0, {"episode/invalid_actions": 1.0})
+        seen, reward, terminated, truncated, _ = await self._thread.run(lambda: self._env.step(chosen))
+        self._conversation.add(action.as_message(), self._spoken(seen))
+        return StepResult(
+            observation=Observation(messages=self._conversation.messages),
+            reward=float(reward),
+            done=bool(terminated),
+            truncated=bool(truncated),
+        )
+
+    async def close(self) -> None:
+        """Close the environment, unless its thread hangs in a call; then it is left to that thread."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            if thread.busy:
+                thread.begin(self._end)
+            else:
+                await thread.run(self._end)
+        finally:
+            thread.end()
+
+    def _end(self) -> None:
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
+    def _begin(self) -> None:
+        import gymnasium
+
+        if isinstance(self._make, str) and ":" not in self._make:
+            env = gymnasium.make(self._make, **self._arguments)
+        else:
+            make = load_object(self._make, kind="environment") if isinstance(self._make, str) else self._make
+            env = make(**self._arguments)
+        self._env = env
+        self._check_actions(env.action_space)
+
+    def _check_actions(self, space: Any) -> None:
+        from gymnasium import spaces
+
+        if self._act is not None:
+            return
+        if not isinstance(space, spaces.Discrete | spaces.Text):
+            raise ConfigError(
+                f"the actions of {self._make} are {space}: give env.act=module:function that makes one from text"
+            )
+        if self._names is not None and (not isinstance(space, spaces.Discrete) or space.n != len(self._names)):
+            raise ConfigError(f"env.actions has {len(self._names)} names, but the actions of {self._make} are {space}")
+
+    def _chosen(self, action: Action) -> Any:
+        """The Gymnasium action the text asks for; ValueError tells the model what was wrong."""
+        text = without_thinking(action.text)
+        tagged = _ACTION.findall(text)
+        wanted = (tagged[-1] if tagged else text).strip()
+        if self._act is not None:
+            return self._act(wanted)
+        space = self._env.action_space
+        if hasattr(space, "n"):
+            return self._numbered(wanted, int(space.n), int(space.start))
+        if not space.contains(wanted):
+            raise ValueError(f"'{wanted}' is no action here; an action is {_described(space)}.")
+        return wanted
+
+    def _numbered(self, wanted: str, num_actions: int, start: int) -> int:
+        names = self._names or [str(start + index) for index in range(num_actions)]
+        found = [index for index, name in enumerate(names) if name.casefold() == wanted.casefold()]
+        if not found:
+            raise ValueError(f"'{wanted}' is no action here. {did_you_mean(wanted, names)}")
+        return start + found[0]
+
+    def _spoken(self, seen: Any) -> Message:
+        text = seen if self._observe is None else self._observe(seen)
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"an observation of {self._make} is a {type(text).__name__}, not text: give "
+                "env.observe=module:function that puts it into words"
+            )
+        return {"role": "user", "content": text}
+
+    def _going_on(self, reward: float, metrics: Mapping[str, float]) -> StepResult:
+        observation = Observation(messages=self._conversation.messages)
+        return StepResult(observation=observation, reward=reward, info={"metrics": dict(metrics)})
+
+
+def _described(space: Any) -> str:
+    letters = "".join(space.characters)
+    return f"text of {space.min_length} to {space.max_length} characters out of {letters}"
+
+
+class _OwnThread:
+    """Runs calls one after another in one thread. The process does not wait for a thread that hangs when it ends."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._num_running = 0
+        threading.Thread(target=self._work, name="gym-env", daemon=True).start()
+
+    @property
+    def busy(self) -> bool:
+        """A call was begun and has not ended."""
+        return self._num_running > 0
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        """What the call returns or raises."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def finish(result: Any, error: BaseException | None) -> None:
+            self._num_running -= 1
+            if answer.cancelled():
+                return
+            if error is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(error)
+
+        def work() -> None:
+            result: Any = None
+            failure: BaseException | None = None
+            try:
+                with boundary(StopReason.ENV_ERROR, "the Gymnasium environment"):
+                    result = call()
+            except EpisodeError as error:
+                failure = error.__cause__ or error
+            with suppress(RuntimeError):  # the loop may be gone by the time a hung call ends
+                loop.call_soon_threadsafe(finish, result, failure)
+
+        self._num_running += 1
+        self._calls.put(work)
+        return await answer
+
+    def begin(self, call: Callable[[], Any]) -> None:
+        """Have the call made when the thread is free; nobody waits for it."""
+
+        def work() -> None:
+            with suppress(EpisodeError), boundary(StopReason.ENV_ERROR, "the Gymnasium environment"):
+                call()
+
+        self._calls.put(work)
+
+    def end(self) -> None:
+        """No more calls: the thread ends after those it has."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()

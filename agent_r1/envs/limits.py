@@ -1,0 +1,171 @@
+"""Limits around any environment.
+
+    env: {name: tool, tools: [search], limits: [{name: time, seconds: 30}, {name: observation, characters: 4000}]}
+    env = TimeLimit(ObservationLimit(MyEnv(), characters=4000), seconds=30)
+
+The first of a list is the innermost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from agent_r1.envs.base import AgentEnv, as_step_result
+from agent_r1.errors import ConfigError, EnvTimeoutError
+from agent_r1.registry import Registry, bind_part
+from agent_r1.tools.answers import cut_middle
+from agent_r1.types import Action, Message, Observation, StepResult, Task
+
+T = TypeVar("T")
+
+
+class EnvLimit(AgentEnv):
+    """An environment around another one; as it stands it changes nothing."""
+
+    def __init__(self, env: AgentEnv) -> None:
+        self.env = env
+
+    async def reset(self, task: Task) -> Observation:
+        """What the inner environment shows."""
+        return await self.env.reset(task)
+
+    async def step(self, action: Action) -> StepResult:
+        """What the inner environment answers."""
+        return as_step_result(await self.env.step(action))
+
+    def preview(self, task: Task) -> Observation:
+        """What the inner environment will show."""
+        return self.env.preview(task)
+
+    async def close(self) -> None:
+        """Close the inner environment."""
+        await self.env.close()
+
+    @property
+    def inner_name(self) -> str:
+        """The class of the environment at the core, for messages."""
+        return self.env.inner_name if isinstance(self.env, EnvLimit) else type(self.env).__name__
+
+
+env_limits: Registry[type[EnvLimit]] = Registry("environment limit")
+
+
+def bind_limit(limit: Any) -> Callable[[AgentEnv], AgentEnv]:
+    """What puts an environment into the limit that `{name: ..., <argument>: ...}`, or a plain name, says."""
+    part = {"name": limit} if isinstance(limit, str) else limit
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"env.limits is a list of entries like {{name: time, seconds: 30}}; found {limit!r}")
+    return bind_part(env_limits, "env.limits", part)
+
+
+def within_limits(env: AgentEnv, limits: Iterable[Any]) -> AgentEnv:
+    """The environment inside the limits that a configuration lists.
+
+    `within_limits(env, [{"name": "steps", "steps": 4}])` is `StepLimit(env, steps=4)`.
+    """
+    for limit in limits:
+        env = bind_limit(limit)(env)
+    return env
+
+
+@env_limits.register("time")
+class TimeLimit(EnvLimit):
+    """A `reset` or `step` that takes more than `seconds` is cancelled, and the rollout is tried again.
+
+    It cancels what waits. Code that never waits cannot be cancelled from within its process: serve such an environment
+    (`agent-r1 env serve`) and it is the server that hangs.
+    """
+
+    def __init__(self, env: AgentEnv, seconds: float = 60.0) -> None:
+        super().__init__(env)
+        _refuse_less_than(0.001, "time", "seconds", seconds)
+        self._seconds = seconds
+
+    async def reset(self, task: Task) -> Observation:
+        """Reset in time, or `EnvTimeoutError`."""
+        return await self._in_time("reset", super().reset(task))
+
+    async def step(self, action: Action) -> StepResult:
+        """Step in time, or `EnvTimeoutError`."""
+        return await self._in_time("step", super().step(action))
+
+    async def _in_time(self, what: str, call: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self._seconds) as limit:
+                return await call
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise EnvTimeoutError(
+                f"{what} of {self.inner_name} took more than {self._seconds:g} s; it was cancelled. If it needs "
+                "longer, raise env.limits time.seconds"
+            ) from error
+
+
+@env_limits.register("steps")
+class StepLimit(EnvLimit):
+    """Cuts the episode after `steps` steps. That is a truncation: a critic still values the state it was cut in."""
+
+    def __init__(self, env: AgentEnv, steps: int = 8) -> None:
+        super().__init__(env)
+        _refuse_less_than(1, "steps", "steps", steps)
+        self._steps = steps
+        self._taken = 0
+
+    async def reset(self, task: Task) -> Observation:
+        """Begin to count."""
+        self._taken = 0
+        return await super().reset(task)
+
+    async def step(self, action: Action) -> StepResult:
+        """The inner answer, cut when it is the last allowed one."""
+        self._taken += 1
+        result = await super().step(action)
+        return replace(result, truncated=result.truncated or self._taken >= self._steps)
+
+
+@env_limits.register("observation")
+class ObservationLimit(EnvLimit):
+    """Cuts long answers of the environment in their middle, and says so where it cut.
+
+    With characters=4, "abcdefghij" becomes "ab\\n[... 6 of 10 characters left out ...]\\nij". What the task itself says
+    and what the model wrote is never cut.
+    """
+
+    def __init__(self, env: AgentEnv, characters: int = 8000) -> None:
+        super().__init__(env)
+        _refuse_less_than(2, "observation", "characters", characters)
+        self._characters = characters
+        self._task: tuple[Message, ...] = ()
+
+    async def reset(self, task: Task) -> Observation:
+        """The first observation, cut."""
+        self._task = task.prompt
+        return self._cut(await super().reset(task))
+
+    async def step(self, action: Action) -> StepResult:
+        """The next observation, cut."""
+        result = await super().step(action)
+        return result if result.observation is None else replace(result, observation=self._cut(result.observation))
+
+    def _cut(self, observation: Observation) -> Observation:
+        if observation.messages is None:
+            text = observation.text
+            return observation if text is None else replace(observation, text=cut_middle(text, self._characters))
+        # A message is cut the same way in every observation, so the next prompt still extends the one before.
+        return replace(observation, messages=tuple(self._short_message(message) for message in observation.messages))
+
+    def _short_message(self, message: Message) -> Message:
+        content = message.get("content")
+        own = message.get("role") in ("assistant", "system") or message in self._task
+        if own or not isinstance(content, str) or len(content) <= self._characters:
+            return message
+        return {**message, "content": cut_middle(content, self._characters)}
+
+
+def _refuse_less_than(least: float, limit: str, argument: str, given: float) -> None:
+    if given < least:
+        raise ConfigError(f"env.limits {limit}.{argument}={given} must be at least {least:g}")

@@ -1,0 +1,28 @@
+"""Reward functions in worker processes, so that one that hangs is killed and not just waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from agent_r1.rewards.outcome import RewardFunction, RewardValue
+from agent_r1.types import Episode, Task
+
+
+class Workers(Protocol):
+    """What runs a function elsewhere; `agent_r1.tools.workers.WorkerPool` is one."""
+
+    async def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
+        """What `function(*args)` returns; raises when it raises, dies or takes longer than `timeout` seconds."""
+        ...
+
+
+def in_workers(function: RewardFunction, workers: Workers, *, timeout: float) -> RewardFunction:
+    """The same reward function, run by `workers`. One that takes longer than `timeout` seconds is killed and fails the
+    rollout; it is never 0."""
+
+    async def score(task: Task, episode: Episode) -> RewardValue:
+        value: RewardValue = await workers.call(function, task, episode, timeout=timeout)
+        return value
+
+    return score

@@ -1,0 +1,83 @@
+"""From whatever a tool returned to something a model can read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from agent_r1.tools.base import ToolResponse, ToolResult
+
+
+def as_result(returned: Any) -> ToolResult:
+    """A tool result from what a function returned: the answer, `(answer, reward)` or `(answer, reward, info)`.
+
+    >>> as_result(({"price": 7}, 0.5))
+    (ToolResponse(text='{"price": 7}', images=()), 0.5, {})
+    """
+    reward: Any = None
+    info: Any = {}
+    if isinstance(returned, tuple) and len(returned) in (2, 3):
+        returned, reward, *rest = returned
+        info = rest[0] if rest else {}
+    response = returned if isinstance(returned, ToolResponse) else ToolResponse(text=_as_text(returned))
+    return checked_result((response, reward, info))
+
+
+def checked_result(returned: Any) -> ToolResult:
+    """The same when it is a proper tool result; a TypeError or ValueError says what is wrong with it."""
+    if not isinstance(returned, tuple) or len(returned) != 3:
+        raise TypeError(f"the tool returned a {type(returned).__name__} instead of (ToolResponse, reward, info)")
+    response, reward, info = returned
+    if not isinstance(response, ToolResponse) or not isinstance(response.text, str):
+        found = response.text if isinstance(response, ToolResponse) else response
+        raise TypeError(f"the tool's answer is a {type(found).__name__}, which is no text")
+    if not isinstance(info, Mapping):
+        raise TypeError(f"the tool's notes are a {type(info).__name__} instead of a mapping")
+    if reward is not None:
+        try:
+            reward = float(reward)
+        except (TypeError, ValueError):
+            raise TypeError(f"the tool's reward is a {type(reward).__name__}, which is no number") from None
+        if not math.isfinite(reward):
+            raise ValueError(f"the tool's reward is {reward}; rewards must be finite")
+    return response, reward, info
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """The text when it has at most `limit` characters, else its beginning and end with a note between them.
+
+    >>> cut_middle("abcdefghij", 4)
+    'ab\\n[... 6 of 10 characters left out ...]\\nij'
+    """
+    # Half of a surrogate pair can be neither tokenised nor written to a file.
+    text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+    if len(text) <= limit:
+        return text
+    head, tail = (limit + 1) // 2, limit // 2
+    note = f"\n[... {len(text) - limit:,} of {len(text):,} characters left out ...]\n"
+    return text[:head] + note + text[len(text) - tail :]
+
+
+def describe(error: BaseException) -> str:
+    """What an exception says, or its type when it says nothing."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return text or type(error).__name__
+
+
+def _as_text(returned: Any) -> str:
+    return returned if isinstance(returned, str) else json.dumps(returned, ensure_ascii=False, default=_readable)
+
+
+def _readable(value: Any) -> str:
+    """Dates, decimals, paths and the like are written as they print; a memory address tells a model nothing."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError("the tool's answer holds raw bytes, which is no text")
+    kind: Any = type(value)
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+        raise TypeError(f"the tool's answer holds a {kind.__name__}, which is no text")
+    return str(value)

@@ -1,0 +1,84 @@
+"""Calls that wait at the same moment, as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Batcher(Generic[Item, Result]):
+    """Gathers items into batches of at most `size`, each of which waits at most `wait` seconds to fill.
+
+    `places` bounds the batches that run at once; items that come while all places are taken join the next batch.
+    `run` gives one result, or exception, for each item.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Item]], Awaitable[Sequence[Result | BaseException]]],
+        *,
+        size: int,
+        wait: float,
+        places: asyncio.Semaphore,
+    ) -> None:
+        self._run = run
+        self._size = size
+        self._wait = wait
+        self._places = places
+        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def submit(self, item: Item) -> Result:
+        """The result of one item, once the batch it joins has run."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        self._waiting.append((item, future))
+        if len(self._waiting) % self._size == 0:
+            self._start()
+        elif self._timer is None:
+            self._timer = loop.call_later(self._wait, self._start)
+        return await future
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        task = asyncio.get_running_loop().create_task(self._drain())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _drain(self) -> None:
+        """Run what waits, batch after batch, as far as others have not taken it."""
+        async with self._places:
+            while batch := self._take():
+                await self._settle(batch)
+
+    def _take(self) -> list[tuple[Item, asyncio.Future[Result]]]:
+        """The next batch, without those whose callers have gone away."""
+        batch: list[tuple[Item, asyncio.Future[Result]]] = []
+        while self._waiting and len(batch) < self._size:
+            entry = self._waiting.popleft()
+            if not entry[1].done():
+                batch.append(entry)
+        return batch
+
+    async def _settle(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        try:
+            results: Sequence[Result | BaseException] = await self._run([item for item, _ in batch])
+        except BaseException as error:
+            results = [error] * len(batch)
+        for (_, future), result in zip(batch, results, strict=True):
+            if future.done():
+                continue
+            if isinstance(result, asyncio.CancelledError):
+                future.cancel()
+            elif isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)

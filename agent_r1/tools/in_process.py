@@ -1,0 +1,76 @@
+"""One call of a tool inside a worker process, and what travels back: plain data, already cut to length."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+from agent_r1.errors import ConfigError
+from agent_r1.tools.answers import as_result, checked_result, cut_middle
+from agent_r1.tools.base import BaseTool, ToolContext, ToolResponse, ToolResult
+from agent_r1.tools.function import FunctionTool
+from agent_r1.tools.references import Reference
+
+Origin = tuple[Reference, Mapping[str, Any]]
+"""Where a tool's function or class is defined, and the arguments of the class."""
+
+Packed = tuple[str, tuple[Any, ...], bool, float | None, Mapping[str, Any], Mapping[str, Any] | None]
+"""Text, images, whether the text was cut, reward, notes, and the episode's scratch space when the call changed it."""
+
+
+async def run_tool(origin: Origin, name: str, args: Mapping[str, Any], context: ToolContext, max_chars: int) -> Packed:
+    """Run one call of a tool."""
+    before = pickle.dumps(context.state)
+    response, reward, info = await _result(origin, name, args, context)
+    text = cut_middle(response.text, max_chars)
+    changed = pickle.dumps(context.state) != before
+    images = tuple(map(_portable_image, response.images))
+    return text, images, len(response.text) > max_chars, reward, info, context.state if changed else None
+
+
+def unpack(packed: Packed, context: ToolContext) -> tuple[ToolResult, bool]:
+    """The tool result of what `run_tool` sent, and whether its text was cut."""
+    text, images, was_cut, reward, info, state = packed
+    if state is not None:
+        context.state.clear()
+        context.state.update(state)
+    return checked_result((ToolResponse(text=text, images=tuple(images)), reward, info)), was_cut
+
+
+def origin_of(tool: BaseTool) -> Origin:
+    """How a worker makes a tool's like: from its function, or from its class and the arguments it was made with.
+
+    Raises `ConfigError` for a tool that a worker could not make.
+    """
+    if isinstance(tool, FunctionTool):
+        return Reference.of(tool.function), {}
+    if tool.made_with is None and inspect.signature(type(tool)).parameters:
+        raise ConfigError(
+            f"tool '{tool.name}' was made with arguments that a worker process does not know. Register its class and "
+            f"give them in env.tools: {{name: {tool.name}, ...}}"
+        )
+    return Reference.of(type(tool)), tool.made_with or {}
+
+
+async def _result(origin: Origin, name: str, args: Mapping[str, Any], context: ToolContext) -> ToolResult:
+    reference, made_with = origin
+    found = reference.load()
+    if inspect.isfunction(found):
+        found = FunctionTool(found, name)
+    tool: BaseTool = found(**made_with) if isinstance(found, type) else found
+    if isinstance(tool, FunctionTool):
+        returned = tool.execute_here(args, context)
+        return as_result(await returned if inspect.isawaitable(returned) else returned)
+    return checked_result(await tool.execute(args, context=context))
+
+
+def _portable_image(image: Any) -> Any:
+    """A PIL image as the bytes of a PNG file; anything else as it is."""
+    if not callable(getattr(image, "save", None)):
+        return image
+    file = io.BytesIO()
+    image.save(file, format="PNG")
+    return file.getvalue()

@@ -1,0 +1,62 @@
+"""`ToolPolicy`: how the runner treats the calls of one tool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from agent_r1.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolPolicy:
+    """Limits of one tool. A tool declares it (`policy = ToolPolicy(timeout=5)`, `@tool(timeout=5)`), and the
+    configuration may change it (`tools.search.timeout=5`)."""
+
+    timeout: float = 30.0
+    """Seconds one attempt (of a batch: the whole batch) may take; waiting for a free place does not count."""
+    max_concurrency: int = 512
+    """Calls, or batches, that run at once over all episodes."""
+    retries: int = 0
+    """Further attempts when the tool could not be reached or its worker died. Timeouts and the tool's own errors are
+    not tried again. More than 0 only for tools that may run twice."""
+    max_output_chars: int = 20_000
+    """Longer answers lose their middle, and say so."""
+    process: bool = False
+    """Run each call in a worker process, which is killed at the timeout. For slow, risky or CPU-bound tools."""
+    batch_size: int = 32
+    """Most calls in one batch of a tool that has `batch_execute`."""
+    batch_wait: float = 0.005
+    """Longest wait, in seconds, for further calls of the batch."""
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "max_concurrency", "max_output_chars", "batch_size"):
+            _require(name, getattr(self, name), more_than=0)
+        for name in ("retries", "batch_wait"):
+            _require(name, getattr(self, name), more_than=None)
+        if not isinstance(self.process, bool):
+            raise ConfigError(f"process={self.process!r} of a tool must be true or false")
+
+    def changed(self, tool_name: str, changes: Mapping[str, Any]) -> ToolPolicy:
+        """This policy with what the configuration says about the tool.
+
+        >>> ToolPolicy().changed("search", {"timeout": 5}).timeout
+        5
+        """
+        known = [entry.name for entry in fields(ToolPolicy)]
+        unknown = [key for key in changes if key not in known]
+        if unknown:
+            raise ConfigError(f"unknown key 'tools.{tool_name}.{unknown[0]}'. {did_you_mean(str(unknown[0]), known)}")
+        try:
+            return replace(self, **changes)
+        except ConfigError as error:
+            raise ConfigError(f"tools.{tool_name}: {error}") from None
+
+
+def _require(name: str, value: Any, *, more_than: float | None) -> None:
+    number = isinstance(value, int if name not in ("timeout", "batch_wait") else (int, float))
+    if not number or isinstance(value, bool) or not (value > more_than if more_than is not None else value >= 0):
+        kind = "a number" if name in ("timeout", "batch_wait") else "a whole number"
+        bound = f"more than {more_than}" if more_than is not None else "0 or more"
+        raise ConfigError(f"{name}={value!r} of a tool must be {kind}, {bound}")

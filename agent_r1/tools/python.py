@@ -1,0 +1,200 @@
+"""The built-in Python tool: run code as a notebook does, in a sandbox.
+
+    print(2 + 2)               ->  4
+    [n * n for n in range(3)]  ->  [0, 1, 4]
+
+By default every call is a fresh interpreter. `PythonTool(stateful=True)` keeps one for the episode, so that variables
+last from call to call:
+
+    env.tools=[{name: python, stateful: true}]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent_r1.errors import ConfigError
+from agent_r1.tools.answers import cut_middle
+from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult, ToolTimeoutError
+from agent_r1.tools.policy import ToolPolicy
+from agent_r1.tools.sandbox import Sandbox, SandboxKind, SandboxLimits
+from agent_r1.tools.sandbox_session import SandboxReply, SandboxSession
+
+_CELLS = (Path(__file__).parent / "python_cells.py").read_text()
+_MAX_CODE = 100_000
+_MACHINERY_SECONDS = 30.0
+_CALLS_OF_A_TURN = 20
+
+
+@dataclass(kw_only=True, slots=True)
+class _Notebook:
+    """An episode's interpreter. Calls of one turn come at once; the lock lets them in one by one, in order."""
+
+    session: SandboxSession | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@BaseTool.register("python")
+class PythonTool(BaseTool):
+    """Runs Python code and shows what it printed, the value of a last expression, or the traceback.
+
+    A call that takes longer than `seconds` is killed with everything it started, and the model still reads what it had
+    printed: at most `max_chars`. `sandbox`, `limits` and `packages` are explained in `Sandbox`.
+    """
+
+    name = "python"
+
+    def __init__(
+        self,
+        *,
+        stateful: bool = False,
+        seconds: float = 10.0,
+        max_chars: int = 10_000,
+        sandbox: SandboxKind = "auto",
+        limits: SandboxLimits | Mapping[str, Any] | None = None,
+        packages: bool = False,
+    ) -> None:
+        self.sandbox = Sandbox(sandbox, _as_limits(limits), packages=packages)
+        self._stateful = stateful
+        self._seconds = seconds
+        self._max_chars = max_chars
+        # The runner's limits stand behind the tool's own, which show what a killed cell had printed. Calls of one turn
+        # wait for a stateful interpreter one after the other.
+        self.policy = ToolPolicy(
+            timeout=seconds * (_CALLS_OF_A_TURN if stateful else 1) + _MACHINERY_SECONDS,
+            max_output_chars=2 * max_chars + 1000,
+        )
+        lasts = "Variables last from call to call." if stateful else "Every call starts afresh."
+        code = {"type": "string", "description": "The code. The value of a last expression is shown, like print."}
+        self.tool_schema = {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": f"Run Python code and read what it prints. {lasts}",
+                "parameters": {"type": "object", "properties": {"code": code}, "required": ["code"]},
+            },
+        }
+
+    async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
+        """Run one cell. What went wrong inside is part of the answer; `info["ended"]` says how it ended. One that was
+        killed at its deadline is a `ToolTimeoutError` with what it had printed."""
+        code = self._checked_code(args)
+        if self._stateful:
+            text, ended = await self._run_in_notebook(code, self._notebook(kwargs["context"]))
+        else:
+            session = self.sandbox.start(_CELLS)
+            try:
+                reply = await self._ask(session, code)
+            finally:
+                await session.close()
+            text, ended = self._show(reply)
+        if ended == "timeout":
+            raise ToolTimeoutError(text)
+        return ToolResponse(text=text), None, {"ended": ended}
+
+    async def close(self, context: ToolContext) -> None:
+        """End the episode's interpreter."""
+        notebook = context.state.pop(self._state_key, None)
+        if notebook is not None and notebook.session is not None:
+            await notebook.session.close()
+
+    async def _run_in_notebook(self, code: str, notebook: _Notebook) -> tuple[str, str]:
+        async with notebook.lock:
+            if notebook.session is None:
+                notebook.session = self.sandbox.start(_CELLS)
+            session = notebook.session
+            try:
+                reply = await self._ask(session, code)
+            finally:
+                if session.is_over:
+                    notebook.session = None
+                    await session.close()
+            text, ended = self._show(reply)
+            lost = notebook.session is None
+            return (f"{text}\n[the interpreter was restarted: all variables are gone]" if lost else text), ended
+
+    async def _ask(self, session: SandboxSession, code: str) -> SandboxReply:
+        return await session.ask({"code": code}, seconds=self._seconds, max_bytes=4 * self._max_chars)
+
+    def _notebook(self, context: ToolContext) -> _Notebook:
+        notebook: _Notebook = context.state.setdefault(self._state_key, _Notebook())
+        return notebook
+
+    @property
+    def _state_key(self) -> str:
+        return f"{self.name} interpreter"
+
+    def _checked_code(self, args: Mapping[str, Any]) -> str:
+        code = args.get("code")
+        if not isinstance(code, str) or set(args) != {"code"}:
+            raise ToolInputError(f"{self.name} takes one argument, 'code', a string; got {sorted(args) or 'none'}")
+        if len(code) > _MAX_CODE:
+            raise ToolInputError(f"the code is longer than {_MAX_CODE} characters")
+        return code
+
+    def _show(self, reply: SandboxReply) -> tuple[str, str]:
+        """What the model reads, and in one word how the call ended."""
+        shown = str(reply.report.get("shown", ""))
+        note, ended = self._verdict(reply)
+        parts = (self._printed(reply).rstrip("\n"), cut_middle(shown, self._max_chars), note)
+        return "\n".join(part for part in parts if part) or "(no output)", ended
+
+    def _printed(self, reply: SandboxReply) -> str:
+        if not reply.num_bytes_cut:
+            return cut_middle(reply.output, self._max_chars)
+        head, rest = reply.output[: self._max_chars], reply.output[self._max_chars :]
+        return f"{head}\n[... cut: {reply.num_bytes_cut + len(rest)} more bytes ...]"
+
+    def _verdict(self, reply: SandboxReply) -> tuple[str, str]:
+        limits = self.sandbox.limits
+        match reply.ended:
+            case "timeout":
+                return f"timed out after {self._seconds:g} s", "timeout"
+            case "flood":
+                return "killed: it printed too much", "flood"
+            case "died":
+                return _cause_of_death(reply.exit_code, limits), "died"
+        if reply.report.get("status") == "memory":
+            return f"MemoryError: the memory limit is {limits.memory_mb} MB", "error"
+        return "", "error" if reply.report.get("status") == "error" else "ok"
+
+
+@BaseTool.register("code_interpreter")
+class CodeInterpreter(PythonTool):
+    """The same tool under the name that many data sets and models know."""
+
+    name = "code_interpreter"
+
+
+def _cause_of_death(exit_code: int | None, limits: SandboxLimits) -> str:
+    """Why an interpreter ended by itself.
+
+    >>> _cause_of_death(3, SandboxLimits())
+    'the interpreter ended with exit code 3'
+    """
+    if exit_code is None:
+        return "killed"
+    if exit_code >= 0:
+        return f"the interpreter ended with exit code {exit_code}"
+    if -exit_code == signal.SIGXCPU:
+        return f"killed: CPU limit of {limits.cpu_seconds} s"
+    if -exit_code == signal.SIGKILL:
+        return f"killed (the limits are {limits.memory_mb} MB of memory and {limits.cpu_seconds} s of CPU)"
+    return f"killed by {signal.Signals(-exit_code).name}"
+
+
+def _as_limits(given: SandboxLimits | Mapping[str, Any] | None) -> SandboxLimits | None:
+    """The limits, also as a configuration writes them: `{memory_mb: 2048}`."""
+    if not isinstance(given, Mapping):
+        return given
+    try:
+        return SandboxLimits(**given)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(SandboxLimits).parameters)
+        raise ConfigError(f"limits of the Python tool: {error}. There are: {known}") from None

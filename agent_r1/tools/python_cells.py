@@ -1,0 +1,121 @@
+"""The program the Python tool runs inside its sandbox: cells in, what they showed out.
+
+Like `sandbox_child.py` it travels as text and starts quickly because it imports little. A request is a Python literal
+on one line, `{"code": "1 + 1"}`; the report is one line of JSON, `{"status": "ok", "shown": "2"}`. What a cell prints
+goes to standard output as it comes.
+"""
+
+from __future__ import annotations
+
+import _ast
+import io
+import os
+import sys
+import types
+from _json import encode_basestring_ascii as quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_ONLY_TREE = 0x400
+_MAX_SHOWN = 50_000
+
+
+def serve(reports: int, packages: list[str]) -> None:
+    """Run the cells that come in on standard input, in one namespace, until there are no more."""
+    requests = os.fdopen(os.dup(0), "rb")
+    output = os.dup(1)
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.path.extend(packages)
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    worker = os.getpid()
+    for number, line in enumerate(requests, start=1):
+        _restore_output(output)
+        report = run_cell(eval(line)["code"], main.__dict__, f"<cell {number}>")
+        if os.getpid() != worker:
+            os._exit(0)  # a cell that forked comes back twice
+        pairs = ", ".join(f"{quoted(key)}: {quoted(value)}" for key, value in report.items())
+        _write_all(reports, f"{{{pairs}}}\n".encode())
+
+
+def run_cell(code: str, namespace: dict[str, Any], name: str) -> dict[str, str]:
+    """Run one cell like a notebook: the value of a last expression is shown.
+
+    >>> run_cell("x = 2\\nx + 1", {}, "<cell 1>")
+    {'status': 'ok', 'shown': '3'}
+    """
+    status = "ok"
+    shown = ""
+    try:
+        tree = compile(code, name, "exec", _ONLY_TREE)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+        exec(compile(tree, name, "exec"), namespace)
+        if last is not None:
+            value = eval(compile(_ast.Expression(last.value), name, "eval"), namespace)
+            if value is not None:
+                namespace["_"] = value
+                shown = repr(value)
+    except SystemExit as error:
+        status, shown = "exit", "" if error.code in (None, 0) else f"SystemExit: {error.code}"
+    except MemoryError:
+        status = "memory"
+    except BaseException as error:  # noqa: BLE001 - whatever the cell raised is what it shows
+        status, shown = "error", _explain(error, code, name)
+    _flush()
+    return {"status": status, "shown": shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "..."}
+
+
+def _explain(error: BaseException, code: str, name: str) -> str:
+    """The traceback without our own frames; less where even that fails (no more files, an error without a text)."""
+    try:
+        import linecache
+        import traceback
+
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        trace = error.__traceback__
+        while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell"):
+            trace = trace.tb_next
+        return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    except Exception:  # noqa: BLE001
+        return _explain_briefly(error)
+
+
+def _explain_briefly(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an exception may refuse to be printed
+        return type(error).__name__
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:  # noqa: SIM105 - contextlib takes long to import
+            stream.flush()
+        except Exception:  # noqa: BLE001 - the cell closed it, or put something else in its place
+            pass
+
+
+def _restore_output(output: int) -> None:
+    """Give a cell its output back, whatever an earlier one did to it."""
+    for number in (1, 2):
+        os.dup2(output, number)
+    sys.stdout, sys.stderr = _unbuffered(1), _unbuffered(2)
+
+
+def _unbuffered(descriptor: int) -> io.TextIOWrapper:
+    """A stream that holds nothing back: what was printed before a deadline is there to be read."""
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+
+
+if __name__ == "sandbox_program":
+    serve(globals()["settings"]["reports"], globals()["settings"]["packages"])

@@ -1,0 +1,316 @@
+"""What runs inside: a program that gives up its rights, one after the other, and then runs another program.
+
+`sandbox.py` hands this file's text to a fresh interpreter (`python -c`). It imports little, since importing `json`,
+`signal` or `typing` takes as long as starting the interpreter. Two or three processes come of it:
+
+    guard      waits; ends everything when its owner goes away, and says so
+    `- init    with namespaces: process 1 of a small world without network and with hardly any files
+       `- worker   no rights, hard limits: runs the program
+
+What is left out: system-call filters and control groups. A hole in the kernel is a hole in this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000  # mount, uts, ipc, pid, network
+_NEW_USER = 0x10000000
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_SYS_MOUNT_SETATTR = 442
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_CAPABILITY_VERSION_3 = 0x20080522
+
+_SIGKILL = 9
+_LOOK_SECONDS = 0.5
+_COUNT_SECONDS = 0.05
+
+
+def main() -> NoReturn:
+    """Confine, then run; the settings are the first argument, as a Python literal."""
+    settings = eval(sys.argv[1])
+    owner = os.getppid()
+    try:
+        if settings["namespaces"]:
+            _enter_namespaces()
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    except OSError as error:
+        _tell(settings, "failed", str(error))
+        os._exit(1)
+    child = os.fork()
+    if child == 0:
+        _run_confined(settings)
+    _guard(settings, child, owner)
+
+
+def _tell(settings: dict[str, Any], name: str, value: int | str = 1) -> None:
+    """Write one line of JSON, for example `{"exit": 3}`."""
+    plain = value if isinstance(value, int) else '"' + str(value).replace("\\", "/").replace('"', "'") + '"'
+    try:  # noqa: SIM105 - contextlib takes long to import
+        os.write(settings["reports"], f'{{"{name}": {plain}}}\n'.encode())
+    except OSError:
+        pass  # nobody listens any more
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _prctl(option: int, value: int) -> None:
+    _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
+
+
+# The guard
+
+
+def _guard(settings: dict[str, Any], child: int, owner: int) -> NoReturn:
+    """Wait until the child ends or the owner lets go of standard input; then end whatever is left."""
+    watched = select.poll()
+    watched.register(0, 0)  # only the hang-up, which comes when the owner closes its end or dies
+    watched.register(os.pidfd_open(child), select.POLLIN)
+    pause = 1000 * (_COUNT_SECONDS if settings["count"] else _LOOK_SECONDS)
+    status = None
+    while status is None:
+        events = watched.poll(pause)
+        status = _reap(child)
+        crowded = settings["count"] and len(_descendants()) > settings["processes"]
+        if crowded or os.getppid() != owner or any(descriptor == 0 for descriptor, _ in events):
+            break
+    if status is not None and not settings["namespaces"]:
+        _tell(settings, "exit", status)
+    _end_all(settings, child)
+    _tell(settings, "gone")
+    os._exit(0)
+
+
+def _reap(child: int) -> int | None:
+    """Bury the dead, so that they do not count as processes; the child's exit code if it is among them."""
+    while True:
+        try:
+            dead, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if dead == child:
+            return os.waitstatus_to_exitcode(status)
+        if dead == 0:
+            return None
+
+
+def _end_all(settings: dict[str, Any], child: int) -> None:
+    """Kill what the program started. With a process namespace that is its process 1; otherwise everything that has
+    its user id, or, where it has our own, everything below us."""
+    if settings["namespaces"]:
+        _kill(child)
+    user = _own_user(settings)
+    for _ in range(200):
+        if user is not None and not settings["namespaces"]:
+            _kill_user(user)
+        elif not settings["namespaces"]:
+            for process in _descendants():
+                _kill(process)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.005)
+
+
+def _kill(process: int) -> None:
+    try:  # noqa: SIM105
+        os.kill(process, _SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _kill_user(user: int) -> None:
+    helper = os.fork()
+    if helper == 0:
+        try:
+            os.setresuid(user, user, user)
+            os.kill(-1, _SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(helper, 0)
+
+
+def _descendants() -> list[int]:
+    """Every process below this one; orphans are too, since this process adopts them."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib takes longer to import than the rest of this file
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(name))
+    found = list(children.get(os.getpid(), []))
+    for process in found:
+        found.extend(children.get(process, []))
+    return found
+
+
+# Before the program runs
+
+
+def _run_confined(settings: dict[str, Any]) -> NoReturn:
+    try:
+        _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+        if settings["namespaces"]:
+            _build_root(settings)
+        _give_up_rights(settings)
+        if settings["namespaces"]:
+            _prctl(_PR_SET_DUMPABLE, 0)
+            worker = os.fork()
+            if worker:
+                _act_as_init(settings, worker)
+        # A change of user clears both.
+        _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+        _prctl(_PR_SET_DUMPABLE, 1)
+        os.chdir("/tmp" if settings["namespaces"] else settings["folder"])
+        _set_limits(settings)
+        if settings["count"]:
+            os.nice(10)  # the guard must win the race against a fork bomb
+    except OSError as error:
+        _tell(settings, "failed", str(error))
+        os._exit(1)
+    _tell(settings, "ready")
+    program = compile(settings["program"], "<sandbox>", "exec")
+    exec(program, {"__name__": "sandbox_program", "settings": settings})
+    os._exit(0)
+
+
+def _act_as_init(settings: dict[str, Any], worker: int) -> NoReturn:
+    """Process 1 of the namespace: when it ends, the kernel ends all others there."""
+    while True:
+        dead, status = os.wait()
+        if dead == worker:
+            _tell(settings, "exit", os.waitstatus_to_exitcode(status))
+            os._exit(0)
+
+
+def _enter_namespaces() -> None:
+    if _libc.unshare(_NEW_NAMESPACES) == 0:
+        return
+    user, group = os.geteuid(), os.getegid()
+    _check(_libc.unshare(_NEW_USER | _NEW_NAMESPACES), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
+            file.write(text)
+
+
+def _build_root(settings: dict[str, Any]) -> None:
+    """A root folder in memory with the system's and the interpreter's files, read-only, and a /tmp of its own."""
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    _mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
+    os.mkdir("/tmp/old")  # noqa: PTH102
+    number = _SYS_PIVOT_ROOT.get(os.uname().machine)
+    if number is None:
+        raise OSError(f"pivot_root: its number is not known on {os.uname().machine}")
+    _check(_libc.syscall(number, b"/tmp", b"/tmp/old"), "pivot_root")
+    os.chdir("/")
+    os.mkdir("/tmp")  # noqa: PTH102
+    _mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=1777,size={settings['disk_bytes']}")
+    for path in settings["visible"]:  # after /tmp: an interpreter may well live there
+        _show(path)
+    for device in ("null", "zero", "full", "random", "urandom"):
+        _bind(f"/old/dev/{device}", f"/dev/{device}")
+    os.symlink("/tmp", "/dev/shm")  # noqa: PTH211
+    os.mkdir("/proc")  # noqa: PTH102
+    try:  # noqa: SIM105
+        _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | 8)
+    except OSError:
+        pass  # where a container hides parts of its own /proc there is none inside
+    _check(_libc.umount2(b"/old", _MNT_DETACH), "umount")
+    os.rmdir("/old")  # noqa: PTH106
+    _make_read_only("/", recursive=False)
+
+
+def _show(path: str) -> None:
+    """Make a file or folder of the outer world visible at its own path, read-only; a link stays a link."""
+    old = "/old" + path
+    if os.path.islink(old):  # noqa: PTH114
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        os.symlink(os.readlink(old), path)  # noqa: PTH115, PTH211
+    elif os.path.exists(old):  # noqa: PTH110
+        _bind(old, path)
+        _make_read_only(path, recursive=True)
+
+
+def _bind(source: str, target: str) -> None:
+    folder = target if os.path.isdir(source) else os.path.dirname(target)  # noqa: PTH112, PTH120
+    os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+    if folder != target:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+    _mount(source, target, None, _MS_BIND | _MS_REC)
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    data = None if options is None else options.encode()
+    _check(_libc.mount(*encoded, ctypes.c_ulong(flags), data), f"mount {target}")
+
+
+def _make_read_only(path: str, *, recursive: bool) -> None:
+    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    result = _libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, attributes, ctypes.c_size_t(32))
+    _check(result, f"mount_setattr {path}")
+
+
+def _own_user(settings: dict[str, Any]) -> int | None:
+    """The user id nobody else has, or None where the program keeps ours: only root can change its own."""
+    return settings["user"] if settings["own_user"] and os.getuid() == 0 else None
+
+
+def _give_up_rights(settings: dict[str, Any]) -> None:
+    """No way up, no capabilities, and where we are root another user."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    user = _own_user(settings)
+    if user is not None:
+        if not settings["namespaces"]:
+            os.chmod(settings["folder"], 0o777)  # noqa: PTH101
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+def _set_limits(settings: dict[str, Any]) -> None:
+    processes = settings["processes"] + settings["processes_of_user"]
+    wanted = {
+        resource.RLIMIT_CPU: (settings["cpu_seconds"], settings["cpu_seconds"] + 1),
+        resource.RLIMIT_AS: (settings["memory_bytes"],) * 2,
+        resource.RLIMIT_FSIZE: (settings["file_bytes"],) * 2,
+        resource.RLIMIT_NOFILE: (settings["open_files"],) * 2,
+        resource.RLIMIT_NPROC: (processes,) * 2,
+        resource.RLIMIT_CORE: (0, 0),
+    }
+    for kind, (soft, hard) in wanted.items():
+        # Nobody may raise a limit that is already lower.
+        now = resource.getrlimit(kind)[1]
+        top = hard if now == resource.RLIM_INFINITY else min(hard, now)
+        resource.setrlimit(kind, (min(soft, top), top))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""`SandboxSession`: talking to a confined program without ever waiting for it on the event loop.
+
+The program can be hostile: it may print for ever, close its output, answer nonsense or never. Each question has a
+deadline; a session that broke it, or that printed too much, is over, with all its processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from agent_r1.errors import EpisodeError
+from agent_r1.types import StopReason
+
+_CHUNK = 1 << 16
+_MAX_REPORT_BYTES = 1 << 20
+_GRACE_SECONDS = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxReply:
+    """What came back for one request."""
+
+    ended: Literal["answered", "timeout", "flood", "died"]
+    """`answered`; the deadline passed; it printed too much; the program ended by itself. After the last three the
+    session is over."""
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """The program's answer, when it answered."""
+    output: str = ""
+    """What was printed, at most as much as was asked for."""
+    num_bytes_cut: int = 0
+    """How much of it was left out."""
+    exit_code: int | None = None
+    """Of a program that died: its exit code, or minus the signal that ended it. None when nobody saw it die."""
+
+
+class SandboxSession:
+    """One confined program. Ask it one thing at a time."""
+
+    def __init__(
+        self, *, process: subprocess.Popen[bytes], requests: int, reports: int, output: int, folder: str | None
+    ) -> None:
+        self._process = process
+        self._reports = reports
+        self._output = output
+        self._remove_folder = weakref.finalize(self, _remove, folder)
+        self._heard = _Heard()
+        # The guard inside ends everything when this pipe closes: also when the session is merely forgotten.
+        self._requests = requests
+        self._let_go = weakref.finalize(self, os.close, requests)
+        self._forget = weakref.finalize(self, _close_all, (reports, output))
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more can be asked."""
+        return not self._let_go.alive
+
+    async def ask(
+        self, request: Mapping[str, Any], *, seconds: float, max_bytes: int = 1 << 16, flood_bytes: int = 1 << 24
+    ) -> SandboxReply:
+        """Send one request, as a Python literal on one line, and wait for its report.
+
+        Output beyond `max_bytes` is dropped; beyond `flood_bytes` the program is stopped.
+        """
+        if self.is_over:
+            raise EpisodeError(StopReason.TOOL_ERROR, "a sandbox", "the session is over")
+        exchange = _Exchange(self._output, self._reports, self._requests, self._heard, max_bytes, flood_bytes)
+        ended: Literal["answered", "timeout", "flood", "died"] = "timeout"
+        try:
+            with contextlib.suppress(TimeoutError):
+                ended = await exchange.run(ascii(dict(request)).encode() + b"\n", seconds)
+        finally:
+            if ended != "answered":
+                self._let_go()
+        if exchange.failure is not None:
+            raise EpisodeError(StopReason.TOOL_ERROR, "a sandbox", exchange.failure)
+        return SandboxReply(
+            ended=ended,
+            report=exchange.report,
+            output=bytes(exchange.kept).decode(errors="replace"),
+            num_bytes_cut=exchange.num_bytes - len(exchange.kept),
+            exit_code=exchange.exit_code,
+        )
+
+    async def close(self) -> None:
+        """End the program and everything it started, and wait until that is done."""
+        self._let_go()
+        deadline = asyncio.get_running_loop().time() + _GRACE_SECONDS
+        pause = 0.001
+        while self._process.poll() is None:
+            self._discard()
+            if asyncio.get_running_loop().time() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        self._forget()
+        await asyncio.to_thread(self._remove_folder)
+
+    def _discard(self) -> None:
+        """Take what is still in the pipe of reports, so that the guard's last word finds room."""
+        if self._forget.alive:
+            with contextlib.suppress(OSError):
+                os.read(self._reports, _CHUNK)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Heard:
+    """What lasts from question to question."""
+
+    is_ready: bool = False
+    """The program runs: from here on whatever is reported may be its own invention."""
+    unread: bytes = b""
+    """The beginning of a line of reports."""
+
+
+class _Exchange:
+    """One request and what came back, collected by the event loop's own readers."""
+
+    def __init__(
+        self, output: int, reports: int, requests: int, heard: _Heard, max_bytes: int, flood_bytes: int
+    ) -> None:
+        self.kept = bytearray()
+        self.num_bytes = 0
+        self.report: Mapping[str, Any] = {}
+        self.exit_code: int | None = None
+        self.failure: str | None = None
+        self._heard = heard
+        self._output, self._reports, self._requests = output, reports, requests
+        self._max_bytes, self._flood_bytes = max_bytes, flood_bytes
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[Literal["answered", "flood", "died"]] = self._loop.create_future()
+
+    async def run(self, request: bytes, seconds: float) -> Literal["answered", "flood", "died"]:
+        self._to_send = memoryview(request)
+        self._loop.add_reader(self._output, self._read_output)
+        self._loop.add_reader(self._reports, self._read_reports)
+        self._loop.add_writer(self._requests, self._send)
+        try:
+            return await asyncio.wait_for(self._end, seconds)
+        finally:
+            self._loop.remove_reader(self._output)
+            self._loop.remove_reader(self._reports)
+            self._loop.remove_writer(self._requests)
+            # What was printed before the report may still be in the pipe.
+            while self._read_output():
+                pass
+
+    def _send(self) -> None:
+        try:
+            self._to_send = self._to_send[os.write(self._requests, self._to_send) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._to_send = self._to_send[:0]  # it died; the reports say how
+        if not self._to_send:
+            self._loop.remove_writer(self._requests)
+
+    def _read_output(self) -> bool:
+        """Read one piece; False when there is none to read, or too much was read already."""
+        if self.num_bytes > self._flood_bytes:
+            self._finish("flood")
+            return False
+        try:
+            data = os.read(self._output, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.remove_reader(self._output)
+            return False
+        self.num_bytes += len(data)
+        self.kept += data[: max(0, self._max_bytes - len(self.kept))]
+        return True
+
+    def _read_reports(self) -> None:
+        try:
+            data = os.read(self._reports, _CHUNK)
+        except BlockingIOError:
+            return
+        *lines, self._heard.unread = (self._heard.unread + data).split(b"\n")
+        for line in lines:
+            self._hear(line)
+        if not data or len(self._heard.unread) > _MAX_REPORT_BYTES:
+            self._finish("died")
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            self._finish("died")
+        elif not self._heard.is_ready:
+            self._heard.is_ready = "ready" in message
+            if not self._heard.is_ready:
+                self.failure = str(message.get("failed", "it ended before it began"))
+                self._finish("died")
+        elif "exit" in message:
+            self.exit_code = message["exit"] if isinstance(message["exit"], int) else None
+            self._finish("died")
+        elif "gone" in message:
+            self._finish("died")
+        elif not self._end.done():
+            self.report = message
+            self._finish("answered")
+
+    def _finish(self, how: Literal["answered", "flood", "died"]) -> None:
+        if not self._end.done():
+            self._end.set_result(how)
+
+
+def _close_all(descriptors: tuple[int, ...]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _remove(folder: str | None) -> None:
+    """Remove a folder, also one whose owner took away his own right to look into it."""
+    if folder is None:
+        return
+    for path in [Path(folder), *Path(folder).rglob("*")]:
+        if path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError):
+                path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)

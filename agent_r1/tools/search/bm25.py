@@ -1,0 +1,99 @@
+"""BM25 over words, through `bm25s`: scores are worked out when the index is built, a query only adds them up.
+
+Words are runs of letters and digits after Unicode normalisation (NFKC) and case folding; characters of scripts that are
+written without spaces are words of their own. There is no stemming.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_r1.errors import DataError, MissingExtraError
+from agent_r1.tools.search.index import Hit, Progress, best, counted, hits, new_index, read_manifest
+from agent_r1.tools.search.passages import Passage, StoredPassages, write_passages
+
+_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+WORD = rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+"
+
+
+class BM25Index:
+    """Passages by the words they share with a query; rare words count more, long passages less."""
+
+    def __init__(self, scorer: Any, passages: StoredPassages, split: Callable[[str], list[str]]) -> None:
+        self._scorer = scorer
+        self._passages = passages
+        self._split = split
+
+    @classmethod
+    def build(cls, passages: Iterable[Passage], folder: str | Path, *, progress: Progress | None = None) -> BM25Index:
+        """Index passages into `folder`, in place of an index that is there."""
+        bm25s = _bm25s()
+        from bm25s.stopwords import STOPWORDS_EN
+
+        split = _splitter(WORD, STOPWORDS_EN)
+        folder = Path(folder)
+        manifest: dict[str, Any] = {"kind": "bm25"}
+        with new_index(folder, manifest) as beside:
+            vocabulary: dict[str, int] = {}
+            word_ids = [
+                [vocabulary.setdefault(word, len(vocabulary)) for word in split(passage.searchable)]
+                for passage in counted(write_passages(passages, beside), "splitting into words", progress)
+            ]
+            if not vocabulary:
+                raise DataError(f"none of the {len(word_ids)} passages has a word in it")
+            manifest["passages"] = len(word_ids)
+            manifest["words"] = {"pattern": WORD, "stopwords": list(STOPWORDS_EN)}
+            if progress is not None:
+                progress("scoring words", 0)
+            scorer = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+            scorer.index((word_ids, vocabulary), create_empty_token=False, show_progress=False)
+            scorer.save(beside, show_progress=False)
+        return cls.load(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> BM25Index:
+        """The index in `folder`. Scores and passages stay on disk and are read as they are needed."""
+        folder = Path(folder)
+        manifest = read_manifest(folder, "bm25")
+        scorer = _bm25s().BM25.load(folder, mmap=True)
+        words = manifest["words"]
+        return cls(scorer, StoredPassages(folder), _splitter(words["pattern"], words["stopwords"]))
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """The `k` best passages of each query; none for a query without a word that any passage has."""
+        return [self._search_one(query, k) for query in queries]
+
+    def _search_one(self, query: str, k: int) -> list[Hit]:
+        word_ids = self._scorer.get_tokens_ids(self._split(query))
+        if not word_ids:
+            return []
+        scores = self._scorer.get_scores_from_ids(word_ids)
+        return hits(self._passages, best(scores, k), scores)
+
+
+def _splitter(pattern: str, stopwords: Iterable[str]) -> Callable[[str], list[str]]:
+    """A function from text to words.
+
+    "The Köln-Bonn line" -> ["köln", "bonn", "line"]
+    """
+    find, ignored = re.compile(pattern).findall, frozenset(stopwords)
+
+    def split(text: str) -> list[str]:
+        return [word for word in find(unicodedata.normalize("NFKC", text).casefold()) if word not in ignored]
+
+    return split
+
+
+def _bm25s() -> Any:
+    try:
+        import bm25s
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("bm25s", "search", "search by words") from error
+    return bm25s

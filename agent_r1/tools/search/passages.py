@@ -1,0 +1,165 @@
+"""Passages: read from JSONL or parquet files, and kept on disk so that any one can be fetched without the others."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import mmap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from agent_r1.errors import DataError, did_you_mean
+
+_TEXT_FILE = "passages.jsonl"
+_STARTS_FILE = "passages.starts.npy"
+_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+_MAX_REPORTED = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passage:
+    """A piece of text that can be found."""
+
+    passage_id: str
+    """Its id in the files it came from, else its number there."""
+    title: str
+    """What it is about; may be empty."""
+    text: str
+    """The text."""
+
+    @property
+    def searchable(self) -> str:
+        """What is indexed: title and text."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassageFields:
+    """Which fields of a row hold what."""
+
+    passage_id: str = "id"
+    """The id; a row without one gets its number."""
+    title: str = "title"
+    """The title; a row without one has none."""
+    text: str = "text"
+    """The text; every row needs one."""
+
+
+def read_passages(paths: Sequence[str | Path], fields: PassageFields | None = None) -> Iterator[Passage]:
+    """All passages of all files, in order; numbers of passages without an id go on from file to file.
+
+    `{"id": 7, "title": "Tea", "text": "A drink."}` -> `Passage(passage_id="7", title="Tea", text="A drink.")`
+    """
+    fields = fields or PassageFields()
+    number = 0
+    problems: list[str] = []
+    for path in map(Path, paths):
+        for row_number, row in enumerate(_rows(path)):
+            problem = _problem(row, fields)
+            if problem is not None:
+                problems.append(f"{path}, row {row_number}: {problem}")
+                if len(problems) >= _MAX_REPORTED:
+                    break
+            elif not problems:
+                yield _passage(row, fields, number)
+            number += 1
+    if problems:
+        raise DataError("the passages cannot be used:\n" + "\n".join(f"  - {problem}" for problem in problems))
+
+
+def _problem(row: Any, fields: PassageFields) -> str | None:
+    if isinstance(row, ValueError):
+        return str(row)
+    if not isinstance(row, Mapping):
+        return f"expected an object, found {type(row).__name__}"
+    if not isinstance(row.get(fields.text), str):
+        return f"the field '{fields.text}' is missing or not text. {did_you_mean(fields.text, map(str, row))}"
+    return None
+
+
+def _passage(row: Mapping[str, Any], fields: PassageFields, number: int) -> Passage:
+    passage_id, title = row.get(fields.passage_id), row.get(fields.title)
+    return Passage(
+        passage_id=str(number if passage_id is None else passage_id),
+        title="" if title is None else str(title),
+        text=row[fields.text],
+    )
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    """The rows of one file. A row that is not JSON comes as the `ValueError` that says so."""
+    if not path.is_file():
+        nearby = [file.name for file in path.parent.glob("*") if file.is_file()] if path.parent.is_dir() else []
+        raise DataError(f"there is no file {path}. {did_you_mean(path.name, nearby)}")
+    form = "".join(suffix for suffix in path.suffixes if suffix not in _OPENERS)
+    if form.endswith(".parquet"):
+        yield from _parquet_rows(path)
+    elif form.endswith((".jsonl", ".ndjson", ".json")):
+        yield from _json_rows(path)
+    else:
+        raise DataError(f"{path} is none of .jsonl, .jsonl.gz, .jsonl.xz, .parquet")
+
+
+def _parquet_rows(path: Path) -> Iterator[Any]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path} is not a parquet file: {error}") from error
+
+
+def _json_rows(path: Path) -> Iterator[Any]:
+    try:
+        with _open_text(path) as file:
+            for line in file:
+                if line.strip():
+                    try:
+                        yield json.loads(line)
+                    except json.JSONDecodeError as error:
+                        yield ValueError(f"not JSON ({error.msg} at character {error.pos}): {line.strip()[:60]!r}")
+    except (UnicodeDecodeError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _open_text(path: Path) -> IO[str]:
+    opener: Any = _OPENERS.get(path.suffix, open)
+    file: IO[str] = opener(path, "rt", encoding="utf-8")
+    return file
+
+
+def write_passages(passages: Iterable[Passage], folder: Path) -> Iterator[Passage]:
+    """Write passages into `folder` while handing them on, so that they need not all be in memory."""
+    starts = [0]
+    with (folder / _TEXT_FILE).open("wb") as file:
+        for passage in passages:
+            record = [passage.passage_id, passage.title, passage.text]
+            line = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+            file.write(line)
+            starts.append(starts[-1] + len(line))
+            yield passage
+    np.save(folder / _STARTS_FILE, np.array(starts, dtype=np.int64))
+
+
+class StoredPassages(Sequence[Passage]):
+    """The passages of an index folder, memory-mapped: `stored[7]` reads one line."""
+
+    def __init__(self, folder: Path) -> None:
+        self._starts = np.load(folder / _STARTS_FILE, mmap_mode="r")
+        with (folder / _TEXT_FILE).open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, number: Any) -> Any:
+        line = self._bytes[int(self._starts[number]) : int(self._starts[number + 1])]
+        passage_id, title, text = json.loads(line.decode("utf-8", "surrogatepass"))
+        return Passage(passage_id=passage_id, title=title, text=text)

@@ -1,0 +1,174 @@
+"""What runs inside a worker process: take a request, call the function, send plain data back.
+
+A message is eight bytes of length and that many bytes of pickle. Requests come from the parent, whom the worker trusts.
+Replies are plain data (numbers, text, bytes, lists, tuples, dicts, sets): the parent reads them with an unpickler that
+knows nothing else, so a reply cannot run code there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import inspect
+import io
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agent_r1.registry import open_recipe_package, recipe_folder
+from agent_r1.tools.answers import describe
+from agent_r1.tools.references import Reference
+
+HEADER = struct.Struct("!Q")
+_MAX_TRACEBACK_CHARS = 20_000
+
+
+def serve(requests_fd: int, lifeline_fd: int, max_result_bytes: int, memory_bytes: int) -> None:
+    """Answer requests until the parent closes the connection."""
+    # What a tool prints is for people: it must not end up where the program writes its own output.
+    os.dup2(2, 1)
+    connection = socket.socket(fileno=requests_fd)
+    lifeline = socket.socket(fileno=lifeline_fd)
+    _die_with_the_parent(lifeline)
+    if memory_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    # A child that kept the connection would hide the end of the worker from the parent.
+    os.register_at_fork(after_in_child=connection.close)
+    own_pid = os.getpid()
+    connection.sendall(HEADER.pack(0))
+    while (request := _receive(connection)) is not None:
+        reply = _answer(request, max_result_bytes)
+        if os.getpid() != own_pid:  # a tool forked and its child came back here
+            os._exit(0)
+        connection.sendall(HEADER.pack(len(reply)) + reply)
+
+
+def _die_with_the_parent(lifeline: socket.socket) -> None:
+    """Have this process and its children killed when the parent's end of `lifeline` closes, however it ends.
+
+    On Linux the kernel does it, also while C code holds the interpreter; elsewhere a thread.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+        try:
+            if lifeline.recv(1) == b"":
+                sys.exit()
+        except BlockingIOError:
+            return
+    else:
+
+        def wait() -> None:
+            lifeline.recv(1)
+            os.killpg(0, signal.SIGKILL)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+
+def _receive(connection: socket.socket) -> bytes | None:
+    header = _exactly(connection, HEADER.size)
+    return None if header is None else _exactly(connection, HEADER.unpack(header)[0])
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < count:
+        part = connection.recv(min(count - len(parts), 1 << 20))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
+
+
+def _answer(request: bytes, max_bytes: int) -> bytes:
+    """The reply: `("ok", result, children_left)` or `("raised", message, traceback, children_left)`."""
+    try:
+        reference, payload = pickle.loads(request)
+        if reference.folder is not None:
+            open_recipe_package(Path(reference.folder))
+        with recipe_folder(None if reference.folder is None else Path(reference.folder)):
+            args = pickle.loads(payload)
+            returned = _call(reference, args)
+        reply = pickle.dumps(("ok", plain(returned), _children_left()), protocol=5)
+        if len(reply) <= max_bytes:
+            return reply
+        problem, details = f"the result has {len(reply):,} bytes; at most {max_bytes:,} are taken", ""
+    except BaseException as error:
+        problem = describe(error)[:_MAX_TRACEBACK_CHARS]
+        details = "".join(traceback.format_exception(error))[-_MAX_TRACEBACK_CHARS:]
+    return pickle.dumps(("raised", problem, details, _children_left()), protocol=5)
+
+
+def _call(reference: Reference, args: tuple[Any, ...]) -> Any:
+    returned = reference.load()(*args)
+    if inspect.isawaitable(returned):
+
+        async def wait() -> Any:
+            return await returned
+
+        return asyncio.run(wait())
+    return returned
+
+
+def _children_left() -> bool:
+    """The call started processes that still run: the parent will want to be rid of them."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def plain(value: Any) -> Any:
+    """The same as plain data; a TypeError says what is not.
+
+    >>> plain({"scores": (1, 2.5)})
+    {'scores': (1, 2.5)}
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str, bytes):
+        return value
+    bases: tuple[Any, ...] = (int, float, str, bytes)
+    if isinstance(value, bases):  # an enum, a numpy number
+        return next(base(value) for base in bases if isinstance(value, base))
+    if isinstance(value, Mapping):
+        return {plain(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        entries = [plain(entry) for entry in value]
+        return tuple(entries) if isinstance(value, tuple) else entries
+    if isinstance(value, (set, frozenset)):
+        return {plain(entry) for entry in value}
+    if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1:  # an array's or tensor's number
+        return plain(value.item())
+    raise TypeError(
+        f"a worker process returned a {kind.__name__}; only numbers, text, bytes, lists, tuples, dicts and sets of "
+        "them can be sent back"
+    )
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads plain data and refuses everything that would import or call something."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Only sets need a class by name."""
+        if (module, name) in (("builtins", "set"), ("builtins", "frozenset")):
+            return getattr(__import__(module), name)
+        raise pickle.UnpicklingError(f"a worker's reply names {module}.{name}; replies are plain data")
+
+
+def read_reply(reply: bytes) -> tuple[Any, ...]:
+    """What `_answer` wrote."""
+    value = PlainUnpickler(io.BytesIO(reply)).load()
+    if not isinstance(value, tuple):
+        raise pickle.UnpicklingError("a worker's reply is not a tuple")
+    return value
