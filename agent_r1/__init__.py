@@ -14,23 +14,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agent_r1.api import evaluate, sft, train
+    from agent_r1.api import check, evaluate, sft, train
     from agent_r1.engines import Engine, ScriptedEngine
     from agent_r1.envs import AgentEnv, ToolEnv, check_env
     from agent_r1.errors import AgentR1Error
+    from agent_r1.findings import Finding
     from agent_r1.flows import AgentEnvLoop, AgentFlowBase, SingleStepFlow
-    from agent_r1.tools import BaseTool, ToolContext, ToolResponse, tool
+    from agent_r1.tools import BaseTool, ToolContext, ToolResponse, check_tool, tool
     from agent_r1.types import Action, Episode, Observation, Step, StepResult, StopReason, Task, Trajectory
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "agent_r1.api": ("evaluate", "sft", "train"),
+    "agent_r1.api": ("check", "evaluate", "sft", "train"),
     "agent_r1.engines": ("Engine", "ScriptedEngine"),
     "agent_r1.envs": ("AgentEnv", "ToolEnv", "check_env"),
     "agent_r1.errors": ("AgentR1Error",),
+    "agent_r1.findings": ("Finding",),
     "agent_r1.flows": ("AgentEnvLoop", "AgentFlowBase", "SingleStepFlow"),
-    "agent_r1.tools": ("BaseTool", "ToolContext", "ToolResponse", "tool"),
+    "agent_r1.tools": ("BaseTool", "ToolContext", "ToolResponse", "check_tool", "tool"),
     "agent_r1.types": (
         "Action",
         "Episode",
@@ -53,6 +55,7 @@ __all__ = [
     "BaseTool",
     "Engine",
     "Episode",
+    "Finding",
     "Observation",
     "ScriptedEngine",
     "SingleStepFlow",
@@ -64,7 +67,9 @@ __all__ = [
     "ToolEnv",
     "ToolResponse",
     "Trajectory",
+    "check",
     "check_env",
+    "check_tool",
     "evaluate",
     "sft",
     "tool",

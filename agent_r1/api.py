@@ -22,6 +22,7 @@ from agent_r1.rewards import RewardFunction, reward_functions
 from agent_r1.tools import BaseTool, FunctionTool
 
 if TYPE_CHECKING:
+    from agent_r1.checks import Report
     from agent_r1.evaluation import Evaluation
     from agent_r1.training.trainer import Summary
 
@@ -58,6 +59,34 @@ def sft(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Path:
     recipe, config = resolve(recipe_and_overrides, **parts)
     with recipe_folder(recipe):
         return sft_run(config, RunConsole(quiet=quiet))
+
+
+def check(
+    *recipe_and_overrides: str,
+    groups: int = 8,
+    members: int = 4,
+    trials: bool = True,
+    quiet: bool = False,
+    **parts: Any,
+) -> Report:
+    """What will go wrong in a recipe, found before any training; takes what `train` takes.
+
+    Args:
+        recipe_and_overrides: A recipe folder (first, if any) and overrides such as `trainer.steps=20`.
+        groups: Tasks for trial episodes.
+        members: Trial episodes of each.
+        trials: Try episodes with the model; without them only what needs no model is looked at.
+        quiet: Print nothing.
+        parts: As for `train`.
+    """
+    from agent_r1.checks import check_recipe
+
+    recipe, config = resolve(recipe_and_overrides, **parts)
+    console = RunConsole(quiet=quiet)
+    with recipe_folder(recipe):
+        return check_recipe(
+            config, console, groups=groups, members=members, with_trials=trials, on_result=console.check_line
+        )
 
 
 def resolve(

@@ -97,6 +97,36 @@ def sft(recipe: Recipe, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def check(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    groups: Annotated[int, typer.Option(min=1, help="Tasks for trial episodes.")] = 8,
+    members: Annotated[int, typer.Option(min=1, help="Trial episodes of each task.")] = 4,
+    trials: Annotated[bool, typer.Option(help="Try episodes with the model itself.")] = True,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the findings here.", metavar="FILE")] = None,
+) -> None:
+    """Say what will go wrong, before any training.
+
+    Looks at configuration, data, tools, gold answers, chat template and context; then runs a few trial episodes and
+    looks at rewards, tool use, the tokens that would carry loss, the log-probs of engine and trainer, and whether the
+    environment leaks from one episode into the next. Ends with 1 when there is a problem; warnings may be meant.
+
+    Example: agent-r1 check recipes/quickstart --groups 8 --members 4
+    """
+    import json
+
+    from agent_r1 import api
+
+    with _clear_errors():
+        report = api.check(recipe, *(overrides or []), groups=groups, members=members, trials=trials)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+    typer.echo(f"{len(report.problems)} problems, {len(report.warnings)} warnings")
+    if report.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
 def index(
     passages: Annotated[
         list[Path],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.panel import Panel
@@ -20,6 +21,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from agent_r1.findings import Finding
 from agent_r1.types import Trajectory
 
 _LINE = (
@@ -30,6 +32,37 @@ _LINE = (
     ("tokens", "episode/action_tokens"),
     ("entropy", "policy/entropy"),
 )
+
+_CHECK_WORDS = {
+    "ok": ("ok", "green"),
+    "warning": ("warning", "bold yellow"),
+    "problem": ("problem", "bold red"),
+    "skipped": ("skipped", "dim"),
+}
+
+
+class CheckedResult(Protocol):
+    """What a check says; see `agent_r1.checks`."""
+
+    @property
+    def title(self) -> str:
+        """What was looked at."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """ok, warning, problem or skipped."""
+        ...
+
+    @property
+    def seen(self) -> str:
+        """What was seen."""
+        ...
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong."""
+        ...
 
 
 class RunConsole:
@@ -69,6 +102,15 @@ class RunConsole:
             self._bars.remove_task(task)
             if not self._bars.tasks:
                 self._bars.stop()
+
+    def check_line(self, result: CheckedResult) -> None:
+        """One check: a word on how it went, what was seen, and every finding below it."""
+        word, style = _CHECK_WORDS[result.status]
+        line = Text.assemble((f"{word:>8}", style), f"  {result.title}", f": {result.seen}" if result.seen else "")
+        self.console.print(line, soft_wrap=True)
+        for finding in result.findings:
+            self.console.print(Text(f"          {finding.what}: {finding.found}"), soft_wrap=True)
+            self.console.print(Text(f"          -> {finding.do}", style="bold"), soft_wrap=True)
 
     def step_line(self, step: int, total: int, metrics: Mapping[str, float], seconds: float) -> None:
         """The main numbers of one training step."""

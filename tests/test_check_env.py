@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import agent_r1
-from agent_r1.envs import AgentEnv, Finding, GymEnv, ObservationLimit, TimeLimit, ToolEnv, check_env
+from agent_r1.envs import AgentEnv, GymEnv, ObservationLimit, TimeLimit, ToolEnv, check_env
+from agent_r1.findings import Finding
 from agent_r1.types import Action, Observation, StepResult, Task
 
 TASK = Task(task_id="t", prompt=({"role": "user", "content": "Begin."},))

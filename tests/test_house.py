@@ -10,11 +10,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "agent_r1"
 
-FOUNDATION = {"types", "errors", "registry", "seeds"}
+FOUNDATION = {"types", "errors", "registry", "seeds", "findings"}
 MIDDLE = {"health", "data", "metrics", "evaluation", "demonstrations", "tracking", "console"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "seeds": set(),
+    "findings": set(),
     "errors": {"types"},
     "registry": {"errors"},
     "chat": FOUNDATION,
@@ -30,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": FOUNDATION
     | MIDDLE
     | {"chat", "tools", "envs", "engines", "flows", "rewards", "rollout", "algorithms", "config"},
+    "checks": {"everything"},
     "api": {"everything"},
     "cli": {"everything"},
 }

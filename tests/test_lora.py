@@ -24,7 +24,7 @@ from agent_r1.registry import recipe_folder
 from agent_r1.training.lora import adapters_off, add_adapters, find_targets, merged_weights, restore_state, saved_state
 from agent_r1.training.models import Critic, SharedCritic, checkpoint_layers, export_model
 from agent_r1.training.preflight import check_model, make_plan
-from agent_r1.training.run import _load_parts, _models
+from agent_r1.training.run import _models, load_parts
 from agent_r1.training.scoring import score_all
 from agent_r1.types import Completion, SamplingParams
 from tests.conftest import tiny_config
@@ -256,7 +256,7 @@ def test_a_run_makes_one_reference_and_a_critic_for_a_policy_with_adapters(
     overrides += ["algorithm.kl.coefficient=0.1", f"algorithm.critic.shared_weight={0.1 if shared else 'null'}"]
     with recipe_folder(Path(recipe)):
         plan = make_plan(load_config(recipe, overrides))
-        parts = _load_parts(plan, check_model(plan))
+        parts = load_parts(plan, check_model(plan))
     models = _models(plan.config, parts)
     assert models.reference is models.policy
     assert all("lora" in name for name in trained(models.policy))

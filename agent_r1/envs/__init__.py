@@ -1,7 +1,7 @@
 """Environments: `AgentEnv`, `ToolEnv`, adapters, limits, context policies and `check_env`."""
 
 from agent_r1.envs.base import AgentEnv, as_step_result
-from agent_r1.envs.check import Finding, check_env
+from agent_r1.envs.check import check_env
 from agent_r1.envs.context import ContextPolicy, Conversation, History, context_policies, make_policy
 from agent_r1.envs.gym import GymEnv
 from agent_r1.envs.limits import ObservationLimit, StepLimit, TimeLimit, bind_limit, env_limits, within_limits
@@ -12,7 +12,6 @@ __all__ = [
     "AgentEnv",
     "ContextPolicy",
     "Conversation",
-    "Finding",
     "GymEnv",
     "History",
     "ObservationLimit",

@@ -19,6 +19,7 @@ from typing import Any
 
 from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.errors import EpisodeError, boundary
+from agent_r1.findings import Finding
 from agent_r1.types import Action, Observation, StepResult, StopReason, Task
 
 SCRIPT = (
@@ -30,21 +31,6 @@ SCRIPT = (
 
 _BLOCKED_SECONDS = 0.1
 _TICK_SECONDS = 0.005
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One thing that is wrong."""
-
-    what: str
-    """The rule that is broken."""
-    found: str
-    """What was seen."""
-    do: str
-    """What mends it."""
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.found}. {self.do}"
 
 
 def check_env(

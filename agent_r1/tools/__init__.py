@@ -10,6 +10,7 @@ from agent_r1.tools.base import (
     ToolUnavailableError,
 )
 from agent_r1.tools.calculator import calculate
+from agent_r1.tools.check import check_tool
 from agent_r1.tools.function import FunctionTool, tool
 from agent_r1.tools.mcp import McpServer
 from agent_r1.tools.policy import ToolPolicy
@@ -37,6 +38,7 @@ __all__ = [
     "ToolUnavailableError",
     "calculate",
     "check_process_tool",
+    "check_tool",
     "run_call",
     "tool",
     "tool_runner",

@@ -173,7 +173,7 @@ def check_model(plan: Plan) -> ChatRenderer:
         )
     too_long = []
     for task in [*plan.train_tasks, *plan.eval_tasks]:
-        length = len(renderer.render(_first_observation(plan, task)).token_ids)
+        length = len(renderer.render(first_observation(plan, task)).token_ids)
         if length >= context:
             too_long.append(f"task '{task.task_id}': a prompt of {length} tokens")
     if too_long:
@@ -185,7 +185,8 @@ def check_model(plan: Plan) -> ChatRenderer:
     return renderer
 
 
-def _first_observation(plan: Plan, task: Task) -> Observation:
+def first_observation(plan: Plan, task: Task) -> Observation:
+    """What the model sees first of a task, without starting anything."""
     flow = AgentFlowBase.registry.get(task.agent_name)
     return plan.make_env(task).preview(task) if issubclass(flow, AgentEnvLoop) else Observation(messages=task.prompt)
 
@@ -264,7 +265,7 @@ def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
     """Refuse policies for tools that do not exist, keys no policy has, and process tools that no process could find."""
     named = [
         *config.env.get("tools", []),
-        *(name for t in _one_per_use(tasks) for name in t.env_kwargs.get("tools", [])),
+        *(name for t in one_per_use(tasks) for name in t.env_kwargs.get("tools", [])),
     ]
     used = [tool for entry in named for tool in BaseTool.find(entry)]
     known = {*BaseTool.registry.names(), *(tool.name for tool in used)}
@@ -297,7 +298,7 @@ def _load(config: Config) -> tuple[list[Task], list[Task]]:
     train = load_tasks(config.data.train, default_agent=config.data.agent_name)
     held_out = load_tasks(config.data.eval, default_agent=config.data.agent_name) if config.data.eval else []
     problems = _Problems()
-    for task in _one_per_use([*train, *held_out]):
+    for task in one_per_use([*train, *held_out]):
         problems.run(AgentFlowBase.registry.get, task.agent_name)
         problems.run(AgentEnv.registry.get, str(task.env_kwargs.get("env", config.env["name"])))
         for tool in task.env_kwargs.get("tools", []):
@@ -306,7 +307,7 @@ def _load(config: Config) -> tuple[list[Task], list[Task]]:
     return train, held_out
 
 
-def _one_per_use(tasks: Sequence[Task]) -> list[Task]:
+def one_per_use(tasks: Sequence[Task]) -> list[Task]:
     """One task for each combination of names, so that a million rows are not a million look-ups."""
     unique = {(t.agent_name, str(t.env_kwargs.get("env")), str(t.env_kwargs.get("tools"))): t for t in tasks}
     return list(unique.values())

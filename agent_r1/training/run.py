@@ -50,25 +50,30 @@ from agent_r1.types import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Parts:
+class Parts:
     """The models of a run and what runs episodes with them."""
 
     policy: nn.Module
+    """The weights that are trained."""
     engine: LocalEngine
+    """Samples from its own copy of them."""
     rollout: Rollout
+    """Runs episodes with the engine."""
     tools: ToolRunner
+    """Runs the episodes' tool calls."""
     device: torch.device
+    """Where all of it is."""
 
 
 async def train_run(config: Config, console: RunConsole) -> Summary:
     """Train from a configuration."""
     plan = make_plan(config)
-    _prepare_model(config, console)
+    prepare_model(config, console)
     renderer = check_model(plan)
     folder, resume = open_run(config)
     if resume:
         folder.rewind(list_checkpoints(folder.checkpoints)[-1][0])
-    parts = _load_parts(plan, renderer)
+    parts = load_parts(plan, renderer)
     models = _models(config, parts)
     if config.trainer.compile:
         for decoder in _decoders(models):
@@ -117,9 +122,9 @@ async def _tools_at_hand(runner: ToolRunner) -> AsyncIterator[None]:
 async def eval_run(config: Config, console: RunConsole) -> Evaluation:
     """Evaluate a model on the held-out rows (the training rows when there are none)."""
     plan = make_plan(config)
-    _prepare_model(config, console)
+    prepare_model(config, console)
     renderer = check_model(plan)
-    parts = _load_parts(plan, renderer)
+    parts = load_parts(plan, renderer)
     tasks = (plan.eval_tasks or plan.train_tasks)[: config.eval.max_tasks]
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
         async with _tools_at_hand(parts.tools):
@@ -188,7 +193,7 @@ def dry_run(config: Config, console: RunConsole) -> Plan:
     return plan
 
 
-def _models(config: Config, parts: _Parts) -> Models:
+def _models(config: Config, parts: Parts) -> Models:
     """The policy with the models its algorithm asks for; a coefficient of 0 asks for no reference.
 
     Adapters come last: a critic of its own is a whole model, copied before them. A policy that has them is its own
@@ -222,13 +227,15 @@ def _decoders(models: Models) -> list[nn.Module]:
     return own
 
 
-def _prepare_model(config: Config, console: RunConsole) -> None:
+def prepare_model(config: Config, console: RunConsole) -> None:
+    """Make the model, when it is not there and the configuration says how."""
     if config.model.prepare is not None and not Path(config.model.path).exists():
         console.say(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
         load_object(config.model.prepare, kind="model preparation")(config)
 
 
-def _load_parts(plan: Plan, renderer: ChatRenderer) -> _Parts:
+def load_parts(plan: Plan, renderer: ChatRenderer) -> Parts:
+    """Load the policy and start an engine on a copy of it."""
     config = plan.config
     torch.manual_seed(config.trainer.seed)
     device = choose_device(config.trainer.device)
@@ -247,7 +254,7 @@ def _load_parts(plan: Plan, renderer: ChatRenderer) -> _Parts:
     if config.reward.timeout is not None:
         reward = in_workers(reward, tools.workers, timeout=config.reward.timeout)
     rollout = Rollout(engine=engine, renderer=renderer, reward=reward, make_env=plan.make_env, limits=limits)
-    return _Parts(policy=policy, engine=engine, rollout=rollout, tools=tools, device=device)
+    return Parts(policy=policy, engine=engine, rollout=rollout, tools=tools, device=device)
 
 
 def make_engine(config: Config, policy: nn.Module) -> LocalEngine:

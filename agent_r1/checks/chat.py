@@ -1,0 +1,148 @@
+"""Does the chat template keep what was said, and can the model's calls be read?
+
+The template, the tool format and the tools are three things that different people wrote. Nobody notices when they do
+not fit: the model calls a tool in a form nobody reads, or every turn is tokenised anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from agent_r1.chat import ChatRenderer, tool_formats
+from agent_r1.chat.renderer import Prompt
+from agent_r1.chat.toolless import knows_tools
+from agent_r1.errors import ConfigError
+from agent_r1.findings import Finding
+from agent_r1.tools.check import example_arguments
+from agent_r1.types import Action, Message, Observation, ToolCall
+
+_THINKING = "<think>\nLet me see.\n</think>\n\n"
+
+
+def template_findings(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
+    """Whether a second turn continues the first one's tokens, with and without thinking."""
+    if observation.messages is None:
+        return []
+    prompt = renderer.render(observation)
+    try:
+        ids = renderer.encode_turn(prompt, _reply(observation).as_message())
+    except ValueError as error:
+        found = f"{error}"
+        do = "Use a template that writes the assistant's turn after its generation prompt and ends it with a stop token"
+        return [Finding(what="the template writes the model's turn as the model would", found=found, do=do)]
+    action = renderer.parse(ids, truncated=False)
+    following = _following(observation, action)
+    after = renderer.next_prompt(prompt, action, following)
+    findings: list[Finding] = []
+    if not after.bridged:
+        found = "after one turn the template writes the turns before it differently, so every step is tokenised afresh"
+        do = "Use a chat template that only appends; compare its rendering of one turn and of two"
+        findings.append(Finding(what="the template preserves prefixes", found=found, do=do))
+    else:
+        findings += _difference(renderer, after, following)
+    return findings + _thinking(renderer, prompt, action)
+
+
+def _reply(observation: Observation, content: str = "") -> Action:
+    """What a model might say: a call of the first tool, or a word."""
+    if not observation.tools:
+        return Action(text=f"{content}Yes.", content=f"{content}Yes.")
+    return Action(text=content, content=content, tool_calls=(_example_call(observation.tools[0]),))
+
+
+def _following(observation: Observation, action: Action) -> Observation:
+    """The next observation, as an environment that appends would give it."""
+    answers: list[Message] = [
+        {"role": "tool", "name": call.name, "tool_call_id": call.call_id, "content": "12"} for call in action.tool_calls
+    ] or [{"role": "user", "content": "Go on."}]
+    messages = (*(observation.messages or ()), action.as_message(), *answers)
+    return Observation(messages=messages, tools=observation.tools)
+
+
+def _difference(renderer: ChatRenderer, bridged: Prompt, observation: Observation) -> list[Finding]:
+    """A bridge keeps the model's own words; what stands around them must be what the template writes."""
+    decode = renderer.tokenizer.decode
+    own = str(decode(list(bridged.token_ids), skip_special_tokens=False))
+    whole = str(decode(list(renderer.render(observation).token_ids), skip_special_tokens=False))
+    if own == whole:
+        return []
+    at = next((n for n, (left, right) in enumerate(zip(own, whole, strict=False)) if left != right), 0)
+    found = f"the running prompt has {own[at - 20 : at + 20]!r} where the template writes {whole[at - 20 : at + 20]!r}"
+    do = "Harmless when only spaces differ; otherwise mend the template"
+    return [Finding(what="the template writes turns as they were said", found=found, do=do, severity="warning")]
+
+
+def _thinking(renderer: ChatRenderer, prompt: Prompt, action: Action) -> list[Finding]:
+    ids = renderer.encode(_THINKING) + action.token_ids
+    thought = renderer.parse(ids, truncated=False)
+    if renderer.next_prompt(prompt, thought, _following(prompt.observation, thought)).bridged:
+        return []
+    found = "it drops or rewrites the thinking of earlier turns, so a step after thinking is tokenised afresh"
+    do = "Nothing, when the model does not think; else expect longer updates, or use a template that keeps thinking"
+    return [Finding(what="the template keeps thinking", found=found, do=do, severity="warning")]
+
+
+def call_findings(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
+    """Whether a call of each tool, written as the format and as the template write it, is read back."""
+    findings: list[Finding] = []
+    for schema in observation.tools:
+        call = _example_call(schema)
+        try:
+            text = renderer.format.call_text([call], "")
+            found = "" if _reads(renderer.format, text, call) else f"{_short(text)} is not read back as '{call.name}'"
+        except ConfigError as error:  # a format may know one tool only
+            found = str(error)
+        if found:
+            do = "Choose another model.tool_format, or rename the tool or its parameters"
+            findings.append(Finding(what="every tool can be called", found=found, do=do))
+    if not observation.tools or findings or observation.messages is None:
+        return findings
+    if not knows_tools(renderer.tokenizer.chat_template):
+        return findings  # the format itself tells the model how to write
+    return _shown(renderer, observation) + _template_calls(renderer, observation)
+
+
+def _shown(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
+    text = renderer.render(observation).template_text or ""
+    missing = [schema["function"]["name"] for schema in observation.tools if schema["function"]["name"] not in text]
+    if not missing:
+        return []
+    do = "Use a template that writes `tools`, or name them in the prompt"
+    return [Finding(what="the model is told of its tools", found=f"the prompt never names {missing}", do=do)]
+
+
+def _template_calls(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
+    """What the template makes of a call is what the model learned to write."""
+    call = _example_call(observation.tools[0])
+    message = Action(text="", tool_calls=(call,)).as_message()
+    try:
+        ids = renderer.encode_turn(renderer.render(observation), message)
+    except ValueError:
+        return []  # told by template_findings
+    text = renderer.parse(ids, truncated=False).text
+    if _reads(renderer.format, text, call):
+        return []
+    readers = [name for name in tool_formats.names() if _reads(tool_formats.get(name)(), text, call)]
+    found = f"the template writes a call as {_short(text)}, which this tool format does not read"
+    do = f"Set model.tool_format={readers[0]}" if readers else "Register a tool format that reads it"
+    return [Finding(what="the template's calls are read by the tool format", found=found, do=do)]
+
+
+def _reads(tool_format: Any, text: str, call: ToolCall) -> bool:
+    """The arguments' names must come back; their values may come back as text, which schemas turn into numbers."""
+    parsed = tool_format.parse(text, truncated=False)
+    found: Sequence[ToolCall] = parsed.tool_calls
+    return len(found) == 1 and found[0].name == call.name and set(found[0].arguments) == set(call.arguments)
+
+
+def _example_call(schema: Any) -> ToolCall:
+    function = schema["function"]
+    return ToolCall(
+        name=function["name"], arguments=example_arguments(function.get("parameters", {})), call_id="call_0"
+    )
+
+
+def _short(text: str) -> str:
+    return json.dumps(text if len(text) <= 160 else text[:160] + "...", ensure_ascii=False)

@@ -1,0 +1,167 @@
+"""All checks of a recipe, from those that need nothing to those that need the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from agent_r1.chat import ChatRenderer
+from agent_r1.checks.chat import call_findings, template_findings
+from agent_r1.checks.report import Report, Result, without_repeats
+from agent_r1.checks.rows import gold_result, room_findings
+from agent_r1.checks.trials import (
+    Trials,
+    agreement_result,
+    episodes_result,
+    failed_trials,
+    reward_result,
+    run_trials,
+    tokens_result,
+    tools_result,
+)
+from agent_r1.config import Config
+from agent_r1.console import RunConsole
+from agent_r1.envs import check_env
+from agent_r1.errors import AgentR1Error, RolloutsFailingError
+from agent_r1.findings import Finding
+from agent_r1.flows import AgentEnvLoop, AgentFlowBase
+from agent_r1.tools import BaseTool
+from agent_r1.tools.check import check_tool
+from agent_r1.training.preflight import (
+    Plan,
+    check_model,
+    context_length,
+    first_observation,
+    make_plan,
+    one_per_use,
+    tool_policies,
+)
+from agent_r1.training.run import load_parts, prepare_model
+from agent_r1.types import Observation, Task, Trajectory
+
+_LONGEST_ROWS = 200
+
+
+def check_recipe(
+    config: Config,
+    console: RunConsole,
+    *,
+    groups: int = 8,
+    members: int = 4,
+    with_trials: bool = True,
+    on_result: Callable[[Result], None] = lambda result: None,
+) -> Report:
+    """Make every check that can be made; `on_result` hears of each as it is done.
+
+    A check that finds nothing to work on (no model without `with_trials` and a model that is still to be made) is
+    skipped and says so. Nothing is trained and no run folder is written; a recipe's own preparation is run.
+    """
+    results: list[Result] = []
+    for result in _all(config, console, groups, members, with_trials):
+        results.append(result)
+        on_result(result)
+    return Report(results=tuple(results))
+
+
+def _all(config: Config, console: RunConsole, groups: int, members: int, with_trials: bool) -> Iterator[Result]:
+    plan, result = _attempt("configuration and data", lambda: make_plan(config), lambda plan: _sizes(plan))
+    yield result
+    if plan is None:
+        return
+    tasks = [*plan.train_tasks, *plan.eval_tasks]
+    yield _tools(plan, tasks)
+    gold = asyncio.run(gold_result(plan.reward, tasks))
+    yield Result(title="gold answers", findings=gold.findings, seen=gold.seen, skipped=gold.skipped)
+    prepare_model(config, console)
+    renderer, result = _attempt("model", lambda: check_model(plan), lambda renderer: "found")
+    yield result
+    if renderer is None:
+        return
+    yield _room(plan, renderer, tasks)
+    shown = [first_observation(plan, task) for task in one_per_use(tasks)]
+    yield _about(shown, "chat template", lambda observation: template_findings(renderer, observation))
+    yield _about(shown, "calls", lambda observation: call_findings(renderer, observation))
+    if not with_trials:
+        yield Result(title="trial episodes", seen="not asked for", skipped=True)
+        return
+    yield from _trials(plan, renderer, console, groups, members)
+
+
+def _attempt(title: str, work: Callable[[], Any], seen: Callable[[Any], str]) -> tuple[Any, Result]:
+    """What `work` gives, or None and the error it ended with as a finding."""
+    try:
+        made = work()
+    except AgentR1Error as error:
+        return None, Result(title=title, findings=(Finding(what="it can be used", found=str(error), do="Mend it"),))
+    return made, Result(title=title, seen=seen(made))
+
+
+def _sizes(plan: Plan) -> str:
+    return f"{len(plan.train_tasks)} rows to train on, {len(plan.eval_tasks)} held out"
+
+
+def _tools(plan: Plan, tasks: Sequence[Task]) -> Result:
+    entries = [
+        *plan.config.env.get("tools", []),
+        *(entry for task in one_per_use(tasks) for entry in task.env_kwargs.get("tools", [])),
+    ]
+    tools = {tool.name: tool for entry in entries for tool in BaseTool.find(entry)}
+    if not tools:
+        return Result(title="tools", seen="the recipe names none", skipped=True)
+    policies = tool_policies(plan.config)
+    findings = [finding for tool in tools.values() for finding in check_tool(tool, policies=policies)]
+    return Result(title="tools", findings=without_repeats(findings), seen=", ".join(sorted(tools)))
+
+
+def _room(plan: Plan, renderer: ChatRenderer, tasks: Sequence[Task]) -> Result:
+    """Only the rows with the most characters can be the longest; `check_model` has seen that all fit at all."""
+    longest = sorted(tasks, key=lambda task: len(str(task.prompt)), reverse=True)[:_LONGEST_ROWS]
+    lengths = [(task.task_id, len(renderer.render(first_observation(plan, task)).token_ids)) for task in longest]
+    settings, context = plan.config.rollout, context_length(plan.config)
+    found = room_findings(lengths, context=context, max_tokens=settings.max_tokens, max_steps=settings.max_steps)
+    seen = f"the longest first prompt has {max(length for _, length in lengths)} of {context} tokens" if lengths else ""
+    return Result(title="context", findings=tuple(found), seen=seen)
+
+
+def _about(shown: Sequence[Observation], title: str, findings_of: Callable[[Observation], list[Finding]]) -> Result:
+    found = [finding for observation in shown for finding in findings_of(observation)]
+    return Result(title=title, findings=without_repeats(found))
+
+
+def _trials(plan: Plan, renderer: ChatRenderer, console: RunConsole, groups: int, members: int) -> Iterator[Result]:
+    parts = load_parts(plan, renderer)
+    tasks = plan.train_tasks[:groups]
+    with console.progress("trial episodes", len(tasks) * members) as bar:
+
+        def advance(trajectory: Trajectory) -> None:
+            bar.advance()
+
+        try:
+            trials = asyncio.run(run_trials(plan, parts, tasks, members=members, on_finished=advance))
+        except RolloutsFailingError as error:
+            yield failed_trials(error)
+            return
+    yield episodes_result(trials)
+    yield reward_result(trials)
+    yield tools_result(trials)
+    yield tokens_result(trials)
+    yield agreement_result(trials, plan, parts)
+    yield _environment(plan, trials)
+
+
+def _environment(plan: Plan, trials: Trials) -> Result:
+    """Play the actions of the longest trial episode in fresh environments."""
+    played = [
+        (group.task, trajectory)
+        for group in trials.groups
+        for trajectory in group.valid
+        if issubclass(AgentFlowBase.registry.get(group.task.agent_name), AgentEnvLoop)
+    ]
+    if not played:
+        return Result(title="environment", seen="the flow uses none", skipped=True)
+    task, longest = max(played, key=lambda entry: len(entry[1].steps))
+    actions = [step.action for step in longest.steps]
+    findings = check_env(lambda: plan.make_env(task), task, actions)
+    seen = f"the {len(actions)} actions of a trial episode of '{task.task_id}', played twice"
+    return Result(title="environment", findings=tuple(findings), seen=seen)

@@ -1,0 +1,237 @@
+"""What a few trial episodes with the model itself show: nothing is trained, nothing is written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent_r1.checks.report import Result
+from agent_r1.engines.base import Engine
+from agent_r1.errors import RolloutsFailingError
+from agent_r1.findings import Finding
+from agent_r1.tools import tool_runner
+from agent_r1.training.compute import make_compute
+from agent_r1.training.preflight import Plan
+from agent_r1.training.rows import Sample
+from agent_r1.training.run import Parts
+from agent_r1.training.scoring import score_all
+from agent_r1.types import Completion, Group, SamplingParams, Step, StopReason, Task, TokenIds, Trajectory
+
+_MOST_PARSE_ERRORS = 0.5
+_MOST_CUT = 0.5
+_LARGEST_GAP = {"float32": 1e-3, "bfloat16": 0.1}
+"""Mean difference of log-probs that rounding explains, by the coarser of the two number types."""
+
+
+class WitnessEngine:
+    """An engine that remembers what it said, so that nobody else can claim to have sampled something."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.said: set[tuple[TokenIds, TokenIds]] = set()
+
+    @property
+    def policy_version(self) -> int:
+        """Of the engine."""
+        return self._engine.policy_version
+
+    @property
+    def context_length(self) -> int:
+        """Of the engine."""
+        return self._engine.context_length
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
+        """Ask the engine, and remember."""
+        completion = await self._engine.generate(prompt_ids, sampling)
+        self.said.add((tuple(prompt_ids), completion.token_ids))
+        return completion
+
+    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Pass it on."""
+        await self._engine.update_weights(weights, version)
+
+    async def close(self) -> None:
+        """Pass it on."""
+        await self._engine.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trials:
+    """Episodes that were tried."""
+
+    groups: tuple[Group, ...]
+    """One for each task tried."""
+    said: frozenset[tuple[TokenIds, TokenIds]]
+    """Everything the engine sampled, with its prompt."""
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All of them."""
+        return [trajectory for group in self.groups for trajectory in group]
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps of those that did not fail."""
+        return [step for trajectory in self.trajectories if not trajectory.is_failure for step in trajectory.steps]
+
+
+async def run_trials(
+    plan: Plan, parts: Parts, tasks: Sequence[Task], *, members: int, on_finished: Callable[[Trajectory], None]
+) -> Trials:
+    """`members` episodes of each task, sampled as training would. Raises `RolloutsFailingError` when all fail."""
+    settings = plan.config.rollout
+    witness = WitnessEngine(parts.engine)
+    parts.rollout.engine = witness
+    sampling = SamplingParams(
+        max_tokens=settings.max_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+    )
+    try:
+        async with tool_runner(parts.tools):
+            groups = await parts.rollout.run(
+                tasks, group_size=members, sampling=sampling, seed=plan.config.trainer.seed, on_finished=on_finished
+            )
+    finally:
+        parts.rollout.engine = parts.engine
+        await parts.engine.close()
+    return Trials(groups=tuple(groups), said=frozenset(witness.said))
+
+
+def failed_trials(error: RolloutsFailingError) -> Result:
+    """What to say when there is nothing else to say."""
+    finding = Finding(what="episodes run to their end", found=str(error), do="Mend what raised")
+    return Result(title="trial episodes", findings=(finding,))
+
+
+def episodes_result(trials: Trials) -> Result:
+    """Whether episodes run to their end, and what cuts them."""
+    findings: list[Finding] = []
+    trajectories = trials.trajectories
+    failed = [trajectory for trajectory in trajectories if trajectory.is_failure]
+    if failed:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(t.stop_reason for t in failed).items())
+        found = f"{len(failed)} of {len(trajectories)} failed ({reasons}); the first one:\n{failed[0].error}"
+        findings.append(Finding(what="episodes run to their end", found=found, do="Mend what raised"))
+    retried = sum(trajectory.num_retries for trajectory in trajectories)
+    if retried > sum(trajectory.num_retries for trajectory in failed):
+        found = f"{retried} attempts failed before one went well"
+        do = "Look at what fails now and then: the run will survive it, and be slower"
+        findings.append(Finding(what="episodes run at the first attempt", found=found, do=do, severity="warning"))
+    findings += _cuts([trajectory for trajectory in trajectories if not trajectory.is_failure])
+    stops = ", ".join(f"{reason} {count}" for reason, count in Counter(t.stop_reason for t in trajectories).items())
+    return Result(title="trial episodes", findings=tuple(findings), seen=f"{len(trajectories)} episodes: {stops}")
+
+
+def _cuts(ended: Sequence[Trajectory]) -> list[Finding]:
+    findings: list[Finding] = []
+    if not ended:
+        return findings
+    full = sum(trajectory.stop_reason is StopReason.CONTEXT_FULL for trajectory in ended)
+    if full > _MOST_CUT * len(ended):
+        found = f"{full} of {len(ended)} episodes ran out of context"
+        do = "Raise rollout.context_length, lower rollout.max_steps or use a context policy (env.context)"
+        findings.append(Finding(what="episodes fit the context", found=found, do=do))
+    actions = sum(len(trajectory.steps) for trajectory in ended)
+    cut = sum(trajectory.metrics.get("episode/cut_actions", 0.0) for trajectory in ended)
+    if cut > _MOST_CUT * max(1, actions):
+        found = f"{cut:.0f} of {actions} actions were cut by rollout.max_tokens"
+        do = "Raise rollout.max_tokens, or warm-start the model so that it ends its turns"
+        findings.append(Finding(what="actions end by themselves", found=found, do=do, severity="warning"))
+    return findings
+
+
+def reward_result(trials: Trials) -> Result:
+    """Whether there is anything to compare inside a group."""
+    groups = [group for group in trials.groups if len(group.valid) > 1]
+    totals = [[round(t.outcome_reward + t.process_reward, 9) for t in group.valid] for group in groups]
+    if not totals:
+        return Result(title="rewards", seen="no group has two episodes to compare", skipped=True)
+    spread = sum(len(set(group)) > 1 for group in totals)
+    every = [reward for group in totals for reward in group]
+    seen = f"mean {sum(every) / len(every):.3f}, {spread} of {len(totals)} groups have members that differ"
+    if spread:
+        return Result(title="rewards", seen=seen)
+    same = f"every episode earned {every[0]:g}" if len(set(every)) == 1 else "members of a group all earned the same"
+    do = (
+        "Algorithms that compare members learn nothing from that. Try more groups (--groups), easier rows, a warm "
+        "start, a higher rollout.temperature, or a reward with more than two values"
+    )
+    finding = Finding(what="rewards differ within groups", found=f"{same} in {len(totals)} groups", do=do)
+    return Result(title="rewards", findings=(finding,), seen=seen)
+
+
+def tools_result(trials: Trials) -> Result:
+    """Whether the tools the model is offered are called, and called well."""
+    steps = trials.steps
+    if not any(step.observation.tools for step in steps):
+        return Result(title="tool use", seen="the model is offered no tools", skipped=True)
+    calls = Counter(call.name for step in steps for call in step.action.tool_calls)
+    errors = sum(step.action.parse_error is not None for step in steps)
+    known = {schema["function"]["name"] for step in steps for schema in step.observation.tools}
+    findings: list[Finding] = []
+    if not calls:
+        do = (
+            "Warm-start the model on demonstrations (agent-r1 sft), name the tools in the prompt, or check "
+            "model.tool_format. A model that never calls a tool never learns to"
+        )
+        found = f"no call in {len(steps)} actions"
+        if errors:
+            found += f"; {errors} were malformed, for example: {_first_error(steps)}"
+        findings.append(Finding(what="tools are called", found=found, do=do))
+    elif not known & set(calls):
+        found = f"only unknown tools were called: {', '.join(sorted(calls)[:5])}"
+        findings.append(Finding(what="tools are called", found=found, do="Show the model its tools' names"))
+    elif errors > _MOST_PARSE_ERRORS * len(steps):
+        found = f"{errors} of {len(steps)} actions were malformed, for example: {_first_error(steps)}"
+        do = "Check model.tool_format, raise rollout.max_tokens, or warm-start the model"
+        findings.append(Finding(what="calls are well formed", found=found, do=do, severity="warning"))
+    counted = ", ".join(f"{name} {count}" for name, count in calls.most_common(5)) or "none"
+    return Result(title="tool use", findings=tuple(findings), seen=f"calls: {counted}; malformed actions: {errors}")
+
+
+def _first_error(steps: Sequence[Step]) -> str:
+    return next(str(step.action.parse_error) for step in steps if step.action.parse_error is not None)
+
+
+def tokens_result(trials: Trials) -> Result:
+    """Whether every token that would carry loss was sampled, after the prompt it is trained after."""
+    wrong = [
+        f"step {number} of '{trajectory.task_id}'"
+        for trajectory in trials.trajectories
+        if not trajectory.is_failure
+        for number, step in enumerate(trajectory.steps)
+        if (step.prompt_ids, step.action_ids) not in trials.said
+    ]
+    count = sum(len(step.action_ids) for step in trials.steps)
+    if not wrong:
+        return Result(title="tokens in the loss", seen=f"all {count} were sampled after their prompt")
+    found = f"{len(wrong)} steps hold tokens that the engine never sampled after their prompt, the first: {wrong[0]}"
+    do = "Record what `act` gave (`self.record(turn, ...)`): do not tokenise text again, or join turns by hand"
+    return Result(
+        title="tokens in the loss", findings=(Finding(what="only sampled tokens carry loss", found=found, do=do),)
+    )
+
+
+def agreement_result(trials: Trials, plan: Plan, parts: Parts) -> Result:
+    """Whether trainer and engine agree about the log-probs of what was sampled."""
+    steps = [step for step in trials.steps if step.action_ids]
+    if not steps or tokens_result(trials).findings:
+        return Result(title="engine and trainer", seen="no sampled tokens to compare", skipped=True)
+    compute = make_compute(plan.config, parts.policy)
+    found = score_all(parts.policy, [Sample.of_step(s.prompt_ids, s.action_ids) for s in steps], compute).tolist()
+    sampled = [logprob for step in steps for logprob in step.rollout_logprobs]
+    gaps = [abs(one - other) for one, other in zip(found, sampled, strict=True)]
+    mean, largest = sum(gaps) / len(gaps), max(gaps)
+    seen = f"log-probs of {len(gaps)} tokens differ by {mean:.2g} on average, {largest:.2g} at most"
+    exact = compute.autocast_dtype is None and plan.config.model.dtype == "float32"
+    exact = exact and plan.config.engine.dtype in ("auto", "float32") and compute.device.type == "cpu"
+    allowed = _LARGEST_GAP["float32" if exact else "bfloat16"]
+    if mean <= allowed:
+        return Result(title="engine and trainer", seen=seen)
+    do = "Use the same dtype for both, or correct for it: algorithm.off_policy.name=token"
+    finding = Finding(what="engine and trainer agree", found=f"{seen}; {allowed:g} would be rounding", do=do)
+    return Result(title="engine and trainer", findings=(finding,), seen=seen)

@@ -1,0 +1,187 @@
+"""`check_tool`: what is wrong with a tool, found before a model calls it.
+
+for finding in check_tool(search, [{"query": "tea"}]):
+    print(finding)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_r1.errors import ConfigError, EpisodeError
+from agent_r1.findings import Finding
+from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError
+from agent_r1.tools.runner import ToolRunner, check_process_tool
+from agent_r1.types import Task, ToolCall
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+"""What every format and every server takes as a tool's name."""
+
+_SLOW_SHARE = 0.5
+_NOBODY = Task(task_id="check_tool", prompt=())
+
+
+def check_tool(
+    tool: BaseTool, calls: Sequence[Mapping[str, Any]] = (), *, policies: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[Finding]:
+    """Everything that was found wrong; empty for a good tool.
+
+    `calls` are arguments to run it with: without any, the tool is not run. `policies` are changes of the configuration
+    (`{"search": {"timeout": 5}}`). A tool whose schema leaves out a parameter's description gives: parameters are
+    described: 'query' of search has no description. Describe it under Args: in the docstring, or in the schema.
+    """
+    findings = schema_findings(tool)
+    try:
+        runner = ToolRunner(policies)
+        if runner.policy_of(tool).process:
+            check_process_tool(tool)
+    except ConfigError as error:
+        findings.append(Finding(what="its policy can be kept", found=str(error), do="Change the policy or the tool"))
+        return findings
+    findings += _argument_findings(tool)
+    if calls and not findings:
+        findings += asyncio.run(_run_findings(runner, tool, calls))
+    return findings
+
+
+def schema_findings(tool: BaseTool) -> list[Finding]:
+    """What is wrong with what the model will read about the tool."""
+    schema = tool.tool_schema
+    try:
+        json.dumps(schema)
+    except (TypeError, ValueError) as error:
+        return [_schema("a schema is JSON", str(error), "Use plain strings, numbers, lists and mappings")]
+    function = schema.get("function") if isinstance(schema, Mapping) else None
+    if not isinstance(function, Mapping) or schema.get("type") != "function":
+        shape = '{"type": "function", "function": {"name", "description", "parameters"}}'
+        return [_schema("a schema has the form chat templates expect", f"found {schema}", f"Write {shape}")]
+    findings: list[Finding] = []
+    if function.get("name") != tool.name:
+        found = f"the schema calls it '{function.get('name')}' and it answers to '{tool.name}'"
+        findings.append(_schema("a tool answers to the name the model reads", found, "Use one name"))
+    if not NAME.fullmatch(str(function.get("name"))):
+        found = f"'{function.get('name')}' has characters that not every tool format can write"
+        findings.append(_schema("a name is letters, digits, _ and -", found, "Rename it"))
+    if not str(function.get("description") or "").strip():
+        findings.append(_schema("a tool is described", f"{tool.name} is not", "Say in a sentence what it does"))
+    return findings + _parameter_findings(tool.name, function.get("parameters"))
+
+
+def _parameter_findings(name: str, parameters: Any) -> list[Finding]:
+    if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
+        do = 'Write {"type": "object", "properties": {...}, "required": [...]}'
+        return [_schema("parameters are an object", f"those of {name} are {parameters}", do)]
+    properties = parameters.get("properties", {})
+    unknown = [key for key in parameters.get("required", ()) if key not in properties]
+    findings = [
+        Finding(
+            what="parameters are described",
+            found=f"'{key}' of {name} has no description",
+            do="Describe it under Args: in the docstring, or in the schema",
+            severity="warning",
+        )
+        for key, parameter in properties.items()
+        if not (isinstance(parameter, Mapping) and parameter.get("description"))
+    ]
+    if unknown:
+        found = f"{', '.join(unknown)} of {name} are required and not among its properties"
+        findings.append(_schema("what is required exists", found, "Add them to properties"))
+    return findings
+
+
+def _argument_findings(tool: BaseTool) -> list[Finding]:
+    """Arguments that follow the schema are taken; arguments that are no arguments at all are refused in words."""
+    arguments = example_arguments(tool.tool_schema["function"]["parameters"]) if not schema_problems(tool) else {}
+    findings: list[Finding] = []
+    try:
+        tool.check(arguments)
+    except ToolInputError:
+        pass  # an invented string may be no date or no expression: the message is the model's to read
+    except Exception as error:  # noqa: BLE001 - a tool's own check is foreign code
+        found = f"{arguments} raised {type(error).__name__}: {error}"
+        findings.append(_schema("wrong arguments raise ToolInputError", found, "Let check raise nothing else"))
+    return findings
+
+
+def schema_problems(tool: BaseTool) -> list[Finding]:
+    """The findings about its schema that are more than advice."""
+    return [finding for finding in schema_findings(tool) if finding.severity == "problem"]
+
+
+async def _run_findings(runner: ToolRunner, tool: BaseTool, calls: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    findings: list[Finding] = []
+    policy = runner.policy_of(tool)
+    try:
+        for arguments in calls:
+            call = ToolCall(name=tool.name, arguments=arguments)
+            context = ToolContext(task=_NOBODY)
+            started = time.perf_counter()
+            try:
+                outcome = await runner.call({tool.name: tool}, call, context)
+            except EpisodeError as error:
+                findings.append(_schema("a call is answered", f"{arguments} ended the episode: {error}", "Mend it"))
+                continue
+            finally:
+                await tool.close(context)
+            seconds = time.perf_counter() - started
+            if outcome.status != "ok":
+                found = f"{arguments} gave {outcome.status}: {outcome.response.text}"
+                findings.append(_schema("a call that should work works", found, "Mend the tool, or the call"))
+            elif outcome.truncated:
+                found = f"{arguments} gave more than {policy.max_output_chars} characters; their middle was cut"
+                do = f"Answer more shortly, or raise tools.{tool.name}.max_output_chars"
+                findings.append(Finding(what="answers fit", found=found, do=do, severity="warning"))
+            elif seconds > _SLOW_SHARE * policy.timeout:
+                found = f"{arguments} took {seconds:.1f} s of the {policy.timeout:g} s it may take"
+                do = f"Make it faster, or raise tools.{tool.name}.timeout"
+                findings.append(Finding(what="answers come in time", found=found, do=do, severity="warning"))
+    finally:
+        await runner.close()
+    return findings
+
+
+def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that follow a JSON schema of an object: what is required, and nothing else.
+
+    >>> example_arguments({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    {'n': 1}
+    """
+    properties = schema.get("properties", {})
+    definitions = schema.get("$defs", {})
+    return {key: _example(properties.get(key, {}), definitions) for key in schema.get("required", ())}
+
+
+def _example(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    if not isinstance(schema, Mapping):
+        return "text"
+    if "$ref" in schema:
+        return _example(definitions.get(str(schema["$ref"]).rsplit("/", 1)[-1], {}), {})
+    for key in ("const", "default"):
+        if key in schema:
+            return schema[key]
+    for key in ("enum", "examples"):
+        if schema.get(key):
+            return schema[key][0]
+    for key in ("anyOf", "oneOf"):
+        if schema.get(key):
+            return _example(schema[key][0], definitions)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = kind[0]
+    if kind == "array":
+        return [_example(schema.get("items", {}), definitions)] * int(schema.get("minItems", 1))
+    if kind == "object":
+        return example_arguments({"$defs": definitions, **schema})
+    simple = {"integer": 1, "number": 1.5, "boolean": True, "null": None}
+    if kind in ("integer", "number"):
+        return schema.get("minimum", schema.get("maximum", simple[kind]))
+    return simple.get(str(kind), "text" * max(1, -(-int(schema.get("minLength", 1)) // 4)))
+
+
+def _schema(what: str, found: str, do: str) -> Finding:
+    return Finding(what=what, found=found, do=do)
