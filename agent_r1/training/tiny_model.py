@@ -110,7 +110,7 @@ def build_tiny_model(demonstrations: Sequence[dict[str, Any]], folder: Path) -> 
     export_model(LlamaForCausalLM(config), tokenizer, folder)  # type: ignore[no-untyped-call]
 
 
-def train_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> PreTrainedTokenizerFast:
+def train_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> Any:
     """A byte-level BPE: any text can be written, digits stand alone, frequent words and bits of JSON are one token."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
