@@ -1,4 +1,4 @@
-"""`agent-r1`: train, evaluate and warm-start agents, and build search indexes, from the command line."""
+"""`agent-r1`: begin, check, train, evaluate and warm-start agents, and build search indexes, from the command line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_r1.errors import AgentR1Error
+from agent_r1.scaffold import Kind, write_recipe
 
 app = typer.Typer(
     help="Train language-model agents with reinforcement learning over whole multi-turn interactions.",
@@ -226,6 +227,36 @@ def serve_env(
             service.find_factory(environment), name=environment, max_episodes=max_episodes, idle_seconds=idle_seconds
         )
         service.serve(served, host, port, lambda address: typer.echo(f"serving {environment} at {address}"))
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(help="The recipe's name, for example my_shop.")],
+    into: Annotated[
+        Path | None,
+        typer.Option(help="Where to make the folder NAME. Default: recipes where there is one, else here."),
+    ] = None,
+    kind: Annotated[
+        Kind,
+        typer.Option(help="tool: tools of your own. env: an environment. flow: full control over prompts and steps."),
+    ] = Kind.TOOL,
+) -> None:
+    """Write a recipe folder that trains at once, to be edited into your own.
+
+    A small task with its data, reward, prompts, test and README; a model is made on the spot. Nothing is overwritten.
+
+    Example: agent-r1 init my_shop, then agent-r1 train recipes/my_shop
+    """
+    with _clear_errors():
+        files = write_recipe(name, kind=kind, into=into)
+        folder = next(file.parent for file in files if file.name == "base.yaml")
+        typer.echo("\n".join(f"wrote {file}" for file in files))
+        left_over = [
+            path for path in (Path("runs") / f"{name}_{part}" for part in ("data", "warm_start")) if path.exists()
+        ]
+        if left_over:
+            typer.echo(f"of an earlier recipe {name}; delete before training: {' '.join(map(str, left_over))}")
+        typer.echo(f"\ntrain it:  agent-r1 train {folder}\ntest it:   pytest {folder}\nedit it:   {folder}/README.md")
 
 
 @contextmanager

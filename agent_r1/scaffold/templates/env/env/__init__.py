@@ -1,0 +1,5 @@
+"""The environment of my_task."""
+
+from .my_task_env import RegisterEnv
+
+__all__ = ["RegisterEnv"]
