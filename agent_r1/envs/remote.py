@@ -12,6 +12,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -56,12 +57,14 @@ class RemoteEnv(AgentEnv):
         self._server: _Server | None = None
         self._episode_id = ""
         self._num_steps = 0
+        self._num_lost = 0
 
     async def reset(self, task: Task) -> Observation:
         """Begin an episode on the server."""
         await self.close()
         self._server = _Server.lease(self._url)
         self._num_steps = 0
+        self._num_lost = 0
         await self._server.healthy(self._check_health)
         self._episode_id = uuid.uuid4().hex
         body = {"request_id": self._episode_id, "task": wire.task_to_json(task), "args": self._args}
@@ -76,7 +79,15 @@ class RemoteEnv(AgentEnv):
         body = {"request_id": uuid.uuid4().hex, "step": number, "action": wire.action_to_json(action)}
         answer = await self._ask("POST", f"/episodes/{self._episode_id}/step", body, f"step {number}")
         self._num_steps = number
-        return wire.result_from_json(answer["result"])
+        return self._counted(wire.result_from_json(answer["result"]))
+
+    def _counted(self, result: StepResult) -> StepResult:
+        """The result with what was lost on the way to it: an episode that is saved by asking again still tells of it."""
+        if not self._num_lost:
+            return result
+        metrics = {**result.info.get("metrics", {}), "episode/env_retries": float(self._num_lost)}
+        self._num_lost = 0
+        return replace(result, info={**result.info, "metrics": metrics})
 
     async def close(self) -> None:
         """End the episode on the server; one that cannot be told closes it when it has been idle for long enough."""
@@ -119,6 +130,7 @@ class RemoteEnv(AgentEnv):
             except (server.httpx.TransportError, _WrongAnswerError) as error:
                 problem = f"{type(error).__name__}: {error}"
                 num_lost += 1
+                self._num_lost += 1
             if num_lost > self._retries:
                 raise EnvServerError(
                     f"{what}: no answer from the environment server at {self._url} in {num_lost} attempts ({problem}). "
