@@ -62,7 +62,7 @@ def _attempts(*settings: str, rate: float = 0.1) -> Fault:
     return Fault(settings=settings, counted_as="attempts", rate=rate)
 
 
-REMOTE = "env={name: remote, url: 'http://127.0.0.1:PORT', read_seconds: 1.0, pause_seconds: 0.1, retries: 9, args: ARGS}"
+REMOTE = ("env=remote", "env.url=http://127.0.0.1:PORT", "env.read_seconds=1", "env.pause_seconds=0.1", "env.retries=9")
 
 FAULTS: dict[str, Fault] = {
     "none": Fault(settings=(), counted_as="attempts"),
@@ -75,7 +75,7 @@ FAULTS: dict[str, Fault] = {
     "env_crashes_in_step": _attempts("env.name=faulty_shop:CrashingStep", rate=0.05),
     "env_process_dies": _attempts("env.name=faulty_shop:DyingWorld", rate=0.05),
     "env_answers_late_and_out_of_order": Fault(
-        settings=(REMOTE.replace("ARGS", "{}"),),
+        settings=REMOTE,
         counted_as="episode/env_retries",
         rate=0.1,
         at_least=True,
@@ -85,7 +85,7 @@ FAULTS: dict[str, Fault] = {
     "reward_hangs": _attempts("reward.function=faulty_shop:hanging_score", "reward.timeout=1.5", rate=0.05),
     "reward_nan": _attempts("reward.function=faulty_shop:nan_score"),
     "server_disappears": Fault(
-        settings=(REMOTE.replace("ARGS", "{die_at: DIE_AT}"),),
+        settings=(*REMOTE, "env.args={die_at: DIE_AT}"),
         counted_as="attempts",
         at_least=True,
         server=("-m", "agent_r1.cli", "env", "serve", "faulty_shop:ServedShop", "--port", "PORT", "--max-episodes", "4096"),
