@@ -26,7 +26,6 @@ from difflib import get_close_matches
 
 from agent_r1.types import StopReason
 
-
 MAX_TRACEBACK_CHARS = 20_000
 
 

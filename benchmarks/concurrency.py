@@ -6,7 +6,7 @@ The policy is a script, so tools are all that takes time. An episode makes its c
 done in less time than the slowest episode's own calls take (`chain`). `ratio` is the wall time over that. `runner`: the
 calls alone, through the tool runner. `episodes`: whole rollouts with rendering, parsing, environment and reward.
 `cpu_us` is processor time a call. Where `512 * cpu_us` is more than a call takes, the processor is the limit, not the
-library's waiting: `floor` is the larger of the chain and the processor time, and `ratio_to_floor` the wall time over it.
+library's waiting: `floor` is the larger of chain and processor time, and `ratio_to_floor` the wall time over it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
@@ -89,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 def make_renderer() -> ChatRenderer:
     """The quickstart's tokenizer and template."""
+    sys.path.append(str(Path(__file__).resolve().parent.parent))
     from recipes.quickstart.shop import demonstration, draw_basket
     from recipes.quickstart.tiny_model import train_tokenizer
 

@@ -4,8 +4,8 @@
     python benchmarks/faults.py --only tool_hangs reward_nan
 
 Each row is a whole run of `recipes/quickstart` from one warm start in which tools, environment, reward or server break
-at the given rate (`faulty_shop.py`), all through training. The evaluation on held-out tasks at the end is without faults:
-it says what was learned. `injected` is what struck, as those who struck wrote it down; `counted` what `metrics.jsonl`
+at the given rate (`faulty_shop.py`), all through training. The evaluation on held-out tasks at the end is without
+faults: it says what was learned. `injected` is what struck, as those who struck wrote it down; `counted` what `metrics.jsonl`
 says of it; `recorded` what is in `trajectories/`. Nothing is lost when every member of every group is recorded and the
 groups that taught nothing are counted as dropped.
 """
@@ -88,7 +88,17 @@ FAULTS: dict[str, Fault] = {
         settings=(*REMOTE, "env.args={die_at: DIE_AT}"),
         counted_as="attempts",
         at_least=True,
-        server=("-m", "agent_r1.cli", "env", "serve", "faulty_shop:ServedShop", "--port", "PORT", "--max-episodes", "4096"),
+        server=(
+            "-m",
+            "agent_r1.cli",
+            "env",
+            "serve",
+            "faulty_shop:ServedShop",
+            "--port",
+            "PORT",
+            "--max-episodes",
+            "4096",
+        ),
     ),
 }
 
@@ -115,9 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     return rows
 
 
-HEADER = (
-    "fault                              rate  success  injected  counted  recorded  failed  dropped  lost  MB    seconds"
-)
+HEADER = "fault                               rate success  injected  counted  recorded  failed  dropped  lost  MB    s"
 
 
 def as_line(row: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The quickstart's shop on a bad day: its own tools, environment and reward, each with one fault that strikes at a rate.
+"""The quickstart's shop on a bad day: its own tools, environment and reward, each with a fault that strikes at a rate.
 
 Used by `faults.py`. Which draw is a fault follows from the seed and the draw's number, which all processes count
 together in one file; what strikes is written down in another, so that it can be compared with what a run reports.
@@ -231,7 +231,7 @@ class DyingWorld(ToolEnv):
 
 
 class ServedShop(ToolEnv):
-    """The shop for `agent-r1 env serve`. Its server is killed at the step that `die_at` names, and every so many after."""
+    """The shop for `agent-r1 env serve`. Its server is killed in every step whose number `die_at` divides."""
 
     def __init__(self, die_at: int = 0) -> None:
         super().__init__([own_price, calculate])

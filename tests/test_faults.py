@@ -11,7 +11,6 @@ import random
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoTokenizer

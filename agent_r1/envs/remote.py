@@ -82,7 +82,7 @@ class RemoteEnv(AgentEnv):
         return self._counted(wire.result_from_json(answer["result"]))
 
     def _counted(self, result: StepResult) -> StepResult:
-        """The result with what was lost on the way to it: an episode that is saved by asking again still tells of it."""
+        """The result with what was lost on the way to it: an episode that asking again saved still tells of it."""
         if not self._num_lost:
             return result
         metrics = {**result.info.get("metrics", {}), "episode/env_retries": float(self._num_lost)}
