@@ -9,10 +9,12 @@ episode that the server does not know any more raises `EpisodeLostError`: the ro
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -179,6 +181,15 @@ def _seconds(retry_after: str | None) -> float:
         return 0.0
 
 
+def _end_the_search_for_sniffio() -> None:
+    """httpcore tries to import `sniffio` for every lock it makes. Where it is not installed, every try searches the
+    whole path, which is half of what a request costs; after this it fails at once."""
+    try:
+        import_module("sniffio")
+    except ImportError:
+        sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
+
+
 class _Server:
     """The connections to one server, shared by all episodes of one event loop and closed with the last of them.
 
@@ -192,6 +203,7 @@ class _Server:
         import httpx
 
         self.httpx = httpx
+        _end_the_search_for_sniffio()
         # Reading the certificates takes longer than all else: once, and only where they are needed.
         self._verify = httpx.create_ssl_context() if url.startswith("https://") else False
         self._idle: list[httpx.AsyncClient] = []
