@@ -100,7 +100,7 @@ def chains_of(count: int, latency: str) -> list[list[float]]:
     return [[round(LATENCIES[latency](rng), 4) for _ in range(CALLS)] for _ in range(count)]
 
 
-def run_calls(chains: Sequence[Sequence[float]], renderer: ChatRenderer) -> dict[str, float]:
+def run_calls(chains: Sequence[Sequence[float]], renderer: ChatRenderer | None) -> dict[str, float]:
     """The calls alone, each chain one after the other."""
     slow, runner = Slow(), ToolRunner()
 

@@ -515,9 +515,7 @@ def test_a_group_with_too_few_members_is_refilled_then_dropped(renderer: ChatRen
 
 @row("failures-in-a-row")
 def test_failures_in_a_row_stop_the_run_and_say_what_broke(renderer: ChatRenderer) -> None:
-    with pytest.raises(
-        RolloutsFailingError, match=r"(?s)5 rollouts in a row.*\(env_error 5\).*step of BreaksFor"
-    ):
+    with pytest.raises(RolloutsFailingError, match=r"(?s)5 rollouts in a row.*\(env_error 5\).*step of BreaksFor"):
         play(
             renderer, "over", make_env=breaking(*range(9)), num_tasks=12, retries=0, concurrency=1,
             max_failures_in_a_row=5,
