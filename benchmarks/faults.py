@@ -6,8 +6,8 @@
 Each row is a whole run of `recipes/quickstart` from one warm start in which tools, environment, reward or server break
 at the given rate (`faulty_shop.py`), all through training. The evaluation on held-out tasks at the end is without
 faults: it says what was learned. `injected` is what struck, as those who struck wrote it down; `counted` what
-`metrics.jsonl` says of it; `recorded` what is in `trajectories/`. Nothing is lost when every member of every group is recorded and the
-groups that taught nothing are counted as dropped.
+`metrics.jsonl` says of it; `recorded` what is in `trajectories/`. Nothing is lost when every member of every group is
+recorded and the groups that taught nothing are counted as dropped.
 """
 
 from __future__ import annotations
