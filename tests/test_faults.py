@@ -82,5 +82,5 @@ def test_the_quickstart_learns_under_every_fault(name: str, tmp_path_factory: py
     folder = tmp_path_factory.getbasetemp() / "faults"  # one warm start for all
     [row] = main(["--folder", str(folder), "--only", name])
     assert row["problems"] == []
-    assert 0.04 <= row["rate"] <= 0.21 or name == "none"
+    assert 0.04 <= row["rate"] <= 0.22 or name == "none"
     assert row["success"] >= 0.85
