@@ -27,6 +27,8 @@ from importlib.util import find_spec
 
 from agent_r1.types import StopReason
 
+MAX_TRACEBACK_CHARS = 20_000
+
 
 class AgentR1Error(Exception):
     """Base of all errors raised on purpose."""
@@ -109,7 +111,16 @@ def boundary(reason: StopReason, where: str) -> Iterator[None]:
     except EpisodeError:
         raise
     except Exception as error:
-        raise EpisodeError(reason, where, "".join(traceback.format_exception(error))) from error
+        raise EpisodeError(reason, where, _traceback(error)) from error
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback, without the middle of a message that would fill the memory and the records."""
+    text = "".join(traceback.format_exception(error))
+    if len(text) <= MAX_TRACEBACK_CHARS:
+        return text
+    half = MAX_TRACEBACK_CHARS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -17,7 +17,8 @@ class Evaluation:
     """What an evaluation found."""
 
     metrics: dict[str, float]
-    """`eval/<source>/{greedy,mean,best@k,maj@k}`, `eval/all/...` over all rows, and `eval/all/tool_calls`."""
+    """`eval/<source>/{greedy,mean,best@k,maj@k}`, `eval/all/...` over all rows, `eval/all/tool_calls`, and
+    `eval/<source>/failed` when greedy rollouts failed, which count as not solved."""
     greedy: tuple[Group, ...]
     """The greedy rollouts, one a task."""
     sampled: tuple[Group, ...] = ()
@@ -56,6 +57,9 @@ async def evaluate(
     for source, groups in _by_source(greedy).items():
         metrics[f"eval/{source}/greedy"] = mean(_success(t) for group in groups for t in group)
         metrics[f"eval/{source}/tool_calls"] = mean(t.num_tool_calls for group in groups for t in group)
+        failed = sum(t.is_failure for group in groups for t in group)
+        if failed:
+            metrics[f"eval/{source}/failed"] = float(failed)
         metrics[f"eval/{source}/steps"] = mean(len(t.steps) for group in groups for t in group)
     for source, groups in _by_source(sampled).items():
         metrics[f"eval/{source}/mean"] = mean(_success(t) for group in groups for t in group)

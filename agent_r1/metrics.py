@@ -38,6 +38,9 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics[name] = mean(t.metrics.get(name, 0.0) for t in valid)
     for reason, count in Counter(str(t.stop_reason) for t in everything if t.is_failure).items():
         metrics[f"error/{reason}"] = float(count)
+    retried = Counter(str(attempt.stop_reason) for t in everything for attempt in t.failed_attempts)
+    for reason, count in retried.items():
+        metrics[f"error/retried_{reason}"] = float(count)
     return metrics
 
 

@@ -173,7 +173,8 @@ def bind_part(registry: Registry[Any], key: str, part: Mapping[str, Any]) -> Cal
     if not isinstance(name, str):
         raise ConfigError(f"'{key}' needs a name, found {dict(part)}; known: {', '.join(registry.names())}")
     target = registry.get(name)
-    accepted = _keyword_arguments(target)
+    # Reading a signature is dear, and environments bind parts for every episode: only arguments need it.
+    accepted = _keyword_arguments(target) if arguments else None
     unknown = [argument for argument in arguments if accepted is not None and argument not in accepted]
     if unknown:
         raise ConfigError(

@@ -278,6 +278,20 @@ class Episode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FailedAttempt:
+    """An attempt at a rollout that broke before another one was made: kept, so that no failure is only a number."""
+
+    stop_reason: StopReason
+    """What broke."""
+    error: str
+    """Its traceback."""
+    num_steps: int = 0
+    """Steps that were taken before."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What these steps counted; in no average."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
     """A scored rollout of one member of a group."""
 
@@ -307,6 +321,8 @@ class Trajectory:
     """The traceback of a failed rollout."""
     num_retries: int = 0
     """Failed attempts before this one."""
+    failed_attempts: tuple[FailedAttempt, ...] = ()
+    """What broke in each of them."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers to be averaged over episodes."""
 

@@ -147,6 +147,14 @@ def hanging_reward(task: Task, episode: Episode) -> float:
     return 0.0
 
 
+def hangs_once(task: Task, episode: Episode) -> float:
+    """Hang, unless another has hung before."""
+    file = Path(task.env_kwargs["file"])
+    if not file.exists():
+        hang_here(str(file))
+    return 1.0
+
+
 def nan_reward(task: Task, episode: Episode) -> float:
     return float("nan")
 
@@ -227,3 +235,13 @@ class PrefixTool(BaseTool):
 
     async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
         return ToolResponse(text=f"{self.prefix}{args['text']}"), None, {}
+
+
+@tool(name="tests_forks", process=True, timeout=20)
+def forks(file: str) -> str:
+    """Leave a process behind.
+
+    Args:
+        file: Where to write its number.
+    """
+    return fork_and_answer(file)

@@ -33,6 +33,7 @@ from agent_r1.tools import FunctionTool
 from agent_r1.types import (
     Action,
     Episode,
+    FailedAttempt,
     Group,
     Observation,
     SamplingParams,
@@ -613,6 +614,7 @@ def test_every_field_of_a_trajectory_reads_back(tmp_path: Path) -> None:
         answer="12",
         next_prompt_ids=(1, 2, 3, 4, 5, 6),
         num_retries=1,
+        failed_attempts=(FailedAttempt(stop_reason=StopReason.TIMEOUT, error="late", num_steps=2, metrics={"y": 2.0}),),
         metrics={"x": 1.0},
     )
     failed = trajectory_of(3, stop_reason=StopReason.ENV_ERROR, error="Traceback ...\n  stuck")

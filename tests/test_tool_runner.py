@@ -9,6 +9,7 @@ import math
 import os
 import threading
 import time
+import tracemalloc
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -238,6 +239,20 @@ def test_long_answers_lose_their_middle_and_say_so() -> None:
     assert got.truncated
     assert got.response.text == "a" * 50 + "\n[... 20 of 120 characters left out ...]\n" + "z" * 50
     assert not outcome(giving("a" * 100, max_output_chars=100)).truncated
+
+
+def test_answers_of_calls_that_end_together_are_not_all_held_in_full() -> None:
+    @tool(name="tests_floods", max_output_chars=100)
+    async def floods() -> str:
+        """Too much."""
+        return "x" * 10_000_000
+
+    tracemalloc.start()
+    got = outcomes(floods, *[{}] * 20)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert all(one.truncated and one.status == "ok" for one in got)
+    assert peak < 40_000_000
 
 
 def test_long_errors_are_cut_too() -> None:

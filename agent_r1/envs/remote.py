@@ -9,9 +9,12 @@ episode that the server does not know any more raises `EpisodeLostError`: the ro
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -55,14 +58,18 @@ class RemoteEnv(AgentEnv):
         self._pause_seconds = pause_seconds
         self._wait_seconds = wait_seconds
         self._server: _Server | None = None
+        self._client: httpx.AsyncClient | None = None
         self._episode_id = ""
         self._num_steps = 0
+        self._num_lost = 0
 
     async def reset(self, task: Task) -> Observation:
         """Begin an episode on the server."""
         await self.close()
         self._server = _Server.lease(self._url)
+        self._client = self._server.take_client()
         self._num_steps = 0
+        self._num_lost = 0
         await self._server.healthy(self._check_health)
         self._episode_id = uuid.uuid4().hex
         body = {"request_id": self._episode_id, "task": wire.task_to_json(task), "args": self._args}
@@ -77,28 +84,37 @@ class RemoteEnv(AgentEnv):
         body = {"request_id": uuid.uuid4().hex, "step": number, "action": wire.action_to_json(action)}
         answer = await self._ask("POST", f"/episodes/{self._episode_id}/step", body, f"step {number}")
         self._num_steps = number
-        return wire.result_from_json(answer["result"])
+        return self._counted(wire.result_from_json(answer["result"]))
+
+    def _counted(self, result: StepResult) -> StepResult:
+        """The result with what was lost on the way to it: an episode that asking again saved still tells of it."""
+        if not self._num_lost:
+            return result
+        metrics = {**result.info.get("metrics", {}), "episode/env_retries": float(self._num_lost)}
+        self._num_lost = 0
+        return replace(result, info={**result.info, "metrics": metrics})
 
     async def close(self) -> None:
         """End the episode on the server; one that cannot be told closes it when it has been idle for long enough."""
         server, self._server = self._server, None
+        client, self._client = self._client, None
         episode_id, self._episode_id = self._episode_id, ""
-        if server is None:
+        if server is None or client is None:
             return
         try:
             if episode_id:
                 with suppress(server.httpx.HTTPError):
-                    await server.client.delete(f"{self._url}/episodes/{episode_id}", timeout=_CLOSE_SECONDS)
+                    await client.delete(f"{self._url}/episodes/{episode_id}", timeout=_CLOSE_SECONDS)
         finally:
-            await server.release()
+            await server.release(client)
 
     async def _check_health(self) -> None:
         await self._ask("GET", "/health", None, "health check")
 
     async def _ask(self, method: str, path: str, body: wire.Json | None, what: str) -> wire.Json:
         """The answer to one request, which may take several attempts."""
-        server = self._server
-        if server is None:
+        server, client = self._server, self._client
+        if server is None or client is None:
             raise RuntimeError(f"{what} of a RemoteEnv that is closed")
         clock = asyncio.get_running_loop().time
         content = None if body is None else wire.dumps(body)
@@ -107,7 +123,7 @@ class RemoteEnv(AgentEnv):
         pause = self._pause_seconds
         while True:
             try:
-                answer = await self._attempt(server, method, path, content)
+                answer = await self._attempt(client, server.timeout(*self._timeouts), method, path, content)
                 if answer.status_code != 503:
                     return self._read(answer, body, what)
                 problem = "it is full"
@@ -120,6 +136,7 @@ class RemoteEnv(AgentEnv):
             except (server.httpx.TransportError, _WrongAnswerError) as error:
                 problem = f"{type(error).__name__}: {error}"
                 num_lost += 1
+                self._num_lost += 1
             if num_lost > self._retries:
                 raise EnvServerError(
                     f"{what}: no answer from the environment server at {self._url} in {num_lost} attempts ({problem}). "
@@ -128,11 +145,11 @@ class RemoteEnv(AgentEnv):
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
 
-    async def _attempt(self, server: _Server, method: str, path: str, content: bytes | None) -> httpx.Response:
-        connect, read = self._timeouts
-        timeout = server.httpx.Timeout(connect=connect, read=read, write=read, pool=None)
+    async def _attempt(
+        self, client: httpx.AsyncClient, timeout: httpx.Timeout, method: str, path: str, content: bytes | None
+    ) -> httpx.Response:
         headers = {"Content-Type": "application/json"}
-        return await server.client.request(method, self._url + path, content=content, headers=headers, timeout=timeout)
+        return await client.request(method, self._url + path, content=content, headers=headers, timeout=timeout)
 
     def _read(self, answer: httpx.Response, body: wire.Json | None, what: str) -> wire.Json:
         try:
@@ -164,8 +181,21 @@ def _seconds(retry_after: str | None) -> float:
         return 0.0
 
 
+def _end_the_search_for_sniffio() -> None:
+    """httpcore tries to import `sniffio` for every lock it makes. Where it is not installed, every try searches the
+    whole path, which is half of what a request costs; after this it fails at once."""
+    try:
+        import_module("sniffio")
+    except ImportError:
+        sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
+
+
 class _Server:
-    """The connections to one server, shared by all episodes of one event loop and closed with the last of them."""
+    """The connections to one server, shared by all episodes of one event loop and closed with the last of them.
+
+    An episode has a connection to itself while it lasts and leaves it to the next one. In a pool that all of them
+    share, every request looks at every connection: with hundreds of episodes that is most of what a step costs.
+    """
 
     _open: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Server]]] = WeakKeyDictionary()
 
@@ -173,10 +203,10 @@ class _Server:
         import httpx
 
         self.httpx = httpx
-        # Environment servers stand in one's own network: a proxy for the outside is not asked.
-        # Each episode has at most one request under way; a place in the pool is never what it waits for.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-        self.client = httpx.AsyncClient(limits=limits, trust_env=False)
+        _end_the_search_for_sniffio()
+        # Reading the certificates takes longer than all else: once, and only where they are needed.
+        self._verify = httpx.create_ssl_context() if url.startswith("https://") else False
+        self._idle: list[httpx.AsyncClient] = []
         self._url = url
         self._others = others
         self._num_users = 0
@@ -190,14 +220,26 @@ class _Server:
         server._num_users += 1
         return server
 
-    async def release(self) -> None:
-        """One user less."""
+    def take_client(self) -> httpx.AsyncClient:
+        """A connection for one episode: one that another has left, or a new one."""
+        if self._idle:
+            return self._idle.pop()
+        # Environment servers stand in one's own network: a proxy for the outside is not asked.
+        return self.httpx.AsyncClient(verify=self._verify, trust_env=False)
+
+    def timeout(self, connect: float, read: float) -> httpx.Timeout:
+        """The bounds of one attempt."""
+        return self.httpx.Timeout(connect=connect, read=read, write=read, pool=None)
+
+    async def release(self, client: httpx.AsyncClient) -> None:
+        """One user less, whose connection another may have."""
         self._num_users -= 1
+        self._idle.append(client)
         if self._num_users == 0:
             self._others.pop(self._url, None)
             if self._health is not None:
                 self._health.cancel()
-            await self.client.aclose()
+            await asyncio.gather(*(idle.aclose() for idle in self._idle))
 
     async def healthy(self, check: Callable[[], Any]) -> None:
         """Return when the server has answered a health check. Episodes that begin together share one."""

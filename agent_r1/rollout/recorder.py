@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_r1.types import Action, Group, Observation, Step, StopReason, ToolCall, Trajectory
+from agent_r1.types import Action, FailedAttempt, Group, Observation, Step, StopReason, ToolCall, Trajectory
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -96,6 +96,15 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
         "next_privileged": trajectory.next_privileged,
         "error": trajectory.error,
         "num_retries": trajectory.num_retries,
+        "failed_attempts": [
+            {
+                "stop_reason": str(attempt.stop_reason),
+                "error": attempt.error,
+                "num_steps": attempt.num_steps,
+                "metrics": dict(attempt.metrics),
+            }
+            for attempt in trajectory.failed_attempts
+        ],
         "metrics": dict(trajectory.metrics),
         "steps": steps,
     }
@@ -169,5 +178,9 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
         next_privileged=line["next_privileged"],
         error=line["error"],
         num_retries=line["num_retries"],
+        failed_attempts=tuple(
+            FailedAttempt(**{**attempt, "stop_reason": StopReason(attempt["stop_reason"])})
+            for attempt in line.get("failed_attempts", ())
+        ),
         metrics=line["metrics"],
     )

@@ -21,7 +21,7 @@ from agent_r1.flows import AgentFlowBase, FlowContext
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
 from agent_r1.seeds import mix_seed
-from agent_r1.types import Episode, Group, SamplingParams, StopReason, Task, Trajectory
+from agent_r1.types import Episode, FailedAttempt, Group, SamplingParams, StopReason, Task, Trajectory
 
 _Member = tuple[int, int]
 """A group's id, and the member's number."""
@@ -107,8 +107,7 @@ class Rollout:
                 trajectory = await self._member(task_of[group_id], group_id, index, chosen, own_seed)
             self._breaker.note(trajectory)
             if refill:  # what failed before it counts as attempts
-                attempts = ended[group_id, index].num_retries + 1
-                return replace(trajectory, num_retries=attempts + trajectory.num_retries)
+                return _after(ended[group_id, index], trajectory)
             on_finished(trajectory)
             return trajectory
 
@@ -151,14 +150,15 @@ class Rollout:
 
     async def _member(self, task: Task, group_id: int, index: int, sampling: SamplingParams, seed: int) -> Trajectory:
         """One rollout, with its retries."""
+        failed: Trajectory | None = None
         for attempt in range(self.limits.retries + 1):
             flow: AgentFlowBase | None = None
             try:
                 with boundary(StopReason.FLOW_ERROR, f"making flow '{task.agent_name}'"):
                     flow = self._make_flow(task, sampling, mix_seed(seed, attempt))
-                return await self._attempt(flow, task, group_id, index, attempt)
+                trajectory = await self._attempt(flow, task, group_id, index)
             except EpisodeError as failure:
-                failed = Trajectory(
+                trajectory = Trajectory(
                     task_id=task.task_id,
                     group_id=group_id,
                     member=index,
@@ -167,8 +167,13 @@ class Rollout:
                     outcome_reward=0.0,
                     stop_reason=failure.reason,
                     error=str(failure),
-                    num_retries=attempt,
+                    metrics=flow.episode(failure.reason).metrics if flow is not None else {},
                 )
+            trajectory = trajectory if failed is None else _after(failed, trajectory)
+            if not trajectory.is_failure:
+                return trajectory
+            failed = trajectory
+        assert failed is not None
         return failed
 
     def _make_flow(self, task: Task, sampling: SamplingParams, seed: int) -> AgentFlowBase:
@@ -188,7 +193,7 @@ class Rollout:
             episode = await flow.run(task)
         return episode, await score_episode(self.reward, task, episode)
 
-    async def _attempt(self, flow: AgentFlowBase, task: Task, group_id: int, index: int, attempt: int) -> Trajectory:
+    async def _attempt(self, flow: AgentFlowBase, task: Task, group_id: int, index: int) -> Trajectory:
         deadline = self.limits.deadline_seconds
         running = asyncio.create_task(self._scored(flow, task))
         try:
@@ -214,9 +219,20 @@ class Rollout:
             stop_reason=episode.stop_reason,
             next_prompt_ids=episode.next_prompt_ids,
             next_privileged=episode.next_privileged,
-            num_retries=attempt,
             metrics=episode.metrics,
         )
+
+
+def _after(failed: Trajectory, trajectory: Trajectory) -> Trajectory:
+    """The rollout that was made anew after another had failed, with all that failed before it."""
+    last = FailedAttempt(
+        stop_reason=failed.stop_reason,
+        error=failed.error or "",
+        num_steps=len(failed.steps),
+        metrics=failed.metrics,
+    )
+    attempts = (*failed.failed_attempts, last, *trajectory.failed_attempts)
+    return replace(trajectory, num_retries=len(attempts), failed_attempts=attempts)
 
 
 async def _all_of(rollouts: Mapping[_Member, Coroutine[Any, Any, Trajectory]]) -> dict[_Member, Trajectory]:

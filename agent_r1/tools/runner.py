@@ -175,7 +175,11 @@ class ToolRunner:
         if lane.batcher is not None:
             return checked_result(await lane.batcher.submit(_Waiting(tool=tool, args=args, context=context))), False
         async with lane.places:
-            return checked_result(await _within(lane.policy.timeout, tool.execute, args, context=context)), False
+            limit = lane.policy.max_output_chars
+            found: tuple[ToolResult, bool] = await _within(
+                lane.policy.timeout, _execute_and_cut, tool.execute, args, context, limit
+            )
+            return found
 
     async def _run_in_worker(
         self, policy: ToolPolicy, tool: BaseTool, args: Mapping[str, Any], context: ToolContext
@@ -273,6 +277,17 @@ async def _within(seconds: float, function: Callable[..., Any], *args: Any, **kw
     if task.cancelled():
         raise RuntimeError("the tool cancelled itself")
     return task.result()
+
+
+async def _execute_and_cut(
+    execute: Callable[..., Any], args: Mapping[str, Any], context: ToolContext, limit: int
+) -> tuple[ToolResult, bool]:
+    """The result, cut at once: the answers of hundreds of calls that end together would all wait for their readers
+    in full."""
+    response, reward, info = checked_result(await call_off_loop(execute, args, context=context))
+    if len(response.text) <= limit:
+        return (response, reward, info), False
+    return (ToolResponse(text=cut_middle(response.text, limit), images=response.images), reward, info), True
 
 
 def _wake(over: asyncio.Future[None]) -> None:

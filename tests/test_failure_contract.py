@@ -1,0 +1,568 @@
+"""The table of `docs/failures.md`, one test a row, under the row's name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from transformers import LlamaForCausalLM
+
+import agent_r1
+from agent_r1.chat import ChatRenderer
+from agent_r1.engines import ScriptedEngine
+from agent_r1.envs import AgentEnv, RemoteEnv, ToolEnv
+from agent_r1.envs.limits import TimeLimit
+from agent_r1.errors import DataError, DivergenceError, EngineError, RolloutsFailingError
+from agent_r1.evaluation import evaluate
+from agent_r1.metrics import rollout_metrics
+from agent_r1.rewards import RewardFunction, in_workers
+from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories, write_trajectories
+from agent_r1.tools import ToolRunner, tool, tool_runner
+from agent_r1.types import Action, Episode, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
+from tests import foreign_code
+from tests.hand_made import (
+    Fixed,
+    experience_of,
+    make_learner,
+    random_group,
+    same_weights,
+    weights_of,
+    with_parts,
+)
+from tests.test_env_service import free_port, server
+from tests.tiny_runs import tiny_overrides
+
+DOCS = Path(__file__).parent.parent / "docs" / "failures.md"
+TASK = Task(task_id="t", prompt=({"role": "user", "content": "begin"},))
+TESTS: dict[str, Callable[..., None]] = {}
+
+TestT = TypeVar("TestT", bound=Callable[..., None])
+
+
+def row(name: str) -> Callable[[TestT], TestT]:
+    """This is the test of that row."""
+
+    def keep(test: TestT) -> TestT:
+        assert name not in TESTS, f"two tests for {name}"
+        TESTS[name] = test
+        return test
+
+    return keep
+
+
+def table() -> dict[str, str]:
+    """Row names, and what stands beside them."""
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
+    assert len(dict(rows)) == len(rows)
+    return dict(rows)
+
+
+def test_every_row_has_its_test_and_every_test_its_row() -> None:
+    assert list(TESTS) == list(table())
+
+
+def seen_in(name: str, *metrics: str) -> None:
+    """The table names these numbers in that row."""
+    for metric in metrics:
+        assert f"`{re.sub('tool/(?!parse|unknown)[a-z_]+/', 'tool/<name>/', metric)}`" in table()[name], metric
+
+
+# --- playing ----------------------------------------------------------------------------------------------------------
+
+
+def play(
+    renderer: ChatRenderer,
+    *replies: str,
+    make_env: Callable[[Task], AgentEnv] | None = None,
+    tools: Any = (),
+    reward: RewardFunction = lambda task, episode: 1.0,
+    engine: ScriptedEngine | None = None,
+    runner: ToolRunner | None = None,
+    group_size: int = 1,
+    num_tasks: int = 1,
+    context_length: int = 4096,
+    env_kwargs: Mapping[str, Any] | None = None,
+    **limits: Any,
+) -> tuple[list[Group], dict[str, float]]:
+    """The groups of some rollouts, and their metrics. The n-th turn of an episode says the n-th reply, or the last."""
+    own = runner or ToolRunner()
+
+    def reply(prompt: TokenIds, sampling: SamplingParams) -> list[int]:
+        turn = renderer.tokenizer.decode(list(prompt), skip_special_tokens=False).count("<|assistant|>") - 1
+        return [*renderer.encode(replies[min(turn, len(replies) - 1)]), renderer.stop_ids[0]]
+
+    rollout = Rollout(
+        engine=engine or ScriptedEngine(reply, context_length=context_length),
+        renderer=renderer,
+        reward=reward,
+        make_env=make_env or (lambda task: ToolEnv(tools)),
+        limits=RolloutLimits(**{"max_steps": 3, **limits}),
+    )
+    tasks = [Task(task_id=f"t{number}", prompt=TASK.prompt, env_kwargs=env_kwargs or {}) for number in range(num_tasks)]
+
+    async def run() -> list[Group]:
+        async with tool_runner(own), asyncio.timeout(60):
+            return await rollout.run(tasks, group_size=group_size, sampling=SamplingParams(max_tokens=256), seed=0)
+
+    groups = asyncio.run(run())
+    return groups, rollout_metrics(groups)
+
+
+def calling(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def read_by_the_model(groups: list[Group]) -> str:
+    """What the tool answered, in the model's last prompt; the episode went on to its end."""
+    [trajectory] = groups[0]
+    assert trajectory.stop_reason is StopReason.DONE
+    assert trajectory.steps[-1].observation.messages is not None
+    return str(trajectory.steps[-1].observation.messages[-1]["content"])
+
+
+class Broken(ToolEnv):
+    """Breaks where it is told, the first time it is told to."""
+
+    def __init__(self, where: str, broken: list[str]) -> None:
+        super().__init__([fine])
+        self.where, self.broken = where, broken
+
+    async def _break(self, where: str) -> None:
+        if where == self.where and len(self.broken) < 1:
+            self.broken.append(where)
+            raise OSError(f"{where} broke")
+
+    async def reset(self, task: Task) -> Observation:
+        await self._break("reset")
+        return await super().reset(task)
+
+    async def step(self, action: Action) -> StepResult:
+        if action.text == "over":
+            await self._break("step")
+        return await super().step(action)
+
+    async def close(self) -> None:
+        await super().close()
+        if self._tools == {} and hasattr(self, "_tool_context"):
+            await self._break("close")
+
+
+@tool(name="contract_fine")
+async def fine() -> str:
+    """Answer."""
+    return "fine"
+
+
+def saved_by_a_retry(groups: list[Group], metrics: Mapping[str, float], reason: str, words: str) -> None:
+    """One attempt failed, is counted and kept with its traceback, and the next one earned what it should."""
+    [trajectory] = groups[0]
+    assert (trajectory.stop_reason, trajectory.outcome_reward, trajectory.num_retries) == (StopReason.DONE, 1.0, 1)
+    [attempt] = trajectory.failed_attempts
+    assert attempt.stop_reason == reason
+    assert words in attempt.error
+    assert (metrics["error/retries"], metrics[f"error/retried_{reason}"]) == (1.0, 1.0)
+    assert metrics["error/failed_rollouts"] == 0.0
+
+
+# --- the policy, limits, data -----------------------------------------------------------------------------------------
+
+
+@row("malformed-call")
+def test_a_malformed_call_is_answered_with_what_was_wrong(renderer: ChatRenderer) -> None:
+    groups, metrics = play(renderer, '<tool_call>{"name": "contract_fine", ', "over", tools=[fine])
+    assert "Error: " in read_by_the_model(groups)
+    assert groups[0].trajectories[0].steps[0].action.parse_error is not None
+    assert metrics["tool/parse_errors"] == 1.0
+    assert metrics["step/parse_errors"] == 0.5
+    seen_in("malformed-call", "tool/parse_errors", "step/parse_errors")
+
+
+@row("unknown-tool")
+def test_an_unknown_tool_is_answered_with_the_nearest_name(renderer: ChatRenderer) -> None:
+    twice = calling("contract_fin") + calling("contract_fine", wrong=1)
+    groups, metrics = play(renderer, twice, "over", tools=[fine])
+    assert "wrong" in read_by_the_model(groups)
+    assert "Did you mean 'contract_fine'" in str(groups[0].trajectories[0].steps[-1].observation.messages)
+    assert metrics["tool/unknown/invalid"] == metrics["tool/contract_fine/invalid"] == 1.0
+    seen_in("unknown-tool", "tool/unknown/invalid", "tool/contract_fine/invalid")
+
+
+@row("context-full")
+def test_a_full_context_cuts_the_episode_and_is_learned_from(renderer: ChatRenderer) -> None:
+    first = len(renderer.render(ToolEnv([fine]).preview(TASK)).token_ids)
+    groups, metrics = play(renderer, calling("contract_fine"), tools=[fine], context_length=first + 40, max_steps=9)
+    assert groups[0].trajectories[0].stop_reason is StopReason.CONTEXT_FULL
+    assert groups[0].learnable
+    assert metrics["episode/truncated"] == 1.0
+
+
+@row("first-prompt-too-long")
+def test_a_first_prompt_that_does_not_fit_is_refused_with_its_row(tmp_path: Path, model_folder: Path) -> None:
+    with pytest.raises(DataError, match=r"(?s)tasks-0.*12 tokens|12 tokens.*tasks-0"):
+        agent_r1.train(*tiny_overrides(tmp_path, model_folder, "rollout.context_length=12"), quiet=True)
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+@tool(name="contract_raises")
+async def raises() -> str:
+    """Raise."""
+    raise OSError("the shelf is empty")
+
+
+@row("tool-raises")
+def test_a_tool_that_raises_is_read_by_the_model(renderer: ChatRenderer) -> None:
+    groups, metrics = play(renderer, calling("contract_raises"), "over", tools=[raises])
+    assert read_by_the_model(groups) == "Error: the shelf is empty"
+    assert metrics["tool/contract_raises/errors"] == 1.0
+    seen_in("tool-raises", "tool/contract_raises/errors")
+
+
+@row("tool-hangs")
+def test_a_tool_that_hangs_is_killed_and_the_model_reads_it(renderer: ChatRenderer) -> None:
+    groups, metrics = play(renderer, calling("tests_hangs"), "over", tools=[foreign_code.hangs])
+    assert "timed out after 0.3 seconds" in read_by_the_model(groups)
+    assert metrics["tool/tests_hangs/timeouts"] == 1.0
+    seen_in("tool-hangs", "tool/tests_hangs/timeouts")
+
+
+@row("tool-dies")
+def test_a_tool_whose_process_dies_is_tried_again_and_then_read(renderer: ChatRenderer) -> None:
+    groups, metrics = play(renderer, calling("tests_dies"), "over", tools=[foreign_code.dies])
+    assert "exit code 3" in read_by_the_model(groups)
+    assert metrics["tool/tests_dies/retries"] == metrics["tool/tests_dies/errors"] == 1.0
+    seen_in("tool-dies", "tool/tests_dies/retries", "tool/tests_dies/errors")
+
+
+@row("tool-away")
+def test_a_tool_that_is_away_is_tried_again(renderer: ChatRenderer) -> None:
+    calls = []
+
+    @tool(name="contract_away", retries=1)
+    async def away() -> str:
+        """Be away once."""
+        calls.append(1)
+        if len(calls) == 1:
+            raise ConnectionError("nobody answers")
+        return "back"
+
+    groups, metrics = play(renderer, calling("contract_away"), "over", tools=[away])
+    assert read_by_the_model(groups) == "back"
+    assert metrics["tool/contract_away/retries"] == 1.0
+    seen_in("tool-away", "tool/contract_away/retries", "tool/contract_away/errors")
+
+
+@row("tool-floods")
+def test_an_answer_of_100_megabytes_is_cut(renderer: ChatRenderer) -> None:
+    @tool(name="contract_floods", max_output_chars=100)
+    async def floods() -> str:
+        """Too much."""
+        return "x" * 100_000_000
+
+    groups, metrics = play(renderer, calling("contract_floods"), "over", tools=[floods])
+    assert "99,999,900 of 100,000,000 characters left out" in read_by_the_model(groups)
+    assert metrics["tool/contract_floods/truncated"] == 1.0
+    seen_in("tool-floods", "tool/contract_floods/truncated")
+
+
+@row("tool-returns-garbage")
+def test_an_answer_that_is_no_text_is_said_to_be_none(renderer: ChatRenderer) -> None:
+    returned: list[Any] = [object(), ("5", float("nan"))]
+
+    @tool(name="contract_garbage")
+    async def garbage() -> Any:
+        """Garbage."""
+        return returned.pop()
+
+    groups, metrics = play(renderer, calling("contract_garbage"), calling("contract_garbage"), "over", tools=[garbage])
+    assert "holds a object, which is no text" in read_by_the_model(groups)
+    assert metrics["tool/contract_garbage/errors"] == 2.0
+    assert metrics["reward/process"] == 0.0
+    seen_in("tool-returns-garbage", "tool/contract_garbage/errors")
+
+
+@row("tool-forks")
+def test_processes_that_a_tool_leaves_behind_are_killed(renderer: ChatRenderer, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    groups, _ = play(renderer, calling("tests_forks", file=str(file)), "over", tools=[foreign_code.forks])
+    assert read_by_the_model(groups) == "done"
+    pid, deadline = int(file.read_text()), time.monotonic() + 10
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+# --- environments -----------------------------------------------------------------------------------------------------
+
+
+def played_once_broken(renderer: ChatRenderer, where: str) -> tuple[list[Group], dict[str, float]]:
+    broken: list[str] = []
+    return play(renderer, calling("contract_fine"), "over", make_env=lambda task: Broken(where, broken))
+
+
+@row("reset-raises")
+def test_a_reset_that_raises_is_tried_again_with_a_fresh_environment(renderer: ChatRenderer) -> None:
+    saved_by_a_retry(*played_once_broken(renderer, "reset"), "env_error", "reset broke")
+    seen_in("reset-raises", "error/retries", "error/retried_env_error")
+
+
+@row("step-raises")
+def test_a_step_that_raises_is_tried_again_and_its_steps_are_left_out(renderer: ChatRenderer) -> None:
+    groups, metrics = played_once_broken(renderer, "step")
+    saved_by_a_retry(groups, metrics, "env_error", "step broke")
+    [trajectory] = groups[0]
+    assert (trajectory.failed_attempts[0].num_steps, len(trajectory.steps)) == (1, 2)
+    assert trajectory.failed_attempts[0].metrics["tool/contract_fine/calls"] == 1.0
+    assert metrics["tool/contract_fine/calls"] == 1.0
+    seen_in("step-raises", "error/retries", "error/retried_env_error")
+
+
+@row("close-raises")
+def test_a_close_that_raises_is_tried_again(renderer: ChatRenderer) -> None:
+    saved_by_a_retry(*played_once_broken(renderer, "close"), "env_error", "close broke")
+
+
+@row("env-hangs")
+def test_an_environment_that_hangs_is_cancelled_and_tried_again(renderer: ChatRenderer) -> None:
+    hung: list[str] = []
+
+    class Hangs(ToolEnv):
+        async def step(self, action: Action) -> StepResult:
+            if not hung:
+                hung.append("here")
+                await asyncio.sleep(1000)
+            return await super().step(action)
+
+    groups, metrics = play(renderer, "over", make_env=lambda task: TimeLimit(Hangs([fine]), seconds=0.2))
+    saved_by_a_retry(groups, metrics, "env_error", "step of Hangs took more than 0.2 s")
+    seen_in("env-hangs", "error/retried_env_error")
+
+
+@row("episode-hangs")
+def test_an_episode_past_its_deadline_is_cancelled_and_tried_again(renderer: ChatRenderer) -> None:
+    hung: list[str] = []
+
+    class Hangs(ToolEnv):
+        async def step(self, action: Action) -> StepResult:
+            if not hung:
+                hung.append("here")
+                await asyncio.sleep(1000)
+            return await super().step(action)
+
+    groups, metrics = play(renderer, "over", make_env=lambda task: Hangs([fine]), deadline_seconds=1.0)
+    saved_by_a_retry(groups, metrics, "timeout", "no end in 1.0 s")
+    seen_in("episode-hangs", "error/retried_timeout", "error/timeout")
+
+
+@row("env-answer-lost")
+def test_a_late_answer_is_asked_for_again_counted_and_run_once(renderer: ChatRenderer, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with server() as (url, _):
+        remote = {"read_seconds": 0.5, "pause_seconds": 0.1, "retries": 60, "args": {"log": str(log)}}
+        groups, metrics = play(renderer, "wait 1.2", "end", make_env=lambda task: RemoteEnv(url, **remote))
+    [trajectory] = groups[0]
+    assert (trajectory.stop_reason, trajectory.num_retries) == (StopReason.DONE, 0)
+    assert log.read_text().splitlines().count("step 1 t0") == 1
+    assert trajectory.steps[0].info["metrics"]["episode/env_retries"] >= 1.0
+    assert metrics["episode/env_retries"] >= 1.0
+    seen_in("env-answer-lost", "episode/env_retries")
+
+
+@row("env-server-restarts")
+def test_a_server_that_is_killed_and_comes_back_loses_no_rollout(renderer: ChatRenderer) -> None:
+    port = free_port()
+    with contextlib.ExitStack() as servers:
+        url, first = servers.enter_context(server(port=port))
+
+        class Killed(RemoteEnv):
+            async def step(self, action: Action) -> StepResult:
+                if first.poll() is None:
+                    os.kill(first.pid, signal.SIGKILL)
+                    first.wait()
+                    servers.enter_context(server(port=port))
+                return await super().step(action)
+
+        groups, metrics = play(renderer, "a", "end", make_env=lambda task: Killed(url, pause_seconds=0.1, retries=9))
+    saved_by_a_retry(groups, metrics, "env_error", "EpisodeLostError")
+    seen_in("env-server-restarts", "error/retried_env_error")
+
+
+# --- engine, rewards --------------------------------------------------------------------------------------------------
+
+
+@row("engine-error")
+def test_an_engine_that_cannot_answer_is_asked_again(renderer: ChatRenderer) -> None:
+    asked = []
+
+    def reply(prompt: TokenIds, sampling: SamplingParams) -> list[int]:
+        asked.append(1)
+        if len(asked) == 1:
+            raise EngineError("out of memory")
+        return [*renderer.encode("over"), renderer.stop_ids[0]]
+
+    groups, metrics = play(renderer, engine=ScriptedEngine(reply), tools=[fine])
+    saved_by_a_retry(groups, metrics, "engine_error", "out of memory")
+    seen_in("engine-error", "error/retried_engine_error")
+
+
+def first(outcome: Callable[[], Any]) -> RewardFunction:
+    """A reward whose first value is made otherwise."""
+    asked: list[int] = []
+
+    def score(task: Task, episode: Episode) -> float:
+        asked.append(1)
+        return float(outcome()) if len(asked) == 1 else 1.0
+
+    return score
+
+
+@row("reward-raises")
+def test_a_reward_that_raises_is_never_0(renderer: ChatRenderer) -> None:
+    groups, metrics = play(renderer, "over", tools=[fine], reward=first(lambda: {}["ground_truth"]))
+    saved_by_a_retry(groups, metrics, "reward_error", "KeyError: 'ground_truth'")
+    seen_in("reward-raises", "error/retried_reward_error")
+
+
+@row("reward-not-finite")
+def test_a_reward_that_is_not_finite_is_never_0(renderer: ChatRenderer) -> None:
+    groups, metrics = play(renderer, "over", tools=[fine], reward=first(lambda: float("nan")))
+    saved_by_a_retry(groups, metrics, "reward_error", "rewards must be finite")
+    seen_in("reward-not-finite", "error/retried_reward_error")
+
+
+@row("reward-hangs")
+def test_a_reward_that_hangs_is_killed_and_never_0(renderer: ChatRenderer, tmp_path: Path) -> None:
+    file, runner = tmp_path / "pid", ToolRunner()
+    score = in_workers(foreign_code.hangs_once, runner.workers, timeout=1.0)
+    groups, metrics = play(renderer, "over", tools=[fine], reward=score, runner=runner, env_kwargs={"file": str(file)})
+    saved_by_a_retry(groups, metrics, "reward_error", "took longer than 1 s and was killed")
+    assert not is_alive(int(file.read_text()))
+    seen_in("reward-hangs", "error/retried_reward_error")
+
+
+# --- groups, runs -----------------------------------------------------------------------------------------------------
+
+
+class BreaksFor(ToolEnv):
+    """Breaks whenever its number is among the broken."""
+
+    def __init__(self, number: int, broken: set[int]) -> None:
+        super().__init__([fine])
+        self.is_broken = number in broken
+
+    async def step(self, action: Action) -> StepResult:
+        if self.is_broken:
+            raise OSError("x" * 50_000)
+        return await super().step(action)
+
+
+def breaking(*broken: int) -> Callable[[Task], AgentEnv]:
+    """Environments numbered in the order they are made."""
+    made: list[int] = []
+
+    def make(task: Task) -> AgentEnv:
+        made.append(1)
+        return BreaksFor(len(made) - 1, set(broken))
+
+    return make
+
+
+@row("rollout-keeps-failing")
+def test_a_rollout_that_keeps_failing_is_recorded_and_in_no_average(renderer: ChatRenderer, tmp_path: Path) -> None:
+    # Two members; the first one's environments are those made first, fourth, ...: all of its attempts fail.
+    groups, metrics = play(renderer, "over", make_env=breaking(0, 2, 3), group_size=2)
+    failed, fine_one = groups[0].trajectories
+    assert (failed.stop_reason, failed.num_retries, fine_one.num_retries) == (StopReason.ENV_ERROR, 2, 0)
+    assert metrics["error/failed_rollouts"] == metrics["error/env_error"] == 1.0
+    assert metrics["reward/outcome"] == 1.0
+    assert groups[0].learnable == (fine_one,)
+    write_trajectories(tmp_path / "1.jsonl", groups, policy_step=0)
+    recorded, _ = read_trajectories(tmp_path / "1.jsonl")
+    errors = [recorded.error or "", *(attempt.error for attempt in recorded.failed_attempts)]
+    assert len(errors) == 3
+    assert all("OSError" in error and len(error) < 21_000 for error in errors)
+    seen_in("rollout-keeps-failing", "error/failed_rollouts")
+
+
+@row("group-too-small")
+def test_a_group_with_too_few_members_is_refilled_then_dropped(renderer: ChatRenderer) -> None:
+    refilled, metrics = play(renderer, "over", make_env=breaking(0, 1, 2), group_size=4, retries=0)
+    assert not refilled[0].dropped
+    assert len(refilled[0].learnable) == 4
+    assert metrics["error/retries"] == 3.0
+    dropped, metrics = play(renderer, "over", make_env=breaking(0, 1, 2, 4, 5, 6), group_size=4, retries=0)
+    assert metrics["error/dropped_groups"] == 1.0
+    assert dropped[0].learnable == ()
+    assert len(dropped[0].trajectories) == 4
+    seen_in("group-too-small", "error/dropped_groups")
+
+
+@row("failures-in-a-row")
+def test_failures_in_a_row_stop_the_run_and_say_what_broke(renderer: ChatRenderer) -> None:
+    with pytest.raises(RolloutsFailingError, match=r"(?s)5 rollouts in a row.*\(env_error 5\).*step of BreaksFor"):
+        play(
+            renderer, "over", make_env=breaking(*range(9)), num_tasks=12, retries=0, concurrency=1,
+            max_failures_in_a_row=5,
+        )  # fmt: skip
+
+
+@row("batch-of-failures")
+def test_a_batch_of_failures_stops_the_run_and_keeps_what_it_learned(tmp_path: Path, model_folder: Path) -> None:
+    scored: list[int] = []
+
+    def breaks_after_a_step(task: Task, episode: Episode) -> float:
+        scored.append(1)
+        if len(scored) > 8:
+            raise ConnectionError("the judge does not answer")
+        return float(len(set(episode.final_text)))
+
+    overrides = tiny_overrides(tmp_path, model_folder, "trainer.save_every=100", "rollout.retries=0")
+    with pytest.raises(RolloutsFailingError, match="all 8 rollouts of a batch failed"):
+        agent_r1.train(*overrides, quiet=True, reward=breaks_after_a_step)
+    assert [path.name for path in (tmp_path / "tiny" / "checkpoints").iterdir()] == ["step_1"]
+
+
+@row("evaluation-fails")
+def test_a_rollout_that_fails_in_an_evaluation_is_unsolved_and_counted(renderer: ChatRenderer) -> None:
+    rollout = Rollout(
+        engine=ScriptedEngine(lambda prompt, sampling: [*renderer.encode("over"), renderer.stop_ids[0]]),
+        renderer=renderer,
+        reward=lambda task, episode: 1.0,
+        make_env=breaking(0, 2),
+        limits=RolloutLimits(retries=0, group_refills=1),
+    )
+    tasks = [Task(task_id=name, prompt=TASK.prompt, data_source="shop") for name in "ab"]
+    found = asyncio.run(evaluate(rollout, tasks, sampling=SamplingParams(), num_samples=0, seed=0)).metrics
+    assert found["eval/shop/greedy"] == 0.5
+    assert found["eval/shop/failed"] == found["eval/all/failed"] == 1.0
+    assert "`eval/<source>/failed`" in table()["evaluation-fails"]
+
+
+@row("update-not-finite")
+def test_an_update_that_is_not_finite_is_skipped_counted_and_stops_the_run(tiny_model: LlamaForCausalLM) -> None:
+    learner = with_parts(make_learner(tiny_model, max_skipped_updates=2), estimate=Fixed(float("inf")))
+    experience = experience_of(*random_group(tiny_model, 0, [1.0, 0.0]))
+    before = weights_of(tiny_model)
+    metrics = learner.learn(experience, step=0)
+    assert metrics["loss/skipped_updates"] == 1.0
+    assert same_weights(tiny_model, before)
+    with pytest.raises(DivergenceError):
+        learner.learn(experience, step=1)
+    assert same_weights(tiny_model, before)
+    seen_in("update-not-finite", "loss/skipped_updates")
