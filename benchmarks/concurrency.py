@@ -87,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
 def make_renderer() -> ChatRenderer:
     """The quickstart's tokenizer and template."""
     sys.path.append(str(Path(__file__).resolve().parent.parent))
+    from agent_r1.training.tiny_model import train_tokenizer
     from recipes.quickstart.shop import demonstration, draw_basket
-    from recipes.quickstart.tiny_model import train_tokenizer
 
     rng = random.Random(0)
     return ChatRenderer(train_tokenizer([demonstration(draw_basket(rng), rng) for _ in range(300)]))
