@@ -100,8 +100,8 @@ def parse_model(text: str) -> SampleModel:
 def tiny_model(folder: Path) -> SampleModel:
     """The quickstart's model and tokenizer, untrained, written to `folder`."""
     sys.path.append(str(Path(__file__).parent.parent))  # recipes are beside the library, not in it
+    from agent_r1.training.tiny_model import build_tiny_model
     from recipes.quickstart.shop import demonstration, draw_basket
-    from recipes.quickstart.tiny_model import build_tiny_model
 
     rng = random.Random(0)
     build_tiny_model([demonstration(draw_basket(rng), rng) for _ in range(300)], folder)

@@ -1,8 +1,17 @@
-"""A tokenizer trained on the spot and a Llama of about a million parameters with a chat template that has tools."""
+"""A model for recipes that train at once, offline: a tokenizer trained on the spot, a Llama of about a million
+parameters, a chat template that has tools, and a warm start on the recipe's demonstrations.
+
+    model:
+      path: ${run.folder}/shop_warm_start/hf
+      prepare: agent_r1.training.tiny_model:make_warm_start
+    sft:
+      data: ["${run.folder}/shop_data/demonstrations.jsonl"]
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +19,12 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from agent_r1.config.schema import AlgorithmConfig, Config, ModelConfig, OptimizerConfig, RunConfig
+from agent_r1.console import RunConsole
+from agent_r1.data import read_rows
+from agent_r1.errors import DataError
 from agent_r1.training.models import export_model
+from agent_r1.training.run import sft_run
 
 END_OF_TURN, PADDING = "<|end|>", "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -37,6 +51,42 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 
 
+def make_warm_start(config: Config) -> None:
+    """Make `model.path`: a tiny model, trained on `sft.data` by the settings of `sft`.
+
+    Only those settings and the data shape it, not the run's seed, algorithm or optimizer: all runs of a recipe start
+    from the same weights, whatever the first one was asked for.
+    """
+    warm = Path(config.model.path).parent
+    untrained = warm.with_name(f"{warm.name}_untrained")
+    build_tiny_model(_read_demonstrations(config.sft.data), untrained)
+    sft_run(
+        replace(
+            config,
+            run=RunConfig(folder=str(warm.parent), name=warm.name, resume="never"),
+            model=ModelConfig(path=str(untrained), tool_format=config.model.tool_format),
+            algorithm=AlgorithmConfig(),
+            optimizer=OptimizerConfig(),
+            trainer=replace(config.trainer, seed=0),
+        ),
+        RunConsole(),
+    )
+
+
+def _read_demonstrations(paths: Sequence[str]) -> list[dict[str, Any]]:
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing or not paths:
+        raise DataError(
+            f"the tiny model learns to speak from sft.data, and there is no {', '.join(missing) or 'file in it'}. "
+            "Make the recipe's own data first, or give a model of yours with model.path"
+        )
+    rows = [row for path in paths for row in read_rows(Path(path))]
+    bad = next((row for row in rows if not isinstance(row, dict) or "messages" not in row), None)
+    if bad is not None:
+        raise DataError(f"a demonstration in {', '.join(paths)} needs 'messages', found: {bad!r:.80}")
+    return rows
+
+
 def build_tiny_model(demonstrations: Sequence[dict[str, Any]], folder: Path) -> None:
     """Train a tokenizer on the demonstrations' text and write it with a randomly initialised model to `folder`."""
     tokenizer = train_tokenizer(demonstrations)
@@ -57,7 +107,7 @@ def build_tiny_model(demonstrations: Sequence[dict[str, Any]], folder: Path) -> 
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    export_model(LlamaForCausalLM(config), tokenizer, folder)
+    export_model(LlamaForCausalLM(config), tokenizer, folder)  # type: ignore[no-untyped-call]
 
 
 def train_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> PreTrainedTokenizerFast:
@@ -75,7 +125,7 @@ def train_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> PreTrainedToken
     bpe.add_special_tokens([AddedToken(text, normalized=False) for text in (END_OF_TURN, PADDING)])
     tokenizer = _wrapped(bpe)
     texts = [
-        tokenizer.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False)
+        tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
         for row in demonstrations[:1000]
     ]
     trainer = trainers.BpeTrainer(
@@ -90,6 +140,8 @@ def train_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> PreTrainedToken
 
 
 def _wrapped(bpe: Tokenizer) -> PreTrainedTokenizerFast:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END_OF_TURN, pad_token=PADDING)
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=bpe, eos_token=END_OF_TURN, pad_token=PADDING
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
