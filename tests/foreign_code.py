@@ -203,6 +203,18 @@ class EchoTool(BaseTool):
         return ToolResponse(text=f"{args['text']} {kwargs['context'].task.task_id}"), None, {"pid": os.getpid()}
 
 
+@tool(name="tests_told")
+def told(context: ToolContext) -> str:
+    """What a tool knows of its row."""
+    return f"{context.task.task_id} {context.task.ground_truth}"
+
+
+@tool(name="tests_told_elsewhere", process=True)
+def told_elsewhere(context: ToolContext) -> str:
+    """The same in a worker process."""
+    return f"{context.task.task_id} {context.task.ground_truth}"
+
+
 class PrefixTool(BaseTool):
     """Runs in a worker process, with an argument."""
 

@@ -16,13 +16,16 @@ from typing import Any
 
 import pytest
 
+import agent_r1
 from agent_r1.config import load_config
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import ConfigError, EpisodeError, UnknownNameError
+from agent_r1.rollout import read_trajectories
 from agent_r1.tools import BaseTool, CallOutcome, ToolContext, run_call
 from agent_r1.tools.mcp import McpServer, declare_servers, make_server
 from agent_r1.types import StopReason, Task, ToolCall
 from tests.mcp_server import PIXEL
+from tests.tiny_runs import tiny_overrides
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 ROOT = Path(__file__).parent.parent
@@ -296,3 +299,18 @@ def test_servers_stand_in_the_configuration(tmp_path: Path) -> None:
     assert [server.timeout for server in made.values()] == [3, 5, 30]
     with pytest.raises(ConfigError, match=r"unknown key 'tools\.mcp\.shop\.timeou'\. Did you mean 'timeout'"):
         make_server("shop", {"timeou": 5})
+
+
+def test_a_run_starts_its_servers_and_ends_them(tmp_path: Path, model_folder: Path) -> None:
+    started = tmp_path / "pids"
+    script = f"echo $$ >> {started}; exec {sys.executable} {SERVER}"
+    agent_r1.train(
+        *tiny_overrides(tmp_path, model_folder, "trainer.steps=1", "tools.add.timeout=5"),
+        f"tools.mcp.of_a_run.command=[sh, -c, '{script}']",
+        "env.tools=['mcp:of_a_run/add', calculate]",
+        quiet=True,
+    )
+    [pid] = started.read_text().split()
+    assert not is_running(int(pid))
+    [schema, _] = next(read_trajectories(tmp_path / "tiny" / "trajectories" / "1.jsonl")).steps[0].observation.tools
+    assert schema["function"]["name"] == "add"

@@ -346,7 +346,7 @@ def test_environment_closes_its_tools_once_also_when_one_fails() -> None:
 
     asyncio.run(episode())
     assert [len(made.closed) for made in tools] == [1, 1]
-    assert tools[0].closed[0].task is TASK
+    assert tools[0].closed[0].task == TASK
 
 
 def test_broken_machinery_is_not_shown_to_the_model() -> None:

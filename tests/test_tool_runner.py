@@ -587,6 +587,18 @@ def test_tool_that_no_process_could_find_is_refused() -> None:
         outcome(giving("x", process=True))
 
 
+@pytest.mark.parametrize("made", [foreign_code.told, foreign_code.told_elsewhere])
+def test_a_tool_never_sees_what_the_reward_is_computed_from(made: FunctionTool) -> None:
+    async def run() -> str:
+        env = ToolEnv([made])
+        await env.reset(TASK)
+        result = await env.step(Action(text="", tool_calls=(ToolCall(name=made.name, arguments={}),)))
+        assert result.observation is not None
+        return str((result.observation.messages or ())[-1]["content"])
+
+    assert asyncio.run(run()) == "t None"
+
+
 # Images
 
 

@@ -4,8 +4,8 @@
     >>> observation_from_json(observation_to_json(observation)) == observation
     True
 
-Images, in messages too, travel as base64: bytes as they are, pictures of Pillow as PNG. Arrays and numbers of numpy become plain lists
-and numbers.
+Images, in messages too, travel as base64: bytes as they are, pictures of Pillow as PNG. Arrays and numbers of numpy
+become plain lists and numbers.
 """
 
 from __future__ import annotations

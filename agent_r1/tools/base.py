@@ -20,7 +20,7 @@ import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -50,9 +50,12 @@ class ToolContext:
     environment and is not part of the schema the model sees."""
 
     task: Task
-    """The row."""
+    """The row, without what its reward is computed from."""
     state: dict[str, Any] = field(default_factory=dict)
     """This episode's own scratch space, empty at `reset`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "task", replace(self.task, reward_model={}))
 
 
 class ToolInputError(ValueError):

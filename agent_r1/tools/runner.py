@@ -13,7 +13,7 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from agent_r1.errors import ConfigError, EpisodeError, did_you_mean
@@ -183,9 +183,7 @@ class ToolRunner:
         from agent_r1.tools.in_process import origin_of, run_tool, unpack
         from agent_r1.tools.workers import WorkerDiedError, WorkerTimeoutError
 
-        # Tools never see what the reward is computed from.
-        sent = ToolContext(task=replace(context.task, reward_model={}), state=context.state)
-        arguments = (origin_of(tool), tool.name, dict(args), sent, policy.max_output_chars)
+        arguments = (origin_of(tool), tool.name, dict(args), context, policy.max_output_chars)
         try:
             packed = await self.workers.call(run_tool, *arguments, timeout=policy.timeout)
         except WorkerTimeoutError:

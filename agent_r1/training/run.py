@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +25,7 @@ from agent_r1.rewards import in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
 from agent_r1.tools import ToolRunner, tool_runner
+from agent_r1.tools.mcp import close_servers
 from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.compute import make_compute
@@ -93,11 +97,21 @@ async def train_run(config: Config, console: RunConsole) -> Summary:
             tracker=tracker,
             console=console,
         )
-        async with tool_runner(parts.tools):
+        async with _tools_at_hand(parts.tools):
             return await trainer.run(resume=resume)
     finally:
         tracker.close()
         await parts.engine.close()
+
+
+@asynccontextmanager
+async def _tools_at_hand(runner: ToolRunner) -> AsyncIterator[None]:
+    """Within this block tools run with `runner`; at its end the processes behind them are gone."""
+    try:
+        async with tool_runner(runner):
+            yield
+    finally:
+        await asyncio.to_thread(close_servers)
 
 
 async def eval_run(config: Config, console: RunConsole) -> Evaluation:
@@ -108,7 +122,7 @@ async def eval_run(config: Config, console: RunConsole) -> Evaluation:
     parts = _load_parts(plan, renderer)
     tasks = (plan.eval_tasks or plan.train_tasks)[: config.eval.max_tasks]
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
-        async with tool_runner(parts.tools):
+        async with _tools_at_hand(parts.tools):
             evaluation = await evaluate(
                 parts.rollout,
                 tasks,
