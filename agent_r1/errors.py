@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.util import find_spec
 
 from agent_r1.types import StopReason
 
@@ -48,6 +49,12 @@ class MissingExtraError(AgentR1Error, ImportError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs the package '{package}': pip install 'agent-r1[{extra}]'")
+
+
+def require_installed(module: str, package: str, extra: str, purpose: str) -> None:
+    """Raise `MissingExtraError` when a module of an optional dependency is not there; it is not imported yet."""
+    if find_spec(module) is None:
+        raise MissingExtraError(package, extra, purpose)
 
 
 class CheckpointError(AgentR1Error, RuntimeError):

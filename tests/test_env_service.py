@@ -22,7 +22,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv, RemoteEnv, ToolEnv, wire
 from agent_r1.envs.service import EnvService
-from agent_r1.errors import ConfigError, EnvServerError, EpisodeError, EpisodeLostError
+from agent_r1.errors import ConfigError, EnvServerError, EpisodeError, EpisodeLostError, MissingExtraError
 from agent_r1.rewards import reward_functions
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.types import Action, Observation, SamplingParams, StepResult, StopReason, Task, ToolCall
@@ -555,3 +555,9 @@ def test_an_address_without_a_scheme_is_refused() -> None:
 def test_names_and_service_are_there() -> None:
     assert AgentEnv.registry.get("remote") is RemoteEnv
     assert EnvService(ToolEnv, name="tool").health()["episodes_open"] == 0
+
+
+def test_a_remote_environment_without_its_library_is_refused_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[remote\]'"):
+        RemoteEnv("http://127.0.0.1:1")

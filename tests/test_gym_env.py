@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.envs import AgentEnv, GymEnv
-from agent_r1.errors import ConfigError, UnknownNameError
+from agent_r1.errors import ConfigError, MissingExtraError, UnknownNameError
 from agent_r1.flows import AgentEnvLoop
 from agent_r1.types import Action, StepResult, StopReason, Task
 from tests.test_envs_and_flows import context_of, script
@@ -188,3 +189,11 @@ def test_what_cannot_be_put_into_words_is_a_clear_error() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'describe'"):
         GymEnv("tests.tiny_gym:Line", observe="tests.tiny_gym:descibe")
     assert AgentEnv.registry.get("gym") is GymEnv
+
+
+def test_gymnasium_that_is_not_installed_is_asked_for_when_the_environment_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[gym\]'"):
+        GymEnv("tests.tiny_gym:Maze")

@@ -59,9 +59,9 @@ def shown(sandbox: Sandbox, cell: str) -> str:
 
 
 def forging(line: str) -> str:
-    """A cell that writes a line into every descriptor it finds."""
+    """A cell that writes a line into every descriptor it finds; those of a busy parent have high numbers."""
     data = f"{line}\n".encode()
-    return f"import os\nfor d in range(3, 20):\n    try: os.write(d, {data!r})\n    except OSError: pass"
+    return f"import os\nfor d in range(3, 4096):\n    try: os.write(d, {data!r})\n    except OSError: pass"
 
 
 def lives(marker: str) -> bool:

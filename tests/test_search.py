@@ -556,3 +556,11 @@ def test_benchmark_measures_a_small_corpus(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "figures.json").read_text()) == measured
     assert (measured["passages"], measured["queries"]) == (8, 300)
     assert measured["same_after_reload"] is measured["same_one_by_one"] is True
+
+
+def test_a_tool_whose_library_is_missing_is_refused_when_it_is_made(
+    index: BM25Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'agent-r1\[search\]'"):
+        SearchTool(index=tmp_path / "index")

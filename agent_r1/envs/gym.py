@@ -19,7 +19,7 @@ from typing import Any
 
 from agent_r1.envs.base import AgentEnv
 from agent_r1.envs.context import ContextChoice, Conversation, make_policy, without_thinking
-from agent_r1.errors import ConfigError, EpisodeError, MissingExtraError, boundary, did_you_mean
+from agent_r1.errors import ConfigError, EpisodeError, boundary, did_you_mean, require_installed
 from agent_r1.registry import load_object
 from agent_r1.types import Action, Message, Observation, StepResult, StopReason, Task
 
@@ -48,6 +48,7 @@ class GymEnv(AgentEnv):
         act: str | Callable[[str], Any] | None = None,
         context: ContextChoice = "append",
     ) -> None:
+        require_installed("gymnasium", "gymnasium", "gym", "env.name=gym")
         self._make = make
         self._arguments = dict(arguments or {})
         self._observe = load_object(observe, kind="observation function") if isinstance(observe, str) else observe
@@ -108,10 +109,8 @@ class GymEnv(AgentEnv):
             env.close()
 
     def _begin(self) -> None:
-        try:
-            import gymnasium
-        except ImportError as error:
-            raise MissingExtraError("gymnasium", "gym", "env.name=gym") from error
+        import gymnasium
+
         if isinstance(self._make, str) and ":" not in self._make:
             env = gymnasium.make(self._make, **self._arguments)
         else:

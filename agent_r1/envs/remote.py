@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from agent_r1.envs import wire
 from agent_r1.envs.base import AgentEnv
-from agent_r1.errors import ConfigError, EnvServerError, EpisodeError, EpisodeLostError, MissingExtraError
+from agent_r1.errors import ConfigError, EnvServerError, EpisodeError, EpisodeLostError, require_installed
 from agent_r1.types import Action, Observation, StepResult, StopReason, Task
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class RemoteEnv(AgentEnv):
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"env.url={url} is no address; expected one like http://127.0.0.1:8700")
+        require_installed("httpx", "httpx", "remote", "env.name=remote")
         self._url = url.rstrip("/")
         self._args = dict(args or {})
         self._timeouts = (connect_seconds, read_seconds)
@@ -169,10 +170,8 @@ class _Server:
     _open: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Server]]] = WeakKeyDictionary()
 
     def __init__(self, url: str, others: dict[str, _Server]) -> None:
-        try:
-            import httpx
-        except ImportError as error:
-            raise MissingExtraError("httpx", "remote", "env.name=remote") from error
+        import httpx
+
         self.httpx = httpx
         # Environment servers stand in one's own network: a proxy for the outside is not asked.
         # Each episode has at most one request under way; a place in the pool is never what it waits for.

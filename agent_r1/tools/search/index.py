@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.errors import ConfigError, DataError
+from agent_r1.errors import ConfigError, DataError, require_installed
 from agent_r1.tools.search.passages import Passage
 
 FORMAT = 1
@@ -63,6 +63,15 @@ def open_index(folder: Path) -> PassageIndex:
 
         return DenseIndex.load(folder)
     raise ConfigError(f"{folder} holds an index of kind '{kind}'; known are bm25 and dense")
+
+
+def check_index(folder: Path) -> None:
+    """Refuse a folder that is no whole index, or whose library is not installed, without loading either."""
+    if read_manifest(folder)["kind"] == "bm25":
+        require_installed("bm25s", "bm25s", "search", "search by words")
+    else:
+        require_installed("faiss", "faiss-cpu", "dense", "search by meaning")
+        require_installed("sentence_transformers", "sentence-transformers", "dense", "search by meaning")
 
 
 def read_manifest(folder: Path, kind: str | None = None) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class SearchTool(BaseTool):
         # While a search runs the calls that come wait for the next one: more of them at once would only share the
         # processor. The first one opens the index. Titles come on top of `characters`.
         self.policy = ToolPolicy(
-            timeout=120.0, max_concurrency=1, batch_size=256, max_output_chars=max(20_000, 2 * characters)
+            timeout=120.0, max_concurrency=1, batch_size=64, max_output_chars=max(20_000, 2 * characters)
         )
 
     def check(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -187,12 +187,10 @@ def _index_folder(index: str | Path | None) -> Path:
             "the tool 'search' needs an index. Build it: agent-r1 index PASSAGES.jsonl --out FOLDER; then name it: "
             f"env.tools=[{{name: search, index: FOLDER}}] or {INDEX_VARIABLE}=FOLDER"
         )
-    folder = Path(named)
-    if not (folder / "manifest.json").is_file():
-        from agent_r1.tools.search.index import read_manifest
+    from agent_r1.tools.search.index import check_index
 
-        read_manifest(folder)
-    return folder.resolve()
+    check_index(Path(named))
+    return Path(named).resolve()
 
 
 _indexes: dict[tuple[Path, int], PassageIndex] = {}
