@@ -12,7 +12,8 @@ full control over prompts, calls, branching and which steps are recorded:
                 self.record(turn, reward=0.0, done=False)
             return self.episode(StopReason.DONE)
 
-A flow object lives for one episode.
+A flow object lives for one episode. `try_flow` plays one with replies that you write; docs/tutorials/your_own_flow.md
+goes from there to a trained model.
 """
 
 from __future__ import annotations
