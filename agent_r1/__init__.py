@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from agent_r1.envs import AgentEnv, ToolEnv, check_env
     from agent_r1.errors import AgentR1Error
     from agent_r1.findings import Finding
-    from agent_r1.flows import AgentEnvLoop, AgentFlowBase, SingleStepFlow
-    from agent_r1.tools import BaseTool, ToolContext, ToolResponse, check_tool, tool
+    from agent_r1.flows import AgentEnvLoop, AgentFlowBase, SingleStepFlow, try_flow
+    from agent_r1.tools import BaseTool, ToolContext, ToolResponse, check_tool, tool, try_tool
     from agent_r1.types import Action, Episode, Observation, Step, StepResult, StopReason, Task, Trajectory
 
 __version__ = "0.1.0"
@@ -31,8 +31,8 @@ _HOMES = {
     "agent_r1.envs": ("AgentEnv", "ToolEnv", "check_env"),
     "agent_r1.errors": ("AgentR1Error",),
     "agent_r1.findings": ("Finding",),
-    "agent_r1.flows": ("AgentEnvLoop", "AgentFlowBase", "SingleStepFlow"),
-    "agent_r1.tools": ("BaseTool", "ToolContext", "ToolResponse", "check_tool", "tool"),
+    "agent_r1.flows": ("AgentEnvLoop", "AgentFlowBase", "SingleStepFlow", "try_flow"),
+    "agent_r1.tools": ("BaseTool", "ToolContext", "ToolResponse", "check_tool", "tool", "try_tool"),
     "agent_r1.types": (
         "Action",
         "Episode",
@@ -74,6 +74,8 @@ __all__ = [
     "sft",
     "tool",
     "train",
+    "try_flow",
+    "try_tool",
 ]
 
 

@@ -8,7 +8,6 @@ A recipe folder with overrides, or overrides with parts of your own:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,7 @@ def train(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Summ
 
     recipe, config = resolve(recipe_and_overrides, **parts)
     with recipe_folder(recipe):
-        return asyncio.run(train_run(config, RunConsole(quiet=quiet)))
+        return train_run(config, RunConsole(quiet=quiet))
 
 
 def evaluate(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Evaluation:
@@ -49,7 +48,7 @@ def evaluate(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> E
 
     recipe, config = resolve(recipe_and_overrides, **parts)
     with recipe_folder(recipe):
-        return asyncio.run(eval_run(config, RunConsole(quiet=quiet)))
+        return eval_run(config, RunConsole(quiet=quiet))
 
 
 def sft(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Path:

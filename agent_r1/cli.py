@@ -222,11 +222,16 @@ def serve_env(
     sys.path.insert(0, "")  # the console script does not look in the current folder by itself
     with _clear_errors():
         from agent_r1.envs import service
+        from agent_r1.registry import recipe_folder
 
-        served = service.EnvService(
-            service.find_factory(environment), name=environment, max_episodes=max_episodes, idle_seconds=idle_seconds
-        )
-        service.serve(served, host, port, lambda address: typer.echo(f"serving {environment} at {address}"))
+        with recipe_folder(Path.cwd()):  # its files may import each other, as in a run
+            served = service.EnvService(
+                service.find_factory(environment),
+                name=environment,
+                max_episodes=max_episodes,
+                idle_seconds=idle_seconds,
+            )
+            service.serve(served, host, port, lambda address: typer.echo(f"serving {environment} at {address}"))
 
 
 @app.command()

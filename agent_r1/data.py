@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent_r1.errors import DataError, did_you_mean
+from agent_r1.rollout import write_atomically
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Message, Task
 
@@ -62,6 +63,11 @@ def read_rows(path: Path) -> Iterator[Any]:
         yield from _json_rows(path)
     else:
         raise DataError(f"{path} is neither .parquet nor .jsonl")
+
+
+def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as JSONL, making the folders on the way. A file that is there stays whole until the new one is."""
+    write_atomically(Path(path), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def _without_empty(value: Any) -> Any:

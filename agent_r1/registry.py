@@ -143,20 +143,33 @@ def load_object(reference: str, *, kind: str) -> Any:
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
         raise UnknownNameError(f"unknown {kind} '{reference}': expected module:attribute, for example reward_fn:score")
-    folder = _recipe_folder.get()
-    where = f" (looked in {folder} and among installed modules)" if folder else " (looked among installed modules)"
-    try:
-        module = load_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and not _is_same_module(error.name, module_name):
-            raise ConfigError(f"loading {kind} '{reference}': {module_name} needs the module '{error.name}'") from error
-        raise UnknownNameError(f"unknown {kind} '{reference}': there is no module '{module_name}'{where}") from error
+    module = find_module(module_name, f"{kind} '{reference}'")
     if not hasattr(module, attribute):
         public = [name for name in vars(module) if not name.startswith("_")]
         raise UnknownNameError(
             f"unknown {kind} '{reference}': '{module_name}' has no '{attribute}'. {did_you_mean(attribute, public)}"
         )
     return getattr(module, attribute)
+
+
+def find_module(name: str, wanted: str) -> ModuleType:
+    """`load_module`, for `wanted` ("tool 'tools:price'"): a module that is not there is told from one that it needs."""
+    folder = _recipe_folder.get()
+    where = f" (looked in {folder} and among installed modules)" if folder else " (looked among installed modules)"
+    try:
+        return load_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not _is_same_module(error.name, name):
+            problem = f"loading {wanted}: {name} needs the module '{error.name}'"
+            raise ConfigError(problem + _advice_on_import(error.name, folder)) from error
+        raise UnknownNameError(f"unknown {wanted}: there is no module '{name}'{where}") from error
+
+
+def _advice_on_import(missing: str, folder: Path | None) -> str:
+    """Files of a recipe are a package of their own: `import tools` finds none of them, and recipes never collide."""
+    if folder is None or not any(folder.joinpath(name).exists() for name in (f"{missing}.py", missing)):
+        return ""
+    return f", a file of the same folder: write `from .{missing} import ...`, with the dot"
 
 
 def _is_same_module(missing: str, wanted: str) -> bool:

@@ -5,7 +5,6 @@ Rows are GSM8K's own: `question`, and an `answer` that ends in `#### 72`.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import lzma
@@ -147,7 +146,7 @@ def run_steps(
         ]
         _, config = resolve([*settings, *overrides], model=model, data=data, reward=REWARDS[reward])
         with contextlib.suppress(_Measured):
-            asyncio.run(train_run(config, meter))
+            train_run(config, meter)
     return _figures(meter.metrics[plan.warmup :])
 
 

@@ -179,3 +179,8 @@ def test_an_environment_that_cannot_be_made_is_a_finding() -> None:
 def test_it_is_public() -> None:
     assert agent_r1.check_env is check_env
     assert Finding(what="a", found="b", do="c") == Finding(what="a", found="b", do="c")
+
+
+def test_a_list_that_was_given_away_is_one_finding_however_many_observations_it_changed() -> None:
+    changed = [finding for finding in check_env(SharedList, TASK) if "never changes" in finding.what]
+    assert len(changed) == 1

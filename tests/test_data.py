@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.chat import ChatRenderer
-from agent_r1.data import TaskSampler, load_tasks
+from agent_r1.data import TaskSampler, load_tasks, read_rows, write_rows
 from agent_r1.demonstrations import load_demonstrations, tokenise_conversation
 from agent_r1.errors import DataError
 from agent_r1.types import Observation, Task
@@ -185,6 +185,11 @@ def test_long_report_is_cut_and_says_how_much_is_left(tmp_path: Path) -> None:
     report = problems_of(write_lines(tmp_path / "a.jsonl", *({"question": "?"} for _ in range(25))))
     assert len(report.splitlines()) == 12
     assert report.endswith("... and 15 more")
+
+
+def test_written_rows_are_read_back(tmp_path: Path) -> None:
+    write_rows(tmp_path / "deep" / "rows.jsonl", iter(ROWS))
+    assert list(read_rows(tmp_path / "deep" / "rows.jsonl")) == ROWS
 
 
 def test_missing_file_names_the_files_nearby(tmp_path: Path) -> None:

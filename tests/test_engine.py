@@ -573,3 +573,21 @@ def test_one_request_may_be_as_long_as_the_context(model: LlamaForCausalLM) -> N
     """The memory set aside for few requests of moderate length must hold one long one."""
     engine = LocalEngine(model, max_requests=1)
     assert engine._runner.num_blocks * 16 >= engine.context_length
+
+
+def test_episodes_that_wait_some_rounds_of_the_event_loop_still_share_steps(tiny_model: LlamaForCausalLM) -> None:
+    async def episodes(rounds: int) -> int:
+        engine = LocalEngine(tiny_model, max_requests=8, context_length=64)
+
+        async def one(number: int) -> None:
+            for turn in range(3):
+                await engine.generate([1, 2, number], SamplingParams(max_tokens=2, seed=turn))
+                for _ in range(rounds + number % 4):  # what an answer over HTTP takes, not the same for everybody
+                    await asyncio.sleep(0)
+
+        await asyncio.gather(*(one(number) for number in range(8)))
+        await engine.close()
+        return engine.stats.steps
+
+    # Each turn is a step for the prompts and one for the second tokens.
+    assert asyncio.run(episodes(0)) == asyncio.run(episodes(10)) == 6

@@ -492,6 +492,36 @@ def test_a_wrong_name_is_one_clear_error(reference: str, expected: str) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_files_of_the_folder_it_is_served_from_may_import_each_other(tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text("WORDS = 'hello'\n")
+    (tmp_path / "maze.py").write_text(
+        "from agent_r1 import AgentEnv, Observation, StepResult\n"
+        "from .words import WORDS\n"
+        "class Maze(AgentEnv):\n"
+        "    async def reset(self, task):\n"
+        "        return Observation(text=WORDS)\n"
+        "    async def step(self, action):\n"
+        "        return StepResult(observation=None, done=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(
+        command("maze:Maze", "--port", "0"), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+
+        async def first() -> str | None:
+            env = RemoteEnv(process.stdout.readline().split()[-1])
+            text = (await env.reset(task_of())).text
+            await env.close()
+            return text
+
+        assert asyncio.run(first()) == "hello"
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_taken_port_is_one_clear_error(url: str) -> None:
     port = url.rpartition(":")[2]
     result = subprocess.run(command(ENV, "--port", port), cwd=ROOT, capture_output=True, text=True, check=False)

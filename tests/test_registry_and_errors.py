@@ -196,6 +196,12 @@ def test_recipe_that_needs_a_missing_module_names_that_module(tmp_path: Path) ->
         load_from(folder, "reward_fn:score")
 
 
+def test_recipe_file_that_imports_its_neighbour_without_the_dot_is_told_about_the_dot(tmp_path: Path) -> None:
+    folder = recipe(tmp_path, reward_fn="from prices import PRICES\n", prices="PRICES = {}\n")
+    with pytest.raises(ConfigError, match=r"a file of the same folder: write `from \.prices import \.\.\.`"):
+        load_from(folder, "reward_fn:score")
+
+
 # Errors
 
 

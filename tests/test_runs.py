@@ -36,6 +36,29 @@ def same_weights(left: Path, right: Path) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+PLAYS = """
+import asyncio
+from agent_r1.data import write_rows
+
+def rows(config):
+    asyncio.run(rows_async(config))
+
+async def rows_async(config):
+    await asyncio.sleep(0)
+    write_rows(config.data.train[0], [{"prompt": "hello", "agent_name": "single_step"}])
+"""
+
+
+@pytest.mark.parametrize("hook", ["rows", "rows_async"])
+def test_a_preparation_may_have_an_event_loop_of_its_own(hook: str, tmp_path: Path, model_folder: Path) -> None:
+    (tmp_path / "plays.py").write_text(PLAYS)
+    (tmp_path / "base.yaml").write_text("defaults: [agent_r1, {algorithm: grpo}, _self_]")
+    small = ["trainer.steps=1", "rollout.max_tokens=4", "rollout.groups_per_step=1", f"run.folder={tmp_path}"]
+    made = [f"data.train=[{tmp_path / 'made.jsonl'}]", f"data.prepare=plays:{hook}"]
+    summary = agent_r1.train(str(tmp_path), *made, *small, model=model_folder, quiet=True)
+    assert summary.steps == 1
+
+
 @pytest.fixture
 def run(tmp_path: Path, model_folder: Path) -> list[str]:
     return tiny_overrides(tmp_path, model_folder)

@@ -11,11 +11,10 @@ from agent_r1.checks.report import Result
 from agent_r1.engines.base import Engine
 from agent_r1.errors import RolloutsFailingError
 from agent_r1.findings import Finding
-from agent_r1.tools import tool_runner
 from agent_r1.training.compute import make_compute
 from agent_r1.training.preflight import Plan
 from agent_r1.training.rows import Sample
-from agent_r1.training.run import Parts
+from agent_r1.training.run import Parts, tools_at_hand
 from agent_r1.training.scoring import score_all
 from agent_r1.types import Completion, Group, SamplingParams, Step, StopReason, Task, TokenIds, Trajectory
 
@@ -91,7 +90,7 @@ async def run_trials(
         top_k=settings.top_k,
     )
     try:
-        async with tool_runner(parts.tools):
+        async with tools_at_hand(parts.tools):
             groups = await parts.rollout.run(
                 tasks, group_size=members, sampling=sampling, seed=plan.config.trainer.seed, on_finished=on_finished
             )

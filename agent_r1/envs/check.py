@@ -85,6 +85,7 @@ class _Play:
                     f"observation {index} was changed by a later step",
                     "Give each observation messages of its own; do not append to a list that was given away",
                 )
+                break  # the others changed for the same reason
         if await self._call("close", env.close()) is not _FAILED:
             await self._close_again(env)
         return self

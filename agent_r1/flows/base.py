@@ -12,7 +12,8 @@ full control over prompts, calls, branching and which steps are recorded:
                 self.record(turn, reward=0.0, done=False)
             return self.episode(StopReason.DONE)
 
-A flow object lives for one episode.
+A flow object lives for one episode. `try_flow` plays one with replies that you write; docs/tutorials/your_own_flow.md
+goes from there to a trained model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, ClassVar, TypeVar
 from agent_r1.chat import ChatRenderer, Prompt
 from agent_r1.engines.base import Engine
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import boundary
+from agent_r1.errors import ConfigError, boundary
 from agent_r1.registry import Registry
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Action, Completion, Episode, Observation, SamplingParams, Step, StopReason, Task, TokenIds
@@ -166,3 +167,16 @@ class AgentFlowBase(ABC):
 
 
 _FlowT = TypeVar("_FlowT", bound=AgentFlowBase)
+
+
+def checked_episode(flow: AgentFlowBase, returned: Any) -> Episode:
+    """What `flow.run` returned, when it is an episode from which something can be learned."""
+    name = type(flow).__name__
+    if not isinstance(returned, Episode):
+        raise ConfigError(
+            f"{name}.run must return an Episode, got {type(returned).__name__}; "
+            "end it with: return self.episode(StopReason.DONE)"
+        )
+    if not returned.steps:
+        raise ConfigError(f"{name}.run recorded no step; call self.record(turn, ...) for what should be learned from")
+    return returned

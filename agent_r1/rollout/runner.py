@@ -17,7 +17,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.engines.base import Engine
 from agent_r1.envs import AgentEnv, within_limits
 from agent_r1.errors import EpisodeError, RolloutsFailingError, boundary
-from agent_r1.flows import AgentFlowBase, FlowContext
+from agent_r1.flows import AgentFlowBase, FlowContext, checked_episode
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
 from agent_r1.seeds import mix_seed
@@ -190,7 +190,7 @@ class Rollout:
 
     async def _scored(self, flow: AgentFlowBase, task: Task) -> tuple[Episode, Score]:
         with boundary(StopReason.FLOW_ERROR, f"flow '{task.agent_name}' on task '{task.task_id}'"):
-            episode = await flow.run(task)
+            episode = checked_episode(flow, await flow.run(task))
         return episode, await score_episode(self.reward, task, episode)
 
     async def _attempt(self, flow: AgentFlowBase, task: Task, group_id: int, index: int) -> Trajectory:

@@ -18,6 +18,7 @@ from agent_r1.tools.python import PythonTool
 from agent_r1.tools.runner import CallOutcome, ToolRunner, check_process_tool, run_call, tool_runner
 from agent_r1.tools.sandbox import Sandbox, SandboxLimits
 from agent_r1.tools.search import SearchTool
+from agent_r1.tools.trial import try_tool
 
 __all__ = [
     "BaseTool",
@@ -42,4 +43,5 @@ __all__ = [
     "run_call",
     "tool",
     "tool_runner",
+    "try_tool",
 ]

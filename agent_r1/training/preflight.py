@@ -5,6 +5,8 @@ All problems are reported together.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from agent_r1.data import load_tasks
 from agent_r1.envs import AgentEnv, bind_limit, make_policy
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
-from agent_r1.registry import load_module, load_object
+from agent_r1.registry import find_module, load_object
 from agent_r1.rewards import NORMALISATIONS, RewardFunction, reward_functions
 from agent_r1.rollout import choose_env
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool
@@ -137,7 +139,7 @@ def make_plan(config: Config) -> Plan:
     """Check configuration, names and data. Raises one error that lists every problem."""
     problems = _Problems()
     for module in config.imports:
-        problems.run(_import, module)
+        problems.run(find_module, module, f"module '{module}' of imports")
     _check_numbers(config, problems.found)
     algorithm = problems.run(bind_algorithm, config.algorithm)
     if algorithm is not None:
@@ -208,13 +210,6 @@ def context_length(config: Config) -> int:
             "could not be trained"
         )
     return wanted or min(own, trainable)
-
-
-def _import(module: str) -> None:
-    try:
-        load_module(module)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"imports: there is no module '{module}' ({error})") from error
 
 
 def _check_numbers(config: Config, problems: list[str]) -> None:
@@ -288,7 +283,14 @@ def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
 def _prepare_data(config: Config) -> None:
     paths = [Path(path) for path in (*config.data.train, *config.data.eval)]
     if config.data.prepare is not None and any(not path.is_file() for path in paths):
-        load_object(config.data.prepare, kind="data preparation")(config)
+        prepare(config.data.prepare, "data preparation", config)
+
+
+def prepare(reference: str, kind: str, config: Config) -> None:
+    """Call a recipe's preparation, `def` or `async def`, with the configuration."""
+    returned = load_object(reference, kind=kind)(config)
+    if inspect.iscoroutine(returned):
+        asyncio.run(returned)
 
 
 def _load(config: Config) -> tuple[list[Task], list[Task]]:

@@ -20,7 +20,6 @@ from agent_r1.demonstrations import load_demonstrations
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import ConfigError
 from agent_r1.evaluation import Evaluation, evaluate
-from agent_r1.registry import load_object
 from agent_r1.rewards import in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
@@ -41,7 +40,7 @@ from agent_r1.training.models import (
     export_model,
     load_policy,
 )
-from agent_r1.training.preflight import Plan, check_model, context_length, make_plan, tool_policies
+from agent_r1.training.preflight import Plan, check_model, context_length, make_plan, prepare, tool_policies
 from agent_r1.training.run_folder import RunFolder, open_run
 from agent_r1.training.scoring import AnyCritic
 from agent_r1.training.trainer import EVAL_STREAM, Summary, Trainer
@@ -65,11 +64,15 @@ class Parts:
     """Where all of it is."""
 
 
-async def train_run(config: Config, console: RunConsole) -> Summary:
-    """Train from a configuration."""
-    plan = make_plan(config)
-    prepare_model(config, console)
-    renderer = check_model(plan)
+def train_run(config: Config, console: RunConsole) -> Summary:
+    """Train from a configuration. A recipe's preparations run before there is an event loop: they may have their own,
+    to play an environment for instance, and Ctrl-C ends them."""
+    plan, renderer = _checked(config, console)
+    return asyncio.run(_train(plan, renderer, console))
+
+
+async def _train(plan: Plan, renderer: ChatRenderer, console: RunConsole) -> Summary:
+    config = plan.config
     folder, resume = open_run(config)
     if resume:
         folder.rewind(list_checkpoints(folder.checkpoints)[-1][0])
@@ -102,7 +105,7 @@ async def train_run(config: Config, console: RunConsole) -> Summary:
             tracker=tracker,
             console=console,
         )
-        async with _tools_at_hand(parts.tools):
+        async with tools_at_hand(parts.tools):
             return await trainer.run(resume=resume)
     finally:
         tracker.close()
@@ -110,7 +113,7 @@ async def train_run(config: Config, console: RunConsole) -> Summary:
 
 
 @asynccontextmanager
-async def _tools_at_hand(runner: ToolRunner) -> AsyncIterator[None]:
+async def tools_at_hand(runner: ToolRunner) -> AsyncIterator[None]:
     """Within this block tools run with `runner`; at its end the processes behind them are gone."""
     try:
         async with tool_runner(runner):
@@ -119,15 +122,18 @@ async def _tools_at_hand(runner: ToolRunner) -> AsyncIterator[None]:
         await asyncio.to_thread(close_servers)
 
 
-async def eval_run(config: Config, console: RunConsole) -> Evaluation:
+def eval_run(config: Config, console: RunConsole) -> Evaluation:
     """Evaluate a model on the held-out rows (the training rows when there are none)."""
-    plan = make_plan(config)
-    prepare_model(config, console)
-    renderer = check_model(plan)
+    plan, renderer = _checked(config, console)
+    return asyncio.run(_evaluate(plan, renderer, console))
+
+
+async def _evaluate(plan: Plan, renderer: ChatRenderer, console: RunConsole) -> Evaluation:
+    config = plan.config
     parts = load_parts(plan, renderer)
     tasks = (plan.eval_tasks or plan.train_tasks)[: config.eval.max_tasks]
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
-        async with _tools_at_hand(parts.tools):
+        async with tools_at_hand(parts.tools):
             evaluation = await evaluate(
                 parts.rollout,
                 tasks,
@@ -227,11 +233,18 @@ def _decoders(models: Models) -> list[nn.Module]:
     return own
 
 
+def _checked(config: Config, console: RunConsole) -> tuple[Plan, ChatRenderer]:
+    """The plan of a run and its model's renderer, after the recipe has prepared what was missing."""
+    plan = make_plan(config)
+    prepare_model(config, console)
+    return plan, check_model(plan)
+
+
 def prepare_model(config: Config, console: RunConsole) -> None:
     """Make the model, when it is not there and the configuration says how."""
     if config.model.prepare is not None and not Path(config.model.path).exists():
         console.say(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
-        load_object(config.model.prepare, kind="model preparation")(config)
+        prepare(config.model.prepare, "model preparation", config)
 
 
 def load_parts(plan: Plan, renderer: ChatRenderer) -> Parts:

@@ -33,6 +33,10 @@ from agent_r1.engines.local.stats import EngineStats
 from agent_r1.errors import EngineError
 from agent_r1.types import Completion, SamplingParams
 
+_TURNS = 16
+"""Rounds of the event loop between two steps that compute on it. An answer from a server or a process needs some ten
+until its episode asks for the next action; with one round a step, steps would go by with a request or two each."""
+
 
 @dataclass(frozen=True)
 class _Flight:
@@ -172,7 +176,8 @@ class LocalEngine:
             while self._scheduler.has_work or self._flight is not None:
                 async with self._computing:
                     await self._step()
-                await asyncio.sleep(0)
+                for _ in range(_TURNS if self._flight is None else 1):
+                    await asyncio.sleep(0)
         except Exception as error:  # the requests' owners must hear of it, or they would wait for ever
             self._fail_all(f"generation failed: {type(error).__name__}: {error}")
             raise

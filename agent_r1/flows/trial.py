@@ -1,0 +1,67 @@
+"""`try_flow`: one episode of a flow in which the model's replies are given, without a model.
+
+episode = try_flow(SecondLook, task, ["4", "no", "9"])
+assert [step.action.text for step in episode.steps] == ["4", "no", "9"]
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agent_r1.chat import ChatRenderer
+from agent_r1.engines import ScriptedEngine
+from agent_r1.envs import AgentEnv
+from agent_r1.errors import ConfigError
+from agent_r1.flows.base import AgentFlowBase, FlowContext, checked_episode
+from agent_r1.types import Episode, SamplingParams, Task
+
+_END = "\x03"
+
+
+class _PlainTokenizer:
+    """A token is a character, a turn ends with one that nobody types, and a chat reads like a play."""
+
+    eos_token_id = ord(_END)
+    chat_template = "role: content"
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, token_ids))
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> str:
+        turns = [f"{message['role']}: {message['content']}{_END}\n" for message in conversation]
+        return "".join(turns) + ("assistant: " if kwargs["add_generation_prompt"] else "")
+
+
+def try_flow(
+    flow: type[AgentFlowBase],
+    task: Task,
+    replies: Sequence[str],
+    *,
+    make_env: Callable[[Task], AgentEnv] | None = None,
+    max_steps: int = 8,
+) -> Episode:
+    """The episode of `flow` on `task` when the model says `replies`, one after the other.
+
+    What the flow raises comes out as it is. Tool calls are written as `<tool_call>{"name": ...}</tool_call>`.
+    """
+    engine = ScriptedEngine([[*map(ord, reply), ord(_END)] for reply in replies], context_length=1_000_000)
+    context = FlowContext(
+        engine=engine,
+        renderer=ChatRenderer(_PlainTokenizer()),
+        sampling=SamplingParams(max_tokens=100_000),
+        make_env=make_env,
+        max_steps=max_steps,
+    )
+    made = flow(context)
+    episode = checked_episode(made, asyncio.run(made.run(task)))
+    if len(engine.requests) < len(replies):
+        raise ConfigError(
+            f"{flow.__name__} ended after {len(engine.requests)} calls of the model; "
+            f"of the {len(replies)} replies {replies[len(engine.requests) :]} were never asked for"
+        )
+    return episode
