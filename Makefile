@@ -2,20 +2,23 @@
 #
 #   make train                  a tiny model learns to use tools, in minutes, on a CPU
 #   make train algorithm=ppo    any config group or key=value through args="trainer.steps=10 ..."
-#   make test                   lint, types, tests
+#   make test                   lint, types, tests (make test-pages: the documentation, followed word for word)
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.agent-r1-installed
 
 overrides = $(if $(algorithm),algorithm=$(algorithm)) $(args)
 
-.PHONY: train test test-slow lint clean
+.PHONY: train test test-pages test-slow lint clean
 
 train: $(SETUP)
 	$(BIN)/agent-r1 train recipes/quickstart $(overrides)
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not page"
+
+test-pages: $(SETUP)
+	$(BIN)/python -m pytest -n 2 -m "page and not slow"
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent_r1.algorithms import aggregations, corrections, kl_estimators, policy_losses
 from agent_r1.registry import Registry
 from agent_r1.rewards import NORMALISATIONS
@@ -21,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "algorithms.md").read_text()
 
 
+@pytest.mark.page
 def test_the_example_of_ones_own_estimator_and_loss_trains(tmp_path: Path, model_folder: Path) -> None:
     recipe = tmp_path / "recipes" / "quickstart"
     shutil.copytree(RECIPE, recipe)

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent_r1.config import load_config
 from agent_r1.envs import context_policies, env_limits
 from agent_r1.registry import Registry, recipe_folder
@@ -42,6 +44,7 @@ def test_the_example_has_nothing_to_find(tmp_path: Path) -> None:
     assert run(tmp_path, "check.py") == "0 findings\n"
 
 
+@pytest.mark.page
 def test_the_example_is_served_played_and_trained_in(tmp_path: Path, model_folder: Path) -> None:
     (tmp_path / "guess.py").write_text(ENVIRONMENT)
     (tmp_path / "client.py").write_text(CLIENT)

@@ -91,8 +91,10 @@ def policy(tiny_model: LlamaForCausalLM) -> LlamaForCausalLM:
     return sharpened(tiny_model).eval()
 
 
-async def ticks(count: int) -> None:
-    for _ in range(count):
+async def steps(engine: LocalEngine, count: int) -> None:
+    """Wait until the engine has made so many more steps."""
+    wanted = engine.stats.steps + count
+    while engine.stats.steps < wanted:
         await asyncio.sleep(0)
 
 
@@ -117,7 +119,7 @@ def test_tokens_after_the_change_are_what_the_new_weights_say(policy: LlamaForCa
     async def change_in_the_middle() -> Completion:
         engine = LocalEngine(policy)
         running = asyncio.create_task(engine.generate(prompt, sampling))
-        await ticks(18)
+        await steps(engine, 18)
         await engine.update_weights(shifted.state_dict().items(), 1)
         return await running
 
@@ -146,7 +148,7 @@ def test_a_whole_crowd_goes_on_whatever_each_was_at(policy: LlamaForCausalLM, pr
         engine = LocalEngine(policy, max_requests=8, prefill_tokens=prefill_tokens, kv_memory=800)
         running = [asyncio.create_task(engine.generate(*request)) for request in requests]
         for version in (1, 2):
-            await ticks(12)
+            await steps(engine, 12)
             await engine.update_weights(models[version].state_dict().items(), version)
         async with asyncio.timeout(20):
             return list(await asyncio.gather(*running))
@@ -167,7 +169,7 @@ def test_a_change_with_nobody_under_way_changes_no_answer(policy: LlamaForCausal
         engine = LocalEngine(policy)
         running = asyncio.create_task(engine.generate(prompt, sampling))
         if push_after is not None:
-            await ticks(push_after)
+            await steps(engine, push_after)
             await engine.update_weights(policy.state_dict().items(), 0)
         return await running
 
@@ -179,7 +181,7 @@ def test_a_request_given_up_before_the_change_leaves_no_trace(policy: LlamaForCa
         engine = LocalEngine(policy, max_requests=2)
         sampling = SamplingParams(max_tokens=60, seed=1)
         running = [asyncio.create_task(engine.generate(random_ids(n, 9), sampling)) for n in range(4)]
-        await ticks(5)
+        await steps(engine, 5)
         for task in running[:3]:
             task.cancel()
         await engine.update_weights(policy.state_dict().items(), 1)
