@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from agent_r1.engines.local import LocalEngine
+from agent_r1.engines.local.engine import _TURNS
 from agent_r1.engines.local.sampling import sample
 from agent_r1.errors import EngineError
 from agent_r1.types import Completion, SamplingParams, TokenIds
@@ -55,7 +56,8 @@ async def all_answers(engine: LocalEngine, requests: Sequence[Request]) -> list[
 
 
 async def ticks(count: int) -> None:
-    for _ in range(count):
+    """Wait for so many steps of the engine."""
+    for _ in range(count * _TURNS):
         await asyncio.sleep(0)
 
 
