@@ -2,23 +2,23 @@
 #
 #   make train                  a tiny model learns to use tools, in minutes, on a CPU
 #   make train algorithm=ppo    any config group or key=value through args="trainer.steps=10 ..."
-#   make test                   lint, types, tests (make test-pages: the documentation, followed word for word)
+#   make test                   lint, types, tests (make test-whole: pages followed word for word, faults, kills)
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.agent-r1-installed
 
 overrides = $(if $(algorithm),algorithm=$(algorithm)) $(args)
 
-.PHONY: train test test-pages test-slow lint clean
+.PHONY: train test test-whole test-slow lint clean
 
 train: $(SETUP)
 	$(BIN)/agent-r1 train recipes/quickstart $(overrides)
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow and not page"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not whole"
 
-test-pages: $(SETUP)
-	$(BIN)/python -m pytest -n 2 -m "page and not slow"
+test-whole: $(SETUP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "whole and not slow"
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow

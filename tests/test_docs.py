@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "algorithms.md").read_text()
 
 
-@pytest.mark.page
+@pytest.mark.whole
 def test_the_example_of_ones_own_estimator_and_loss_trains(tmp_path: Path, model_folder: Path) -> None:
     recipe = tmp_path / "recipes" / "quickstart"
     shutil.copytree(RECIPE, recipe)

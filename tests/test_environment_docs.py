@@ -44,7 +44,7 @@ def test_the_example_has_nothing_to_find(tmp_path: Path) -> None:
     assert run(tmp_path, "check.py") == "0 findings\n"
 
 
-@pytest.mark.page
+@pytest.mark.whole
 def test_the_example_is_served_played_and_trained_in(tmp_path: Path, model_folder: Path) -> None:
     (tmp_path / "guess.py").write_text(ENVIRONMENT)
     (tmp_path / "client.py").write_text(CLIENT)

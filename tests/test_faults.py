@@ -50,6 +50,7 @@ def call(name: str, **arguments: str) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", [name for name in FAULTS if name != "none"])
 def test_what_strikes_is_counted_and_recorded_and_nothing_is_lost(
     name: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ def python_example() -> str:
     return str(blocks[0])
 
 
-@pytest.mark.page
+@pytest.mark.whole
 def test_the_example_trains_a_model_with_its_own_tool_reward_and_data(tmp_path: Path, model_folder: Path) -> None:
     warm = tmp_path / "runs" / "quickstart_warm_start"
     warm.mkdir(parents=True)

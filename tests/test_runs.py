@@ -138,6 +138,7 @@ agent_r1.train(*sys.argv[1:], quiet=True, reward=score_variety)
 """
 
 
+@pytest.mark.whole
 def test_a_run_killed_at_an_arbitrary_moment_goes_on_bit_for_bit(run: list[str], tmp_path: Path) -> None:
     run = [*run, "trainer.steps=12"]
     agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)

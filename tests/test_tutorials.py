@@ -25,7 +25,7 @@ def metrics_of(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.page
+@pytest.mark.whole
 def test_your_own_tool(tmp_path: Path, forks: Forks) -> None:
     reader = Reader(tmp_path, forks)
     reader.follow(page("your_own_tool.md"))
@@ -34,7 +34,7 @@ def test_your_own_tool(tmp_path: Path, forks: Forks) -> None:
     assert last["reward/success"] > first["reward/success"] + 0.3
 
 
-@pytest.mark.page
+@pytest.mark.whole
 def test_your_own_environment(tmp_path: Path, forks: Forks) -> None:
     reader = Reader(tmp_path, forks)
     reader.follow(page("your_own_environment.md"))
@@ -43,7 +43,7 @@ def test_your_own_environment(tmp_path: Path, forks: Forks) -> None:
     assert last["episode/steps"] < first["episode/steps"]
 
 
-@pytest.mark.page
+@pytest.mark.whole
 def test_your_own_flow(tmp_path: Path, forks: Forks) -> None:
     reader = Reader(tmp_path, forks)
     reader.follow(page("your_own_flow.md"))
