@@ -328,6 +328,7 @@ def saved_bytes(folder: Path, step: int) -> int:
     return (folder / "checkpoints" / f"step_{step}" / "state.pt").stat().st_size
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("preset", ["grpo", "ppo"])
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, model_folder: Path, preset: str) -> None:
     run = tiny_overrides(tmp_path, model_folder, f"algorithm={preset}", "model.lora.rank=2", "trainer.steps=2")

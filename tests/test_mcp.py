@@ -27,6 +27,8 @@ from agent_r1.types import StopReason, Task, ToolCall
 from tests.mcp_server import PIXEL
 from tests.tiny_runs import tiny_overrides
 
+pytestmark = pytest.mark.whole  # servers are real processes, which take their time to start and to die
+
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 ROOT = Path(__file__).parent.parent
 CONTEXT = ToolContext(task=Task(task_id="t", prompt=({"role": "user", "content": "?"},)))

@@ -261,6 +261,7 @@ def test_host_loopback_cannot_be_reached(sandbox: Sandbox, server: int) -> None:
 # Processes
 
 
+@pytest.mark.whole
 def test_fork_bomb_is_held(sandbox: Sandbox) -> None:
     bomb = "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.01)"
     started = time.monotonic()
