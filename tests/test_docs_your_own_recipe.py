@@ -53,7 +53,7 @@ def last_step(folder: Path, run: str) -> dict[str, float]:
     return steps[-1]
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_the_page_can_be_followed(tmp_path: Path) -> None:
     follow(tmp_path, shortened=True)
     assert last_step(tmp_path, "lockers")["step"] == 2

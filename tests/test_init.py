@@ -86,8 +86,9 @@ def test_a_generated_recipe_passes_the_linter_whatever_its_name(tmp_path: Path, 
     run(tmp_path, "-m", "ruff", "format", "--no-cache", "--check", "recipes")
 
 
-@every_kind
-@pytest.mark.whole
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.whole if kind is Kind.TOOL else pytest.mark.slow) for kind in Kind]
+)
 def test_the_generated_test_passes_as_it_is(tmp_path: Path, kind: Kind) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     write_recipe("shop", kind=kind, into=tmp_path / "recipes")
@@ -114,7 +115,7 @@ def test_a_generated_recipe_learns(tmp_path: Path, kind: Kind) -> None:
     assert summary.success_after >= 0.9
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_two_recipes_train_in_one_process(tmp_path: Path) -> None:
     small = ("sft.steps=1", "trainer.steps=1", "rollout.groups_per_step=1", "rollout.group_size=2", "eval.max_tasks=1")
     for name in ("first_shop", "second_shop"):
