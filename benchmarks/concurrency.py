@@ -19,7 +19,7 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,12 @@ def run_calls(chains: Sequence[Sequence[float]], renderer: ChatRenderer | None) 
 
 
 def run_episodes(chains: Sequence[Sequence[float]], renderer: ChatRenderer) -> dict[str, float]:
+    """Whole rollouts, timed."""
+    work = episodes_of(chains, renderer)  # what it prepares is not timed
+    return _timed(lambda: work, chains)
+
+
+def episodes_of(chains: Sequence[Sequence[float]], renderer: ChatRenderer) -> Coroutine[Any, Any, None]:
     """Whole rollouts: an action a call, then an answer."""
     end = renderer.stop_ids[0]
     calls = [
@@ -159,7 +165,7 @@ def run_episodes(chains: Sequence[Sequence[float]], renderer: ChatRenderer) -> d
             groups = await rollout.run(tasks, group_size=1, sampling=SamplingParams(max_tokens=64), seed=0)
         assert all(len(trajectory.steps) == CALLS + 1 for group in groups for trajectory in group)
 
-    return _timed(all_of_them, chains)
+    return all_of_them()
 
 
 def _timed(work: Callable[[], Any], chains: Sequence[Sequence[float]]) -> dict[str, float]:

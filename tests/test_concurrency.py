@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
 import tracemalloc
 from pathlib import Path
@@ -12,28 +11,26 @@ from pathlib import Path
 import pytest
 
 from agent_r1.chat import ChatRenderer
+from tests.virtual_clock import seconds_waited
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
 import concurrency
 
 
-def test_64_chains_of_calls_take_hardly_longer_than_the_slowest() -> None:
-    chains = concurrency.chains_of(64, "pareto")
-    for _ in range(5):
-        found = concurrency.run_calls(chains, None)
-        if found["ratio"] <= 1.3:
-            return
-    if os.getloadavg()[0] > len(os.sched_getaffinity(0)):
-        pytest.skip(f"others use the processors; the ratio was {found['ratio']:.2f}")
-    pytest.fail(f"64 chains took {found['ratio']:.2f} times the slowest")
+@pytest.mark.parametrize("latency", ["constant", "pareto"])
+def test_512_episodes_wait_as_long_as_the_slowest_of_them(latency: str, renderer: ChatRenderer) -> None:
+    chains = concurrency.chains_of(512, latency)
+    waited = seconds_waited(concurrency.episodes_of(chains, renderer))
+    assert waited == pytest.approx(max(map(sum, chains)), rel=0.01)
 
 
-def test_episodes_wait_side_by_side_and_not_one_after_the_other(renderer: ChatRenderer) -> None:
-    chains = concurrency.chains_of(64, "constant")
-    found = concurrency.run_episodes(chains, renderer)
-    assert found["sum"] == pytest.approx(64 * concurrency.CALLS * concurrency.MEAN)
-    assert found["wall"] < found["sum"] / 3
+def test_the_benchmark_counts_the_slowest_chain_and_the_time_it_took(renderer: ChatRenderer) -> None:
+    found = concurrency.run_episodes(concurrency.chains_of(8, "constant"), renderer)
+    assert found["chain"] == pytest.approx(concurrency.CALLS * concurrency.MEAN)
+    assert found["sum"] == pytest.approx(8 * found["chain"])
+    assert found["wall"] >= found["chain"]
+    assert found["ratio"] == pytest.approx(found["wall"] / found["chain"])
 
 
 def test_an_episode_costs_little_memory_however_many_there_are(renderer: ChatRenderer) -> None:

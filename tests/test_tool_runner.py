@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import math
 import os
 import threading
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ import agent_r1
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import from_yaml
 from agent_r1.engines import ScriptedEngine
-from agent_r1.engines.local.pauses import spare_what_is_loaded
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import ConfigError, RolloutsFailingError
 from agent_r1.rewards import in_workers, score_episode
@@ -47,6 +45,7 @@ from agent_r1.types import Action, Episode, SamplingParams, StopReason, Task, To
 from tests import foreign_code
 from tests.test_rollout import ids_of, rollout_with, run, task
 from tests.tiny_runs import tiny_overrides
+from tests.virtual_clock import seconds_waited
 
 TASK = Task(task_id="t", prompt=({"role": "user", "content": "Go."},), reward_model={"ground_truth": "secret"})
 
@@ -458,41 +457,29 @@ def test_waiting_for_a_place_does_not_count_as_running() -> None:
     assert max(one.seconds for one in got) > 0.75
 
 
-def test_512_calls_at_once_take_hardly_longer_than_one_chain() -> None:
+def test_512_chains_of_calls_wait_as_long_as_one_chain() -> None:
     counting, runner = Counting(0.05), ToolRunner()
-    ideal = 8 * 0.05
 
-    async def with_runner() -> None:
+    async def chain() -> None:
         asked = ToolCall(name="counting", arguments={})
         for _ in range(8):
             await runner.call({"counting": counting}, asked, ToolContext(task=TASK))
 
-    async def without() -> None:
-        for _ in range(8):
-            await counting.execute({})
+    async def chains() -> None:
+        await asyncio.gather(*(chain() for _ in range(512)))
 
-    def seconds(chain: Callable[[], Awaitable[None]]) -> float:
-        async def chains() -> None:
-            await asyncio.gather(*(chain() for _ in range(512)))
+    assert seconds_waited(chains()) == pytest.approx(8 * 0.05, rel=0.01)
+    assert counting.most == 512
 
-        started = time.perf_counter()
-        asyncio.run(chains())
-        return time.perf_counter() - started
 
-    bare = []
-    spare_what_is_loaded()  # as a run does: the collector's passes over all libraries are no part of a call
-    try:
-        for _ in range(5):
-            bare.append(seconds(without))
-            taken = seconds(with_runner)
-            assert counting.most == 512
-            if taken < 1.3 * ideal:
-                return
-    finally:
-        gc.unfreeze()
-    if min(bare) > 1.1 * ideal or os.getloadavg()[0] > len(os.sched_getaffinity(0)):
-        pytest.skip(f"others use the processors; took {taken:.2f} s, without a runner {min(bare):.2f} s")
-    pytest.fail(f"512 chains of {ideal} s took {taken:.2f} s")
+def test_chains_wait_for_each_other_where_a_tool_says_so() -> None:
+    counting, runner = Counting(0.05), ToolRunner({"counting": {"max_concurrency": 128}})
+
+    async def calls() -> None:
+        asked = ToolCall(name="counting", arguments={})
+        await asyncio.gather(*(runner.call({"counting": counting}, asked, ToolContext(task=TASK)) for _ in range(512)))
+
+    assert seconds_waited(calls()) == pytest.approx(4 * 0.05, rel=0.01)
 
 
 # Retries
