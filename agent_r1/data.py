@@ -66,8 +66,28 @@ def read_rows(path: Path) -> Iterator[Any]:
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as JSONL, making the folders on the way. A file that is there stays whole until the new one is."""
-    write_atomically(Path(path), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    """Write rows as parquet or JSONL, making the folders on the way. A file that is there stays whole until the new one
+    is.
+
+    Parquet gives every row of a column the same keys, so `env_kwargs`, whose keys may differ, become JSON text:
+    `load_tasks` reads either.
+    """
+    path = Path(path)
+    if path.suffix != ".parquet":
+        write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        return
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_pylist([_with_env_kwargs_as_text(row) for row in rows])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.partial")
+    pyarrow.parquet.write_table(table, beside)
+    beside.replace(path)
+
+
+def _with_env_kwargs_as_text(row: Mapping[str, Any]) -> dict[str, Any]:
+    given = row.get("env_kwargs")
+    return {**row, "env_kwargs": json.dumps(given, ensure_ascii=False)} if isinstance(given, Mapping) else dict(row)
 
 
 def _without_empty(value: Any) -> Any:

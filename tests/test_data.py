@@ -192,6 +192,19 @@ def test_written_rows_are_read_back(tmp_path: Path) -> None:
     assert list(read_rows(tmp_path / "deep" / "rows.jsonl")) == ROWS
 
 
+def test_rows_written_as_parquet_are_the_same_tasks(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": "a?"}], "env_kwargs": {"prices": {"tea": 1}}, "task_id": "0"},
+        {"prompt": [{"role": "user", "content": "b?"}], "env_kwargs": {"prices": {"rice": 2}}, "task_id": "1"},
+    ]
+    write_rows(tmp_path / "deep" / "rows.parquet", iter(rows))
+    write_rows(tmp_path / "rows.jsonl", rows)
+    from_parquet = load_tasks([tmp_path / "deep" / "rows.parquet"])
+    assert from_parquet == load_tasks([tmp_path / "rows.jsonl"])
+    assert [task.env_kwargs["prices"] for task in from_parquet] == [{"tea": 1}, {"rice": 2}]
+    assert [file.name for file in (tmp_path / "deep").iterdir()] == ["rows.parquet"]
+
+
 def test_missing_file_names_the_files_nearby(tmp_path: Path) -> None:
     write_lines(tmp_path / "train.jsonl", {"prompt": "x"})
     write_lines(tmp_path / "eval.jsonl", {"prompt": "x"})

@@ -8,19 +8,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
-
 from agent_r1.config import Config
+from agent_r1.data import write_rows
 from agent_r1.registry import load_module, recipe_folder
-from agent_r1.rollout import write_atomically
 
 # A plain import would not find it when this file is run as a script.
 with recipe_folder(Path(__file__).resolve().parents[1]):
@@ -68,7 +63,7 @@ def task_row(case: Case, split: str, index: int) -> dict[str, Any]:
         "prompt": prompts.question(case.person),
         "agent_name": "my_agent",
         "reward_model": {"style": "rule", "ground_truth": case.colour},
-        "env_kwargs": json.dumps({"register": case.register}),
+        "env_kwargs": {"register": case.register},
         "extra_info": {"split": split, "index": index},
     }
 
@@ -83,16 +78,9 @@ def write_data(folder: Path) -> None:
     """Write `demonstrations.jsonl`, `eval.parquet` and `train.parquet`."""
     rng = random.Random(0)
     shown = [demonstrations(draw_case(rng), careful=rng.random() < CARE) for _ in range(NUM_DEMONSTRATIONS)]
-    write_atomically(folder / "demonstrations.jsonl", "".join(json.dumps(row) + "\n" for rows in shown for row in rows))
+    write_rows(folder / "demonstrations.jsonl", (row for rows in shown for row in rows))
     for split, count in (("eval", NUM_EVAL), ("train", NUM_TRAIN)):
-        write_parquet(folder / f"{split}.parquet", (task_row(draw_case(rng), split, i) for i in range(count)))
-
-
-def write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows so that a reader, or a crash, never sees half a file."""
-    beside = path.with_name(f".{path.name}.partial")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), beside)
-    beside.replace(path)
+        write_rows(folder / f"{split}.parquet", (task_row(draw_case(rng), split, i) for i in range(count)))
 
 
 def make_data(config: Config) -> None:
