@@ -43,17 +43,19 @@ def train(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Summ
 
 
 def evaluate(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Evaluation:
-    """Evaluate a model; takes what `train` takes."""
+    """Evaluate a model; takes what `train` takes. Without `model`, what the recipe's training starts from."""
     from agent_r1.training.run import eval_run
 
-    recipe, config = resolve(recipe_and_overrides, **parts)
+    # A model that is given is evaluated as it is.
+    as_it_is = ["sft.folder=null"] if parts.get("model") is not None else []
+    recipe, config = resolve([*recipe_and_overrides, *as_it_is], **parts)
     with recipe_folder(recipe):
         return eval_run(config, RunConsole(quiet=quiet))
 
 
 def sft(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Path:
     """Warm-start a model on demonstrations (`sft.data`); gives the folder of the tuned model."""
-    from agent_r1.training.run import sft_run
+    from agent_r1.training.sft import sft_run
 
     recipe, config = resolve(recipe_and_overrides, **parts)
     with recipe_folder(recipe):

@@ -37,7 +37,7 @@ from agent_r1.training.preflight import (
     one_per_use,
     tool_policies,
 )
-from agent_r1.training.run import load_parts, prepare_model
+from agent_r1.training.run import load_parts, model_made
 from agent_r1.types import Observation, Task, Trajectory
 
 _LONGEST_ROWS = 200
@@ -73,7 +73,7 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
     yield _tools(plan, tasks)
     gold = asyncio.run(gold_result(plan.reward, tasks))
     yield Result(title="gold answers", findings=gold.findings, seen=gold.seen, skipped=gold.skipped)
-    prepare_model(config, console)
+    plan = model_made(plan, console)
     renderer, result = _attempt("model", lambda: check_model(plan), lambda renderer: "found")
     yield result
     if renderer is None:

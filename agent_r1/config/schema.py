@@ -223,8 +223,6 @@ class OptimizerConfig:
     """Training steps over which the rate rises from 0."""
     final_fraction: float = 1.0
     """The rate falls in a straight line to this share of itself at the last step; 1: it stays."""
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    """Decay of the mean gradient and of the mean squared gradient."""
     weight_decay: float = 0.0
     """Decoupled decay."""
     gradient_clip: float = 1.0
@@ -291,6 +289,9 @@ class TrackingConfig:
 class SftConfig:
     """A warm start on demonstrations (`agent-r1 sft`)."""
 
+    folder: Optional[str] = None
+    """Set in a recipe: runs start from the model in this folder, `model.path` tuned on `data`; the first one makes it.
+    null: they start from `model.path`."""
     data: list[str] = field(default_factory=list)
     """JSONL or parquet rows with `messages` (a whole conversation) and optional `tools`."""
     steps: int = 100

@@ -12,6 +12,10 @@ from torch import Tensor, nn
 from agent_r1.config import OptimizerConfig
 from agent_r1.errors import DivergenceError
 
+_BETAS = (0.9, 0.95)
+"""Decay of the mean gradient and of the mean squared gradient; the second forgets faster than AdamW's own 0.999, as is
+usual for language models: rewards change what gradients look like within a run."""
+
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, learning_rate: float) -> torch.optim.AdamW:
     """AdamW over all parameters of a model; one kernel for all of them on a GPU."""
@@ -19,7 +23,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, learning_rate: flo
     return torch.optim.AdamW(
         trained,
         lr=learning_rate,
-        betas=(config.betas[0], config.betas[1]),
+        betas=_BETAS,
         weight_decay=config.weight_decay,
         fused=all(parameter.is_cuda for parameter in trained),
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
 from agent_r1.config import Config, bind_part
+from agent_r1.console import RunConsole
 from agent_r1.data import load_tasks
 from agent_r1.envs import AgentEnv, bind_limit, make_policy
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, report_problems
@@ -223,9 +224,6 @@ def _check_numbers(config: Config, problems: list[str]) -> None:
         value = _lookup(config, key)
         if value is not None and not low <= value <= high:
             problems.append(f"{key}={value} must be between {low:g} and {high:g}")
-    betas = config.optimizer.betas
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        problems.append(f"optimizer.betas={list(betas)} must be two numbers, each at least 0 and less than 1")
 
 
 def _lookup(config: Config, key: str) -> Any:
@@ -280,8 +278,16 @@ def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
     report_problems(problems.found, ConfigError, "tools that should run in worker processes cannot:")
 
 
+def prepare_model(config: Config, console: RunConsole) -> None:
+    """Make the model, when it is not there and the configuration says how."""
+    if config.model.prepare is not None and not Path(config.model.path).exists():
+        console.say(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
+        prepare(config.model.prepare, "model preparation", config)
+
+
 def _prepare_data(config: Config) -> None:
-    paths = [Path(path) for path in (*config.data.train, *config.data.eval)]
+    demonstrations = config.sft.data if config.sft.folder is not None else []
+    paths = [Path(path) for path in (*config.data.train, *config.data.eval, *demonstrations)]
     if config.data.prepare is not None and any(not path.is_file() for path in paths):
         prepare(config.data.prepare, "data preparation", config)
 

@@ -1,4 +1,4 @@
-"""Whole runs: check everything, load the models, train or evaluate or warm-start."""
+"""Whole runs: check everything, load the models, train or evaluate."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ from torch import nn
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, to_yaml
 from agent_r1.console import RunConsole
-from agent_r1.demonstrations import load_demonstrations
 from agent_r1.engines.local import LocalEngine
-from agent_r1.errors import ConfigError
 from agent_r1.evaluation import Evaluation, evaluate
 from agent_r1.rewards import in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
 from agent_r1.tools import ToolRunner, tool_runner
 from agent_r1.tools.mcp import close_servers
-from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.compute import make_compute
 from agent_r1.training.credit import Models
@@ -37,14 +34,13 @@ from agent_r1.training.models import (
     checkpoint_layers,
     choose_device,
     compile_layers,
-    export_model,
     load_policy,
 )
-from agent_r1.training.preflight import Plan, check_model, context_length, make_plan, prepare, tool_policies
-from agent_r1.training.run_folder import RunFolder, open_run
+from agent_r1.training.preflight import Plan, check_model, context_length, make_plan, prepare_model, tool_policies
+from agent_r1.training.run_folder import open_run, open_trackers
 from agent_r1.training.scoring import AnyCritic
+from agent_r1.training.sft import warm_started
 from agent_r1.training.trainer import EVAL_STREAM, Summary, Trainer
-from agent_r1.training.warm_start import fit_demonstrations
 from agent_r1.types import SamplingParams
 
 
@@ -93,7 +89,7 @@ async def _train(plan: Plan, renderer: ChatRenderer, console: RunConsole) -> Sum
         total_steps=config.trainer.steps,
         seed=config.trainer.seed,
     )
-    tracker = _trackers(config, folder)
+    tracker = open_trackers(config, folder)
     try:
         trainer = Trainer(
             plan=plan,
@@ -146,46 +142,6 @@ async def _evaluate(plan: Plan, renderer: ChatRenderer, console: RunConsole) -> 
     return evaluation
 
 
-def sft_run(config: Config, console: RunConsole) -> Path:
-    """Warm-start `model.path` on `sft.data`; gives the folder of the tuned model."""
-    plan = make_plan(config)
-    renderer = check_model(plan)
-    if not config.sft.data:
-        raise ConfigError("sft.data is empty; give one or more .jsonl or .parquet files of demonstrations")
-    conversations = load_demonstrations(config.sft.data, renderer)
-    folder, _ = open_run(config)
-    device = choose_device(config.trainer.device)
-    policy = load_policy(
-        config.model.path, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
-    )
-    if config.model.lora.rank:
-        add_adapters(policy, config.model.lora, seed=config.trainer.seed)
-    tracker = _trackers(config, folder)
-    settings = config.sft
-    with console.progress("warm start", settings.steps) as bar:
-
-        def note(step: int, loss: float) -> None:
-            tracker.log(step + 1, {"loss/sft": loss})
-            bar.advance(f"loss {loss:.3f}")
-            if (step + 1) % max(1, settings.steps // 5) == 0:
-                console.say(f"warm start: step {step + 1}/{settings.steps}  loss {loss:.3f}")
-
-        fit_demonstrations(
-            policy,
-            conversations,
-            steps=settings.steps,
-            batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            optimizer=config.optimizer,
-            compute=replace(make_compute(config, policy), temperature=1.0),
-            seed=config.trainer.seed,
-            on_step=note,
-        )
-    tracker.close()
-    export_model(policy, renderer.tokenizer, folder.model)
-    return folder.model
-
-
 def dry_run(config: Config, console: RunConsole) -> Plan:
     """Check configuration, data and names, print the resolved configuration, load no model."""
     plan = make_plan(config)
@@ -194,6 +150,8 @@ def dry_run(config: Config, console: RunConsole) -> Plan:
     else:
         check_model(plan)
         model_note = "found; every first prompt fits its context"
+    if config.sft.folder is not None:
+        model_note += f", warm-started in {config.sft.folder}"
     console.say(to_yaml(config).rstrip())
     console.say(f"train: {len(plan.train_tasks)} tasks   eval: {len(plan.eval_tasks)} tasks   model: {model_note}")
     return plan
@@ -235,16 +193,14 @@ def _decoders(models: Models) -> list[nn.Module]:
 
 def _checked(config: Config, console: RunConsole) -> tuple[Plan, ChatRenderer]:
     """The plan of a run and its model's renderer, after the recipe has prepared what was missing."""
-    plan = make_plan(config)
-    prepare_model(config, console)
+    plan = model_made(make_plan(config), console)
     return plan, check_model(plan)
 
 
-def prepare_model(config: Config, console: RunConsole) -> None:
-    """Make the model, when it is not there and the configuration says how."""
-    if config.model.prepare is not None and not Path(config.model.path).exists():
-        console.say(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
-        prepare(config.model.prepare, "model preparation", config)
+def model_made(plan: Plan, console: RunConsole) -> Plan:
+    """The plan, with the model that its run starts from there: made, and warm-started, where the recipe says so."""
+    prepare_model(plan.config, console)
+    return replace(plan, config=warm_started(plan.config, console))
 
 
 def load_parts(plan: Plan, renderer: ChatRenderer) -> Parts:
@@ -284,13 +240,3 @@ def make_engine(config: Config, policy: nn.Module) -> LocalEngine:
         dtype=getattr(torch, dtype),
         compile_layers=settings.compile,
     )
-
-
-def _trackers(config: Config, folder: RunFolder) -> Trackers:
-    trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
-    if config.tracking.tensorboard:
-        trackers.append(TensorBoardTracker(folder.tensorboard))
-    if config.tracking.wandb_project is not None:
-        settings: dict[str, Any] = {"config": to_yaml(config)}
-        trackers.append(WandbTracker(config.tracking.wandb_project, config.run.name, settings))
-    return Trackers(trackers)

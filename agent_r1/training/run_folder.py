@@ -13,6 +13,7 @@ from typing import Any
 from agent_r1.config import Config, from_yaml, to_yaml
 from agent_r1.errors import CheckpointError, ConfigError
 from agent_r1.rollout import write_atomically
+from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
 from agent_r1.training.checkpoint import list_checkpoints
 
 
@@ -103,3 +104,14 @@ def _move_aside(path: Path) -> None:
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
     path.rename(aside)
+
+
+def open_trackers(config: Config, folder: RunFolder) -> Trackers:
+    """All that a run's metrics are written to."""
+    trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
+    if config.tracking.tensorboard:
+        trackers.append(TensorBoardTracker(folder.tensorboard))
+    if config.tracking.wandb_project is not None:
+        settings: dict[str, Any] = {"config": to_yaml(config)}
+        trackers.append(WandbTracker(config.tracking.wandb_project, config.run.name, settings))
+    return Trackers(trackers)

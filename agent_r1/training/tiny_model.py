@@ -24,7 +24,7 @@ from agent_r1.console import RunConsole
 from agent_r1.data import read_rows
 from agent_r1.errors import DataError
 from agent_r1.training.models import export_model
-from agent_r1.training.run import sft_run
+from agent_r1.training.sft import sft_run
 
 END_OF_TURN, PADDING = "<|end|>", "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")

@@ -1,0 +1,111 @@
+"""Warm starts: a model tuned on demonstrations, as a run of its own or as what a recipe's runs start from.
+
+    agent-r1 sft recipes/quickstart model.path=MODEL sft.data=[demos.jsonl] run.name=warm     # runs/warm/hf
+
+A recipe that sets `sft.folder` has all its runs start from the model in there, which the first of them makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from agent_r1.config import Config, from_yaml
+from agent_r1.config.schema import AlgorithmConfig, OptimizerConfig, RunConfig
+from agent_r1.console import RunConsole
+from agent_r1.demonstrations import load_demonstrations
+from agent_r1.errors import ConfigError
+from agent_r1.training.compute import make_compute
+from agent_r1.training.lora import add_adapters
+from agent_r1.training.models import choose_device, export_model, load_policy
+from agent_r1.training.preflight import check_model, make_plan, prepare_model
+from agent_r1.training.run_folder import RunFolder, open_run, open_trackers
+from agent_r1.training.warm_start import fit_demonstrations
+
+
+def sft_run(config: Config, console: RunConsole) -> Path:
+    """Tune `model.path` on `sft.data`; gives the folder of the tuned model. Where `sft.folder` is set, it is in there,
+    and is made only when it is not there yet."""
+    plan = make_plan(config)
+    prepare_model(config, console)
+    if config.sft.folder is not None:
+        return Path(warm_started(config, console).model.path)
+    renderer = check_model(plan)
+    if not config.sft.data:
+        raise ConfigError("sft.data is empty; give one or more .jsonl or .parquet files of demonstrations")
+    conversations = load_demonstrations(config.sft.data, renderer)
+    folder, _ = open_run(config)
+    device = choose_device(config.trainer.device)
+    policy = load_policy(
+        config.model.path, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
+    )
+    if config.model.lora.rank:
+        add_adapters(policy, config.model.lora, seed=config.trainer.seed)
+    tracker = open_trackers(config, folder)
+    settings = config.sft
+    with console.progress("warm start", settings.steps) as bar:
+
+        def note(step: int, loss: float) -> None:
+            tracker.log(step + 1, {"loss/sft": loss})
+            bar.advance(f"loss {loss:.3f}")
+            if (step + 1) % max(1, settings.steps // 5) == 0:
+                console.say(f"warm start: step {step + 1}/{settings.steps}  loss {loss:.3f}")
+
+        fit_demonstrations(
+            policy,
+            conversations,
+            steps=settings.steps,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            optimizer=config.optimizer,
+            compute=replace(make_compute(config, policy), temperature=1.0),
+            seed=config.trainer.seed,
+            on_step=note,
+        )
+    tracker.close()
+    export_model(policy, renderer.tokenizer, folder.model)
+    return folder.model
+
+
+def warm_started(config: Config, console: RunConsole) -> Config:
+    """The configuration of a run that starts from the model in `sft.folder`, which is made when it is not there; as it
+    is when it names none.
+
+    Only the model, the demonstrations and the settings of `sft` shape it, not the run's seed, algorithm or optimizer:
+    all runs of a recipe start from the same weights. One made of another model or with other settings is moved aside.
+    """
+    if config.sft.folder is None:
+        return config
+    folder = RunFolder(Path(config.sft.folder))
+    recipe = warm_start_recipe(config)
+    if not folder.model.is_dir() or not _made_by(folder, recipe):
+        console.say(f"{folder.model} is not there yet: warm-starting {config.model.path}")
+        sft_run(recipe, console)
+    return replace(
+        config,
+        model=replace(config.model, path=str(folder.model), prepare=None),
+        sft=replace(config.sft, folder=None),
+    )
+
+
+def warm_start_recipe(config: Config) -> Config:
+    """The run that makes what is in `sft.folder`."""
+    folder = Path(config.sft.folder or "")
+    return replace(
+        config,
+        run=RunConfig(folder=str(folder.parent), name=folder.name, resume="never"),
+        model=replace(config.model, lora=type(config.model.lora)()),
+        algorithm=AlgorithmConfig(),
+        optimizer=OptimizerConfig(),
+        trainer=replace(config.trainer, seed=0),
+        sft=replace(config.sft, folder=None),
+    )
+
+
+def _made_by(folder: RunFolder, recipe: Config) -> bool:
+    """Whether what is in a folder was made of the same model, demonstrations and settings."""
+    try:
+        made = from_yaml(folder.config.read_text())
+    except (OSError, ConfigError):
+        return False
+    return (made.model, made.sft) == (recipe.model, recipe.sft)
