@@ -1,4 +1,4 @@
-"""What tests of recipes share: the sample rows that come with GSM8K's recipe, demonstrations turn by turn, one rollout."""
+"""What tests of recipes share: runs on the sample rows of GSM8K, demonstrations turn by turn, one rollout."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from agent_r1.types import Episode, Task
 
 
 def score(task: Task, episode: Episode) -> dict[str, float | str]:
-    """1 when the last action ends with `####` and the right number; `flexible` says whether its last number is right."""
+    """1 when the answer ends with `####` and the right number; `flexible` says whether its last number is right."""
     text = answer_text(episode)
     strict = marked_number(text)
     return {

@@ -111,9 +111,7 @@ async def demonstration(problem: Any, *, check: bool) -> dict[str, Any] | None:
 
 async def demonstrations(problems: Iterable[Any]) -> list[dict[str, Any]]:
     """The demonstrations of all problems that have one."""
-    made = [
-        await demonstration(problem, check=index % CHECK_EVERY == 0) for index, problem in enumerate(problems)
-    ]
+    made = [await demonstration(problem, check=index % CHECK_EVERY == 0) for index, problem in enumerate(problems)]
     return [row for row in made if row is not None]
 
 
