@@ -17,6 +17,7 @@ from agent_r1.envs import ToolEnv
 from agent_r1.errors import DataError
 from agent_r1.flows import AgentEnvLoop, try_flow
 from agent_r1.tools import CallOutcome, ToolContext, calculate, run_call, try_tool
+from agent_r1.tools.calculator import evaluate
 from agent_r1.types import Episode, StopReason, Task, ToolCall
 from recipes.gsm8k.data_preprocess import process_gsm8k as gsm8k
 from recipes.gsm8k_tool import reward_fn, tools
@@ -266,6 +267,17 @@ def test_only_training_rows_are_demonstrated(run: SampleRun) -> None:
     assert not [row for row in run.demonstrations if row["messages"][1]["content"] in held_out]
 
 
+def useful_marks(problem: gsm8k.Problem) -> list[bool]:
+    """Which calculations of a worked solution are useful, when they are made in its order."""
+    expressions = [step.expression for step in process.calculations(problem.worked)[0]]
+    results = [evaluate(expression) for expression in expressions]
+    numbers = tools.numbers_in(problem.question)
+    return [
+        tools.is_useful(expression, results[index], given=numbers, earlier=results[:index], solution=results)
+        for index, expression in enumerate(expressions)
+    ]
+
+
 @pytest.mark.whole
 @pytest.mark.skipif(not (WHOLE_DATA / "gsm8k").is_dir(), reason="needs the whole of GSM8K")
 def test_the_whole_of_gsm8k_gives_the_figures_of_the_readme() -> None:
@@ -276,6 +288,8 @@ def test_the_whole_of_gsm8k_gives_the_figures_of_the_readme() -> None:
     shown = asyncio.run(process.demonstrations(train))
     assert (len(train), counts.count(0), sum(count > 4 for count in counts)) == (7473, 95, 1238)
     assert len(shown) == 7473 - 95 - 1238
+    useful = [paid for problem in train for paid in useful_marks(problem)]
+    assert (len(useful), round(100 * sum(useful) / len(useful))) == (23_716, 85)
     tasks = [task(problem) for problem in (*train, *held_out)]
     found = asyncio.run(gold_result(reward_fn.score, tasks))
     assert (found.findings, found.seen[:12]) == ((), "8792 of 8792")
