@@ -30,10 +30,10 @@ def likes_even_tokens(task: Task, episode: Episode) -> float:
 
 
 FAMILIES = ("grpo", "ppo", "steppo", "reinforce_pp", "rloo")
-"""One of each kind is tried with every change of code; the others with the whole runs."""
+"""One of each kind is tried with every change of code; the others with `make test-slow`."""
 
 
-@pytest.mark.parametrize("preset", [p if p in FAMILIES else pytest.param(p, marks=pytest.mark.whole) for p in PRESETS])
+@pytest.mark.parametrize("preset", [p if p in FAMILIES else pytest.param(p, marks=pytest.mark.slow) for p in PRESETS])
 def test_the_reward_of_a_single_step_task_rises(tmp_path: Path, model_folder: Path, preset: str) -> None:
     run = tiny_overrides(
         tmp_path,
