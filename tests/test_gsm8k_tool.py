@@ -103,6 +103,10 @@ def test_what_is_not_useful_earns_nothing(expression: str, why: str) -> None:
     assert rewards(expression) == [0.0], why
 
 
+def test_a_number_that_was_only_written_is_not_known_from_then_on() -> None:
+    assert rewards("37", "37+35") == [0.0, 0.0]
+
+
 def test_trying_everything_does_not_pay() -> None:
     tries = [f"48+{number}" for number in range(1, tools.MAX_PAID_CALLS + 1)]
     assert rewards(*tries, "48/2", "48+24") == [0.0] * (tools.MAX_PAID_CALLS + 2)
@@ -147,6 +151,8 @@ def test_the_checker_says_whether_an_answer_was_calculated() -> None:
     assert texts[0] == "You have not calculated 72. To give it as the answer, end with #### 72"
     assert texts[2] == "You calculated 72. To give it as the answer, end with #### 72"
     assert "answer" in texts[3]
+    written = outcomes([("calculate", "72"), ("check_answer", 72)])
+    assert written[1].response.text.startswith("You have not calculated 72.")
     assert outcomes([("check_answer", float("nan"))])[0].status == "error"
 
 

@@ -58,7 +58,8 @@ class Calculator(BaseTool):
             earlier=earlier,
             solution=context.task.env_kwargs["results"],
         )
-        earlier.append(result)
+        if len(numbers_of(str(args["expression"]))) > 1:  # a number alone was written, not calculated
+            earlier.append(result)
         return response, CALCULATION_REWARD if earns else 0.0, notes
 
 
