@@ -7,11 +7,13 @@ Everything that is wrong with a file is reported at once, by row.
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from agent_r1.errors import DataError, did_you_mean
 from agent_r1.rollout import write_atomically
@@ -20,6 +22,7 @@ from agent_r1.types import Message, Task
 
 COLUMNS = ("prompt", "agent_name", "reward_model", "env_kwargs", "data_source", "extra_info", "ability", "task_id")
 _MAX_REPORTED = 10
+_PACKED = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def load_tasks(paths: Sequence[str | Path], *, default_agent: str = "env_loop") -> list[Task]:
@@ -48,7 +51,8 @@ def load_tasks(paths: Sequence[str | Path], *, default_agent: str = "env_loop") 
 
 
 def read_rows(path: Path) -> Iterator[Any]:
-    """The rows of one file. A row that is not JSON comes as the `ValueError` that says so."""
+    """The rows of one file; JSONL may be packed (`rows.jsonl.xz`, `rows.jsonl.gz`). A row that is not JSON comes as the
+    `ValueError` that says so."""
     if not path.is_file():
         nearby = [file.name for file in path.parent.glob("*") if file.is_file()] if path.parent.is_dir() else []
         raise DataError(f"there is no data file {path}. {did_you_mean(path.name, nearby)}")
@@ -59,10 +63,10 @@ def read_rows(path: Path) -> Iterator[Any]:
             yield from map(_without_empty, pyarrow.parquet.read_table(path).to_pylist())
         except pyarrow.ArrowInvalid as error:
             raise DataError(f"{path} is not a parquet file: {error}") from error
-    elif path.suffix in (".jsonl", ".json", ".ndjson"):
+    elif (path.with_suffix("") if path.suffix in _PACKED else path).suffix in (".jsonl", ".json", ".ndjson"):
         yield from _json_rows(path)
     else:
-        raise DataError(f"{path} is neither .parquet nor .jsonl")
+        raise DataError(f"{path} is neither .parquet nor .jsonl (nor .jsonl.xz, .jsonl.gz)")
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -99,7 +103,7 @@ def _without_empty(value: Any) -> Any:
 
 def _json_rows(path: Path) -> Iterator[Any]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with _open_text(path) as file:
             for line in file:
                 if line.strip():
                     try:
@@ -108,6 +112,14 @@ def _json_rows(path: Path) -> Iterator[Any]:
                         yield ValueError(f"not JSON ({error.msg} at character {error.pos}): {line.strip()[:60]!r}")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error}") from error
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is not whole, or not packed as its name says: {error}") from error
+
+
+def _open_text(path: Path) -> IO[str]:
+    opener: Any = _PACKED.get(path.suffix, open)
+    file: IO[str] = opener(path, "rt", encoding="utf-8")
+    return file
 
 
 def _numbered(rows: Iterator[Any], path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:

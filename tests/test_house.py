@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "agent_r1"
 
 FOUNDATION = {"types", "errors", "registry", "seeds", "findings"}
-MIDDLE = {"health", "data", "metrics", "evaluation", "demonstrations", "tracking", "console"}
+MIDDLE = {"health", "data", "downloads", "metrics", "evaluation", "demonstrations", "tracking", "console"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "seeds": set(),

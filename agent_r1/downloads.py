@@ -1,0 +1,152 @@
+"""The public files a recipe makes its rows from: given in a folder, or downloaded once.
+
+    files = locate("gsm8k", {"train": [URL], "test": [URL]}, folder=None)
+    rows = list(read_raw(files["train"]))
+
+The first of these that is given is taken:
+
+1. `folder`, what `--local_dataset_path` names: `train.jsonl`, `train.jsonl.xz`, `train.jsonl.gz`, `train.parquet` or
+   the hub's `train-00000-of-00001.parquet`;
+2. the environment variable `AGENT_R1_DATA`: a folder with a folder for each task, with the same files;
+3. the addresses. What they give stays in `$AGENT_R1_CACHE` (else `~/.cache/agent-r1`) and is not asked for again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
+
+from agent_r1.console import counting
+from agent_r1.data import read_rows
+from agent_r1.errors import DataError
+
+DATA_VARIABLE = "AGENT_R1_DATA"
+CACHE_VARIABLE = "AGENT_R1_CACHE"
+
+_SUFFIXES = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet", ".json")
+_CHUNK = 1 << 16
+_TIMEOUT_SECONDS = 60.0
+
+
+def locate(task: str, wanted: Mapping[str, Sequence[str]], folder: Path | None = None) -> dict[str, list[Path]]:
+    """The files of each name in `wanted`, whose values are the addresses to download them from.
+
+    `locate("gsm8k", {"train": [URL]}, Path("data"))` -> `{"train": [Path("data/train.jsonl.xz")]}`
+    """
+    given = _given_folder(task, folder)
+    if given is not None:
+        return {name: find_files(given, name) for name in wanted}
+    cache = cache_folder() / "data" / task
+    return {
+        name: [_cached(task, name, address, cache / f"{name}-{number}") for number, address in enumerate(addresses)]
+        for name, addresses in wanted.items()
+    }
+
+
+def cache_folder() -> Path:
+    """Where downloads stay."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "agent-r1")
+
+
+def find_files(folder: Path, name: str) -> list[Path]:
+    """The one file `name.jsonl` (or with another ending), or all parts `name-00000-of-00002.parquet`, in a folder."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder} to take {name}.jsonl from")
+    whole = [folder / f"{name}{suffix}" for suffix in _SUFFIXES if (folder / f"{name}{suffix}").is_file()]
+    if whole:
+        return whole[:1]
+    parts = sorted(folder.glob(f"{name}-*-of-*.parquet"))
+    if not parts:
+        found = ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
+        raise DataError(
+            f"{folder} has none of {', '.join(name + suffix for suffix in _SUFFIXES)} or {name}-*-of-*.parquet. "
+            f"Found: {found}"
+        )
+    return parts
+
+
+def read_raw(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The rows of all files in order; the first that is no object is an error."""
+    for file in files:
+        for number, row in enumerate(read_rows(file)):
+            if not isinstance(row, dict):
+                found = row if isinstance(row, ValueError) else f"expected an object, found {type(row).__name__}"
+                raise DataError(f"{file}, row {number}: {found}")
+            yield row
+
+
+def download(address: str, file: Path) -> None:
+    """Fetch `address` into `file`, showing how far it is. The file is whole or not there; `OSError` says why not."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    print(f"downloading {address}", file=sys.stderr)
+    request = Request(address, headers={"User-Agent": "agent-r1"})
+    # A name of its own: two runs that start together must not write into one file.
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as beside:
+        try:
+            with urlopen(request, timeout=_TIMEOUT_SECONDS) as response, counting("kB") as show:
+                for done in _copy(response, beside):
+                    show(f"downloading {file.name}", done // 1000)
+        except HTTPError as error:
+            error.close()
+            raise
+        except HTTPException as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        else:
+            beside.flush()
+            os.fsync(beside.fileno())
+            Path(beside.name).replace(file)
+        finally:
+            Path(beside.name).unlink(missing_ok=True)
+
+
+def _copy(response: Any, into: Any) -> Iterator[int]:
+    """Copy an answer, yielding the bytes so far; one that ends early is an error, which `http` does not make of it."""
+    announced = response.headers.get("Content-Length")
+    done = 0
+    while chunk := response.read(_CHUNK):
+        into.write(chunk)
+        done += len(chunk)
+        yield done
+    if announced is not None and done != int(announced):
+        raise OSError(f"the answer ended after {done} of {announced} bytes")
+
+
+def _given_folder(task: str, folder: Path | None) -> Path | None:
+    """The folder the user gave, if any."""
+    if folder is not None:
+        return folder
+    parent = os.environ.get(DATA_VARIABLE)
+    if not parent:
+        return None
+    given = Path(parent).expanduser() / task
+    if not given.is_dir():
+        around = sorted(entry.name for entry in given.parent.iterdir()) if given.parent.is_dir() else []
+        raise DataError(
+            f"{DATA_VARIABLE}={parent} has no folder '{task}'. Found: {', '.join(around) or 'nothing'}. "
+            f"Put the files there, or unset {DATA_VARIABLE} to download them"
+        )
+    return given
+
+
+def _cached(task: str, name: str, address: str, folder: Path) -> Path:
+    """The downloaded file of an address, fetched when it is not there."""
+    file = folder / unquote(Path(urlsplit(address).path).name)
+    if file.is_file():
+        return file
+    try:
+        download(address, file)
+    except OSError as error:
+        raise DataError(
+            f"{name} of {task} could not be downloaded from {address}: {error}. Without a network, put "
+            f"{name}.jsonl (or .jsonl.xz, .parquet) into a folder and give it to the data script with "
+            f"--local_dataset_path FOLDER, or put it into FOLDER/{task} and set {DATA_VARIABLE}=FOLDER"
+        ) from error
+    return file
