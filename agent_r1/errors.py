@@ -3,6 +3,7 @@
     AgentR1Error
     |-- ConfigError (ValueError)           a key, value or combination in the configuration
     |-- DataError (ValueError)             a row, a column or a file
+    |-- ChatTemplateError (ValueError)     a conversation that the model's chat template refuses
     |-- UnknownNameError (LookupError)     a name that is in no registry
     |-- MissingExtraError (ImportError)    an optional dependency; the message has the pip line
     |-- CheckpointError (RuntimeError)     a checkpoint that cannot be read or does not fit
@@ -40,6 +41,10 @@ class ConfigError(AgentR1Error, ValueError):
 
 class DataError(AgentR1Error, ValueError):
     """A data file is wrong."""
+
+
+class ChatTemplateError(AgentR1Error, ValueError):
+    """A model's chat template refuses a conversation."""
 
 
 class UnknownNameError(AgentR1Error, LookupError):

@@ -382,7 +382,10 @@ def test_several_calls_are_found_in_order_with_ids_and_the_text_around_them() ->
         '<tool_call>{"name": "b"}</tool_call> last'
     )
     assert hermes(text) == ("First  and  last", [("a", {"x": 1}), ("b", {})], None)
-    assert [call.call_id for call in HermesFormat().parse(text, truncated=False).tool_calls] == ["call_0", "call_1"]
+    assert [call.call_id for call in HermesFormat().parse(text, truncated=False).tool_calls] == [
+        "call00000",
+        "call00001",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,9 @@ def turn(word: str, content: str = "") -> tuple[Any, Any]:
         {
             "role": "assistant",
             "content": content,
-            "tool_calls": [{"id": "call_0", "type": "function", "function": function}],
+            "tool_calls": [{"id": "call00000", "type": "function", "function": function}],
         },
-        {"role": "tool", "name": "echo", "tool_call_id": "call_0", "content": f"heard {word}"},
+        {"role": "tool", "name": "echo", "tool_call_id": "call00000", "content": f"heard {word}"},
     )
 
 

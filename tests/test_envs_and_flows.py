@@ -88,7 +88,7 @@ def act_on(env: ToolEnv, *actions: Action, task: Task = TASK) -> list[StepResult
 
 
 def calling(*calls: tuple[str, dict[str, Any]]) -> Action:
-    made = tuple(ToolCall(name=name, arguments=given, call_id=f"call_{i}") for i, (name, given) in enumerate(calls))
+    made = tuple(ToolCall(name=name, arguments=given, call_id=f"call{i:05d}") for i, (name, given) in enumerate(calls))
     return Action(text="calls", tool_calls=made)
 
 
@@ -141,8 +141,8 @@ def test_calls_of_several_tools_are_answered_in_order() -> None:
     assert result.observation.messages == (
         *TASK.prompt,
         action.as_message(),
-        {"role": "tool", "name": "calculate", "tool_call_id": "call_0", "content": "21"},
-        {"role": "tool", "name": "look_up", "tool_call_id": "call_1", "content": "5"},
+        {"role": "tool", "name": "calculate", "tool_call_id": "call00000", "content": "21"},
+        {"role": "tool", "name": "look_up", "tool_call_id": "call00001", "content": "5"},
     )
     assert not result.done
 

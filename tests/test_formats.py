@@ -99,7 +99,7 @@ def test_several_calls_and_the_text_around_them_are_found(name: str) -> None:
         None,
         (),
     )
-    assert [call.call_id for call in parsed.tool_calls] == ["call_0", "call_1"]
+    assert [call.call_id for call in parsed.tool_calls] == ["call00000", "call00001"]
 
 
 def test_llama_calls_may_follow_the_python_tag() -> None:
@@ -448,7 +448,7 @@ CONTENTS = st.text(alphabet="ab 漢.,\n", max_size=10).map(str.strip)
 def test_written_calls_are_read_back(name: str, data: st.DataObject, content: str) -> None:
     arguments = TEXT_ARGUMENTS if name == "qwen3_coder" else st.dictionaries(VALUES, JSON | VALUES, max_size=3)
     drawn = data.draw(st.lists(st.tuples(NAMES, arguments), min_size=1, max_size=3))
-    calls = tuple(ToolCall(name=n, arguments=a, call_id=f"call_{i}") for i, (n, a) in enumerate(drawn))
+    calls = tuple(ToolCall(name=n, arguments=a, call_id=f"call{i:05d}") for i, (n, a) in enumerate(drawn))
     parsed = parse(name, format_of(name).call_text(calls, content))
     assert parsed == ParsedText(content=content, tool_calls=calls, parse_error=None)
 
@@ -460,7 +460,7 @@ def test_written_calls_are_read_back(name: str, data: st.DataObject, content: st
 def test_written_code_is_read_back(codes: list[str], content: str) -> None:
     codes = [f"x{code.replace('</think>', '')}y" for code in codes]
     calls = tuple(
-        ToolCall(name="code_interpreter", arguments={"code": c}, call_id=f"call_{i}") for i, c in enumerate(codes)
+        ToolCall(name="code_interpreter", arguments={"code": c}, call_id=f"call{i:05d}") for i, c in enumerate(codes)
     )
     parsed = parse("retool", format_of("retool").call_text(calls, content))
     assert parsed == ParsedText(content=content, tool_calls=calls, parse_error=None)
@@ -598,7 +598,7 @@ def test_ones_own_format_of_the_page_works() -> None:
     own: dict[str, Any] = {"__name__": "own_format"}
     exec(code.replace('@tool_formats.register("bang")\n', ""), own)
     bang = own["BangFormat"]()
-    calls = (ToolCall(name="now", arguments={}, call_id="call_0"),)
+    calls = (ToolCall(name="now", arguments={}, call_id="call00000"),)
     assert bang.parse(bang.call_text(calls, "Hm."), truncated=False) == ParsedText(
         content="Hm.", tool_calls=calls, parse_error=None
     )

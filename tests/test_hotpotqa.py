@@ -8,11 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -28,7 +26,6 @@ from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
 from agent_r1.checks.rows import answer_episode, gold_result
 from agent_r1.data import load_tasks, read_rows
-from agent_r1.demonstrations import tokenise_conversation
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import History, make_policy
 from agent_r1.errors import ConfigError, DataError, UnknownNameError
@@ -37,15 +34,15 @@ from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.tools import BaseTool
 from agent_r1.training.preflight import make_env, make_plan
 from agent_r1.training.tiny_model import train_tokenizer
-from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
+from agent_r1.types import SamplingParams, Task, Trajectory
 from recipes.hotpotqa import reward_fn
 from recipes.hotpotqa.demonstrations import Search, can_be_read, is_named, plan_searches, shown_titles
-from tests.conftest import tiny_config
 
-ROOT = Path(__file__).parent.parent
+from .conftest import tiny_config
+from .recipe_runs import ROOT, WHOLE_DATA, demonstrated_turns
+
 RECIPE = ROOT / "recipes" / "hotpotqa"
 SAMPLE = RECIPE / "sample"
-SHARED = ROOT.parent / "shared" / "data"
 MODEL = "model.path=none"
 
 with recipe_folder(RECIPE):
@@ -79,16 +76,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(folder=folder, config=config, renderer=renderer)
 
 
-def demonstrated_turns(renderer: ChatRenderer, rows: list[dict[str, Any]]) -> Iterator[tuple[TokenIds, TokenIds]]:
-    """Every turn: what the model reads, and what it says."""
-    for row in rows:
-        for tokens in tokenise_conversation(renderer, row["messages"], row["tools"]):
-            ids, actions = tokens.token_ids, tokens.actions
-            starts = [actions[0], *(after for before, after in pairwise(actions) if after > before + 1)]
-            ends = [*(before + 1 for before, after in pairwise(actions) if after > before + 1), actions[-1] + 1]
-            yield from ((ids[:start], ids[start:end]) for start, end in zip(starts, ends, strict=True))
-
-
 def play(made: Made, config: Any, task: Task, engine: ScriptedEngine) -> Trajectory:
     rollout = Rollout(
         engine=engine,
@@ -108,7 +95,7 @@ def check_demonstrations(made: Made, config: Any, rows: list[dict[str, Any]]) ->
         by_question.setdefault(row["messages"][1]["content"].split("\n\nSearched for:")[0], []).append(row)
     tasks = {str(task.prompt[1]["content"]): task for task in made.tasks("train")}
     for question, parts in by_question.items():
-        turns = list(demonstrated_turns(made.renderer, parts))
+        turns = [turn for row in parts for turn in demonstrated_turns(made.renderer, row)]
         engine = ScriptedEngine([action for _, action in turns], context_length=20_000)
         trajectory = play(made, config, tasks[question], engine)
         assert trajectory.outcome_reward == 1.0, trajectory.error
@@ -139,10 +126,10 @@ def test_gold_answers_score_full_marks_and_wrong_ones_do_not(made: Made) -> None
     assert found.seen == "24 of 24 gold answers (gold_answer) score full marks, 0 wrong ones do"
 
 
-@pytest.mark.skipif(not (SHARED / "hotpotqa").is_dir(), reason="the whole data set is not here")
+@pytest.mark.skipif(not (WHOLE_DATA / "hotpotqa").is_dir(), reason="the whole data set is not here")
 def test_gold_answers_of_all_rows_of_all_collections_score_full_marks() -> None:
-    collections = {"hotpotqa": sources.hotpotqa(SHARED / "hotpotqa")}
-    collections |= {name: sources.cross(name, SHARED / "multihop_other") for name in sources.CROSS}
+    collections = {"hotpotqa": sources.hotpotqa(WHOLE_DATA / "hotpotqa")}
+    collections |= {name: sources.cross(name, WHOLE_DATA / "multihop_other") for name in sources.CROSS}
     tasks = [
         Task(task_id=row["task_id"], prompt=tuple(row["prompt"]), reward_model=row["reward_model"])
         for name, source in collections.items()
@@ -499,12 +486,3 @@ def test_the_speedrun_explains_itself() -> None:
     shown = subprocess.run([str(ROOT / "speedrun.sh"), "--help"], capture_output=True, text=True, check=True).stdout
     assert "./speedrun.sh [ALGORITHM]" in shown
     assert "set -euo" not in shown
-
-
-@pytest.mark.parametrize("algorithm", ["ppo", "steppo", "grpo", "reinforce_pp", "rloo"])
-def test_the_examples_are_three_lines_that_name_their_algorithm(algorithm: str) -> None:
-    lines = (ROOT / "examples" / "hotpotqa" / f"run_{algorithm}.sh").read_text().splitlines()
-    command, recipe, *overrides = lines[2].split()[1:]
-    assert (len(lines), command, recipe, overrides[-1]) == (3, "train", "recipes/hotpotqa", '"$@"')
-    _, config = resolve([recipe, *overrides[:-1], MODEL])
-    assert config.run.name == f"hotpotqa_{algorithm}"

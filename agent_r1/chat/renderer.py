@@ -5,12 +5,12 @@ new messages only extend the old ones, the next prompt is
 
     previous prompt ids + sampled ids + rendered delta
 
-so sampled ids are never decoded and encoded again. The delta comes from rendering the conversation with a marker in
-place of the sampled turn and keeping what the template writes after the marker; that keeps every separator the template
-puts between turns. When the template would have written the earlier turns differently (some drop earlier thinking), the
-bridge notices and the prompt is rendered afresh instead.
+so sampled ids are never decoded and encoded again. The delta is what the template writes after the sampled turn, with
+every separator it puts between turns (see `bridge`). When the template would have written the earlier turns differently
+(some drop earlier thinking), the bridge notices and the prompt is rendered afresh instead.
 
-A chat template that never mentions tools is shown a conversation without any (see `toolless`).
+A chat template that never mentions tools is shown a conversation without any (see `toolless`). One that refuses a
+tool's answer to no call (what a malformed action is answered with) is shown it as the user's.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
+from agent_r1.chat.bridge import find_delta
 from agent_r1.chat.formats import ToolFormat, tool_formats
-from agent_r1.chat.toolless import knows_tools, without_tools
-from agent_r1.errors import ConfigError
+from agent_r1.chat.toolless import knows_tools, with_stray_answers_as_users, without_tools
+from agent_r1.errors import ChatTemplateError, ConfigError
 from agent_r1.types import Action, Message, Observation, TokenIds
-
-_MARKER = "AGENTR1MARKER"
 
 
 class Tokenizer(Protocol):
@@ -85,6 +84,7 @@ class ChatRenderer:
         eos = tokenizer.eos_token_id
         known = [*([] if eos is None else [int(eos)]), *stop_ids, *self._single_ids(self.format.stop_tokens)]
         self.stop_ids: TokenIds = tuple(dict.fromkeys(known))
+        self._stop_texts = [str(tokenizer.decode([end], skip_special_tokens=False)) for end in self.stop_ids]
         if not self.stop_ids:
             raise ConfigError("the model's tokenizer has no end-of-turn token; set eos_token in tokenizer_config.json")
 
@@ -94,11 +94,15 @@ class ChatRenderer:
             return Prompt(observation=observation, token_ids=observation.token_ids)
         if observation.text is not None:
             return Prompt(observation=observation, token_ids=self.encode(observation.text))
-        messages = observation.messages or ()
-        text = self._template(messages, observation)
-        return Prompt(
-            observation=observation, token_ids=self.encode(text), skeleton=tuple(messages), template_text=text
-        )
+        messages = tuple(observation.messages or ())
+        try:
+            text = self._template(messages, observation)
+        except ChatTemplateError:
+            stray = with_stray_answers_as_users(messages)
+            if stray == messages:
+                raise
+            messages, text = stray, self._template(stray, observation)
+        return Prompt(observation=observation, token_ids=self.encode(text), skeleton=messages, template_text=text)
 
     def next_prompt(self, previous: Prompt, action: Action, observation: Observation) -> Prompt:
         """The prompt after `action`: bridged when `observation` extends what `previous` showed, else rendered afresh.
@@ -150,20 +154,24 @@ class ChatRenderer:
         )
         if not extends:
             return None
-        # A template that drops thinking from earlier turns must be caught dropping it.
-        marker = f"<think>\n{_MARKER}\n</think>\n\n{_MARKER}" if "</think>" in action.text else _MARKER
-        skeleton = (*previous.skeleton, {"role": "assistant", "content": marker}, *new[len(old) + 1 :])
-        text = self._template(skeleton, observation)
-        spoken = previous.template_text + marker
-        if not text.startswith(spoken):
+        after = previous.skeleton, previous.template_text, action
+
+        def template(messages: Sequence[Message], begin_turn: bool) -> str:
+            return self._template(messages, observation, add_generation_prompt=begin_turn)
+
+        [turn, *answers] = new[len(old) :]
+        found = find_delta(template, *after, answers, self._stop_texts)
+        if found is None:
+            [_, *stray] = with_stray_answers_as_users((turn, *answers))
+            found = find_delta(template, *after, stray, self._stop_texts) if stray != answers else None
+        if found is None:
             return None
-        delta = self.encode(text[len(spoken) :])
-        delta = self._after_own_end(action.token_ids, delta)
+        delta = self._after_own_end(action.token_ids, self.encode(found.text))
         return Prompt(
             observation=observation,
             token_ids=previous.token_ids + action.token_ids + delta,
-            skeleton=skeleton,
-            template_text=text,
+            skeleton=found.skeleton,
+            template_text=found.template_text,
             bridged=True,
         )
 
@@ -181,12 +189,15 @@ class ChatRenderer:
         tools = observation.tools
         if tools and not self._shows_tools:
             messages, tools = without_tools(messages, tools, self.format), ()
-        rendered: str = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=[dict(schema) for schema in tools] or None,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-        )
+        try:
+            rendered: str = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(schema) for schema in tools] or None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        except Exception as error:
+            raise ChatTemplateError(f"the model's chat template refuses the conversation: {error}") from error
         return rendered
 
     def _single_ids(self, tokens: Sequence[str]) -> list[int]:

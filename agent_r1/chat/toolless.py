@@ -43,6 +43,23 @@ def without_tools(messages: Sequence[Message], tools: Sequence[ToolSchema], tool
     return [*written, *_as_user(answers)]
 
 
+def with_stray_answers_as_users(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The same conversation, with every tool's answer that follows no call said by the user.
+
+    >>> with_stray_answers_as_users([{"role": "assistant", "content": "{"}, {"role": "tool", "content": "Error: ..."}])
+    ({'role': 'assistant', 'content': '{'}, {'role': 'user', 'content': 'Error: ...'})
+    """
+    written: list[Message] = []
+    may_answer = False
+    for message in messages:
+        if message["role"] != "tool":
+            may_answer = bool(message.get("tool_calls"))
+            written.append(message)
+        else:
+            written.append(message if may_answer else {"role": "user", "content": message["content"]})
+    return tuple(written)
+
+
 def _as_user(answers: Sequence[str]) -> list[Message]:
     return [{"role": "user", "content": "\n".join(answers)}] if answers else []
 

@@ -140,7 +140,7 @@ def _reads(tool_format: Any, text: str, call: ToolCall) -> bool:
 def _example_call(schema: Any) -> ToolCall:
     function = schema["function"]
     return ToolCall(
-        name=function["name"], arguments=example_arguments(function.get("parameters", {})), call_id="call_0"
+        name=function["name"], arguments=example_arguments(function.get("parameters", {})), call_id="call00000"
     )
 
 

@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+_NUMBER = re.compile(rf"(?:(?<![\w.)])-)?{_DIGITS}")  # in 10-5 the sign is an operator
+_MARKED = re.compile(rf"####[ \t]*[$€£]?(?P<sign>-?)[$€£]?(?P<digits>{_DIGITS})[ \t]*%?\.?\s*\Z")
 _VERDICTS = frozenset({"yes", "no", "noanswer"})
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -30,6 +32,16 @@ def last_number(text: str) -> float | None:
     """
     found = _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
+
+
+def marked_number(text: str) -> float | None:
+    """The number that a text ends with after `####`, alone on its line, or None.
+
+    >>> marked_number("12 pears at 104 each.\\n#### $1,248"), marked_number("#### 12 or 13"), marked_number("12")
+    (1248.0, None, None)
+    """
+    found = _MARKED.search(text)
+    return float(found["sign"] + found["digits"].replace(",", "")) if found else None
 
 
 def exact_match(answer: str, accepted: Sequence[str]) -> bool:

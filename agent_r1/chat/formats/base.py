@@ -112,7 +112,8 @@ class Reading:
             return
         if repairs:
             self._repairs.append(f"call {len(self.calls) + 1}: {', '.join(repairs)}")
-        self.calls.append(ToolCall(name=name, arguments=arguments, call_id=f"call_{len(self.calls)}"))
+        # Nine letters and digits: Mistral's templates take nothing else.
+        self.calls.append(ToolCall(name=name, arguments=arguments, call_id=f"call{len(self.calls):05d}"))
 
     def wrong(self, reason: str) -> None:
         """The next call is malformed."""

@@ -41,7 +41,7 @@ class HarmonyFormat:
 
     >>> text = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
     >>> HarmonyFormat().parse(text, truncated=False).tool_calls
-    (ToolCall(name='add', arguments={'a': 1}, call_id='call_0'),)
+    (ToolCall(name='add', arguments={'a': 1}, call_id='call00000'),)
     """
 
     stop_tokens: tuple[str, ...] = ("<|call|>", "<|return|>")

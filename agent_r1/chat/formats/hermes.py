@@ -31,7 +31,7 @@ class HermesFormat:
 
     >>> text = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     >>> HermesFormat().parse(text, truncated=False).tool_calls
-    (ToolCall(name='add', arguments={'a': 1}, call_id='call_0'),)
+    (ToolCall(name='add', arguments={'a': 1}, call_id='call00000'),)
     """
 
     stop_tokens: tuple[str, ...] = ()

@@ -50,7 +50,7 @@ class Qwen3CoderFormat:
 
     >>> text = "<tool_call><function=add><parameter=a>[1, 2]</parameter></function></tool_call>"
     >>> Qwen3CoderFormat().parse(text, truncated=False).tool_calls
-    (ToolCall(name='add', arguments={'a': [1, 2]}, call_id='call_0'),)
+    (ToolCall(name='add', arguments={'a': [1, 2]}, call_id='call00000'),)
     """
 
     stop_tokens: tuple[str, ...] = ()

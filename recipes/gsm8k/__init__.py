@@ -1,0 +1,1 @@
+"""GSM8K in one step: reason, then give the number after `####`."""

@@ -1,0 +1,1 @@
+"""GSM8K with a calculator: several steps, each of which may call it, then the number after `####`."""

@@ -1,0 +1,1 @@
+"""Making the rows of gsm8k_tool."""

@@ -1,0 +1,38 @@
+"""The outcome reward of gsm8k_tool: 1 for the right number, as in gsm8k.
+
+Only an answer counts: the last action of an episode that ran out of steps calls a tool, and a number in a call is not
+an answer.
+"""
+
+from __future__ import annotations
+
+from agent_r1.rewards import last_number, marked_number
+from agent_r1.types import Episode, Task
+
+
+def score(task: Task, episode: Episode) -> dict[str, float | str]:
+    """1 when the answer ends with `####` and the right number; `flexible` says whether its last number is right."""
+    text = answer_text(episode)
+    strict = marked_number(text)
+    return {
+        "score": _is_right(strict, task),
+        "flexible": _is_right(last_number(text), task),
+        "answer": "" if strict is None else f"{strict:.12g}",
+    }
+
+
+def gold_answer(task: Task) -> str:
+    """A perfect last action, for `agent-r1 check`."""
+    return f"#### {task.ground_truth}"
+
+
+def answer_text(episode: Episode) -> str:
+    """The last action's text, or "" when it called a tool, well formed or not."""
+    if not episode.steps:
+        return ""
+    action = episode.steps[-1].action
+    return "" if action.tool_calls or action.parse_error is not None else action.text
+
+
+def _is_right(number: float | None, task: Task) -> float:
+    return float(number is not None and number == float(task.ground_truth))

@@ -1,0 +1,129 @@
+"""The tools of gsm8k_tool: the library's calculator with a process reward, and a checker of answers.
+
+What the model reads from either depends on its own calls alone, never on the gold answer. The process rewards know the
+worked solution; they cannot be farmed:
+
+- a calculation earns when it works out, is made of numbers that the question or earlier results give, comes to a result
+  that was not there before, and that result is one the worked solution comes to as well; each result is paid once, and
+  only among the first calls of an episode, so trying everything does not pay;
+- a check earns when it is the episode's first and the answer is right.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from agent_r1.tools import BaseTool, ToolContext, ToolResult, calculate, tool
+from agent_r1.tools.calculator import format_number
+
+CALCULATION_REWARD = 0.05
+"""For each useful calculation."""
+CHECK_REWARD = 0.05
+"""For a first check of the right answer."""
+MAX_PAID_CALLS = 6
+"""Later calculations of an episode earn nothing."""
+
+EVERYDAY = frozenset({*range(13), 24, 30, 52, 60, 100, 365, 1000, 0.01, 0.1, 0.25, 0.5, 0.75, 1.5})
+"""Numbers that questions say in words (half, twice, a dozen, a week, a year) or expect to be known."""
+
+_NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d*\.?\d+")
+
+
+@BaseTool.register("gsm8k_calculator")
+class Calculator(BaseTool):
+    """The library's `calculate`, by the same name and schema, that pays for useful calculations."""
+
+    name = calculate.name
+    tool_schema = calculate.tool_schema
+
+    def check(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As the library's."""
+        return calculate.check(args)
+
+    async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
+        """As the library's, with a reward."""
+        context: ToolContext = kwargs["context"]
+        context.state["calls"] = context.state.get("calls", 0) + 1
+        response, _, notes = await calculate.execute(args, **kwargs)
+        earlier: list[float] = context.state.setdefault("results", [])
+        result = float(response.text)
+        earns = context.state["calls"] <= MAX_PAID_CALLS and is_useful(
+            str(args["expression"]),
+            result,
+            given=numbers_in(str(context.task.prompt[-1]["content"])),
+            earlier=earlier,
+            solution=context.task.env_kwargs["results"],
+        )
+        earlier.append(result)
+        return response, CALCULATION_REWARD if earns else 0.0, notes
+
+
+@tool
+async def check_answer(answer: float, context: ToolContext) -> tuple[str, float]:
+    """Check an answer before giving it: was it calculated?
+
+    Args:
+        answer: The number.
+    """
+    if not math.isfinite(answer):
+        raise ValueError(f"{answer} is not an answer; give a number")
+    written = format_number(answer)
+    first = not context.state.get("checked", False)
+    context.state["checked"] = True
+    right = math.isclose(answer, float(context.task.env_kwargs["answer"]))
+    found = any(math.isclose(answer, result) for result in context.state.get("results", []))
+    verdict = f"You calculated {written}." if found else f"You have not calculated {written}."
+    return f"{verdict} To give it as the answer, end with #### {written}", CHECK_REWARD if first and right else 0.0
+
+
+def is_useful(
+    expression: str,
+    result: float,
+    *,
+    given: Collection[float],
+    earlier: Collection[float],
+    solution: Collection[float],
+) -> bool:
+    """Whether a calculation that worked out brings the solution on.
+
+    With 48 in the question and 24 and 72 on the way to its answer, `48/2` is useful, and then `48+24`; `48+1` leads
+    nowhere, `20+4` has a number from nowhere, and `24` alone, or a second `48/2`, brings nothing new.
+    """
+    known = [*given, *earlier]
+    numbers = numbers_of(expression)
+    return (
+        len(numbers) > 1
+        and any(_among(number, known) for number in numbers)
+        and all(number in EVERYDAY or _among(number, known) for number in numbers)
+        and not _among(result, known)
+        and any(math.isclose(result, value) for value in solution)
+    )
+
+
+def numbers_in(text: str) -> list[float]:
+    """The numbers written in a text with digits.
+
+    >>> numbers_in("She sold 1,200 clips for $0.50 each.")
+    [1200.0, 0.5]
+    """
+    return [float(match.replace(",", "")) for match in _NUMBER.findall(text)]
+
+
+def numbers_of(expression: str) -> list[float]:
+    """The numbers an arithmetic expression is made of.
+
+    >>> numbers_of("48 + (24 - .5)")
+    [48.0, 24.0, 0.5]
+    """
+    nodes = ast.walk(ast.parse(expression.strip(), mode="eval"))
+    constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    return [float(value) for value in constants if isinstance(value, int | float)]
+
+
+def _among(number: float, known: Collection[float]) -> bool:
+    """Whether a number is one of these, or a percentage that is: 0.2 where 20 is known."""
+    return any(math.isclose(number, value) or math.isclose(100 * number, value) for value in known)
