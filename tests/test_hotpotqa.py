@@ -353,6 +353,11 @@ def test_musique_rows_bring_paragraphs_and_other_names_of_the_answer() -> None:
     assert list(sources.hub_passages({"paragraphs": paragraphs}))[1] == ("Rome", "A city.")
 
 
+def test_rows_of_a_sorted_file_are_taken_evenly() -> None:
+    assert sources.spread(list(range(7)), 3) == [0, 2, 4]  # 0, 7/3, 14/3
+    assert sources.spread([1, 2], 3) == [1, 2]
+
+
 def test_a_row_without_an_answer_is_refused() -> None:
     with pytest.raises(DataError, match="a question needs answer; found: id, question"):
         sources.packed_question({"id": "1", "question": "Why?"})

@@ -86,11 +86,20 @@ def cross(name: str, folder: Path | None = None) -> Source:
     if given is not None:
         questions = [packed_question(row) for row in read_raw(find_files(given, f"{name}_questions"))]
         return Source(questions={"eval": questions}, passages=read_passages(find_files(given, f"{name}_corpus")))
-    rows = list(islice(read_raw(locate(name, {name: CROSS[name]})[name]), NUM_EVAL))
+    rows = spread(list(read_raw(locate(name, {name: CROSS[name]})[name])), NUM_EVAL)
     return Source(
         questions={"eval": [hub_question(row) for row in rows]},
         passages=unique_passages(pair for row in rows for pair in hub_passages(row)),
     )
+
+
+def spread(rows: list[Any], count: int) -> list[Any]:
+    """So many rows, evenly spaced: MuSiQue has its questions of two hops first, of four last.
+
+    >>> spread([0, 1, 2, 3, 4, 5], 3), spread([0, 1], 3)
+    ([0, 2, 4], [0, 1])
+    """
+    return rows if len(rows) <= count else [rows[number * len(rows) // count] for number in range(count)]
 
 
 def _shared_folder(task: str) -> Path | None:
