@@ -60,9 +60,14 @@ def read_rows(path: Path) -> Iterator[Any]:
         import pyarrow.parquet
 
         try:
-            yield from map(_without_empty, pyarrow.parquet.read_table(path).to_pylist())
+            # Batch by batch: whoever wants the first rows of a large file does not pay for all of them.
+            with pyarrow.parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(batch_size=1024):
+                    yield from map(_without_empty, batch.to_pylist())
         except pyarrow.ArrowInvalid as error:
             raise DataError(f"{path} is not a parquet file: {error}") from error
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
     elif (path.with_suffix("") if path.suffix in _PACKED else path).suffix in (".jsonl", ".json", ".ndjson"):
         yield from _json_rows(path)
     else:

@@ -91,6 +91,19 @@ def test_parquet_with_structs_gives_the_same_tasks_as_jsonl(tmp_path: Path) -> N
     assert load_tasks([write_parquet(tmp_path / "a.parquet", ROWS)]) == lines
 
 
+def test_the_first_rows_of_a_large_parquet_file_do_not_need_the_others(tmp_path: Path) -> None:
+    rows = [{"prompt": f"number {number}"} for number in range(2048)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=1024)
+    start = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(1).column(0).dictionary_page_offset
+    damaged = bytearray((tmp_path / "a.parquet").read_bytes())
+    damaged[start : start + 2000] = b"\xff" * 2000
+    (tmp_path / "a.parquet").write_bytes(damaged)
+    reading = read_rows(tmp_path / "a.parquet")
+    assert [next(reading)["prompt"] for _ in range(1024)][-1] == "number 1023"
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read"):
+        next(reading)
+
+
 def test_parquet_with_json_text_gives_the_same_tasks_as_jsonl(tmp_path: Path) -> None:
     lines = load_tasks([write_lines(tmp_path / "a.jsonl", *ROWS)])
     columns = ("env_kwargs", "reward_model", "extra_info")

@@ -34,7 +34,7 @@ def started_with(script: Path, folder: Path, *given: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("task", GSM8K)
+@pytest.mark.parametrize("task", [*GSM8K, "hotpotqa"])
 def test_there_is_a_script_for_each_algorithm(task: str) -> None:
     assert [script.stem for script in SCRIPTS if script.parent.name == task] == [f"run_{name}" for name in ALGORITHMS]
 

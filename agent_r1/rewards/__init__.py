@@ -1,7 +1,7 @@
 """Rewards: outcome functions, process rewards and their balance, text matching."""
 
 from agent_r1.rewards.killable import Workers, in_workers
-from agent_r1.rewards.matching import last_number, marked_number, normalise_text
+from agent_r1.rewards.matching import exact_match, f1_score, last_number, marked_number, normalise_text
 from agent_r1.rewards.outcome import RewardFunction, RewardValue, Score, reward_functions, score_episode
 from agent_r1.rewards.process import NORMALISATIONS, ProcessBalance
 from agent_r1.rewards.shaping import RewardShaping, ShapedRewards, overlong_penalty
@@ -15,6 +15,8 @@ __all__ = [
     "Score",
     "ShapedRewards",
     "Workers",
+    "exact_match",
+    "f1_score",
     "in_workers",
     "last_number",
     "marked_number",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
+from collections.abc import Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 _NUMBER = re.compile(rf"(?:(?<![\w.)])-)?{_DIGITS}")  # in 10-5 the sign is an operator
 _MARKED = re.compile(rf"####[ \t]*[$€£]?(?P<sign>-?)[$€£]?(?P<digits>{_DIGITS})[ \t]*%?\.?\s*\Z")
+_VERDICTS = frozenset({"yes", "no", "noanswer"})
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -39,3 +42,38 @@ def marked_number(text: str) -> float | None:
     """
     found = _MARKED.search(text)
     return float(found["sign"] + found["digits"].replace(",", "")) if found else None
+
+
+def exact_match(answer: str, accepted: Sequence[str]) -> bool:
+    """Whether an answer is one of those that are right, up to case, punctuation, articles and spaces.
+
+    >>> exact_match("the Beatles!", ["Beatles", "Fab Four"]), exact_match("", ["Beatles"])
+    (True, False)
+    """
+    wanted = _comparable(answer)
+    return bool(wanted) and any(wanted == _comparable(right) for right in accepted)
+
+
+def f1_score(answer: str, accepted: Sequence[str]) -> float:
+    """How many words an answer shares with the nearest one that is right: the harmonic mean of the share of its words
+    that are wanted and the share of the wanted words that it has. Of "yes" and "no" nothing is shared.
+
+    "Nick Hexum" for "Nicholas Lofton Hexum": 1 of 2 words is wanted, 1 of 3 is there, 2 * (1/2 * 1/3) / (1/2 + 1/3) =
+
+    >>> round(f1_score("Nick Hexum", ["Nicholas Lofton Hexum", "Nicholas L. Hexum Jr."]), 3)
+    0.4
+    """
+    return max((_words_in_common(_comparable(answer), _comparable(right)) for right in accepted), default=0.0)
+
+
+def _words_in_common(answer: str, right: str) -> float:
+    if answer != right and {answer, right} & _VERDICTS:
+        return 0.0
+    given, wanted = answer.split(), right.split()
+    shared = (Counter(given) & Counter(wanted)).total()
+    return 2 * shared / (len(given) + len(wanted)) if shared else 0.0
+
+
+def _comparable(text: str) -> str:
+    """The normalised text; one of articles or punctuation alone ("A", "!!!") stays as it is."""
+    return normalise_text(text) or text.strip().lower()

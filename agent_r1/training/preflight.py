@@ -155,6 +155,8 @@ def make_plan(config: Config) -> Plan:
         problems.run(require_peft, config.model.lora)
     report_problems(problems.found, ConfigError, "the configuration cannot be used:")
     _prepare_data(config)
+    problems.run(_find_tools, config)
+    report_problems(problems.found, ConfigError, "the configuration cannot be used:")
     train_tasks, eval_tasks = _load(config)
     _check_tools(config, [*train_tasks, *eval_tasks])
     return Plan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
@@ -250,7 +252,18 @@ def _check_env(config: Config) -> None:
     if "context" in arguments:
         make_policy(arguments["context"])
     declare_servers({name: make_server(name, given) for name, given in config.tools.get("mcp", {}).items()})
+    if not _must_prepare_data(config):
+        _find_tools(config)
     for entry in arguments.get("tools", []):
+        # What stands beside a tool's name may be there only after the preparation, as an index is.
+        if not isinstance(entry, Mapping):
+            BaseTool.find(entry)
+        elif "name" in entry:
+            BaseTool.registry.get(str(entry["name"]))
+
+
+def _find_tools(config: Config) -> None:
+    for entry in config.env.get("tools", []):
         BaseTool.find(entry)
 
 
@@ -285,10 +298,14 @@ def prepare_model(config: Config, console: RunConsole) -> None:
         prepare(config.model.prepare, "model preparation", config)
 
 
-def _prepare_data(config: Config) -> None:
+def _must_prepare_data(config: Config) -> bool:
     demonstrations = config.sft.data if config.sft.folder is not None else []
     paths = [Path(path) for path in (*config.data.train, *config.data.eval, *demonstrations)]
-    if config.data.prepare is not None and any(not path.is_file() for path in paths):
+    return config.data.prepare is not None and any(not path.is_file() for path in paths)
+
+
+def _prepare_data(config: Config) -> None:
+    if config.data.prepare is not None and _must_prepare_data(config):
         prepare(config.data.prepare, "data preparation", config)
 
 
