@@ -19,13 +19,13 @@ def question_messages(question: str) -> list[dict[str, Any]]:
 def search_message(queries: Sequence[str], thought: str) -> dict[str, Any]:
     """What a model says that searches: a thought, and one call with one query or several."""
     arguments = {"query": queries[0] if len(queries) == 1 else list(queries)}
-    call = {"id": "call_0", "type": "function", "function": {"name": "search", "arguments": arguments}}
+    call = {"id": "call00000", "type": "function", "function": {"name": "search", "arguments": arguments}}
     return {"role": "assistant", "content": thought, "tool_calls": [call]}
 
 
 def found_message(text: str) -> dict[str, Any]:
     """What the tool answered."""
-    return {"role": "tool", "name": "search", "tool_call_id": "call_0", "content": text}
+    return {"role": "tool", "name": "search", "tool_call_id": "call00000", "content": text}
 
 
 def answer_message(answer: str) -> dict[str, Any]:
