@@ -1,6 +1,6 @@
 """Configuration: dataclasses as the schema, composed with Hydra."""
 
-from agent_r1.config.compose import from_yaml, known_keys, load_config, to_yaml
+from agent_r1.config.compose import from_yaml, known_keys, load_config, presets, to_yaml
 from agent_r1.config.schema import AlgorithmConfig, Config, OptimizerConfig
 from agent_r1.registry import bind_part
 
@@ -12,5 +12,6 @@ __all__ = [
     "from_yaml",
     "known_keys",
     "load_config",
+    "presets",
     "to_yaml",
 ]

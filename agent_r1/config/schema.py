@@ -43,7 +43,7 @@ class ModelConfig:
     """The policy."""
 
     path: str = "???"
-    """A Hugging Face folder or id."""
+    """A Hugging Face folder or id, or a GGUF file. `model=smollm2` is a preset."""
     prepare: Optional[str] = None
     """`module:function` that makes the recipe's own `path` when it is missing; called with the configuration."""
     tool_format: str = "hermes"
