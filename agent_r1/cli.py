@@ -1,7 +1,9 @@
-"""`agent-r1`: begin, check, train, evaluate and warm-start agents, and build search indexes, from the command line."""
+"""`agent-r1`: begin, check, train, evaluate, compare and warm-start agents, and build search indexes, from the command
+line."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,17 +73,28 @@ def evaluate(
     model: Annotated[
         str | None, typer.Option(help="The model to evaluate: a folder such as runs/quickstart/hf, or an id.")
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="react: the model as it came, without a warm start, in the ReAct text format."),
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.", metavar="FILE")] = None,
 ) -> None:
     """Evaluate a model on a recipe's held-out rows: greedy, and with eval.samples=k also mean, best@k and maj@k.
+
+    Every figure is given per data source, with its 95 % confidence interval over tasks.
 
     Example: agent-r1 eval recipes/quickstart --model runs/quickstart/hf eval.samples=4
     """
     from agent_r1 import api
     from agent_r1.console import RunConsole
+    from agent_r1.rollout import write_atomically
 
     with _clear_errors():
-        evaluation = api.evaluate(recipe, *(overrides or []), model=model)
-        RunConsole().metrics_table("held-out tasks", evaluation.metrics)
+        evaluation = api.evaluate(recipe, *(overrides or []), model=model, baseline=baseline)
+        RunConsole().evaluation(evaluation.metrics, evaluation.intervals)
+    if json_file is not None:
+        asked = {"recipe": recipe, "overrides": overrides or [], "model": model, "baseline": baseline}
+        write_atomically(json_file, json.dumps({**asked, **evaluation.as_json()}, indent=2) + "\n")
 
 
 @app.command()
@@ -114,8 +127,6 @@ def check(
 
     Example: agent-r1 check recipes/quickstart --groups 8 --members 4
     """
-    import json
-
     from agent_r1 import api
 
     with _clear_errors():

@@ -17,7 +17,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, to_yaml
 from agent_r1.console import RunConsole
 from agent_r1.engines.local import LocalEngine
-from agent_r1.evaluation import Evaluation, evaluate
+from agent_r1.evaluation import Evaluation, choose_panel, evaluate
 from agent_r1.rewards import in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
@@ -128,7 +128,7 @@ def eval_run(config: Config, console: RunConsole) -> Evaluation:
 async def _evaluate(plan: Plan, renderer: ChatRenderer, console: RunConsole) -> Evaluation:
     config = plan.config
     parts = load_parts(plan, renderer)
-    tasks = (plan.eval_tasks or plan.train_tasks)[: config.eval.max_tasks]
+    tasks = choose_panel(plan.eval_tasks or plan.train_tasks, config.eval.max_tasks, seed=config.trainer.seed)
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
         async with tools_at_hand(parts.tools):
             evaluation = await evaluate(

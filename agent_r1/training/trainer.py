@@ -17,7 +17,7 @@ from agent_r1.config import Config, to_yaml
 from agent_r1.console import RunConsole, pick_pair
 from agent_r1.engines.base import Engine
 from agent_r1.errors import RolloutsFailingError
-from agent_r1.evaluation import Evaluation, evaluate
+from agent_r1.evaluation import Evaluation, choose_panel, evaluate
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.health import HealthMonitor
 from agent_r1.metrics import rollout_metrics
@@ -91,8 +91,7 @@ class Trainer:
         self.learner = learner
         self.tracker = tracker
         self.console = console
-        limit = self.config.eval.max_tasks
-        self.eval_tasks = plan.eval_tasks[:limit]
+        self.eval_tasks = choose_panel(plan.eval_tasks, self.config.eval.max_tasks, seed=self.config.trainer.seed)
         self.shaping = make_shaping(self.config)
         self.collector = make_collector(self.config, rollout, plan.train_tasks, self.shaping)
         self.critic_view = CriticView(
