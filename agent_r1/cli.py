@@ -35,6 +35,8 @@ Overrides = Annotated[
     ),
 ]
 
+Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, for example runs/quickstart.", metavar="RUN...")]
+
 
 @app.command()
 def train(
@@ -95,6 +97,49 @@ def evaluate(
     if json_file is not None:
         asked = {"recipe": recipe, "overrides": overrides or [], "model": model, "baseline": baseline}
         write_atomically(json_file, json.dumps({**asked, **evaluation.as_json()}, indent=2) + "\n")
+
+
+@app.command()
+def plot(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The figure: .png, .svg or .pdf.", metavar="FILE")],
+    keys: Annotated[
+        str | None, typer.Option(help="Metrics to draw, with commas between: reward/outcome,eval/all/greedy.")
+    ] = None,
+    by_minutes: Annotated[
+        bool, typer.Option("--by-minutes", help="Against minutes of training instead of steps.")
+    ] = False,
+) -> None:
+    """Draw the curves of runs from their metrics.jsonl: a panel for each metric, a line for each run (extra `plot`).
+
+    Example: agent-r1 plot runs/grpo runs/ppo --out curves.png --keys reward/success,eval/all/greedy
+    """
+    from agent_r1.reports import draw_curves, read_runs, save_figure
+
+    with _clear_errors():
+        named = [key.strip() for key in (keys or "").split(",") if key.strip()]
+        save_figure(draw_curves(read_runs(runs), named, by_minutes=by_minutes), out)
+        typer.echo(f"wrote {out}")
+
+
+@app.command()
+def table(
+    runs: Runs,
+    md: Annotated[bool, typer.Option("--md", help="Markdown, for a document.")] = False,
+) -> None:
+    """Compare runs in a table: model, algorithm, seed, steps, minutes, memory, held-out tasks before and after.
+
+    Example: agent-r1 table runs/grpo runs/ppo --md
+    """
+    from agent_r1.console import RunConsole
+    from agent_r1.reports import markdown_table, read_runs, table_rows
+
+    with _clear_errors():
+        read = read_runs(runs)
+        if md:
+            typer.echo(markdown_table(read), nl=False)
+        else:
+            RunConsole().rows("runs", table_rows(read))
 
 
 @app.command()

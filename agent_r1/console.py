@@ -145,6 +145,14 @@ class RunConsole:
             last = source
         self.console.print(table)
 
+    def rows(self, title: str, rows: Sequence[Sequence[str]]) -> None:
+        """A table whose first row is its header."""
+        header, *body = rows
+        table = Table(*header, title=title)
+        for row in body:
+            table.add_row(*map(Text, row))
+        self.console.print(table)
+
     def trajectory(self, title: str, trajectory: Trajectory) -> None:
         """One episode as a conversation."""
         outcome = (
