@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agent_r1.config import Config, load_config
 from agent_r1.console import RunConsole
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 from agent_r1.registry import recipe_folder
 from agent_r1.rewards import RewardFunction, reward_functions
 from agent_r1.tools import BaseTool, FunctionTool
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from agent_r1.checks import Report
     from agent_r1.evaluation import Evaluation
     from agent_r1.training.trainer import Summary
+
+
+BASELINES = {"react": ("model.tool_format=react",)}
+"""Ways to run a model that nobody has trained, as overrides."""
 
 
 def train(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Summary:
@@ -42,13 +46,22 @@ def train(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Summ
         return train_run(config, RunConsole(quiet=quiet))
 
 
-def evaluate(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Evaluation:
-    """Evaluate a model; takes what `train` takes. Without `model`, what the recipe's training starts from."""
+def evaluate(*recipe_and_overrides: str, baseline: str | None = None, quiet: bool = False, **parts: Any) -> Evaluation:
+    """Evaluate a model; takes what `train` takes. Without `model`, what the recipe's training starts from.
+
+    Args:
+        recipe_and_overrides: A recipe folder (first, if any) and overrides such as `eval.samples=4`.
+        baseline: `react`: the model as it came, without the recipe's warm start, in the ReAct text format.
+        quiet: Print nothing.
+        parts: As for `train`.
+    """
     from agent_r1.training.run import eval_run
 
-    # A model that is given is evaluated as it is.
-    as_it_is = ["sft.folder=null"] if parts.get("model") is not None else []
-    recipe, config = resolve([*recipe_and_overrides, *as_it_is], **parts)
+    if baseline is not None and baseline not in BASELINES:
+        raise UnknownNameError(f"unknown baseline '{baseline}'. {did_you_mean(baseline, BASELINES)}")
+    as_it_came = baseline is not None or parts.get("model") is not None
+    overrides = [*BASELINES.get(baseline or "", ()), *(["sft.folder=null"] if as_it_came else [])]
+    recipe, config = resolve([*recipe_and_overrides, *overrides], **parts)
     with recipe_folder(recipe):
         return eval_run(config, RunConsole(quiet=quiet))
 

@@ -1,7 +1,9 @@
-"""`agent-r1`: begin, check, train, evaluate and warm-start agents, and build search indexes, from the command line."""
+"""`agent-r1`: begin, check, train, evaluate, compare and warm-start agents, and build search indexes, from the command
+line."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,8 @@ Overrides = Annotated[
         "All keys with their values: agent-r1 train RECIPE --dry-run."
     ),
 ]
+
+Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, for example runs/quickstart.", metavar="RUN...")]
 
 
 @app.command()
@@ -71,17 +75,71 @@ def evaluate(
     model: Annotated[
         str | None, typer.Option(help="The model to evaluate: a folder such as runs/quickstart/hf, or an id.")
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="react: the model as it came, without a warm start, in the ReAct text format."),
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.", metavar="FILE")] = None,
 ) -> None:
     """Evaluate a model on a recipe's held-out rows: greedy, and with eval.samples=k also mean, best@k and maj@k.
+
+    Every figure is given per data source, with its 95 % confidence interval over tasks.
 
     Example: agent-r1 eval recipes/quickstart --model runs/quickstart/hf eval.samples=4
     """
     from agent_r1 import api
     from agent_r1.console import RunConsole
+    from agent_r1.rollout import write_atomically
 
     with _clear_errors():
-        evaluation = api.evaluate(recipe, *(overrides or []), model=model)
-        RunConsole().metrics_table("held-out tasks", evaluation.metrics)
+        evaluation = api.evaluate(recipe, *(overrides or []), model=model, baseline=baseline)
+        RunConsole().evaluation(evaluation.metrics, evaluation.intervals)
+    if json_file is not None:
+        asked = {"recipe": recipe, "overrides": overrides or [], "model": model, "baseline": baseline}
+        write_atomically(json_file, json.dumps({**asked, **evaluation.as_json()}, indent=2) + "\n")
+
+
+@app.command()
+def plot(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The figure: .png, .svg or .pdf.", metavar="FILE")],
+    keys: Annotated[
+        str | None, typer.Option(help="Metrics to draw, with commas between: reward/outcome,eval/all/greedy.")
+    ] = None,
+    by_minutes: Annotated[
+        bool, typer.Option("--by-minutes", help="Against minutes of training instead of steps.")
+    ] = False,
+) -> None:
+    """Draw the curves of runs from their metrics.jsonl: a panel for each metric, a line for each run (extra `plot`).
+
+    Example: agent-r1 plot runs/grpo runs/ppo --out curves.png --keys reward/success,eval/all/greedy
+    """
+    from agent_r1.reports import draw_curves, read_runs, save_figure
+
+    with _clear_errors():
+        named = [key.strip() for key in (keys or "").split(",") if key.strip()]
+        save_figure(draw_curves(read_runs(runs), named, by_minutes=by_minutes), out)
+        typer.echo(f"wrote {out}")
+
+
+@app.command()
+def table(
+    runs: Runs,
+    md: Annotated[bool, typer.Option("--md", help="Markdown, for a document.")] = False,
+) -> None:
+    """Compare runs in a table: model, algorithm, seed, steps, minutes, memory, held-out tasks before and after.
+
+    Example: agent-r1 table runs/grpo runs/ppo --md
+    """
+    from agent_r1.console import RunConsole
+    from agent_r1.reports import markdown_table, read_runs, table_rows
+
+    with _clear_errors():
+        read = read_runs(runs)
+        if md:
+            typer.echo(markdown_table(read), nl=False)
+        else:
+            RunConsole().rows("runs", table_rows(read))
 
 
 @app.command()
@@ -114,8 +172,6 @@ def check(
 
     Example: agent-r1 check recipes/quickstart --groups 8 --members 4
     """
-    import json
-
     from agent_r1 import api
 
     with _clear_errors():

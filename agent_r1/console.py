@@ -124,17 +124,33 @@ class RunConsole:
         table.add_column("before", justify="right")
         table.add_column("after", justify="right")
         for name in sorted(after):
-            old = "-" if before is None or name not in before else f"{before[name]:.3f}"
-            table.add_row(name.removeprefix("eval/"), old, f"{after[name]:.3f}")
+            old = "-" if before is None or name not in before else _figure(name, before[name])
+            table.add_row(name.removeprefix("eval/"), old, _figure(name, after[name]))
         self.console.print(table)
 
-    def metrics_table(self, title: str, metrics: Mapping[str, float]) -> None:
-        """Metrics as a table."""
-        table = Table(title=title)
-        table.add_column("metric")
-        table.add_column("value", justify="right")
-        for name, value in sorted(metrics.items()):
-            table.add_row(name.removeprefix("eval/"), f"{value:.3f}")
+    def evaluation(self, metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> None:
+        """The figures of an evaluation by data source, with their 95 % confidence intervals."""
+        table = Table(title="held-out tasks")
+        for column in ("source", "figure"):
+            table.add_column(column)
+        for column in ("value", "95 %"):
+            table.add_column(column, justify="right")
+        last = ""
+        for name in sorted(metrics, key=_figure_order):
+            source, figure = name.removeprefix("eval/").rsplit("/", 1)
+            if last not in ("", source):
+                table.add_section()
+            low_high = "{:.3f} - {:.3f}".format(*intervals[name]) if name in intervals else ""
+            table.add_row("" if source == last else source, figure, _figure(name, metrics[name]), low_high)
+            last = source
+        self.console.print(table)
+
+    def rows(self, title: str, rows: Sequence[Sequence[str]]) -> None:
+        """A table whose first row is its header."""
+        header, *body = rows
+        table = Table(*header, title=title)
+        for row in body:
+            table.add_row(*map(Text, row))
         self.console.print(table)
 
     def trajectory(self, title: str, trajectory: Trajectory) -> None:
@@ -143,6 +159,19 @@ class RunConsole:
             f"reward {trajectory.outcome_reward:g}, process {trajectory.process_reward:g}, {trajectory.stop_reason}"
         )
         self.console.print(Panel(_conversation(trajectory), title=title, subtitle=outcome, title_align="left"))
+
+
+def _figure(name: str, value: float) -> str:
+    """Counts of rows are whole numbers."""
+    return f"{value:.0f}" if name.endswith(("/rows", "/failed")) else f"{value:.3f}"
+
+
+def _figure_order(name: str) -> tuple[bool, str, int, str]:
+    """By source, `all` last; rows, what was solved and how first."""
+    source, figure = name.removeprefix("eval/").rsplit("/", 1)
+    first = ("rows", "failed", "greedy", "mean", "best", "maj", "reward")
+    kind = figure.partition("@")[0]
+    return source == "all", source, first.index(kind) if kind in first else len(first), figure
 
 
 class ProgressBar:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from agent_r1.metrics import best_of, majority, mean
+from agent_r1.metrics import best_of, interval, majority, mean
 from agent_r1.rollout import Rollout
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Group, SamplingParams, Task, Trajectory
+
+_PANEL_STREAM = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,17 +21,45 @@ class Evaluation:
     """What an evaluation found."""
 
     metrics: dict[str, float]
-    """`eval/<source>/{greedy,mean,best@k,maj@k}`, `eval/all/...` over all rows, `eval/all/tool_calls`, and
-    `eval/<source>/failed` when greedy rollouts failed, which count as not solved."""
+    """Of each data source, and of all rows under `all`: `eval/<source>/{greedy,mean,best@k,maj@k}`, the outcome reward
+    and its parts (`reward`, `em`, ...), `rows`, `steps`, `tool_calls`, `response_tokens`, and `failed` when greedy
+    rollouts failed, which count as not solved."""
     greedy: tuple[Group, ...]
     """The greedy rollouts, one a task."""
     sampled: tuple[Group, ...] = ()
     """The sampled rollouts, k a task."""
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The 95 % confidence intervals, over tasks, of those metrics that have one."""
 
     @property
     def success(self) -> float:
         """The share of tasks solved greedily."""
         return self.metrics["eval/all/greedy"]
+
+    def as_json(self) -> dict[str, Any]:
+        """Metrics, intervals and the ids of the tasks."""
+        return {
+            "metrics": dict(sorted(self.metrics.items())),
+            "intervals": {name: list(pair) for name, pair in sorted(self.intervals.items())},
+            "tasks": [group.task.task_id for group in self.greedy],
+        }
+
+
+def choose_panel(tasks: Sequence[Task], max_tasks: int | None, *, seed: int) -> list[Task]:
+    """The rows an evaluation uses: all, or `max_tasks` drawn by the seed, as many of each data source as there are.
+
+    The same number and seed give the same rows, and a smaller panel is part of a larger one. Of 90 rows of `math` and
+    10 of `shop`, a panel of 30 has 20 and 10.
+    """
+    if max_tasks is None or len(tasks) <= max_tasks:
+        return list(tasks)
+    rng = random.Random(mix_seed(seed, _PANEL_STREAM))
+    drawn: dict[str, list[int]] = defaultdict(list)
+    for place in rng.sample(range(len(tasks)), len(tasks)):
+        drawn[tasks[place].data_source].append(place)
+    rounds = [(turn, source, place) for source, places in drawn.items() for turn, place in enumerate(places)]
+    chosen = sorted(place for _, _, place in sorted(rounds)[:max_tasks])
+    return [tasks[place] for place in chosen]
 
 
 async def evaluate(
@@ -54,18 +86,50 @@ async def evaluate(
         else []
     )
     metrics: dict[str, float] = {}
-    for source, groups in _by_source(greedy).items():
-        metrics[f"eval/{source}/greedy"] = mean(_success(t) for group in groups for t in group)
-        metrics[f"eval/{source}/tool_calls"] = mean(t.num_tool_calls for group in groups for t in group)
-        failed = sum(t.is_failure for group in groups for t in group)
-        if failed:
-            metrics[f"eval/{source}/failed"] = float(failed)
-        metrics[f"eval/{source}/steps"] = mean(len(t.steps) for group in groups for t in group)
+    intervals: dict[str, tuple[float, float]] = {}
+    by_source = _by_source(greedy)
+    values = {f"eval/{source}/{name}": found for source in by_source for name, found in _scores(by_source[source])}
     for source, groups in _by_source(sampled).items():
-        metrics[f"eval/{source}/mean"] = mean(_success(t) for group in groups for t in group)
-        metrics[f"eval/{source}/best@{num_samples}"] = mean(best_of(group.valid) for group in groups)
-        metrics[f"eval/{source}/maj@{num_samples}"] = mean(majority(group.valid) for group in groups)
-    return Evaluation(metrics=metrics, greedy=tuple(greedy), sampled=tuple(sampled))
+        values[f"eval/{source}/mean"] = [mean(map(_success, group)) for group in groups]
+        values[f"eval/{source}/best@{num_samples}"] = [best_of(group.valid) for group in groups]
+        values[f"eval/{source}/maj@{num_samples}"] = [majority(group.valid) for group in groups]
+    for name, found in values.items():
+        metrics[name] = mean(found)
+        if (pair := interval(found)) is not None:
+            intervals[name] = pair
+    for source, groups in by_source.items():
+        metrics.update({f"eval/{source}/{name}": value for name, value in _counts(groups).items()})
+    return Evaluation(metrics=metrics, greedy=tuple(greedy), sampled=tuple(sampled), intervals=intervals)
+
+
+def _scores(groups: Sequence[Group]) -> list[tuple[str, list[float]]]:
+    """What the greedy rollouts of a source earned: success, reward and each part of it, one value a task.
+
+    A failed rollout has no parts and counts 0; a part that only some tasks have is a mean over those.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group]
+    scores = [
+        ("greedy", [_success(trajectory) for trajectory in trajectories]),
+        ("reward", [trajectory.outcome_reward for trajectory in trajectories]),
+    ]
+    taken = {"greedy", "reward", "mean", *_counts(groups)}
+    for part in sorted({part for trajectory in trajectories for part in trajectory.reward_parts} - {"success"}):
+        rows = [trajectory for trajectory in trajectories if trajectory.is_failure or part in trajectory.reward_parts]
+        name = f"reward_{part}" if part in taken else part
+        scores.append((name, [trajectory.reward_parts.get(part, 0.0) for trajectory in rows]))
+    return scores
+
+
+def _counts(groups: Sequence[Group]) -> dict[str, float]:
+    trajectories = [trajectory for group in groups for trajectory in group]
+    counts = {
+        "rows": float(len(groups)),
+        "steps": mean(len(trajectory.steps) for trajectory in trajectories),
+        "tool_calls": mean(trajectory.num_tool_calls for trajectory in trajectories),
+        "response_tokens": mean(trajectory.num_action_tokens for trajectory in trajectories),
+    }
+    failed = sum(trajectory.is_failure for trajectory in trajectories)
+    return {**counts, "failed": float(failed)} if failed else counts
 
 
 def _success(trajectory: Trajectory) -> float:

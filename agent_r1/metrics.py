@@ -1,17 +1,42 @@
-"""Numbers about a batch of trajectories. Failed rollouts are counted and otherwise left out."""
+"""Numbers about a batch of trajectories, and how sure one may be of a mean. Failed rollouts are counted and otherwise
+left out."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from agent_r1.types import Group, Trajectory
+
+_Z = 1.959964  # 95 % of a normal distribution lies within this many standard deviations
 
 
 def mean(values: Iterable[float]) -> float:
     """The mean; 0 of nothing."""
     listed = list(values)
     return sum(listed) / len(listed) if listed else 0.0
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % confidence interval of the mean of values that are one a task; None when one value says nothing.
+
+    Values that are all 0 or 1 are a share and have Wilson's interval, which has a width at 0 and 1 too: 8 of 10 give
+    (0.490, 0.943), 10 of 10 give (0.722, 1). Others have the normal one, mean +- 1.96 s / sqrt(n), cut to 0 and 1 when
+    all lie between.
+    """
+    count, centre = len(values), mean(values)
+    if count and all(value in (0.0, 1.0) for value in values):
+        spread = _Z / count * math.sqrt(count * centre * (1.0 - centre) + _Z**2 / 4)
+        scale = 1.0 + _Z**2 / count
+        middle = centre + _Z**2 / (2 * count)
+        return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+    if count < 2:
+        return None
+    deviation = math.sqrt(sum((value - centre) ** 2 for value in values) / (count - 1))
+    low, high = centre - _Z * deviation / math.sqrt(count), centre + _Z * deviation / math.sqrt(count)
+    within = all(0.0 <= value <= 1.0 for value in values)
+    return (max(0.0, low), min(1.0, high)) if within else (low, high)
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:

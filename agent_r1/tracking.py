@@ -43,6 +43,19 @@ class JsonlTracker:
         self._file.close()
 
 
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines that a `JsonlTracker` wrote; a last line cut short by a kill is left out."""
+    if not path.is_file():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
 class TensorBoardTracker:
     """TensorBoard event files."""
 

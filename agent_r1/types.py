@@ -149,6 +149,8 @@ class Action:
     """What was wrong with the action's form, in words the model can use; None when it was well formed."""
     repairs: tuple[str, ...] = ()
     """One entry for each call that was not quite well formed and was mended, such as `call 1: trailing comma`."""
+    final_answer: str | None = None
+    """What the format marks as the answer (`Final Answer:` in ReAct); None: it marks none."""
 
     def as_message(self) -> Message:
         """The assistant message this action is in a chat history.
@@ -268,8 +270,11 @@ class Episode:
 
     @property
     def final_text(self) -> str:
-        """The text of the last action, or "" if there was none."""
-        return self.steps[-1].action.text if self.steps else ""
+        """The text of the last action, or only its answer where the format marks one; "" if there was no action."""
+        if not self.steps:
+            return ""
+        action = self.steps[-1].action
+        return action.text if action.final_answer is None else action.final_answer
 
     @property
     def num_tool_calls(self) -> int:

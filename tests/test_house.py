@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"chat", "tools", "envs", "engines", "flows", "rewards", "rollout", "algorithms", "config"},
     "checks": {"everything"},
     "scaffold": FOUNDATION,
+    "reports": FOUNDATION | MIDDLE | {"config"},
     "api": {"everything"},
     "cli": {"everything"},
 }

@@ -813,7 +813,9 @@ def test_evaluation_without_samples_is_greedy_only(renderer: ChatRenderer) -> No
     evaluation = evaluated(renderer, greedy={"m1": "right"}, sampled={})
     assert evaluation.sampled == ()
     assert sorted(evaluation.metrics) == [
-        f"eval/{source}/{name}" for source in ("all", "math") for name in ("greedy", "steps", "tool_calls")
+        f"eval/{source}/{name}"
+        for source in ("all", "math")
+        for name in ("greedy", "response_tokens", "reward", "rows", "steps", "tool_calls")
     ]
 
 

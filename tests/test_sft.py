@@ -57,7 +57,7 @@ def test_all_runs_of_a_recipe_share_one_warm_start(recipe: list[str], tmp_path: 
     assert (made / "model.safetensors").stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize("change", ["sft.steps=5", "model.tool_format=react"])
+@pytest.mark.parametrize("change", ["sft.steps=5", "model.tool_format=llama3"])
 def test_a_warm_start_made_otherwise_is_moved_aside_and_made_anew(
     recipe: list[str], tmp_path: Path, change: str
 ) -> None:

@@ -9,8 +9,9 @@ so sampled ids are never decoded and encoded again. The delta is what the templa
 every separator it puts between turns (see `bridge`). When the template would have written the earlier turns differently
 (some drop earlier thinking), the bridge notices and the prompt is rendered afresh instead.
 
-A chat template that never mentions tools is shown a conversation without any (see `toolless`). One that refuses a
-tool's answer to no call (what a malformed action is answered with) is shown it as the user's.
+A chat template that never mentions tools is shown a conversation without any (see `toolless`); so is every template
+when the format is plain text that no template writes (`react`). One that refuses a tool's answer to no call (what a
+malformed action is answered with) is shown it as the user's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 
 from agent_r1.chat.bridge import find_delta
 from agent_r1.chat.formats import ToolFormat, tool_formats
+from agent_r1.chat.formats.base import writes_as_text
 from agent_r1.chat.toolless import knows_tools, with_stray_answers_as_users, without_tools
 from agent_r1.errors import ChatTemplateError, ConfigError
 from agent_r1.types import Action, Message, Observation, TokenIds
@@ -80,7 +82,7 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.format: ToolFormat = tool_formats.get(tool_format)()
         self._known_ids = lru_cache(maxsize=512)(self._encode)
-        self._shows_tools = knows_tools(tokenizer.chat_template)
+        self.template_shows_tools = knows_tools(tokenizer.chat_template) and not writes_as_text(self.format)
         eos = tokenizer.eos_token_id
         known = [*([] if eos is None else [int(eos)]), *stop_ids, *self._single_ids(self.format.stop_tokens)]
         self.stop_ids: TokenIds = tuple(dict.fromkeys(known))
@@ -125,6 +127,7 @@ class ChatRenderer:
             tool_calls=parsed.tool_calls,
             parse_error=parsed.parse_error,
             repairs=parsed.repairs,
+            final_answer=parsed.final_answer,
         )
 
     def encode_turn(self, prompt: Prompt, message: Message) -> TokenIds:
@@ -187,7 +190,7 @@ class ChatRenderer:
         self, messages: Sequence[Message], observation: Observation, *, add_generation_prompt: bool = True
     ) -> str:
         tools = observation.tools
-        if tools and not self._shows_tools:
+        if tools and not self.template_shows_tools:
             messages, tools = without_tools(messages, tools, self.format), ()
         try:
             rendered: str = self.tokenizer.apply_chat_template(

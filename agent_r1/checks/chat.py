@@ -12,7 +12,6 @@ from typing import Any
 
 from agent_r1.chat import ChatRenderer, tool_formats
 from agent_r1.chat.renderer import Prompt
-from agent_r1.chat.toolless import knows_tools
 from agent_r1.errors import ConfigError
 from agent_r1.findings import Finding
 from agent_r1.tools.check import example_arguments
@@ -99,7 +98,7 @@ def call_findings(renderer: ChatRenderer, observation: Observation) -> list[Find
             findings.append(Finding(what="every tool can be called", found=found, do=do))
     if not observation.tools or findings or observation.messages is None:
         return findings
-    if not knows_tools(renderer.tokenizer.chat_template):
+    if not renderer.template_shows_tools:
         return findings  # the format itself tells the model how to write
     return _shown(renderer, observation) + _template_calls(renderer, observation)
 

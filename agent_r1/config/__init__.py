@@ -1,6 +1,7 @@
 """Configuration: dataclasses as the schema, composed with Hydra."""
 
-from agent_r1.config.compose import from_yaml, known_keys, load_config, to_yaml
+from agent_r1.config.compose import from_yaml, known_keys, load_config, presets, to_yaml
+from agent_r1.config.naming import algorithm_name
 from agent_r1.config.schema import AlgorithmConfig, Config, OptimizerConfig
 from agent_r1.registry import bind_part
 
@@ -8,9 +9,11 @@ __all__ = [
     "AlgorithmConfig",
     "Config",
     "OptimizerConfig",
+    "algorithm_name",
     "bind_part",
     "from_yaml",
     "known_keys",
     "load_config",
+    "presets",
     "to_yaml",
 ]

@@ -11,11 +11,12 @@ from typing import Any, cast
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from agent_r1.config.cache import cached
 from agent_r1.config.schema import Config
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 
@@ -28,6 +29,7 @@ _NAMED_KEYS = ("tools",)
 by those who use it."""
 
 _PACKAGE_FOLDER = Path(__file__).parent
+OmegaConf.register_new_resolver("cached", lambda name: str(cached(name)), replace=True)
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
@@ -44,7 +46,7 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Con
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3"):
-            composed = compose(name, overrides=["hydra.searchpath=[pkg://agent_r1.config]", *_opened(overrides)])
+            composed = _composed(name, ["hydra.searchpath=[pkg://agent_r1.config]", *_opened(overrides)])
         OmegaConf.resolve(composed)
         config = _without_stale_arguments(cast(Config, OmegaConf.to_object(composed)), overrides)
         return _without_stale_preparation(config, overrides)
@@ -52,6 +54,23 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Con
         raise _explained(error, folder / f"{name}.yaml") from error
     finally:
         GlobalHydra.instance().clear()
+
+
+def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose; a preset of a group that the recipe's `defaults` do not name comes on top of the recipe."""
+    try:
+        return compose(name, overrides=list(overrides))
+    except ConfigCompositionException as error:
+        unnamed = re.match(r"Could not override '(?P<group>\w+)'\. No match in the defaults list", str(error))
+        if unnamed is None:
+            raise
+        group = f"{unnamed['group']}="
+        return _composed(name, [f"+{entry}" if entry.startswith(group) else entry for entry in overrides])
+
+
+def presets(group: str) -> list[str]:
+    """The names of the package's presets: `presets("model")` is ["smollm2"]."""
+    return sorted(path.stem for path in (_PACKAGE_FOLDER / group).glob("*.yaml"))
 
 
 def _without_stale_arguments(config: Config, overrides: Sequence[str]) -> Config:
@@ -145,10 +164,10 @@ def _explained(error: Exception, file: Path) -> ConfigError | UnknownNameError:
     missing_group = re.search(r"Could not find '(?P<group>\w+)/(?P<name>[^']+)'", str(error))
     if missing_group:
         group = missing_group["group"]
-        options = [path.stem for path in (_PACKAGE_FOLDER / group).glob("*.yaml")]
-        options += [path.stem for path in (file.parent / group).glob("*.yaml")]
+        options = [*presets(group), *(path.stem for path in (file.parent / group).glob("*.yaml"))]
         name = missing_group["name"]
-        return UnknownNameError(f"unknown {group} '{name}'. {did_you_mean(name, options)}")
+        more = " A Hugging Face folder or id, or a GGUF file, is given as model.path=..." if group == "model" else ""
+        return UnknownNameError(f"unknown {group} '{name}'. {did_you_mean(name, options)}{more}")
     bad_key = re.search(r"Key '(?P<key>[^']+)' (?:not in|is not in)", text)
     if bad_key:
         full = re.search(r"full_key: (?P<key>\S+)", text)

@@ -43,7 +43,7 @@ class ModelConfig:
     """The policy."""
 
     path: str = "???"
-    """A Hugging Face folder or id."""
+    """A Hugging Face folder or id, or a GGUF file. `model=smollm2` is a preset."""
     prepare: Optional[str] = None
     """`module:function` that makes the recipe's own `path` when it is missing; called with the configuration."""
     tool_format: str = "hermes"
@@ -266,7 +266,7 @@ class EvalConfig:
     every: int = 0
     """Steps between evaluations; 0: only before and after."""
     max_tasks: Optional[int] = None
-    """Use only this many rows."""
+    """Use only this many rows: drawn by `trainer.seed`, evenly over the data sources."""
     samples: int = 0
     """Sampled rollouts a row, for mean, best@k and maj@k; 0: greedy only."""
     temperature: float = 1.0

@@ -70,6 +70,7 @@ def action_to_json(action: Action) -> Json:
         "tool_calls": calls,
         "parse_error": action.parse_error,
         "repairs": action.repairs,
+        "final_answer": action.final_answer,
     }
 
 

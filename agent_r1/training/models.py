@@ -30,7 +30,7 @@ def load_policy(path: str, *, dtype: str, device: torch.device, trust_remote_cod
     from transformers import AutoModelForCausalLM
 
     try:
-        with _no_progress_bars():
+        with no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(
                 path,
                 dtype=getattr(torch, dtype),
@@ -125,7 +125,7 @@ def _values(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """Reading and writing a local file needs no bar, and one would break into ours."""
     from transformers.utils import logging
 
@@ -142,7 +142,7 @@ def export_model(policy: nn.Module, tokenizer: Any, folder: Path) -> None:
     """Write a Hugging Face folder that `from_pretrained` (and vLLM, and `model.path`) can open."""
     beside = folder.with_name(f"{folder.name}.partial")
     beside.mkdir(parents=True, exist_ok=True)
-    with _no_progress_bars():
+    with no_progress_bars():
         # What is merged waits on the CPU: a second copy might not fit beside the models of a run.
         weights = dict(merged_weights(policy, device=torch.device("cpu")))
         cast(Any, policy).save_pretrained(beside, state_dict=weights)

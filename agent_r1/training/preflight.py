@@ -10,12 +10,12 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
-from agent_r1.config import Config, bind_part
+from agent_r1.config import Config, bind_part, presets
 from agent_r1.console import RunConsole
 from agent_r1.data import load_tasks
 from agent_r1.envs import AgentEnv, bind_limit, make_policy
@@ -29,6 +29,7 @@ from agent_r1.tools.mcp import declare_servers, make_server
 from agent_r1.tools.references import Reference
 from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.training.batch import PRIVILEGED_SOURCES
+from agent_r1.training.gguf import convert_gguf, gguf_folder, is_gguf
 from agent_r1.training.lora import check_form, check_targets, require_peft
 from agent_r1.types import Observation, Task
 
@@ -291,11 +292,19 @@ def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
     report_problems(problems.found, ConfigError, "tools that should run in worker processes cannot:")
 
 
-def prepare_model(config: Config, console: RunConsole) -> None:
-    """Make the model, when it is not there and the configuration says how."""
+def prepare_model(config: Config, console: RunConsole) -> Config:
+    """Make the model, when it is not there and the configuration says how; gives the configuration to go on with, in
+    which its folder takes the place of a GGUF file."""
     if config.model.prepare is not None and not Path(config.model.path).exists():
         console.say(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
         prepare(config.model.prepare, "model preparation", config)
+    if not is_gguf(config.model.path):
+        return config
+    folder = gguf_folder(Path(config.model.path))
+    if not folder.is_dir():
+        console.say(f"{config.model.path} is converted once, into {folder}")
+        convert_gguf(Path(config.model.path), folder)
+    return replace(config, model=replace(config.model, path=str(folder)))
 
 
 def _must_prepare_data(config: Config) -> bool:
@@ -346,7 +355,8 @@ def _check_model_exists(config: Config) -> None:
         return
     looks_like_hub_id = config.model.path.count("/") == 1 and not path.is_absolute() and not path.parent.is_dir()
     if not looks_like_hub_id:
-        raise ConfigError(f"model.path={path} does not exist; give a Hugging Face folder or id")
+        preset = f", or write model={path} for the preset of that name" if str(path) in presets("model") else ""
+        raise ConfigError(f"model.path={path} does not exist; give a Hugging Face folder or id, or a GGUF file{preset}")
     from transformers import AutoConfig
 
     try:

@@ -17,7 +17,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, to_yaml
 from agent_r1.console import RunConsole
 from agent_r1.engines.local import LocalEngine
-from agent_r1.evaluation import Evaluation, evaluate
+from agent_r1.evaluation import Evaluation, choose_panel, evaluate
 from agent_r1.rewards import in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
@@ -26,6 +26,7 @@ from agent_r1.tools.mcp import close_servers
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.compute import make_compute
 from agent_r1.training.credit import Models
+from agent_r1.training.gguf import is_gguf
 from agent_r1.training.learner import Learner
 from agent_r1.training.lora import add_adapters
 from agent_r1.training.models import (
@@ -127,7 +128,7 @@ def eval_run(config: Config, console: RunConsole) -> Evaluation:
 async def _evaluate(plan: Plan, renderer: ChatRenderer, console: RunConsole) -> Evaluation:
     config = plan.config
     parts = load_parts(plan, renderer)
-    tasks = (plan.eval_tasks or plan.train_tasks)[: config.eval.max_tasks]
+    tasks = choose_panel(plan.eval_tasks or plan.train_tasks, config.eval.max_tasks, seed=config.trainer.seed)
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
         async with tools_at_hand(parts.tools):
             evaluation = await evaluate(
@@ -147,6 +148,8 @@ def dry_run(config: Config, console: RunConsole) -> Plan:
     plan = make_plan(config)
     if config.model.prepare is not None and not Path(config.model.path).exists():
         model_note = f"will be made by {config.model.prepare}"
+    elif is_gguf(config.model.path):
+        model_note = "a GGUF file, which a run converts"
     else:
         check_model(plan)
         model_note = "found; every first prompt fits its context"
@@ -199,8 +202,7 @@ def _checked(config: Config, console: RunConsole) -> tuple[Plan, ChatRenderer]:
 
 def model_made(plan: Plan, console: RunConsole) -> Plan:
     """The plan, with the model that its run starts from there: made, and warm-started, where the recipe says so."""
-    prepare_model(plan.config, console)
-    return replace(plan, config=warm_started(plan.config, console))
+    return replace(plan, config=warm_started(prepare_model(plan.config, console), console))
 
 
 def load_parts(plan: Plan, renderer: ChatRenderer) -> Parts:

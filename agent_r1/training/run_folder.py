@@ -13,7 +13,7 @@ from typing import Any
 from agent_r1.config import Config, from_yaml, to_yaml
 from agent_r1.errors import CheckpointError, ConfigError
 from agent_r1.rollout import write_atomically
-from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
+from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker, read_metrics
 from agent_r1.training.checkpoint import list_checkpoints
 
 
@@ -39,15 +39,7 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The logged lines; a last line cut short by a kill is left out."""
-        if not self.metrics.is_file():
-            return []
-        lines = []
-        for line in self.metrics.read_text().splitlines():
-            try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return lines
+        return read_metrics(self.metrics)
 
     def rewind(self, step: int) -> None:
         """Forget what was logged after `step`, so that a resumed run writes each line once."""
@@ -104,6 +96,19 @@ def _move_aside(path: Path) -> None:
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
     path.rename(aside)
+
+
+def base_model(path: str) -> str:
+    """The model at the root of a model that runs of ours have made: of runs/warm/hf, what runs/warm started from."""
+    parents = [Path(path)]
+    while (written := parents[-1].parent / "config.yaml").is_file() and parents[-1].name == "hf":
+        try:
+            parents.append(Path(from_yaml(written.read_text()).model.path))
+        except ConfigError:
+            break
+        if parents[-1] in parents[:-1]:
+            break
+    return str(parents[-1])
 
 
 def open_trackers(config: Config, folder: RunFolder) -> Trackers:

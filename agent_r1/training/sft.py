@@ -27,7 +27,8 @@ def sft_run(config: Config, console: RunConsole) -> Path:
     """Tune `model.path` on `sft.data`; gives the folder of the tuned model. Where `sft.folder` is set, it is in there,
     and is made only when it is not there yet."""
     plan = make_plan(config)
-    prepare_model(config, console)
+    config = prepare_model(config, console)
+    plan = replace(plan, config=config)
     if config.sft.folder is not None:
         return Path(warm_started(config, console).model.path)
     renderer = check_model(plan)

@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from agent_r1.chat import ChatRenderer
-from agent_r1.config import Config, to_yaml
+from agent_r1.config import Config, algorithm_name, to_yaml
 from agent_r1.console import RunConsole, pick_pair
 from agent_r1.engines.base import Engine
 from agent_r1.errors import RolloutsFailingError
-from agent_r1.evaluation import Evaluation, evaluate
+from agent_r1.evaluation import Evaluation, choose_panel, evaluate
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.health import HealthMonitor
 from agent_r1.metrics import rollout_metrics
@@ -32,7 +34,7 @@ from agent_r1.training.lora import merged_weights
 from agent_r1.training.models import export_model
 from agent_r1.training.overlap import make_collector
 from agent_r1.training.preflight import Plan
-from agent_r1.training.run_folder import RunFolder
+from agent_r1.training.run_folder import RunFolder, base_model
 from agent_r1.types import Group, SamplingParams, Trajectory
 
 EVAL_STREAM = 2
@@ -54,8 +56,18 @@ class Summary:
     """In the evaluation after training, else in the last batch."""
     model: str
     """The exported Hugging Face folder."""
+    base_model: str
+    """The model it started from; a warm start counts as the model it was made of."""
+    algorithm: str
+    """The preset, with what was changed in it."""
+    seed: int
+    """The run's seed."""
+    peak_gpu_gb: float | None
+    """The most GPU memory that the process held; None on a CPU."""
     metrics: dict[str, float]
     """The evaluation after training, else the last step's metrics."""
+    metrics_before: dict[str, float]
+    """The evaluation before training; empty when there was none."""
     warnings: list[str]
     """What went wrong on the way, in words."""
 
@@ -91,8 +103,7 @@ class Trainer:
         self.learner = learner
         self.tracker = tracker
         self.console = console
-        limit = self.config.eval.max_tasks
-        self.eval_tasks = plan.eval_tasks[:limit]
+        self.eval_tasks = choose_panel(plan.eval_tasks, self.config.eval.max_tasks, seed=self.config.trainer.seed)
         self.shaping = make_shaping(self.config)
         self.collector = make_collector(self.config, rollout, plan.train_tasks, self.shaping)
         self.critic_view = CriticView(
@@ -157,6 +168,9 @@ class Trainer:
             "perf/tokens_per_second": sum(t.num_action_tokens for g in groups for t in g) / (rolled_out - started),
             "perf/trained_tokens": float(sum(map(len, experience.samples))),
         }
+        peak = _peak_gpu_gb(self.learner.device)
+        if peak is not None:
+            metrics["perf/peak_gpu_gb"] = peak
         self.tracker.log(self._progress.step, metrics)
         self.console.step_line(self._progress.step, self.config.trainer.steps, metrics, finished - started)
         for warning in self.health.look(metrics):
@@ -233,7 +247,12 @@ class Trainer:
             steps=self._progress.step,
             tool_calls_per_episode=tool_calls,
             model=str(self.folder.model),
+            base_model=base_model(self.config.model.path),
+            algorithm=algorithm_name(self.config),
+            seed=self.config.trainer.seed,
+            peak_gpu_gb=_peak_gpu_gb(self.learner.device),
             metrics=final,
+            metrics_before=dict(metrics_before or {}),
             warnings=self.health.warnings,
         )
         write_atomically(self.folder.summary, json.dumps(asdict(summary), indent=2) + "\n")
@@ -269,6 +288,10 @@ class Trainer:
         self._progress = _Progress(step=checkpoint.step, train_seconds=float(checkpoint.state["train_seconds"]))
         write_atomically(self.folder.config, to_yaml(self.config))
         self.console.say(f"going on from step {checkpoint.step} of {self.folder.path}")
+
+
+def _peak_gpu_gb(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_reserved(device) / 1e9 if device.type == "cuda" else None
 
 
 def make_shaping(config: Config) -> RewardShaping:

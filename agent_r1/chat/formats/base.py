@@ -32,6 +32,8 @@ class ParsedText:
     """What was wrong, in words the model can use."""
     repairs: tuple[str, ...] = ()
     """One entry for each call that was mended, such as `call 1: trailing comma`."""
+    final_answer: str | None = None
+    """The answer, in formats that mark it; None: nothing is marked."""
 
 
 class ToolFormat(Protocol):
@@ -58,6 +60,12 @@ class ToolFormat(Protocol):
 
 
 tool_formats: Registry[type[ToolFormat]] = Registry("tool format")
+
+
+def writes_as_text(tool_format: ToolFormat) -> bool:
+    """Whether tools are shown in the format's own words even to chat templates that could show them: it has
+    `always_as_text = True`. A format that says nothing leaves them to the template."""
+    return bool(getattr(tool_format, "always_as_text", False))
 
 
 class Reading:

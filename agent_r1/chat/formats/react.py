@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from agent_r1.chat.formats.base import (
@@ -53,6 +54,7 @@ class ReActFormat:
     """
 
     stop_tokens: tuple[str, ...] = ()
+    always_as_text: bool = True
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the actions outside thinking."""
@@ -66,7 +68,9 @@ class ReActFormat:
         else:
             _read_actions(sections, reading, truncated=truncated)
         final = [text[section.body : section.end].strip() for section in sections if section.label == "Final Answer"]
-        return reading.parsed(truncated=truncated, content="\n".join(final) if final else None)
+        answer = "\n".join(final) if final else None
+        parsed = reading.parsed(truncated=truncated, content=answer)
+        return parsed if parsed.parse_error else replace(parsed, final_answer=answer)
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
         """The schemas and how to call."""

@@ -1,0 +1,14 @@
+"""Where things are kept that are made once for all runs: `$AGENT_R1_CACHE`, else `~/.cache/agent-r1`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cached(name: str) -> Path:
+    """The place of `name` in the cache; `${cached:name}` in a configuration.
+
+    With AGENT_R1_CACHE=/data/cache, `cached("smollm2")` is /data/cache/smollm2.
+    """
+    return Path(os.environ.get("AGENT_R1_CACHE") or "~/.cache/agent-r1").expanduser() / name
