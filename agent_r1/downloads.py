@@ -24,12 +24,12 @@ from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
+from agent_r1.config.cache import cached
 from agent_r1.console import counting
 from agent_r1.data import read_rows
 from agent_r1.errors import DataError
 
 DATA_VARIABLE = "AGENT_R1_DATA"
-CACHE_VARIABLE = "AGENT_R1_CACHE"
 
 _SUFFIXES = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet", ".json")
 _CHUNK = 1 << 16
@@ -44,16 +44,11 @@ def locate(task: str, wanted: Mapping[str, Sequence[str]], folder: Path | None =
     given = _given_folder(task, folder)
     if given is not None:
         return {name: find_files(given, name) for name in wanted}
-    cache = cache_folder() / "data" / task
+    cache = cached("data") / task
     return {
         name: [_cached(task, name, address, cache / f"{name}-{number}") for number, address in enumerate(addresses)]
         for name, addresses in wanted.items()
     }
-
-
-def cache_folder() -> Path:
-    """Where downloads stay."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "agent-r1")
 
 
 def find_files(folder: Path, name: str) -> list[Path]:

@@ -13,7 +13,7 @@ from agent_r1.rollout import Rollout
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Group, SamplingParams, Task, Trajectory
 
-_PANEL_STREAM = 3
+_PANEL_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,15 +45,15 @@ class Evaluation:
         }
 
 
-def choose_panel(tasks: Sequence[Task], max_tasks: int | None, *, seed: int) -> list[Task]:
-    """The rows an evaluation uses: all, or `max_tasks` drawn by the seed, as many of each data source as there are.
+def choose_panel(tasks: Sequence[Task], max_tasks: int | None) -> list[Task]:
+    """The rows an evaluation uses: all, or `max_tasks` of them, as many of each data source as there are.
 
-    The same number and seed give the same rows, and a smaller panel is part of a larger one. Of 90 rows of `math` and
+    The same number gives the same rows, whatever the run's seed, and a smaller panel is part of a larger one. Of 90 rows of `math` and
     10 of `shop`, a panel of 30 has 20 and 10.
     """
     if max_tasks is None or len(tasks) <= max_tasks:
         return list(tasks)
-    rng = random.Random(mix_seed(seed, _PANEL_STREAM))
+    rng = random.Random(_PANEL_SEED)
     drawn: dict[str, list[int]] = defaultdict(list)
     for place in rng.sample(range(len(tasks)), len(tasks)):
         drawn[tasks[place].data_source].append(place)

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agent_r1.downloads import cache_folder, download, find_files, locate, read_raw
+from agent_r1.config.cache import cached
+from agent_r1.downloads import download, find_files, locate, read_raw
 from agent_r1.errors import DataError
 
 ROWS = [{"question": "2 + 2?", "answer": "#### 4"}, {"question": "é?", "answer": "#### 5"}]
@@ -158,8 +159,8 @@ def test_a_file_is_fetched_once_and_kept(server: Server, tmp_path: Path, capsys:
     assert f"downloading {address}" in capsys.readouterr().err
     assert locate("gsm8k", {"train": [address]}) == {"train": [file]}
     assert server.asked == ["/train.jsonl"]
-    assert file.is_relative_to(cache_folder())
-    assert cache_folder() == tmp_path / "cache"
+    assert file.is_relative_to(cached("data"))
+    assert cached("data") == tmp_path / "cache" / "data"
 
 
 def test_files_of_one_name_from_two_places_do_not_meet(server: Server) -> None:
@@ -176,7 +177,7 @@ def test_what_cannot_be_fetched_leaves_nothing_and_says_the_other_ways(server: S
         locate("gsm8k", {"train": [server.address(path)]})
     assert "--local_dataset_path FOLDER" in str(caught.value)
     assert "AGENT_R1_DATA=FOLDER" in str(caught.value)
-    assert not [file for file in cache_folder().rglob("*") if file.is_file()]
+    assert not [file for file in cached("data").rglob("*") if file.is_file()]
 
 
 def test_without_a_server_the_other_ways_are_said() -> None:

@@ -128,7 +128,7 @@ def eval_run(config: Config, console: RunConsole) -> Evaluation:
 async def _evaluate(plan: Plan, renderer: ChatRenderer, console: RunConsole) -> Evaluation:
     config = plan.config
     parts = load_parts(plan, renderer)
-    tasks = choose_panel(plan.eval_tasks or plan.train_tasks, config.eval.max_tasks, seed=config.trainer.seed)
+    tasks = choose_panel(plan.eval_tasks or plan.train_tasks, config.eval.max_tasks)
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
         async with tools_at_hand(parts.tools):
             evaluation = await evaluate(

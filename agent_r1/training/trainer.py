@@ -103,7 +103,7 @@ class Trainer:
         self.learner = learner
         self.tracker = tracker
         self.console = console
-        self.eval_tasks = choose_panel(plan.eval_tasks, self.config.eval.max_tasks, seed=self.config.trainer.seed)
+        self.eval_tasks = choose_panel(plan.eval_tasks, self.config.eval.max_tasks)
         self.shaping = make_shaping(self.config)
         self.collector = make_collector(self.config, rollout, plan.train_tasks, self.shaping)
         self.critic_view = CriticView(
