@@ -24,7 +24,7 @@ from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from agent_r1.config.cache import cached
+from agent_r1.cache import cached
 from agent_r1.console import counting
 from agent_r1.data import read_rows
 from agent_r1.errors import DataError

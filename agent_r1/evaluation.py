@@ -48,8 +48,8 @@ class Evaluation:
 def choose_panel(tasks: Sequence[Task], max_tasks: int | None) -> list[Task]:
     """The rows an evaluation uses: all, or `max_tasks` of them, as many of each data source as there are.
 
-    The same number gives the same rows, whatever the run's seed, and a smaller panel is part of a larger one. Of 90 rows of `math` and
-    10 of `shop`, a panel of 30 has 20 and 10.
+    The same number gives the same rows, whatever the run's seed, and a smaller panel is part of a larger one. Of 90
+    rows of `math` and 10 of `shop`, a panel of 30 has 20 and 10.
     """
     if max_tasks is None or len(tasks) <= max_tasks:
         return list(tasks)

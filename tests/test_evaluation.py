@@ -93,7 +93,7 @@ def test_a_panel_has_as_many_rows_of_each_source_as_there_are(max_tasks: int, wa
     assert tuple(sources_of(choose_panel(rows(math=90, shop=10), max_tasks)).values()) == wanted
 
 
-def test_the_same_number_and_seed_give_the_same_rows_in_the_order_of_the_file() -> None:
+def test_the_same_number_gives_the_same_rows_in_the_order_of_the_file() -> None:
     tasks = rows(math=40, shop=40, web=40)
     panel = choose_panel(tasks, 12)
     assert panel == choose_panel(tasks, 12)

@@ -10,11 +10,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "agent_r1"
 
-FOUNDATION = {"types", "errors", "registry", "seeds", "findings"}
+FOUNDATION = {"types", "errors", "registry", "seeds", "cache", "findings"}
 MIDDLE = {"health", "data", "downloads", "metrics", "evaluation", "demonstrations", "tracking", "console"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "seeds": set(),
+    "cache": set(),
     "findings": set(),
     "errors": {"types"},
     "registry": {"errors"},

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from agent_r1.config.cache import cached
+from agent_r1.cache import cached
 from agent_r1.config.schema import Config
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 

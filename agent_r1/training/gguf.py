@@ -19,9 +19,9 @@ from typing import cast
 import torch
 from torch import nn
 
+from agent_r1.cache import cached
 from agent_r1.chat.chatml import template_with_tools
 from agent_r1.config import Config
-from agent_r1.config.cache import cached
 from agent_r1.errors import ConfigError, require_installed
 from agent_r1.training.models import export_model, no_progress_bars
 
