@@ -99,3 +99,11 @@ def test_demonstrations_that_are_missing_are_prepared_as_the_rows_are(
     )
     agent_r1.sft(*recipe, "data.prepare=demonstrations_of_a_test:make", quiet=True)
     assert (tmp_path / "warm" / "hf").is_dir()
+
+
+def test_a_check_without_trials_warm_starts_nothing(recipe: list[str], tmp_path: Path) -> None:
+    report = agent_r1.check(*recipe, trials=False, quiet=True)
+    assert not report.problems
+    assert not (tmp_path / "warm").exists()
+    agent_r1.check(*recipe, groups=1, members=1, quiet=True)
+    assert (tmp_path / "warm" / "hf").is_dir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agent_r1.chat import ChatRenderer
@@ -35,6 +36,7 @@ from agent_r1.training.preflight import (
     first_observation,
     make_plan,
     one_per_use,
+    prepare_model,
     tool_policies,
 )
 from agent_r1.training.run import load_parts, model_made
@@ -55,7 +57,7 @@ def check_recipe(
     """Make every check that can be made; `on_result` hears of each as it is done.
 
     A check that finds nothing to work on (no model without `with_trials` and a model that is still to be made) is
-    skipped and says so. Nothing is trained and no run folder is written; a recipe's own preparation is run.
+    skipped and says so. No run folder is written; a recipe's own preparation is run, and its warm start for trials.
     """
     results: list[Result] = []
     for result in _all(config, console, groups, members, with_trials):
@@ -73,7 +75,7 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
     yield _tools(plan, tasks)
     gold = asyncio.run(gold_result(plan.reward, tasks))
     yield Result(title="gold answers", findings=gold.findings, seen=gold.seen, skipped=gold.skipped)
-    plan = model_made(plan, console)
+    plan = _with_model(plan, console, warm_start=with_trials)
     renderer, result = _attempt("model", lambda: check_model(plan), lambda renderer: "found")
     yield result
     if renderer is None:
@@ -86,6 +88,13 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
         yield Result(title="trial episodes", seen="not asked for", skipped=True)
         return
     yield from _trials(plan, renderer, console, groups, members)
+
+
+def _with_model(plan: Plan, console: RunConsole, *, warm_start: bool) -> Plan:
+    """The plan with its model there. A warm start changes weights, which only trial episodes look at."""
+    if warm_start:
+        return model_made(plan, console)
+    return replace(plan, config=prepare_model(plan.config, console))
 
 
 def _attempt(title: str, work: Callable[[], Any], seen: Callable[[Any], str]) -> tuple[Any, Result]:
