@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Iterator
 from itertools import pairwise
@@ -62,7 +61,7 @@ def play(plan: Plan, renderer: ChatRenderer, engine: ScriptedEngine) -> Trajecto
         prompt=tuple(row["prompt"]),
         agent_name=row["agent_name"],
         reward_model=row["reward_model"],
-        env_kwargs=json.loads(row["env_kwargs"]),
+        env_kwargs=row["env_kwargs"],
     )
     limits = RolloutLimits(retries=0)
     rollout = Rollout(engine=engine, renderer=renderer, reward=plan.reward, make_env=plan.make_env, limits=limits)
