@@ -59,7 +59,10 @@ def evaluate(*recipe_and_overrides: str, baseline: str | None = None, quiet: boo
 
     if baseline is not None and baseline not in BASELINES:
         raise UnknownNameError(f"unknown baseline '{baseline}'. {did_you_mean(baseline, BASELINES)}")
-    as_it_came = baseline is not None or parts.get("model") is not None
+    # A model that is named is evaluated as it is.
+    keys = {entry.partition("=")[0] for entry in recipe_and_overrides}
+    named = parts.get("model") is not None or ("model.path" in keys and "sft.folder" not in keys)
+    as_it_came = baseline is not None or named
     overrides = [*BASELINES.get(baseline or "", ()), *(["sft.folder=null"] if as_it_came else [])]
     recipe, config = resolve([*recipe_and_overrides, *overrides], **parts)
     with recipe_folder(recipe):

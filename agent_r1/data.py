@@ -8,6 +8,7 @@ Everything that is wrong with a file is reported at once, by row.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import lzma
 import random
@@ -82,16 +83,23 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     `load_tasks` reads either.
     """
     path = Path(path)
+    if path.suffix in _PACKED:
+        raise DataError(f"{path} would be a packed file; write .jsonl or .parquet")
     if path.suffix != ".parquet":
         write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         return
     import pyarrow.parquet
 
-    table = pyarrow.Table.from_pylist([_with_env_kwargs_as_text(row) for row in rows])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.partial")
-    pyarrow.parquet.write_table(table, beside)
-    beside.replace(path)
+    ready = [_with_env_kwargs_as_text(row) for row in rows]
+    columns = dict.fromkeys(column for row in ready for column in row)
+    buffer = io.BytesIO()
+    try:
+        # A table has the columns of its first row alone.
+        table = pyarrow.Table.from_pylist([{column: row.get(column) for column in columns} for row in ready])
+        pyarrow.parquet.write_table(table, buffer)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} cannot be written, for parquet gives a column one type: {error}") from error
+    write_atomically(path, buffer.getvalue())
 
 
 def _with_env_kwargs_as_text(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,8 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "error/dropped_groups": float(sum(group.dropped for group in groups)),
         "perf/generated_tokens": float(sum(t.num_action_tokens for t in everything)),
     }
+    for reason, count in Counter(str(t.stop_reason) for t in valid if t.stop_reason.is_truncation).items():
+        metrics[f"episode/{reason}"] = count / len(valid)
     for name in sorted({name for t in valid for name in t.reward_parts} - {"success"}):
         metrics[f"reward/{name}"] = mean(t.reward_parts[name] for t in valid if name in t.reward_parts)
     for name in sorted({name for t in valid for name in t.metrics}):

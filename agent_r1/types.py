@@ -151,6 +151,9 @@ class Action:
     """One entry for each call that was not quite well formed and was mended, such as `call 1: trailing comma`."""
     final_answer: str | None = None
     """What the format marks as the answer (`Final Answer:` in ReAct); None: it marks none."""
+    history_text: str | None = None
+    """What stands in a chat history for an action without calls, where its text cannot: chat templates write the marks
+    of some formats (harmony) themselves. None: the text does."""
 
     def as_message(self) -> Message:
         """The assistant message this action is in a chat history.
@@ -159,7 +162,7 @@ class Action:
         {'role': 'assistant', 'content': 'hi'}
         """
         if self.parse_error is not None or not self.tool_calls:
-            return {"role": "assistant", "content": self.text}
+            return {"role": "assistant", "content": self.text if self.history_text is None else self.history_text}
         calls = [
             {
                 "id": call.call_id,
@@ -275,6 +278,15 @@ class Episode:
             return ""
         action = self.steps[-1].action
         return action.text if action.final_answer is None else action.final_answer
+
+    @property
+    def answer(self) -> str:
+        """`final_text` where it is an answer: "" when the episode was cut, or its last action calls a tool or is
+        malformed. A right number in a call, or in a sentence that was never ended, is not an answer."""
+        if not self.steps or self.stop_reason.is_truncation:
+            return ""
+        action = self.steps[-1].action
+        return "" if action.tool_calls or action.parse_error is not None else self.final_text
 
     @property
     def num_tool_calls(self) -> int:

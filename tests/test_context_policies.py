@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,19 @@ def test_step_limit_truncates_and_keeps_the_state_to_bootstrap_from(renderer: Ch
     assert [step.done for step in episode.steps] == [False, False]
     following = Observation(messages=({"role": "user", "content": "2"},))
     assert episode.next_prompt_ids == renderer.render(following).token_ids
+
+
+def test_a_limit_that_is_part_of_the_task_ends_the_episode(renderer: ChatRenderer) -> None:
+    """Nothing comes after it, so nothing is bootstrapped; and an action that calls, or was cut, is no answer."""
+    env = StepLimit(ListEnv([going_on("1"), going_on("2"), DONE]), steps=2, ends=True)
+    episode, _ = play(renderer, env, "a", "b")
+    assert (episode.stop_reason, episode.next_prompt_ids, len(episode.steps)) == (StopReason.DONE, None, 2)
+    assert episode.steps[-1].done
+    assert episode.answer == "b"
+    cut = replace(episode, stop_reason=StopReason.MAX_STEPS)
+    assert cut.answer == ""
+    calling = replace(episode.steps[-1].action, tool_calls=(ToolCall(name="f", arguments={}),))
+    assert replace(episode, steps=(replace(episode.steps[-1], action=calling),)).answer == ""
 
 
 def test_an_end_on_the_last_allowed_step_is_done(renderer: ChatRenderer) -> None:

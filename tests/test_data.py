@@ -218,6 +218,25 @@ def test_rows_written_as_parquet_are_the_same_tasks(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "deep").iterdir()] == ["rows.parquet"]
 
 
+def test_parquet_has_the_columns_of_all_rows(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.parquet", [{"prompt": "x"}, {"prompt": "y", "env_kwargs": {"a": 1}, "task_id": "t"}])
+    assert [(task.task_id, task.env_kwargs) for task in load_tasks([tmp_path / "rows.parquet"])] == [
+        ("rows-0", {}),
+        ("t", {"a": 1}),
+    ]
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
+def test_rows_that_cannot_be_written_are_one_clear_error(tmp_path: Path, name: str) -> None:
+    rows = [
+        {"prompt": "x", "reward_model": {"ground_truth": 1}},
+        {"prompt": "y", "reward_model": {"ground_truth": "a"}},
+    ]
+    with pytest.raises(DataError, match=name):
+        write_rows(tmp_path / name, rows)
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_file_names_the_files_nearby(tmp_path: Path) -> None:
     write_lines(tmp_path / "train.jsonl", {"prompt": "x"})
     write_lines(tmp_path / "eval.jsonl", {"prompt": "x"})

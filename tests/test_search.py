@@ -335,9 +335,18 @@ def test_several_queries_are_answered_in_their_order(index: BM25Index, tmp_path:
     assert (reward, info) == (None, {"passages": [["tea"], []]})
 
 
-def test_passages_are_shortened_to_their_share_of_the_budget(index: BM25Index, tmp_path: Path) -> None:
-    made = SearchTool(index=tmp_path / "index", k=2, characters=40)
-    assert call(made, query="drink leaves") == "[1] Tea\nTea is a drink …\n\n[2] Coffee\nCoffee is a drink …"
+@pytest.mark.parametrize(("characters", "num_passages"), [(4000, 6), (1200, 6), (500, 4), (150, 2), (10, 2)])
+def test_an_answer_keeps_to_its_length_titles_included(tmp_path: Path, characters: int, num_passages: int) -> None:
+    """Two queries, three passages each: of 500 characters six would have next to nothing."""
+    passages = [
+        Passage(passage_id=f"{name}{n}", title=f"{name} {n}", text=f"{name} " + "word " * 100)
+        for name in ("tea", "rice")
+        for n in range(3)
+    ]
+    BM25Index.build(passages, tmp_path / "long")
+    text = call(SearchTool(index=tmp_path / "long", k=3, characters=characters), query=["tea", "rice"])
+    assert len(re.findall(r"^\[\d\] (?:tea|rice) \d$", text, re.MULTILINE)) == num_passages
+    assert len(text) <= max(characters, 100)
 
 
 @settings(deadline=None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import agent_r1
-from agent_r1.config import from_yaml
-from agent_r1.errors import DataError
+from agent_r1.config import from_yaml, load_config
+from agent_r1.console import RunConsole
+from agent_r1.errors import ConfigError, DataError
+from agent_r1.registry import recipe_folder
+from agent_r1.training.sft import warm_started
 from tests.hand_made import token_variety
-from tests.tiny_runs import tiny_overrides
+from tests.tiny_runs import RECIPE, tiny_overrides, write_tasks
 
 
 @pytest.fixture
@@ -107,3 +112,47 @@ def test_a_check_without_trials_warm_starts_nothing(recipe: list[str], tmp_path:
     assert not (tmp_path / "warm").exists()
     agent_r1.check(*recipe, groups=1, members=1, quiet=True)
     assert (tmp_path / "warm" / "hf").is_dir()
+
+
+def test_the_model_path_of_an_evaluation_is_evaluated_as_it_is(tmp_path: Path, model_folder: Path) -> None:
+    tasks = write_tasks(tmp_path / "tasks.jsonl")
+    (tmp_path / "base.yaml").write_text(
+        "defaults: [agent_r1, algorithm: grpo, _self_]\n"
+        f"model: {{path: {tmp_path}/own}}\n"
+        f"data: {{train: [{tasks}], agent_name: single_step}}\n"
+        f"sft: {{folder: {tmp_path}/warm, data: [{tasks}]}}\n"
+        "rollout: {max_tokens: 8}\n"
+    )
+    agent_r1.evaluate(str(tmp_path), f"model.path={model_folder}", "eval.max_tasks=1", quiet=True)
+    assert not (tmp_path / "warm").exists()
+
+
+def test_runs_that_start_together_make_one_warm_start(recipe: list[str], tmp_path: Path) -> None:
+    config = load_config(RECIPE, recipe[1:])
+    with recipe_folder(RECIPE), ThreadPoolExecutor() as together:
+        contexts = [copy_context() for _ in range(2)]
+        made = [together.submit(one.run, warm_started, config, RunConsole(quiet=True)) for one in contexts]
+    assert [one.result().model.path for one in made] == [str(tmp_path / "warm" / "hf")] * 2
+    assert not (tmp_path / "warm.1").exists()
+    assert len((tmp_path / "warm" / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_other_demonstrations_in_the_same_file_make_another_warm_start(recipe: list[str], tmp_path: Path) -> None:
+    agent_r1.sft(*recipe, quiet=True)
+    file = tmp_path / "demonstrations.jsonl"
+    file.write_text(file.read_text().replace("2 egg", "3 egg"))
+    agent_r1.sft(*recipe, quiet=True)
+    assert (tmp_path / "warm.1").is_dir()
+
+
+def test_a_warm_start_does_not_write_into_a_run(recipe: list[str], tmp_path: Path) -> None:
+    agent_r1.train(*recipe, "trainer.steps=2", "sft.folder=null", quiet=True, reward=token_variety)
+    (tmp_path / "tiny" / "summary.json").unlink()  # as if it had been killed
+    agent_r1.sft(*recipe, "trainer.steps=2", "sft.folder=null", quiet=True)
+    assert (tmp_path / "tiny.1" / "checkpoints").is_dir()
+    assert not (tmp_path / "tiny" / "checkpoints").exists()
+
+
+def test_a_warm_start_without_demonstrations_is_refused_before_anything_is_made(recipe: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"sft\.folder is set and sft\.data is empty"):
+        agent_r1.train(*recipe, "sft.data=[]", quiet=True)

@@ -14,7 +14,7 @@ from agent_r1.errors import ChatTemplateError
 from agent_r1.types import Message, Observation
 from tests.test_chat import QUESTION, TOOL, after, decode, encode, said
 
-# A tool's answer without a call before it, or with an id of another form, is refused.
+# A tool's answer without a call before it, an id of another form, and marks in a message are refused.
 STRICT = (
     "{% if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}"
     "{% set call = namespace(seen=false) %}"
@@ -28,7 +28,21 @@ STRICT = (
     "{% if message.content %}<analysis>{{ message.content }}<|end|><|assistant|>{% endif %}"
     "{% for made in message.tool_calls %}to={{ made.function.name }} {{ made.function.arguments | tojson }}"
     "{% endfor %}<|call|>"
+    "{% elif message.role == 'assistant' %}{% set call.seen = false %}"
+    "{% if '<|channel|>' in message.content %}{{ raise_exception('marks in a message') }}{% endif %}"
+    "<|assistant|><|channel|>final<|message|>{{ message.content }}<|end|>"
     "{% else %}{% set call.seen = false %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+# A tool may answer only a call, and thinking is dropped from all earlier turns.
+STRICT_AND_FORGETFUL = (
+    "{% if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}{% set call = namespace(seen=false) %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'tool' and not call.seen %}{{ raise_exception('a tool answers no call') }}{% endif %}"
+    "{% set call.seen = message.role == 'tool' or message.tool_calls is defined %}"
+    "<|{{ message.role }}|>{{ message.content.split('</think>')[-1].lstrip('\n') }}"
+    "{% for made in message.tool_calls or [] %}<tool_call>{{ made.function | tojson }}</tool_call>{% endfor %}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -78,11 +92,23 @@ def test_a_call_that_was_cut_is_answered_by_the_user_where_a_tool_may_answer_onl
     action = renderer.parse(encode(renderer, HARMONY_CALL[:-3]), truncated=True)
     assert action.parse_error is not None
     observation = after(observation, action, "Error: cut")
-    bridged = renderer.next_prompt(prompt, action, observation)
+    prompt = renderer.next_prompt(prompt, action, observation)
+    assert decode(renderer, prompt.token_ids).endswith(
+        '<|channel|>final<|message|>commentary to=functions.price  json {"item": "appl<|end|>'
+        "<|user|>Error: cut<|end|><|assistant|>"
+    )
+
+
+def test_an_answer_on_the_final_channel_is_bridged(tokenizer: Any) -> None:
+    renderer = renderer_of(tokenizer, STRICT, "harmony", "<|call|>")
+    observation = Observation(messages=(QUESTION,), tools=(TOOL,))
+    prompt = renderer.render(observation)
+    action = said(renderer, "<|channel|>final<|message|>21")
+    assert (action.final_answer, action.as_message()["content"]) == ("21", "21")
+    bridged = renderer.next_prompt(prompt, action, after(observation, action, "Sure?", role="user"))
     assert bridged.bridged
-    told = "<|end|><|user|>Error: cut<|end|><|assistant|>"
-    assert bridged.token_ids == (*prompt.token_ids, *action.token_ids, *encode(renderer, told))
-    assert decode(renderer, renderer.render(observation).token_ids).endswith("<|user|>Error: cut<|end|><|assistant|>")
+    told = encode(renderer, "<|user|>Sure?<|end|><|assistant|>")
+    assert bridged.token_ids == (*prompt.token_ids, *action.token_ids, *told)
 
 
 def test_the_ids_of_calls_are_nine_letters_and_digits(tokenizer: Any) -> None:
@@ -102,6 +128,18 @@ def test_thinking_that_the_template_begins_is_bridged(tokenizer: Any) -> None:
     assert bridged.bridged
     expected = encode(renderer, "<|tool|>7<|end|><|assistant|><think>\n")
     assert bridged.token_ids == (*prompt.token_ids, *action.token_ids, *expected)
+
+
+def test_thinking_that_a_template_drops_is_noticed_beside_calls_too(tokenizer: Any) -> None:
+    renderer = renderer_of(tokenizer, STRICT_AND_FORGETFUL)
+    observation = Observation(messages=(QUESTION,), tools=(TOOL,))
+    prompt = renderer.render(observation)
+    call = '<tool_call>{"name": "price", "arguments": {"item": "apple"}}</tool_call>'
+    thoughtful, plain = said(renderer, f"<think>\nSo.\n</think>\n\n{call}"), said(renderer, call)
+    assert renderer.next_prompt(prompt, plain, after(observation, plain, "7")).bridged
+    fresh = renderer.next_prompt(prompt, thoughtful, after(observation, thoughtful, "7"))
+    assert not fresh.bridged
+    assert "So." not in decode(renderer, fresh.token_ids)
 
 
 def test_thinking_that_was_never_closed_is_not_bridged_over(tokenizer: Any) -> None:

@@ -45,8 +45,7 @@ def find_delta(
     A template that writes `<|role|>content<|end|>` gives, for a tool's answer "7", the text
     `<|end|><|tool|>7<|end|><|assistant|>`.
     """
-    # A template that drops thinking from earlier turns must be caught dropping it.
-    thought = f"<think>\n{MARKER}\n</think>\n\n" if "</think>" in action.text else ""
+    thought = _thought(action)
     turn: Message = {"role": "assistant", "content": thought + MARKER}
     try:
         text = template((*skeleton, turn, *new_messages), True)
@@ -54,10 +53,17 @@ def find_delta(
         text = ""
     # Where the template itself begins the thinking, the sampled turn goes on after that.
     for spoken in (thought + MARKER, (thought + MARKER).removeprefix("<think>\n")):
-        if text.startswith(template_text + spoken):
-            after = text[len(template_text) + len(spoken) :]
+        start = text.find(spoken, len(template_text))
+        # What the template writes before the content (harmony's channel) must be what the model wrote there.
+        if start >= 0 and text.startswith(template_text) and action.text.startswith(text[len(template_text) : start]):
+            after = text[start + len(spoken) :]
             return Delta(skeleton=(*skeleton, turn, *new_messages), template_text=text, text=after)
     return _after_calls(template, skeleton, template_text, action, new_messages, ends)
+
+
+def _thought(action: Action) -> str:
+    """Thinking for the marked turn, where the sampled one has some: a template that drops it must be caught at it."""
+    return f"<think>\n{MARKER}\n</think>\n\n" if "</think>" in action.text else ""
 
 
 def _after_calls(
@@ -71,7 +77,8 @@ def _after_calls(
     calls = action.as_message().get("tool_calls")
     if not calls:
         return None
-    turn: Message = {"role": "assistant", "content": MARKER, "tool_calls": calls}
+    thought = _thought(action)
+    turn: Message = {"role": "assistant", "content": thought + MARKER, "tool_calls": calls}
     try:
         closed = template((*skeleton, turn), False)
         text = template((*skeleton, turn, *new_messages), True)
@@ -79,5 +86,7 @@ def _after_calls(
         return None
     end = max(closed.rfind(end) for end in ends)
     if end < len(template_text) or not closed.startswith(template_text) or not text.startswith(closed):
+        return None
+    if thought.removeprefix("<think>\n") not in closed[len(template_text) :]:
         return None
     return Delta(skeleton=(*skeleton, turn, *new_messages), template_text=text, text=text[end:])

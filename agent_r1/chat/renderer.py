@@ -128,6 +128,7 @@ class ChatRenderer:
             parse_error=parsed.parse_error,
             repairs=parsed.repairs,
             final_answer=parsed.final_answer,
+            history_text=parsed.history_text,
         )
 
     def encode_turn(self, prompt: Prompt, message: Message) -> TokenIds:

@@ -49,7 +49,7 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Con
             composed = _composed(name, ["hydra.searchpath=[pkg://agent_r1.config]", *_opened(overrides)])
         OmegaConf.resolve(composed)
         config = _without_stale_arguments(cast(Config, OmegaConf.to_object(composed)), overrides)
-        return _without_stale_preparation(config, overrides)
+        return _without_stale_preparation(config, overrides, folder)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise _explained(error, folder / f"{name}.yaml") from error
     finally:
@@ -94,11 +94,16 @@ def _replaced_part(override: str) -> str | None:
     return key if key in OPEN_KEYS and is_name else None
 
 
-def _without_stale_preparation(config: Config, overrides: Sequence[str]) -> Config:
+def _without_stale_preparation(config: Config, overrides: Sequence[str], recipe: Path) -> Config:
     """A recipe prepares its own model and data, not those a user names instead."""
     changed = {override.split("=", 1)[0].lstrip("+") for override in overrides}
     if "model.path" in changed and "model.prepare" not in changed:
         config.model.prepare = None
+    if "model" in changed and "model.prepare" not in changed:
+        preset = next(entry.split("=", 1)[1] for entry in overrides if entry.lstrip("+").startswith("model="))
+        own, ours = recipe / "model" / f"{preset}.yaml", _PACKAGE_FOLDER / "model" / f"{preset}.yaml"
+        if "prepare" not in OmegaConf.load(own if own.is_file() else ours):
+            config.model.prepare = None
     if changed & {"data.train", "data.eval"} and "data.prepare" not in changed:
         config.data.prepare = None
     return config

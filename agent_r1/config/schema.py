@@ -266,7 +266,7 @@ class EvalConfig:
     every: int = 0
     """Steps between evaluations; 0: only before and after."""
     max_tasks: Optional[int] = None
-    """Use only this many rows: drawn by `trainer.seed`, evenly over the data sources."""
+    """Use only this many rows, always the same, evenly over the data sources."""
     samples: int = 0
     """Sampled rollouts a row, for mean, best@k and maj@k; 0: greedy only."""
     temperature: float = 1.0

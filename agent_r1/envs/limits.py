@@ -107,12 +107,16 @@ class TimeLimit(EnvLimit):
 
 @env_limits.register("steps")
 class StepLimit(EnvLimit):
-    """Cuts the episode after `steps` steps. That is a truncation: a critic still values the state it was cut in."""
+    """Cuts the episode after `steps` steps. That is a truncation: a critic still values the state it was cut in.
 
-    def __init__(self, env: AgentEnv, steps: int = 8) -> None:
+    With `ends` the limit is part of the task: whoever has not answered by then has failed, and nothing comes after.
+    """
+
+    def __init__(self, env: AgentEnv, steps: int = 8, ends: bool = False) -> None:
         super().__init__(env)
         _refuse_less_than(1, "steps", "steps", steps)
         self._steps = steps
+        self._ends = ends
         self._taken = 0
 
     async def reset(self, task: Task) -> Observation:
@@ -124,7 +128,11 @@ class StepLimit(EnvLimit):
         """The inner answer, cut when it is the last allowed one."""
         self._taken += 1
         result = await super().step(action)
-        return replace(result, truncated=result.truncated or self._taken >= self._steps)
+        if self._taken < self._steps or result.done:
+            return result
+        if self._ends:
+            return replace(result, observation=None, done=True, truncated=False)
+        return replace(result, truncated=True)
 
 
 @env_limits.register("observation")

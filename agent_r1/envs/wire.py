@@ -71,6 +71,7 @@ def action_to_json(action: Action) -> Json:
         "parse_error": action.parse_error,
         "repairs": action.repairs,
         "final_answer": action.final_answer,
+        "history_text": action.history_text,
     }
 
 

@@ -16,12 +16,13 @@ from typing import Any
 from agent_r1.types import Action, FailedAttempt, Group, Observation, Step, StopReason, ToolCall, Trajectory
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a crash, sees the old one or the new one, never half."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old one or the new one, never half. Two processes that write
+    it at once do not meet: the later one's stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.partial")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with beside.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
@@ -72,6 +73,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
                 "parse_error": step.action.parse_error,
                 "repairs": step.action.repairs,
                 "final_answer": step.action.final_answer,
+                "history_text": step.action.history_text,
                 "action_ids": step.action_ids,
                 "rollout_logprobs": [round(value, 6) for value in step.rollout_logprobs],
                 "reward": step.reward,
@@ -154,6 +156,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
                     parse_error=entry["parse_error"],
                     repairs=tuple(entry.get("repairs", ())),
                     final_answer=entry.get("final_answer"),
+                    history_text=entry.get("history_text"),
                 ),
                 action_ids=action_ids,
                 rollout_logprobs=tuple(entry["rollout_logprobs"]),

@@ -82,6 +82,10 @@ _RANGES = {
     "algorithm.process.bound": (0.0, math.inf),
     "engine.kv_memory": (1e-12, math.inf),
     "model.lora.rank": (0, math.inf),
+    "eval.max_tasks": (1, math.inf),
+    "eval.samples": (0, math.inf),
+    "eval.every": (0, math.inf),
+    "eval.temperature": (1e-6, math.inf),
 }
 
 
@@ -151,6 +155,8 @@ def make_plan(config: Config) -> Plan:
     problems.run(_check_env, config)
     if config.reward.timeout is not None and reward is not None:
         problems.run(Reference.of, reward)
+    if config.sft.folder is not None and not config.sft.data:
+        problems.found.append("sft.folder is set and sft.data is empty; give demonstrations, or set sft.folder=null")
     if config.model.lora.rank > 0:
         problems.run(check_form, config.model.lora)
         problems.run(require_peft, config.model.lora)

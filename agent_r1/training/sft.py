@@ -7,20 +7,28 @@ A recipe that sets `sft.folder` has all its runs start from the model in there, 
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from agent_r1.config import Config, from_yaml
 from agent_r1.config.schema import AlgorithmConfig, OptimizerConfig, RunConfig
 from agent_r1.console import RunConsole
 from agent_r1.demonstrations import load_demonstrations
 from agent_r1.errors import ConfigError
+from agent_r1.rollout import write_atomically
 from agent_r1.training.compute import make_compute
 from agent_r1.training.lora import add_adapters
 from agent_r1.training.models import choose_device, export_model, load_policy
 from agent_r1.training.preflight import check_model, make_plan, prepare_model
 from agent_r1.training.run_folder import RunFolder, open_run, open_trackers
 from agent_r1.training.warm_start import fit_demonstrations
+
+_MADE_OF = "demonstrations.sha256"
 
 
 def sft_run(config: Config, console: RunConsole) -> Path:
@@ -35,7 +43,8 @@ def sft_run(config: Config, console: RunConsole) -> Path:
     if not config.sft.data:
         raise ConfigError("sft.data is empty; give one or more .jsonl or .parquet files of demonstrations")
     conversations = load_demonstrations(config.sft.data, renderer)
-    folder, _ = open_run(config)
+    # A warm start has no checkpoints to go on from, and must not write into a run that has.
+    folder, _ = open_run(replace(config, run=replace(config.run, resume="never")))
     device = choose_device(config.trainer.device)
     policy = load_policy(
         config.model.path, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
@@ -44,26 +53,28 @@ def sft_run(config: Config, console: RunConsole) -> Path:
         add_adapters(policy, config.model.lora, seed=config.trainer.seed)
     tracker = open_trackers(config, folder)
     settings = config.sft
-    with console.progress("warm start", settings.steps) as bar:
+    try:
+        with console.progress("warm start", settings.steps) as bar:
 
-        def note(step: int, loss: float) -> None:
-            tracker.log(step + 1, {"loss/sft": loss})
-            bar.advance(f"loss {loss:.3f}")
-            if (step + 1) % max(1, settings.steps // 5) == 0:
-                console.say(f"warm start: step {step + 1}/{settings.steps}  loss {loss:.3f}")
+            def note(step: int, loss: float) -> None:
+                tracker.log(step + 1, {"loss/sft": loss})
+                bar.advance(f"loss {loss:.3f}")
+                if (step + 1) % max(1, settings.steps // 5) == 0:
+                    console.say(f"warm start: step {step + 1}/{settings.steps}  loss {loss:.3f}")
 
-        fit_demonstrations(
-            policy,
-            conversations,
-            steps=settings.steps,
-            batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            optimizer=config.optimizer,
-            compute=replace(make_compute(config, policy), temperature=1.0),
-            seed=config.trainer.seed,
-            on_step=note,
-        )
-    tracker.close()
+            fit_demonstrations(
+                policy,
+                conversations,
+                steps=settings.steps,
+                batch_size=settings.batch_size,
+                learning_rate=settings.learning_rate,
+                optimizer=config.optimizer,
+                compute=replace(make_compute(config, policy), temperature=1.0),
+                seed=config.trainer.seed,
+                on_step=note,
+            )
+    finally:
+        tracker.close()
     export_model(policy, renderer.tokenizer, folder.model)
     return folder.model
 
@@ -78,10 +89,17 @@ def warm_started(config: Config, console: RunConsole) -> Config:
     if config.sft.folder is None:
         return config
     folder = RunFolder(Path(config.sft.folder))
-    recipe = warm_start_recipe(config)
-    if not folder.model.is_dir() or not _made_by(folder, recipe):
-        console.say(f"{folder.model} is not there yet: warm-starting {config.model.path}")
-        sft_run(recipe, console)
+    with _alone(folder.path):
+        if not _is_made(folder, config):
+            there = (
+                "is of another model, other demonstrations or settings" if folder.path.exists() else "is not there yet"
+            )
+            console.say(f"{folder.path} {there}: warm-starting {config.model.path}")
+            sft_run(warm_start_recipe(config), console)
+            write_atomically(folder.path / _MADE_OF, _digest(config.sft.data))
+            if torch.cuda.is_available():  # what it held is no part of the run that comes
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
     return replace(
         config,
         model=replace(config.model, path=str(folder.model), prepare=None),
@@ -103,10 +121,35 @@ def warm_start_recipe(config: Config) -> Config:
     )
 
 
-def _made_by(folder: RunFolder, recipe: Config) -> bool:
-    """Whether what is in a folder was made of the same model, demonstrations and settings."""
+def _is_made(folder: RunFolder, config: Config) -> bool:
+    """Whether a folder holds what this configuration would make: of the same model, demonstrations and settings."""
+    recipe = warm_start_recipe(config)
     try:
         made = from_yaml(folder.config.read_text())
+        digest = (folder.path / _MADE_OF).read_text()
     except (OSError, ConfigError):
         return False
-    return (made.model, made.sft) == (recipe.model, recipe.sft)
+    same_model = replace(made.model, prepare=None) == replace(recipe.model, prepare=None)
+    return folder.model.is_dir() and same_model and made.sft == recipe.sft and digest == _digest(config.sft.data)
+
+
+def _digest(paths: Sequence[str]) -> str:
+    """What is in the demonstrations' files, in short."""
+    known = hashlib.sha256()
+    for path in map(Path, paths):
+        known.update(path.read_bytes() if path.is_file() else b"")
+    return known.hexdigest()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Runs that start together make one warm start: the others wait for the first."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: whoever starts several at once there makes it with `agent-r1 sft` first
+        yield
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -68,6 +68,7 @@ def make_warm_start(config: Config) -> None:
             algorithm=AlgorithmConfig(),
             optimizer=OptimizerConfig(),
             trainer=replace(config.trainer, seed=0),
+            sft=replace(config.sft, folder=None),
         ),
         RunConsole(),
     )

@@ -13,7 +13,7 @@ from agent_r1.types import Episode, Task
 
 def score(task: Task, episode: Episode) -> dict[str, float | str]:
     """1 when the text ends with `####` and the right number; `flexible` says whether the last number is right."""
-    strict, flexible = marked_number(episode.final_text), last_number(episode.final_text)
+    strict, flexible = marked_number(episode.answer), last_number(episode.answer)
     return {
         "score": _is_right(strict, task),
         "flexible": _is_right(flexible, task),
@@ -23,7 +23,7 @@ def score(task: Task, episode: Episode) -> dict[str, float | str]:
 
 def score_flexible(task: Task, episode: Episode) -> dict[str, float | str]:
     """1 when the last number is the right one; `strict` says whether the text also ends with it after `####`."""
-    strict, flexible = marked_number(episode.final_text), last_number(episode.final_text)
+    strict, flexible = marked_number(episode.answer), last_number(episode.answer)
     return {
         "score": _is_right(flexible, task),
         "strict": _is_right(strict, task),

@@ -18,12 +18,13 @@ def question(text: str) -> list[dict[str, Any]]:
 def call(words: str, name: str, **arguments: Any) -> dict[str, Any]:
     """The message of a model that says something and calls a tool."""
     function = {"name": name, "arguments": arguments}
-    return {"role": "assistant", "content": words, "tool_calls": [{"type": "function", "function": function}]}
+    made = {"id": "call00000", "type": "function", "function": function}
+    return {"role": "assistant", "content": words, "tool_calls": [made]}
 
 
 def result(name: str, text: str) -> dict[str, Any]:
     """The message with a tool's answer."""
-    return {"role": "tool", "name": name, "content": text}
+    return {"role": "tool", "name": name, "tool_call_id": "call00000", "content": text}
 
 
 def answer(words: str, number: str) -> dict[str, Any]:

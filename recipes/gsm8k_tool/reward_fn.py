@@ -12,7 +12,7 @@ from agent_r1.types import Episode, Task
 
 def score(task: Task, episode: Episode) -> dict[str, float | str]:
     """1 when the answer ends with `####` and the right number; `flexible` says whether its last number is right."""
-    text = answer_text(episode)
+    text = episode.answer
     strict = marked_number(text)
     return {
         "score": _is_right(strict, task),
@@ -24,14 +24,6 @@ def score(task: Task, episode: Episode) -> dict[str, float | str]:
 def gold_answer(task: Task) -> str:
     """A perfect last action, for `agent-r1 check`."""
     return f"#### {task.ground_truth}"
-
-
-def answer_text(episode: Episode) -> str:
-    """The last action's text, or "" when it called a tool, well formed or not."""
-    if not episode.steps:
-        return ""
-    action = episode.steps[-1].action
-    return "" if action.tool_calls or action.parse_error is not None else action.text
 
 
 def _is_right(number: float | None, task: Task) -> float:

@@ -24,7 +24,7 @@ CALCULATION_REWARD = 0.05
 """For each useful calculation."""
 CHECK_REWARD = 0.05
 """For a first check of the right answer."""
-MAX_PAID_CALLS = 6
+MAX_PAID_CALLS = 4
 """Later calculations of an episode earn nothing."""
 
 EVERYDAY = frozenset({*range(13), 24, 30, 52, 60, 100, 365, 1000, 0.01, 0.1, 0.25, 0.5, 0.75, 1.5})

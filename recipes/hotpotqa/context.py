@@ -50,7 +50,10 @@ class SearchNotes(ContextPolicy):
         """
         queries = [query for turn in history.turns for message in turn for query in asked(message)]
         answers = [str(message["content"]) for turn in history.turns for message in turn if message["role"] == "tool"]
-        passages = {found["title"]: found["text"].strip() for text in answers for found in _PASSAGE.finditer(text)}
+        passages: dict[str, str] = {}
+        for found in (found for text in answers for found in _PASSAGE.finditer(text)):
+            # The longest piece of each: later searches may show less of it.
+            passages[found["title"]] = max(passages.get(found["title"], ""), found["text"].strip(), key=len)
         share = max(self.characters // max(len(passages), 1), 1)
         lines = [f"[{n}] {title}\n{shorten(text, share)}" for n, (title, text) in enumerate(passages.items(), start=1)]
         troubles = [text for text in answers if not _PASSAGE.search(text)]
@@ -59,6 +62,7 @@ class SearchNotes(ContextPolicy):
 
 
 def asked(message: Message) -> list[str]:
-    """The queries of an assistant's calls."""
+    """The queries of an assistant's calls; what it wrote in their place is left out."""
     given = [call["function"]["arguments"].get("query") for call in message.get("tool_calls") or ()]
-    return [query for entry in given for query in (entry if isinstance(entry, list) else [entry]) if query]
+    entries = [query for entry in given for query in (entry if isinstance(entry, list) else [entry])]
+    return [query for query in entries if isinstance(query, str) and query]

@@ -16,13 +16,13 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def find_answer(text: str) -> str | None:
-    """What stands in the last pair of tags, or None.
+    """What stands in the only pair of tags, or None: whoever gives several answers gives none.
 
     >>> find_answer("It says so. <answer> Jack Owens </answer>")
     'Jack Owens'
     """
     found = _ANSWER.findall(text)
-    return found[-1].strip() if found else None
+    return found[0].strip() if len(found) == 1 else None
 
 
 def accepted_answers(task: Task) -> list[str]:
@@ -32,21 +32,21 @@ def accepted_answers(task: Task) -> list[str]:
 
 
 def has_form(text: str) -> bool:
-    """Whether an action ends with its only answer, and calls no tool.
+    """Whether a text ends with its only answer.
 
     >>> has_form("So <answer>no</answer>"), has_form("<answer>no</answer> <answer>yes</answer>")
     (True, False)
     """
     once = text.count("<answer>") == text.count("</answer>") == 1
-    return once and bool(find_answer(text)) and text.rstrip().endswith("</answer>") and "<tool_call>" not in text
+    return once and bool(find_answer(text)) and text.rstrip().endswith("</answer>")
 
 
 def score(task: Task, episode: Episode) -> dict[str, float | str]:
     """1 for an answer that is right up to case, punctuation and articles; a share of that for one that comes near."""
-    answer = find_answer(episode.final_text) or ""
+    answer = find_answer(episode.answer) or ""
     accepted = accepted_answers(task)
     em, f1 = exact_match(answer, accepted), f1_score(answer, accepted)
-    form = float(has_form(episode.final_text))
+    form = float(has_form(episode.answer))
     return {
         "score": 1.0 if em else PARTIAL * f1 + FORMAT * form,
         "success": float(em),

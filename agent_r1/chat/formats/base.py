@@ -34,6 +34,8 @@ class ParsedText:
     """One entry for each call that was mended, such as `call 1: trailing comma`."""
     final_answer: str | None = None
     """The answer, in formats that mark it; None: nothing is marked."""
+    history_text: str | None = None
+    """What stands for the text in a chat history, in formats whose marks templates write; None: the text itself."""
 
 
 class ToolFormat(Protocol):

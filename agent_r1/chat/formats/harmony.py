@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from agent_r1.chat.formats.base import CUT, ParsedText, Reading, kind_of, schema_lines, tool_formats
@@ -21,6 +22,7 @@ _MESSAGE = "<|message|>"
 _END = re.compile(r"<\|(?:end|call|return|start)\|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w{1,64})")
 _RECIPIENT = re.compile(r"\bto=([^\s<]{1,256})")
+_MARKS = re.compile(r"<\|\w+\|>")
 _OWN_MARKS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|message|>", "<|channel|>")
 _EXAMPLE = 'a message on the commentary channel to=functions.NAME with the arguments as JSON: {"KEY": VALUE}'
 
@@ -48,6 +50,15 @@ class HarmonyFormat:
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the messages, and among them the calls."""
+        parsed, answer = self._parse(text, truncated=truncated)
+        if parsed.tool_calls:
+            return parsed
+        spoken = parsed.content if parsed.parse_error is None else text
+        # A template that finds its own marks in a message refuses it.
+        return replace(parsed, final_answer=answer, history_text=_MARKS.sub(" ", spoken).strip())
+
+    def _parse(self, text: str, *, truncated: bool) -> tuple[ParsedText, str | None]:
+        """What was found, and the answer on the final channel."""
         reading = Reading(text, example=_EXAMPLE)
         parts = _parts(text)
         spoken = {"final": list[str](), "other": list[str]()}
@@ -62,11 +73,13 @@ class HarmonyFormat:
         if not parts:
             if "<|channel|>" in text:
                 reading.wrong(CUT if truncated else "its message is missing")
-            return reading.parsed(truncated=truncated, content=text.strip())
+            return reading.parsed(truncated=truncated, content=text.strip()), None
         reading.still_thinking = parts[-1].channel == "analysis"
         if reading.still_thinking and not truncated and not reading.calls:
             reading.complain("There is only thinking: go on with the answer on the final channel or with a call")
-        return reading.parsed(truncated=truncated, content="\n".join(spoken["final"] or spoken["other"]))
+        parsed = reading.parsed(truncated=truncated, content="\n".join(spoken["final"] or spoken["other"]))
+        ended = bool(spoken["final"]) and not parsed.tool_calls and parsed.parse_error is None
+        return parsed, parsed.content if ended else None
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
         """The schemas and how to call."""

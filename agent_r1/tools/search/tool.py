@@ -27,6 +27,7 @@ INDEX_VARIABLE = "AGENT_R1_SEARCH_INDEX"
 
 _MAX_QUERIES = 8
 _MAX_K = 20
+_LEAST_SHARE = 80
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,13 +100,8 @@ class SearchTool(BaseTool):
         return [self._result(request, [next(found)[: request.k] for _ in request.queries]) for request in requests]
 
     def _result(self, request: _Request, found: list[list[Hit]]) -> ToolResult:
-        num_hits = sum(map(len, found))
-        share = max(self._characters // max(num_hits, 1), 1)
-        parts = [_format_hits(some, share) for some in found]
-        if len(parts) > 1:
-            parts = [f'Results for "{query}":\n{part}' for query, part in zip(request.queries, parts, strict=True)]
         info = {"passages": [[hit.passage.passage_id for hit in some] for some in found]}
-        return ToolResponse(text="\n\n".join(parts)), None, info
+        return ToolResponse(text=_answer_text(request.queries, found, self._characters)), None, info
 
     def _checked(self, args: Mapping[str, Any]) -> _Request:
         checked = self._checked_or_error(args)
@@ -131,6 +127,26 @@ class SearchTool(BaseTool):
         if problems:
             return ToolInputError(f"wrong arguments for search: {'; '.join(problems)}")
         return _Request(queries=tuple(queries or ()), k=k)
+
+
+def _answer_text(queries: Sequence[str], found: list[list[Hit]], characters: int) -> str:
+    """The passages in so many characters, titles included. Each text is shortened to its share; where that would leave
+    next to nothing of them, the last hits of each query are left out."""
+    while True:
+        bare = _joined(queries, found, 0)
+        num_hits = sum(map(len, found))
+        share = (characters - len(bare)) // max(num_hits, 1)
+        most = max(map(len, found), default=0)
+        if share >= _LEAST_SHARE or most <= 1:
+            return _joined(queries, found, max(share, 1))
+        found = [hits[: most - 1] for hits in found]
+
+
+def _joined(queries: Sequence[str], found: list[list[Hit]], share: int) -> str:
+    parts = [_format_hits(some, share) for some in found]
+    if len(parts) > 1:
+        parts = [f'Results for "{query}":\n{part}' for query, part in zip(queries, parts, strict=True)]
+    return "\n\n".join(parts)
 
 
 def _format_hits(found: Sequence[Hit], characters: int) -> str:
