@@ -17,6 +17,10 @@ fi
 
 algorithm="${1:-grpo}"
 root="$(cd "$(dirname "$0")" && pwd)"
+if [[ ! -e "$root/agent_r1/config/algorithm/$algorithm.yaml" ]]; then
+    echo "unknown algorithm '$algorithm'. Known: $(cd "$root/agent_r1/config/algorithm" && ls | sed 's/.yaml$//' | xargs)" >&2
+    exit 2
+fi
 recipe="$root/recipes/hotpotqa"
 run="runs/hotpotqa_$algorithm"
 read -r -a overrides <<<"${SPEEDRUN_OVERRIDES:-}"
