@@ -256,7 +256,7 @@ def serve_late_and_swapped(port: int) -> None:
         def __init__(self) -> None:
             super().__init__(ServedShop, name="shop", max_episodes=4096)
             self._task_ids: dict[str, str] = {}
-            self._held: tuple[asyncio.Future[bytes], bytes] | None = None
+            self._held: tuple[asyncio.Future[bytes], bytes, str] | None = None
 
         async def begin(self, body: wire.Json) -> bytes:
             self._task_ids[body["request_id"]] = body["task"]["task_id"]
@@ -274,13 +274,14 @@ def serve_late_and_swapped(port: int) -> None:
                 note(task_id, "fault", answer="late")
                 await asyncio.sleep(LATE_SECONDS)
                 return answer
-            if self._held is not None and not self._held[0].done():
-                (waiting, other), self._held = self._held, None
+            # An episode that asks again and gets its own answer has not been struck.
+            if self._held is not None and not self._held[0].done() and self._held[2] != episode_id:
+                (waiting, other, _), self._held = self._held, None
                 waiting.set_result(answer)
                 note(task_id, "fault", answer="swapped")
                 return other
             mine: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            self._held = mine, answer
+            self._held = mine, answer, episode_id
             try:
                 swapped = await asyncio.wait_for(asyncio.shield(mine), SWAP_SECONDS)
             except TimeoutError:

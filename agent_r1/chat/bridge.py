@@ -3,17 +3,24 @@
 The conversation is rendered with a marker in place of the sampled turn, and what the template writes after the marker
 is kept. Templates that insist on a call before a tool's answer (GPT-OSS, Mistral) get the calls beside the marker; what
 is kept then begins with the end of that turn.
+
+A conversation of many turns would be rendered as many times, longer each time. What comes after a turn hardly ever
+depends on the turns between the first prompt and it: where that has been seen to hold, the conversation is rendered
+without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from agent_r1.errors import ChatTemplateError
 from agent_r1.types import Action, Message
 
 MARKER = "AGENTR1MARKER"
+
+_TIMES_AGREED = 3
 
 Template = Callable[[Sequence[Message], bool], str]
 """What a chat template writes for messages, with or without the words that begin the assistant's next turn."""
@@ -29,6 +36,76 @@ class Delta:
     """What the template writes for the skeleton."""
     text: str
     """What it writes after the sampled turn. It may begin with that turn's own end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Before:
+    """The messages that were rendered afresh last, and the turns since then in short."""
+
+    skeleton: tuple[Message, ...]
+    """The messages."""
+    template_text: str
+    """What the template wrote for them."""
+    num_turns: int = 0
+    """Sampled turns since then."""
+    thought: bool = False
+    """Whether there is thinking in these."""
+
+    def after(self, action: Action) -> Before:
+        """The same with one more turn."""
+        return replace(self, num_turns=self.num_turns + 1, thought=self.thought or "</think>" in action.text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turns:
+    """A conversation up to where the assistant's turn begins."""
+
+    skeleton: tuple[Message, ...]
+    """Its messages, a marker in place of each sampled turn."""
+    template_text: str
+    """What the template wrote for them."""
+    before: Before
+    """What was rendered afresh last."""
+
+
+class Deltas:
+    """Finds deltas; what may be found without the turns between is learned by comparing, for each kind of turn and each
+    doubling of the number of turns."""
+
+    def __init__(self, ends: Sequence[str]) -> None:
+        self._ends = ends
+        self._agreed: dict[Any, int] = {}
+
+    def find(self, template: Template, so_far: Turns, action: Action, answers: Sequence[Message]) -> Delta | None:
+        """The delta after `action`, answered by `answers`."""
+        before = so_far.before
+        if not before.num_turns or any(answer["role"] != "tool" for answer in answers):
+            return self._whole(template, so_far, action, answers)
+        kind = _kind(before, action, answers)
+        agreed = self._agreed.get(kind, 0)
+        if agreed < 0:
+            return self._whole(template, so_far, action, answers)
+        short = find_delta(template, before.skeleton, before.template_text, action, answers, self._ends)
+        grown = short and Delta(
+            skeleton=(*so_far.skeleton, *short.skeleton[len(before.skeleton) :]),
+            template_text=so_far.template_text + short.template_text[len(before.template_text) :],
+            text=short.text,
+        )
+        if grown is not None and agreed >= _TIMES_AGREED:
+            return grown
+        whole = self._whole(template, so_far, action, answers)
+        self._agreed[kind] = agreed + 1 if whole == grown else -1
+        return whole
+
+    def _whole(self, template: Template, so_far: Turns, action: Action, answers: Sequence[Message]) -> Delta | None:
+        return find_delta(template, so_far.skeleton, so_far.template_text, action, answers, self._ends)
+
+
+def _kind(before: Before, action: Action, answers: Sequence[Message]) -> Any:
+    """What a template may look at: how many turns there are, thinking, calls, and the form of the answers."""
+    forms = tuple((type(answer["content"]), bool(answer["content"]), *sorted(answer)) for answer in answers)
+    thought = before.thought, "</think>" in action.text
+    return before.num_turns.bit_length(), thought, len(action.tool_calls), action.parse_error is None, forms
 
 
 def find_delta(

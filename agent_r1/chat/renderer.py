@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-from agent_r1.chat.bridge import find_delta
+from agent_r1.chat.bridge import Before, Deltas, Turns
 from agent_r1.chat.formats import ToolFormat, tool_formats
 from agent_r1.chat.formats.base import writes_as_text
 from agent_r1.chat.toolless import knows_tools, with_stray_answers_as_users, without_tools
@@ -62,6 +62,8 @@ class Prompt:
     """What the chat template wrote for the skeleton; None for raw text or ids."""
     bridged: bool = False
     """The ids continue the previous step's prompt and sampled ids."""
+    before: Before | None = None
+    """What was rendered afresh last, and how it went on from there; None for raw text or ids."""
 
 
 class ChatRenderer:
@@ -86,7 +88,7 @@ class ChatRenderer:
         eos = tokenizer.eos_token_id
         known = [*([] if eos is None else [int(eos)]), *stop_ids, *self._single_ids(self.format.stop_tokens)]
         self.stop_ids: TokenIds = tuple(dict.fromkeys(known))
-        self._stop_texts = [str(tokenizer.decode([end], skip_special_tokens=False)) for end in self.stop_ids]
+        self._deltas = Deltas([str(tokenizer.decode([end], skip_special_tokens=False)) for end in self.stop_ids])
         if not self.stop_ids:
             raise ConfigError("the model's tokenizer has no end-of-turn token; set eos_token in tokenizer_config.json")
 
@@ -104,7 +106,13 @@ class ChatRenderer:
             if stray == messages:
                 raise
             messages, text = stray, self._template(stray, observation)
-        return Prompt(observation=observation, token_ids=self.encode(text), skeleton=messages, template_text=text)
+        return Prompt(
+            observation=observation,
+            token_ids=self.encode(text),
+            skeleton=messages,
+            template_text=text,
+            before=Before(skeleton=messages, template_text=text),
+        )
 
     def next_prompt(self, previous: Prompt, action: Action, observation: Observation) -> Prompt:
         """The prompt after `action`: bridged when `observation` extends what `previous` showed, else rendered afresh.
@@ -148,7 +156,7 @@ class ChatRenderer:
 
     def _bridge(self, previous: Prompt, action: Action, observation: Observation) -> Prompt | None:
         old, new = previous.observation.messages, observation.messages
-        if old is None or new is None or previous.template_text is None:
+        if old is None or new is None or previous.template_text is None or previous.before is None:
             return None
         extends = (
             len(new) > len(old)
@@ -158,16 +166,16 @@ class ChatRenderer:
         )
         if not extends:
             return None
-        after = previous.skeleton, previous.template_text, action
 
         def template(messages: Sequence[Message], begin_turn: bool) -> str:
             return self._template(messages, observation, add_generation_prompt=begin_turn)
 
+        after = Turns(skeleton=previous.skeleton, template_text=previous.template_text, before=previous.before)
         [turn, *answers] = new[len(old) :]
-        found = find_delta(template, *after, answers, self._stop_texts)
+        found = self._deltas.find(template, after, action, answers)
         if found is None:
             [_, *stray] = with_stray_answers_as_users((turn, *answers))
-            found = find_delta(template, *after, stray, self._stop_texts) if stray != answers else None
+            found = self._deltas.find(template, after, action, stray) if stray != answers else None
         if found is None:
             return None
         delta = self._after_own_end(action.token_ids, self.encode(found.text))
@@ -177,6 +185,7 @@ class ChatRenderer:
             skeleton=found.skeleton,
             template_text=found.template_text,
             bridged=True,
+            before=previous.before.after(action),
         )
 
     def _after_own_end(self, sampled: TokenIds, delta: TokenIds) -> TokenIds:
