@@ -737,6 +737,7 @@ def test_rollout_metrics_by_hand() -> None:
             "episode/action_tokens": 2.0,
             "episode/tool_calls": 0.5,
             "episode/truncated": 0.5,
+            "episode/max_steps": 0.5,
             "step/parse_errors": 1 / 3,
             "tool/price/calls": 0.5,
             "error/failed_rollouts": 1.0,
