@@ -27,25 +27,27 @@ Template = Callable[[Sequence[Message], bool], str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Delta:
-    """What comes after a sampled turn."""
+class Written:
+    """A conversation as a chat template writes it, up to where the assistant's next turn begins."""
 
     skeleton: tuple[Message, ...]
-    """The whole conversation, a marker in place of each sampled turn."""
+    """Its messages, a marker in place of each sampled turn."""
     template_text: str
-    """What the template writes for the skeleton."""
-    text: str
-    """What it writes after the sampled turn. It may begin with that turn's own end."""
+    """What the template writes for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Before:
-    """The messages that were rendered afresh last, and the turns since then in short."""
+class Delta(Written):
+    """What comes after a sampled turn, and the whole conversation with it."""
 
-    skeleton: tuple[Message, ...]
-    """The messages."""
-    template_text: str
-    """What the template wrote for them."""
+    text: str
+    """What the template writes after the sampled turn. It may begin with that turn's own end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Before(Written):
+    """The conversation that was rendered afresh last, and the turns since then in short."""
+
     num_turns: int = 0
     """Sampled turns since then."""
     thought: bool = False
@@ -56,18 +58,6 @@ class Before:
         return replace(self, num_turns=self.num_turns + 1, thought=self.thought or "</think>" in action.text)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Turns:
-    """A conversation up to where the assistant's turn begins."""
-
-    skeleton: tuple[Message, ...]
-    """Its messages, a marker in place of each sampled turn."""
-    template_text: str
-    """What the template wrote for them."""
-    before: Before
-    """What was rendered afresh last."""
-
-
 class Deltas:
     """Finds deltas; what may be found without the turns between is learned by comparing, for each kind of turn and each
     doubling of the number of turns."""
@@ -76,16 +66,21 @@ class Deltas:
         self._ends = ends
         self._agreed: dict[Any, int] = {}
 
-    def find(self, template: Template, so_far: Turns, action: Action, answers: Sequence[Message]) -> Delta | None:
-        """The delta after `action`, answered by `answers`."""
-        before = so_far.before
+    def find(
+        self, template: Template, so_far: Written, before: Before, action: Action, answers: Sequence[Message]
+    ) -> Delta | None:
+        """The delta after `action`, answered by `answers`, in a conversation that began with `before`."""
+
+        def after(written: Written) -> Delta | None:
+            return find_delta(template, written, action, answers, self._ends)
+
         if not before.num_turns or any(answer["role"] != "tool" for answer in answers):
-            return self._whole(template, so_far, action, answers)
+            return after(so_far)
         kind = _kind(before, action, answers)
         agreed = self._agreed.get(kind, 0)
         if agreed < 0:
-            return self._whole(template, so_far, action, answers)
-        short = find_delta(template, before.skeleton, before.template_text, action, answers, self._ends)
+            return after(so_far)
+        short = after(before)
         grown = short and Delta(
             skeleton=(*so_far.skeleton, *short.skeleton[len(before.skeleton) :]),
             template_text=so_far.template_text + short.template_text[len(before.template_text) :],
@@ -93,12 +88,9 @@ class Deltas:
         )
         if grown is not None and agreed >= _TIMES_AGREED:
             return grown
-        whole = self._whole(template, so_far, action, answers)
+        whole = after(so_far)
         self._agreed[kind] = agreed + 1 if whole == grown else -1
         return whole
-
-    def _whole(self, template: Template, so_far: Turns, action: Action, answers: Sequence[Message]) -> Delta | None:
-        return find_delta(template, so_far.skeleton, so_far.template_text, action, answers, self._ends)
 
 
 def _kind(before: Before, action: Action, answers: Sequence[Message]) -> Any:
@@ -109,15 +101,10 @@ def _kind(before: Before, action: Action, answers: Sequence[Message]) -> Any:
 
 
 def find_delta(
-    template: Template,
-    skeleton: tuple[Message, ...],
-    template_text: str,
-    action: Action,
-    new_messages: Sequence[Message],
-    ends: Sequence[str],
+    template: Template, so_far: Written, action: Action, answers: Sequence[Message], ends: Sequence[str]
 ) -> Delta | None:
-    """The delta after `action`, which followed `template_text`, what the template wrote for `skeleton`; None when the
-    template writes the earlier turns differently now that there are later ones.
+    """The delta after `action`; None when the template writes the earlier turns differently now that there are later
+    ones.
 
     A template that writes `<|role|>content<|end|>` gives, for a tool's answer "7", the text
     `<|end|><|tool|>7<|end|><|assistant|>`.
@@ -125,17 +112,18 @@ def find_delta(
     thought = _thought(action)
     turn: Message = {"role": "assistant", "content": thought + MARKER}
     try:
-        text = template((*skeleton, turn, *new_messages), True)
+        text = template((*so_far.skeleton, turn, *answers), True)
     except ChatTemplateError:
         text = ""
+    told = len(so_far.template_text)
     # Where the template itself begins the thinking, the sampled turn goes on after that.
     for spoken in (thought + MARKER, (thought + MARKER).removeprefix("<think>\n")):
-        start = text.find(spoken, len(template_text))
+        start = text.find(spoken, told)
         # What the template writes before the content (harmony's channel) must be what the model wrote there.
-        if start >= 0 and text.startswith(template_text) and action.text.startswith(text[len(template_text) : start]):
+        if start >= 0 and text.startswith(so_far.template_text) and action.text.startswith(text[told:start]):
             after = text[start + len(spoken) :]
-            return Delta(skeleton=(*skeleton, turn, *new_messages), template_text=text, text=after)
-    return _after_calls(template, skeleton, template_text, action, new_messages, ends)
+            return Delta(skeleton=(*so_far.skeleton, turn, *answers), template_text=text, text=after)
+    return _after_calls(template, so_far, action, answers, ends)
 
 
 def _thought(action: Action) -> str:
@@ -144,12 +132,7 @@ def _thought(action: Action) -> str:
 
 
 def _after_calls(
-    template: Template,
-    skeleton: tuple[Message, ...],
-    template_text: str,
-    action: Action,
-    new_messages: Sequence[Message],
-    ends: Sequence[str],
+    template: Template, so_far: Written, action: Action, answers: Sequence[Message], ends: Sequence[str]
 ) -> Delta | None:
     calls = action.as_message().get("tool_calls")
     if not calls:
@@ -157,13 +140,14 @@ def _after_calls(
     thought = _thought(action)
     turn: Message = {"role": "assistant", "content": thought + MARKER, "tool_calls": calls}
     try:
-        closed = template((*skeleton, turn), False)
-        text = template((*skeleton, turn, *new_messages), True)
+        closed = template((*so_far.skeleton, turn), False)
+        text = template((*so_far.skeleton, turn, *answers), True)
     except ChatTemplateError:
         return None
+    told = len(so_far.template_text)
     end = max(closed.rfind(end) for end in ends)
-    if end < len(template_text) or not closed.startswith(template_text) or not text.startswith(closed):
+    if end < told or not closed.startswith(so_far.template_text) or not text.startswith(closed):
         return None
-    if thought.removeprefix("<think>\n") not in closed[len(template_text) :]:
+    if thought.removeprefix("<think>\n") not in closed[told:]:
         return None
-    return Delta(skeleton=(*skeleton, turn, *new_messages), template_text=text, text=text[end:])
+    return Delta(skeleton=(*so_far.skeleton, turn, *answers), template_text=text, text=text[end:])

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-from agent_r1.chat.bridge import Before, Deltas, Turns
+from agent_r1.chat.bridge import Before, Deltas, Written
 from agent_r1.chat.formats import ToolFormat, tool_formats
 from agent_r1.chat.formats.base import writes_as_text
 from agent_r1.chat.toolless import knows_tools, with_stray_answers_as_users, without_tools
@@ -170,12 +170,13 @@ class ChatRenderer:
         def template(messages: Sequence[Message], begin_turn: bool) -> str:
             return self._template(messages, observation, add_generation_prompt=begin_turn)
 
-        after = Turns(skeleton=previous.skeleton, template_text=previous.template_text, before=previous.before)
+        so_far = Written(skeleton=previous.skeleton, template_text=previous.template_text)
         [turn, *answers] = new[len(old) :]
-        found = self._deltas.find(template, after, action, answers)
+        found = self._deltas.find(template, so_far, previous.before, action, answers)
         if found is None:
             [_, *stray] = with_stray_answers_as_users((turn, *answers))
-            found = self._deltas.find(template, after, action, stray) if stray != answers else None
+            if stray != answers:
+                found = self._deltas.find(template, so_far, previous.before, action, stray)
         if found is None:
             return None
         delta = self._after_own_end(action.token_ids, self.encode(found.text))

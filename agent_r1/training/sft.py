@@ -83,8 +83,7 @@ def warm_started(config: Config, console: RunConsole) -> Config:
     """The configuration of a run that starts from the model in `sft.folder`, which is made when it is not there; as it
     is when it names none.
 
-    Only the model, the demonstrations and the settings of `sft` shape it, not the run's seed, algorithm or optimizer:
-    all runs of a recipe start from the same weights. One made of another model or with other settings is moved aside.
+    One made of another model, of other demonstrations or with other settings is moved aside.
     """
     if config.sft.folder is None:
         return config
@@ -95,7 +94,7 @@ def warm_started(config: Config, console: RunConsole) -> Config:
                 "is of another model, other demonstrations or settings" if folder.path.exists() else "is not there yet"
             )
             console.say(f"{folder.path} {there}: warm-starting {config.model.path}")
-            sft_run(warm_start_recipe(config), console)
+            sft_run(warm_start_recipe(config, folder.path), console)
             write_atomically(folder.path / _MADE_OF, _digest(config.sft.data))
             if torch.cuda.is_available():  # what it held is no part of the run that comes
                 torch.cuda.empty_cache()
@@ -107,9 +106,9 @@ def warm_started(config: Config, console: RunConsole) -> Config:
     )
 
 
-def warm_start_recipe(config: Config) -> Config:
-    """The run that makes what is in `sft.folder`."""
-    folder = Path(config.sft.folder or "")
+def warm_start_recipe(config: Config, folder: Path) -> Config:
+    """The run that makes a warm start in `folder`. Only the model, the demonstrations and the settings of `sft` shape
+    it, not the run's seed, algorithm or optimizer: all runs of a recipe start from the same weights."""
     return replace(
         config,
         run=RunConfig(folder=str(folder.parent), name=folder.name, resume="never"),
@@ -123,7 +122,7 @@ def warm_start_recipe(config: Config) -> Config:
 
 def _is_made(folder: RunFolder, config: Config) -> bool:
     """Whether a folder holds what this configuration would make: of the same model, demonstrations and settings."""
-    recipe = warm_start_recipe(config)
+    recipe = warm_start_recipe(config, folder.path)
     try:
         made = from_yaml(folder.config.read_text())
         digest = (folder.path / _MADE_OF).read_text()

@@ -19,12 +19,12 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from agent_r1.config.schema import AlgorithmConfig, Config, ModelConfig, OptimizerConfig, RunConfig
+from agent_r1.config.schema import Config, ModelConfig
 from agent_r1.console import RunConsole
 from agent_r1.data import read_rows
 from agent_r1.errors import DataError
 from agent_r1.training.models import export_model
-from agent_r1.training.sft import sft_run
+from agent_r1.training.sft import sft_run, warm_start_recipe
 
 END_OF_TURN, PADDING = "<|end|>", "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -60,18 +60,8 @@ def make_warm_start(config: Config) -> None:
     warm = Path(config.model.path).parent
     untrained = warm.with_name(f"{warm.name}_untrained")
     build_tiny_model(_read_demonstrations(config.sft.data), untrained)
-    sft_run(
-        replace(
-            config,
-            run=RunConfig(folder=str(warm.parent), name=warm.name, resume="never"),
-            model=ModelConfig(path=str(untrained), tool_format=config.model.tool_format),
-            algorithm=AlgorithmConfig(),
-            optimizer=OptimizerConfig(),
-            trainer=replace(config.trainer, seed=0),
-            sft=replace(config.sft, folder=None),
-        ),
-        RunConsole(),
-    )
+    tiny = ModelConfig(path=str(untrained), tool_format=config.model.tool_format)
+    sft_run(warm_start_recipe(replace(config, model=tiny), warm), RunConsole())
 
 
 def _read_demonstrations(paths: Sequence[str]) -> list[dict[str, Any]]:
