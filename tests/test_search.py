@@ -554,6 +554,17 @@ def test_importing_the_tools_loads_no_index_library() -> None:
     assert python(code).stdout.strip() == "[]"
 
 
+def test_searching_does_not_start_jax_which_would_take_the_memory_of_the_gpu(index: BM25Index, tmp_path: Path) -> None:
+    (tmp_path / "path" / "jax").mkdir(parents=True)
+    (tmp_path / "path" / "jax" / "__init__.py").write_text("A_STAND_IN = True")
+    (tmp_path / "path" / "jax" / "lax.py").write_text("raise SystemExit('jax was started')")
+    code = (
+        "from agent_r1.tools.search import BM25Index; import sys; BM25Index.load(sys.argv[1]).search(['tea'], 1);"
+        "import bm25s, jax; assert jax.A_STAND_IN"
+    )
+    python(code, str(tmp_path / "index"), PYTHONPATH=os.pathsep.join([str(tmp_path / "path"), *sys.path]))
+
+
 def test_benchmark_measures_a_small_corpus(tmp_path: Path) -> None:
     sys.path.append(str(ROOT / "benchmarks"))
     measured = importlib.import_module("search").main(

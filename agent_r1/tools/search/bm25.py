@@ -7,8 +7,10 @@ written without spaces are words of their own. There is no stemming.
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +94,24 @@ def _splitter(pattern: str, stopwords: Iterable[str]) -> Callable[[str], list[st
 
 
 def _bm25s() -> Any:
+    """The library, without JAX: where it finds JAX it starts it, and JAX takes most of a GPU's memory for itself."""
     try:
-        import bm25s
+        with _hidden("jax"):
+            import bm25s
     except ModuleNotFoundError as error:
         raise MissingExtraError("bm25s", "search", "search by words") from error
     return bm25s
+
+
+@contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """Inside, importing the package fails as if it were not installed."""
+    kept = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == package}
+    for name in kept:
+        del sys.modules[name]
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        sys.modules.update(kept)
