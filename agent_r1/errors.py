@@ -88,6 +88,10 @@ class DivergenceError(AgentR1Error, ArithmeticError):
     """Updates stayed non-finite."""
 
 
+class DeviceMemoryError(AgentR1Error, MemoryError):
+    """The device has too little memory for an update."""
+
+
 class RolloutsFailingError(AgentR1Error, RuntimeError):
     """Every rollout of a batch failed."""
 

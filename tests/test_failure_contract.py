@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import torch
 from transformers import LlamaForCausalLM
 
 import agent_r1
@@ -21,12 +22,14 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv, RemoteEnv, ToolEnv
 from agent_r1.envs.limits import TimeLimit
-from agent_r1.errors import DataError, DivergenceError, EngineError, RolloutsFailingError
+from agent_r1.errors import DataError, DeviceMemoryError, DivergenceError, EngineError, RolloutsFailingError
 from agent_r1.evaluation import evaluate
 from agent_r1.metrics import rollout_metrics
 from agent_r1.rewards import RewardFunction, in_workers
 from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories, write_trajectories
 from agent_r1.tools import ToolRunner, tool, tool_runner
+from agent_r1.training.batch import Experience
+from agent_r1.training.learner import Learner
 from agent_r1.types import Action, Episode, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
 from tests import foreign_code
 from tests.hand_made import (
@@ -566,3 +569,25 @@ def test_an_update_that_is_not_finite_is_skipped_counted_and_stops_the_run(tiny_
         learner.learn(experience, step=1)
     assert same_weights(tiny_model, before)
     seen_in("update-not-finite", "loss/skipped_updates")
+
+
+@row("out-of-memory")
+def test_an_update_without_memory_says_which_keys_need_less_and_the_run_goes_on_later(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Learner.learn
+
+    def fits_once(learner: Learner, experience: Experience, *, step: int) -> dict[str, float]:
+        if step == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1024.00 MiB.")
+        return whole(learner, experience, step=step)
+
+    overrides = tiny_overrides(tmp_path, model_folder, "trainer.save_every=1", "trainer.steps=2")
+    monkeypatch.setattr(Learner, "learn", fits_once)
+    with pytest.raises(
+        DeviceMemoryError, match=r"ran out of GPU memory.*micro_batch_tokens \(it is \d+\)"
+    ):
+        agent_r1.train(*overrides, quiet=True)
+    monkeypatch.undo()
+    assert agent_r1.train(*overrides, quiet=True).steps == 2
+    assert len((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()) == 2

@@ -215,6 +215,7 @@ def test_recipe_file_that_imports_its_neighbour_without_the_dot_is_told_about_th
         ("CheckpointError", RuntimeError),
         ("EngineError", RuntimeError),
         ("DivergenceError", ArithmeticError),
+        ("DeviceMemoryError", MemoryError),
         ("RolloutsFailingError", RuntimeError),
         ("EpisodeError", RuntimeError),
     ],

@@ -61,6 +61,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
             )
     except (OSError, ValueError, KeyError, RuntimeError, struct.error) as error:
         raise ConfigError(f"{file} cannot be read as the GGUF of a language model: {error}") from error
+    tokenizer.clean_up_tokenization_spaces = False  # text is what the tokens say, and the library would warn of it
     tokenizer.chat_template = template_with_tools(tokenizer.chat_template, tokenizer.get_vocab())
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     export_model(cast(nn.Module, model), tokenizer, beside)

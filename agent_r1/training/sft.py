@@ -22,6 +22,7 @@ from agent_r1.demonstrations import load_demonstrations
 from agent_r1.errors import ConfigError
 from agent_r1.rollout import write_atomically
 from agent_r1.training.compute import make_compute
+from agent_r1.training.device_memory import shortage_explained
 from agent_r1.training.lora import add_adapters
 from agent_r1.training.models import choose_device, export_model, load_policy
 from agent_r1.training.preflight import check_model, make_plan, prepare_model
@@ -62,17 +63,18 @@ def sft_run(config: Config, console: RunConsole) -> Path:
                 if (step + 1) % max(1, settings.steps // 5) == 0:
                     console.say(f"warm start: step {step + 1}/{settings.steps}  loss {loss:.3f}")
 
-            fit_demonstrations(
-                policy,
-                conversations,
-                steps=settings.steps,
-                batch_size=settings.batch_size,
-                learning_rate=settings.learning_rate,
-                optimizer=config.optimizer,
-                compute=replace(make_compute(config, policy), temperature=1.0),
-                seed=config.trainer.seed,
-                on_step=note,
-            )
+            with shortage_explained(config):
+                fit_demonstrations(
+                    policy,
+                    conversations,
+                    steps=settings.steps,
+                    batch_size=settings.batch_size,
+                    learning_rate=settings.learning_rate,
+                    optimizer=config.optimizer,
+                    compute=replace(make_compute(config, policy), temperature=1.0),
+                    seed=config.trainer.seed,
+                    on_step=note,
+                )
     finally:
         tracker.close()
     export_model(policy, renderer.tokenizer, folder.model)

@@ -29,6 +29,7 @@ from agent_r1.seeds import mix_seed
 from agent_r1.tracking import Tracker
 from agent_r1.training.batch import CriticView, gather_experience
 from agent_r1.training.checkpoint import load_latest, save_checkpoint
+from agent_r1.training.device_memory import shortage_explained
 from agent_r1.training.learner import Learner
 from agent_r1.training.lora import merged_weights
 from agent_r1.training.models import export_model
@@ -150,7 +151,7 @@ class Trainer:
         groups = collected.groups
         rolled_out = time.perf_counter()
         experience = gather_experience(groups, self.shaping, self.critic_view)
-        with self.rollout.clock_stopped():
+        with self.rollout.clock_stopped(), shortage_explained(self.config):
             learned = self.learner.learn(experience, step=step)
         updated = time.perf_counter()
         self._progress.step += 1
