@@ -49,17 +49,22 @@ class LateRunner(ModelRunner):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._rows: list[list[int]] = []
-        self.num_continued = 0
+        self.num_continued = {"prompts": 0, "a burst": 0, "with others": 0}
 
     def draw(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
         if not all(chunk.length == 1 and chunk.samples for chunk in chunks):
-            return Late(super().draw(chunks).result())
-        place = {chunk.request: row for row, chunk in enumerate(after or ())}
-        self.num_continued += after is not None
+            drawn = super().draw(chunks).result()
+            sampling = [chunk for chunk in chunks if chunk.samples]
+            self._rows = [[*c.request.tokens, *new] for c, new in zip(sampling, drawn.tokens, strict=True)]
+            return Late(drawn)
+        place = {chunk.request: row for row, chunk in enumerate(c for c in after or () if c.samples)}
+        assert (after is not None) == any(chunk.foreseen for chunk in chunks)
+        if after is not None:
+            self.num_continued["prompts" if any(chunk.length > 1 for chunk in after) else "a burst"] += 1
+            self.num_continued["with others"] += not all(chunk.foreseen for chunk in chunks)
         rows = []
         for chunk in chunks:
-            assert chunk.foreseen == (after is not None)
-            known = self._rows[place[chunk.request]] if after is not None else chunk.request.tokens
+            known = self._rows[place[chunk.request]] if chunk.foreseen else chunk.request.tokens
             assert len(known) == chunk.end
             rows.append(list(known))
         tokens, logprobs = [list[int]() for _ in chunks], [list[float]() for _ in chunks]
@@ -126,10 +131,35 @@ def test_answers_are_those_of_the_plain_engine(
     engine = late_engine(model, monkeypatch, **settings)
     assert asyncio.run(all_answers(engine, requests)) == expected
     runner: Any = engine._runner
-    assert runner.num_continued > 0
+    assert runner.num_continued["prompts"] > 0
+    assert runner.num_continued["a burst"] > 0
     assert engine._scheduler.pool.num_held > 0
     engine._scheduler.cache.clear()
     assert engine._scheduler.pool.num_held == 0
+
+
+def test_those_who_decode_go_on_with_those_whose_prompt_is_being_computed(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = late_engine(model, monkeypatch, prefill_tokens=20)
+    asyncio.run(all_answers(engine, prompts(16)))
+    runner: Any = engine._runner
+    assert runner.num_continued["with others"] > 0
+
+
+def test_the_first_prompts_are_started_on_while_others_are_still_coming(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = late_engine(model, monkeypatch, prefill_tokens=40)
+    plain, come = LateRunner.draw, list[int]()
+
+    def noting(self: LateRunner, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
+        come.append(len(engine._answers))
+        return plain(self, chunks, after)
+
+    monkeypatch.setattr(LateRunner, "draw", noting)
+    asyncio.run(all_answers(engine, [(tuple(range(index, index + 10)), SamplingParams()) for index in range(12)]))
+    assert come[:2] == [4, 12]
 
 
 def test_a_request_that_is_cancelled_in_flight_frees_its_blocks_and_harms_nobody(
@@ -211,8 +241,8 @@ def test_a_pool_full_of_old_prefixes_does_not_end_the_flow(
     fresh = [(tuple(token + 1 for token in ids), sampling) for ids, sampling in requests]
     asyncio.run(all_answers(engine, requests))
     runner: Any = engine._runner
-    while_empty, runner.num_continued = runner.num_continued, 0
+    while_empty, runner.num_continued = runner.num_continued, dict.fromkeys(runner.num_continued, 0)
     asyncio.run(all_answers(engine, fresh))
     asyncio.run(all_answers(engine, requests))
     assert engine.stats.preemptions == 0
-    assert runner.num_continued == 2 * while_empty
+    assert runner.num_continued == {kind: 2 * count for kind, count in while_empty.items()}

@@ -13,7 +13,7 @@ changed in place. Decoder layers are compiled once, with the number of rows left
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -60,6 +60,7 @@ class CudaRunner(ModelRunner):
             self._model.set_output_embeddings(_ExactHead(self._model.get_output_embeddings()))
         self._inputs = _DecodeInputs(bucket(max_requests), blocks_for(context_length), self._device)
         self._prompts = _PromptInputs(blocks_for(context_length), self._device)
+        self._drawn = self._inputs.heads[0]  # what the latest step drew last, a token a row
         self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._last_position = int(getattr(self._config, "max_position_embeddings", context_length)) - 1
@@ -94,6 +95,7 @@ class CudaRunner(ModelRunner):
         graph = self._graph(("prefill", num_tokens, rows, longest, restricted))
         self._prompts.fill(chunks, num_tokens, rows, settings)
         graph.replay()
+        self._drawn = self._prompts.results.tokens[0]
         return _Pending(self._prompts.results.first(len(sampling)), [1] * len(sampling))
 
     def _prefill_freely(self, chunks: list[Chunk], sampling: list[Chunk]) -> Drawing:
@@ -106,6 +108,7 @@ class CudaRunner(ModelRunner):
         drawn_as = DrawSettings.empty(1, len(sampling), self._device)
         drawn_as.fill(settings.to(self._device, non_blocking=True))
         draw(logits, drawn_as, step, results, restricted=restricted)
+        self._drawn = results.tokens[0]
         return _Pending(results, [1] * len(sampling))
 
     def _prefill_once(self, num_tokens: int, rows: int, longest: int, restricted: bool) -> None:
@@ -132,14 +135,15 @@ class CudaRunner(ModelRunner):
     # --- decoding --------------------------------------------------------------------------------------------------
 
     def _decode(self, chunks: list[Chunk], after: list[Chunk] | None) -> Drawing:
-        """One burst. The tokens of chunks that continue a burst under way are on the device already."""
+        """One burst. The tokens of chunks that continue a step under way are on the device already."""
         rows, steps = bucket(len(chunks)), max(chunk.draws for chunk in chunks)
         settings, restricted = _settings(chunks, rows, BURST)
         graph = self._graph(("decode", rows, restricted))
-        place = {chunk.request: row for row, chunk in enumerate(after or ())}
-        self._inputs.fill(chunks, rows, steps, settings, [place[c.request] for c in chunks] if after else None)
+        drawing = {chunk.request: row for row, chunk in enumerate(c for c in after or () if c.samples)}
+        self._inputs.fill(chunks, rows, steps, settings, drawing, self._drawn)
         for _ in range(steps):
             graph.replay()
+        self._drawn = self._inputs.heads[0]
         return _Pending(self._inputs.results.first(len(chunks), steps), [chunk.draws for chunk in chunks])
 
     def _graph(self, key: GraphKey) -> torch.cuda.CUDAGraph:
@@ -252,25 +256,34 @@ class _DecodeInputs:
             tensor.zero_()
         self.contexts += 1
 
-    def fill(self, chunks: Sequence[Chunk], rows: int, steps: int, settings: Tensor, places: list[int] | None) -> None:
+    def fill(
+        self,
+        chunks: Sequence[Chunk],
+        rows: int,
+        steps: int,
+        settings: Tensor,
+        drawing: Mapping[Request, int],
+        drawn: Tensor,
+    ) -> None:
         """The inputs of these chunks; rows beyond them are harmless. Nothing here waits for the device.
 
-        `places` are the rows of the burst before that drew the chunks' tokens, when we have not seen them yet.
+        Tokens that we have not seen yet are in `drawn`, at the places that `drawing` says.
         """
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
         columns = (int(starts.max()) + steps - 1) // BLOCK_SIZE + 1
         table = block_tables(chunks, rows, columns)
         heads = np.zeros((4, rows), dtype=np.int64)
-        if places is None:
-            heads[0, : len(chunks)] = [chunk.request.tokens[-1] for chunk in chunks]
-        else:  # looked up on the device below
-            heads[0, : len(chunks)] = places
+        # Places are looked up on the device below; below 0 they cannot be taken for tokens.
+        heads[0, : len(chunks)] = [
+            -1 - drawing[chunk.request] if chunk.foreseen else chunk.request.tokens[-1] for chunk in chunks
+        ]
         heads[1, : len(chunks)] = starts
         heads[2] = table[np.arange(rows), heads[1] // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + heads[1] % BLOCK_SIZE
         heads[3] = heads[1] + 1
         moved = _send(heads, self.heads.device)
-        if places is not None:
-            moved[0] = self.heads[0].index_select(0, moved[0])
+        if drawing:
+            places = (-1 - moved[0]).clamp(min=0)
+            moved[0] = torch.where(moved[0] < 0, drawn.index_select(0, places).long(), moved[0])
         self.heads[:, :rows] = moved[:3]
         self.contexts[:rows] = moved[3]
         self.tables[:rows, : table.shape[1]] = _send(table, self.heads.device)

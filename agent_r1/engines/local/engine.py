@@ -94,6 +94,8 @@ class LocalEngine:
         # Held while a step computes: on CUDA the event loop goes on meanwhile, and weights must not change under it.
         self._computing = asyncio.Lock()
         self._flight: _Flight | None = None
+        # Tokens of prompts that came since a step was last started.
+        self._come_tokens = 0
 
     @property
     def policy_version(self) -> int:
@@ -123,8 +125,11 @@ class LocalEngine:
         answer: asyncio.Future[Completion] = loop.create_future()
         self._answers[request] = answer
         self._scheduler.add(request)
+        self._come_tokens += len(request.prompt)
         if self._server is None or self._server.done():
             self._server = loop.create_task(self._serve())
+        if self._come_tokens >= self._prefill_tokens:
+            self._start_early()
         return await answer
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
@@ -182,6 +187,16 @@ class LocalEngine:
             self._fail_all(f"generation failed: {type(error).__name__}: {error}")
             raise
 
+    def _start_early(self) -> None:
+        """Start a device that has nothing to do on the prompts of a full step, while others are still coming.
+
+        A thousand requests that come at once take some time to come. What cannot be started is scheduled again, and
+        its failure told, by `_step`.
+        """
+        if self._runner.burst > 1 and self._flight is None and not self._computing.locked():
+            chunks = self._scheduler.schedule()
+            self._flight = self._launch(chunks) if chunks else None
+
     async def _step(self) -> None:
         """Start a step, if possible before the last one was looked at, so that the device never waits for us."""
         self._drop_cancelled()
@@ -207,7 +222,7 @@ class LocalEngine:
         """
         try:
             with torch.inference_mode():
-                drawing = self._runner.draw(chunks, after if chunks[0].foreseen else None)
+                drawing = self._runner.draw(chunks, after if any(chunk.foreseen for chunk in chunks) else None)
         except Exception as error:  # noqa: BLE001 - a model is foreign code
             # Who is at fault is found by trying each alone; that a step failed is worth a word in any case.
             warnings.warn(
@@ -215,6 +230,7 @@ class LocalEngine:
                 stacklevel=2,
             )
             return None
+        self._come_tokens = 0
         self._counts.steps += 1
         self._counts.computed_tokens += sum(chunk.length for chunk in chunks)
         self._scheduler.computed([chunk for chunk in chunks if not chunk.foreseen])
@@ -264,6 +280,8 @@ class LocalEngine:
         self._counts.generated_tokens += num_taken
         if request.finished:
             self._finish(request)
+        else:
+            self._scheduler.file(request)
 
     def _finish(self, request: Request) -> None:
         self._scheduler.finish(request)

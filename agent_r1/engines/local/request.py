@@ -33,8 +33,8 @@ class Request:
     """The blocks of the cache that hold its tokens, in order; empty while it waits."""
     num_computed: int = 0
     """Leading tokens whose keys and values are in the cache."""
-    in_cache: bool = False
-    """Whether its prompt was entered into the prefix cache."""
+    num_filed: int = 0
+    """Leading blocks that the prefix cache knows."""
     _prompt_hashes: tuple[int, ...] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:

@@ -116,7 +116,7 @@ class ModelRunner:
     def draw(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
         """Compute the chunks and draw the next tokens of those that sample: up to `burst` for each, at least one.
 
-        `after` are the chunks of the step that is still under way, when these continue it (`Chunk.foreseen`).
+        `after` are the chunks of the step that is still under way, when some of these continue it (`Chunk.foreseen`).
         """
         sampling = [chunk.request for chunk in chunks if chunk.samples]
         logits = self.forward(chunks)

@@ -94,11 +94,21 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """A request leaves with its answer; its full blocks stay for the turn that continues it."""
-        num_known = len(request.prompt) // BLOCK_SIZE if request.in_cache else 0
-        computed = request.tokens[: request.num_computed]
-        request.blocks = self.cache.insert(computed, request.blocks, num_known=num_known)
+        self.file(request)
         del self.running[request]
         self._release(request)
+
+    def file(self, request: Request) -> None:
+        """Enter the blocks that a running request has filled since the last time into the prefix cache.
+
+        Done while a device computes what comes next, so that little is left to do when everybody waits for answers.
+        """
+        num_full = request.num_computed // BLOCK_SIZE
+        if num_full > request.num_filed:
+            request.blocks = self.cache.insert(
+                request.tokens, request.blocks, num_known=request.num_filed, num_blocks=num_full
+            )
+            request.num_filed = num_full
 
     def preempt_all(self) -> None:
         """Everyone goes back to the queue, in the order of admission: nothing that was computed counts any more."""
@@ -110,10 +120,7 @@ class Scheduler:
         for chunk in chunks:
             request = chunk.request
             request.num_computed = chunk.end
-            if not request.in_cache:
-                prompt = request.prompt[: chunk.end]
-                request.blocks = self.cache.insert(prompt, request.blocks)
-                request.in_cache = len(prompt) == len(request.prompt)
+            self.file(request)
 
     def schedule(self) -> list[Chunk]:
         """What to compute now; empty only when nobody is there.
@@ -131,28 +138,32 @@ class Scheduler:
     def ahead(self, flying: list[Chunk]) -> list[Chunk]:
         """What can be started while these chunks are still computed; empty when they must be looked at first.
 
-        Prompts can, for they need nothing that is drawn. So can a further burst of decoding, as if nobody stopped. A
-        request that did stop computes one burst in vain. Blocks it gave back meanwhile may have a new owner, whose
-        writes come after: steps are computed in the order they are started in.
+        Prompts can, for they need nothing that is drawn. So can a burst of decoding, as if nobody stopped. A request
+        that did stop computes one burst in vain. Blocks it gave back meanwhile may have a new owner, whose writes come
+        after: steps are computed in the order they are started in.
         """
         if self._burst == 1:
             return []
         prompts: list[Chunk] = []
         self._prefill(self._prefill_tokens, prompts)
-        return prompts or self._continue_decoding(flying)
+        return prompts or self._decode_ahead({chunk.request: chunk for chunk in flying if chunk.samples})
 
-    def _continue_decoding(self, flying: list[Chunk]) -> list[Chunk]:
-        decoding = [before for before in flying if before.request in self.running]
-        if len(decoding) < len(self.running) or any(before.length > 1 or not before.samples for before in flying):
-            return []
+    def _decode_ahead(self, drawing: dict[Request, Chunk]) -> list[Chunk]:
+        """A burst of all that run: those in `drawing` go on from what is being drawn for them, the others from a token
+        that is known; none while anyone has more to compute, or when there are too few blocks."""
         chunks, missing = list[Chunk](), 0
-        for before in decoding:
-            request = before.request
-            draws = min(self._burst, request.sampling.max_tokens - before.num_sampled - before.draws)
+        for request in self.running:
+            before = drawing.get(request)
+            if before is not None:
+                start, num_sampled = before.end + before.draws - 1, before.num_sampled + before.draws
+            elif request.num_remaining == 1:
+                start, num_sampled = request.num_computed, request.num_sampled
+            else:
+                return []
+            draws = min(self._burst, request.sampling.max_tokens - num_sampled)
             if draws > 0:
-                start = before.end + before.draws - 1
                 missing += max(0, blocks_for(start + draws) - len(request.blocks))
-                chunks.append(Chunk(request, start, 1, draws, foreseen=True))
+                chunks.append(Chunk(request, start, 1, draws, foreseen=before is not None))
         if not self._make_room(missing):
             return []
         for chunk in chunks:
@@ -193,7 +204,7 @@ class Scheduler:
         being_computed = {
             prefix
             for request in self.running
-            if not request.in_cache
+            if request.num_computed < len(request.prompt)
             for prefix in request.prompt_hashes[request.num_computed // BLOCK_SIZE :]
         }
         passed_over: list[Request] = []
@@ -224,7 +235,7 @@ class Scheduler:
             return False
         request.blocks = known
         request.num_computed = len(known) * BLOCK_SIZE
-        request.in_cache = False
+        request.num_filed = len(known)
         for _ in range(num_new):
             self._append_block(request)
         self.cache.count(len(request.tokens), request.num_computed)
@@ -261,5 +272,5 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         self.pool.release(request.blocks)
         request.blocks = []
-        request.num_computed = 0
+        request.num_computed = request.num_filed = 0
         self._is_full = False
