@@ -584,9 +584,7 @@ def test_an_update_without_memory_says_which_keys_need_less_and_the_run_goes_on_
 
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.save_every=1", "trainer.steps=2")
     monkeypatch.setattr(Learner, "learn", fits_once)
-    with pytest.raises(
-        DeviceMemoryError, match=r"ran out of GPU memory.*micro_batch_tokens \(it is \d+\)"
-    ):
+    with pytest.raises(DeviceMemoryError, match=r"ran out of GPU memory.*micro_batch_tokens \(it is \d+\)"):
         agent_r1.train(*overrides, quiet=True)
     monkeypatch.undo()
     assert agent_r1.train(*overrides, quiet=True).steps == 2

@@ -77,13 +77,17 @@ def test_the_calculator_looks_and_answers_as_the_librarys() -> None:
 
 
 def test_each_step_of_the_solution_is_paid_once() -> None:
-    assert rewards("48/2", "48+24") == [0.05, 0.05]
-    assert rewards("48/2", "48/2", "24*1", "48+24", "24+48") == [0.05, 0.0, 0.0, 0.05, 0.0]
+    assert rewards("48/2", "48+24") == [0.1, 0.1]
+    assert rewards("48/2", "48/2", "24*1", "48+24", "24+48") == [0.1, 0.0, 0.0, 0.1, 0.0]
 
 
 def test_another_way_to_the_same_result_is_paid_too() -> None:
-    assert rewards("48 * 0.5", "24 * 3") == [0.05, 0.05]
-    assert rewards("48 + 48 / 2") == [0.05]
+    assert rewards("48 * 0.5", "24 * 3") == [0.1, 0.1]
+
+
+def test_the_way_to_the_answer_earns_the_same_in_one_calculation_or_in_several() -> None:
+    assert sum(rewards("48 + 48 / 2")) == sum(rewards("48/2", "48+24")) == tools.PROGRESS_REWARD
+    assert rewards("48 + 48 / 2", "48/2") == [0.2, 0.0]  # nothing is left to earn
 
 
 @pytest.mark.parametrize(
@@ -120,8 +124,8 @@ def test_trying_everything_does_not_pay() -> None:
         max_size=30,
     )
 )
-def test_an_episode_cannot_earn_more_than_its_solution_has_steps(made: list[tuple[str, str, int]]) -> None:
-    assert sum(rewards(*(f"{left}{sign}{right}" for left, sign, right in made))) <= 2 * 0.05 + 1e-9
+def test_an_episode_cannot_earn_more_than_the_whole_way(made: list[tuple[str, str, int]]) -> None:
+    assert sum(rewards(*(f"{left}{sign}{right}" for left, sign, right in made))) <= tools.PROGRESS_REWARD + 1e-9
 
 
 def test_numbers_are_known_from_the_question_earlier_results_and_everyday_life() -> None:
@@ -133,13 +137,8 @@ def test_numbers_are_known_from_the_question_earlier_results_and_everyday_life()
     assert tools.numbers_in("1,200 clips at $0.50, 15% off, 3-day sale") == [1200.0, 0.5, 15.0, 3.0]
 
 
-def test_the_first_check_of_the_right_answer_is_paid() -> None:
-    def paid(*checked: Any) -> list[float]:
-        return [outcome.reward for outcome in outcomes([("check_answer", number) for number in checked])]
-
-    assert paid(72, 72) == [0.05, 0.0]
-    assert paid("72.0") == [0.05]
-    assert paid(71, 72) == [0.0, 0.0]
+def test_a_check_earns_nothing() -> None:
+    assert [outcome.reward for outcome in outcomes([("check_answer", 72), ("check_answer", 71)])] == [0.0, 0.0]
 
 
 # --- the checker leaks nothing ---------------------------------------------------------------------------------------
@@ -205,7 +204,7 @@ def test_an_answer_counts_and_a_number_in_a_call_does_not() -> None:
 def test_what_a_call_earned_stays_on_its_step() -> None:
     call = '<tool_call>{"name": "calculate", "arguments": {"expression": "48/2"}}</tool_call>'
     played = episode(call, CHECK, "#### 72")
-    assert [step.reward for step in played.steps] == [0.05, 0.05, 0.0]
+    assert [step.reward for step in played.steps] == [0.1, 0.0, 0.0]
 
 
 # --- demonstrations --------------------------------------------------------------------------------------------------

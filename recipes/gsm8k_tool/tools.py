@@ -1,12 +1,13 @@
 """The tools of gsm8k_tool: the library's calculator with a process reward, and a checker of answers.
 
-What the model reads from either depends on its own calls alone, never on the gold answer. The process rewards know the
-worked solution; they cannot be farmed:
+What the model reads from either depends on its own calls alone, never on the gold answer. The process reward knows the
+worked solution, and pays for progress in it:
 
-- a calculation earns when it works out, is made of numbers that the question or earlier results give, comes to a result
-  that was not there before, and that result is one the worked solution comes to as well; each result is paid once, and
-  only among the first calls of an episode, so trying everything does not pay;
-- a check earns when it is the episode's first and the answer is right.
+- a calculation is useful when it works out, is made of numbers that the question or earlier results give, comes to a
+  result that was not there before, and that result is one the worked solution comes to as well;
+- it earns the share of the solution that is reached with it: one result of four is a quarter of `PROGRESS_REWARD`, the
+  answer itself is all that is left. Whoever calculates the answer in one expression earns as much as whoever takes four,
+  so more calls than a problem needs do not pay, and neither does trying everything: only first calls count.
 """
 
 from __future__ import annotations
@@ -14,16 +15,14 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from agent_r1.tools import BaseTool, ToolContext, ToolResult, calculate, tool
 from agent_r1.tools.calculator import format_number
 
-CALCULATION_REWARD = 0.05
-"""For each useful calculation."""
-CHECK_REWARD = 0.05
-"""For a first check of the right answer."""
+PROGRESS_REWARD = 0.2
+"""For the whole way to the answer."""
 MAX_PAID_CALLS = 4
 """Later calculations of an episode earn nothing."""
 
@@ -50,21 +49,23 @@ class Calculator(BaseTool):
         context.state["calls"] = context.state.get("calls", 0) + 1
         response, _, notes = await calculate.execute(args, **kwargs)
         earlier: list[float] = context.state.setdefault("results", [])
-        result = float(response.text)
-        earns = context.state["calls"] <= MAX_PAID_CALLS and is_useful(
+        result, solution = float(response.text), context.task.env_kwargs["results"]
+        before, reward = progress(earlier, solution), 0.0
+        useful = context.state["calls"] <= MAX_PAID_CALLS and is_useful(
             str(args["expression"]),
             result,
             given=numbers_in(str(context.task.prompt[-1]["content"])),
             earlier=earlier,
-            solution=context.task.env_kwargs["results"],
+            solution=solution,
         )
         if len(numbers_of(str(args["expression"]))) > 1:  # a number alone was written, not calculated
             earlier.append(result)
-        return response, CALCULATION_REWARD if earns else 0.0, notes
+            reward = PROGRESS_REWARD * (progress(earlier, solution) - before) if useful else 0.0
+        return response, reward, notes
 
 
 @tool
-async def check_answer(answer: float, context: ToolContext) -> tuple[str, float]:
+async def check_answer(answer: float, context: ToolContext) -> str:
     """Check an answer before giving it: was it calculated?
 
     Args:
@@ -73,12 +74,19 @@ async def check_answer(answer: float, context: ToolContext) -> tuple[str, float]
     if not math.isfinite(answer):
         raise ValueError(f"{answer} is not an answer; give a number")
     written = format_number(answer)
-    first = not context.state.get("checked", False)
-    context.state["checked"] = True
-    right = math.isclose(answer, float(context.task.env_kwargs["answer"]))
     found = any(math.isclose(answer, result) for result in context.state.get("results", []))
     verdict = f"You calculated {written}." if found else f"You have not calculated {written}."
-    return f"{verdict} To give it as the answer, end with #### {written}", CHECK_REWARD if first and right else 0.0
+    return f"{verdict} To give it as the answer, end with #### {written}"
+
+
+def progress(results: Collection[float], solution: Sequence[float]) -> float:
+    """How much of a solution these results reach, from 0 to 1; the last of the solution is the answer.
+
+    >>> progress([24.0], [24.0, 72.0]), progress([72.0], [24.0, 72.0])
+    (0.5, 1.0)
+    """
+    reached = [any(math.isclose(value, result) for result in results) for value in solution]
+    return 1.0 if reached[-1] else sum(reached) / len(reached)
 
 
 def is_useful(

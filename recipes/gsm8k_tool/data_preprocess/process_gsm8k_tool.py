@@ -65,10 +65,12 @@ def calculations(worked: str) -> tuple[list[Calculation], str]:
 
 
 def task_row(problem: Any, split: str, index: int) -> dict[str, Any]:
-    """A problem as a dataset row. Of `env_kwargs` the model reads nothing: they are for the process rewards."""
+    """A problem as a dataset row. `env_kwargs` has what the solution comes to, the answer last: for the process reward,
+    the model reads nothing of it."""
     steps, _ = calculations(problem.worked)
+    answer = float(problem.answer)
     try:
-        results = [*dict.fromkeys(evaluate(step.expression) for step in steps), float(problem.answer)]
+        reached = dict.fromkeys(evaluate(step.expression) for step in steps)
     except ValueError as error:
         raise DataError(f"row {index} of {split} has a calculation that does not work out: {error}") from error
     return {
@@ -76,7 +78,7 @@ def task_row(problem: Any, split: str, index: int) -> dict[str, Any]:
         "prompt": prompts.question(problem.question),
         "agent_name": "env_loop",
         "reward_model": {"style": "rule", "ground_truth": problem.answer},
-        "env_kwargs": {"results": results, "answer": problem.answer},
+        "env_kwargs": {"results": [*(value for value in reached if value != answer), answer]},
         "extra_info": {"split": split, "index": index},
     }
 
