@@ -12,6 +12,7 @@
     |-- EnvServerError (ConnectionError)   an environment server that cannot be reached or does not answer as it should
     |   `-- EpisodeLostError               it does not know the episode: it was restarted, or closed an idle episode
     |-- DivergenceError (ArithmeticError)  too many non-finite updates in a row
+    |-- DeviceMemoryError (MemoryError)    a GPU with too little memory for an update
     |-- RolloutsFailingError (RuntimeError) every rollout of a batch failed
     `-- EpisodeError (RuntimeError)        one rollout broke; carries its StopReason and traceback
 

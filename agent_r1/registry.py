@@ -186,7 +186,6 @@ def bind_part(registry: Registry[Any], key: str, part: Mapping[str, Any]) -> Cal
     if not isinstance(name, str):
         raise ConfigError(f"'{key}' needs a name, found {dict(part)}; known: {', '.join(registry.names())}")
     target = registry.get(name)
-    # Reading a signature is dear, and environments bind parts for every episode: only arguments need it.
     accepted = _keyword_arguments(target) if arguments else None
     unknown = [argument for argument in arguments if accepted is not None and argument not in accepted]
     if unknown:
@@ -197,9 +196,15 @@ def bind_part(registry: Registry[Any], key: str, part: Mapping[str, Any]) -> Cal
     return functools.partial(target, **arguments)
 
 
+@functools.lru_cache(maxsize=512)
+def signature_of(target: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a callable. Reading one is dear, and every episode makes an environment and its tools."""
+    return inspect.signature(target)
+
+
 def _keyword_arguments(target: Any) -> set[str] | None:
     """Names it takes as keywords; None when it takes any. What it takes as data stands first and is not counted."""
-    parameters = list(inspect.signature(target).parameters.values())
+    parameters = list(signature_of(target).parameters.values())
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     if inspect.isclass(target):

@@ -110,6 +110,25 @@ def test_render_is_the_template_with_a_generation_prompt(renderer: ChatRenderer)
     assert not prompt.bridged
 
 
+def test_the_members_of_a_group_ask_the_template_once(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer, asked = ChatRenderer(tokenizer), list[str]()
+    plain = renderer._template
+
+    def counting(messages: Any, observation: Observation, **options: Any) -> str:
+        asked.append(messages[-1]["content"])
+        return plain(messages, observation, **options)
+
+    monkeypatch.setattr(renderer, "_template", counting)
+    message = {"role": "user", "content": "6 * 7?"}
+    first, second = (renderer.render(Observation(messages=(message,))) for _ in range(2))
+    assert (first, asked) == (second, ["6 * 7?"])
+    message["content"] = "6 * 8?"  # whoever writes in what it gave is read again
+    assert "6 * 8?" in str(renderer.render(Observation(messages=(message,))).template_text)
+    schema = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
+    assert renderer.render(Observation(messages=(message,), tools=(schema,))).template_text != first.template_text
+    assert asked == ["6 * 7?", "6 * 8?", "6 * 8?"]
+
+
 def test_raw_text_is_tokenised_as_it_stands(renderer: ChatRenderer) -> None:
     prompt = renderer.render(Observation(text="3 apple"))
     assert prompt.token_ids == encode(renderer, "3 apple")

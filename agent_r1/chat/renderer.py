@@ -16,6 +16,7 @@ malformed action is answered with) is shown it as the user's.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -84,6 +85,7 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.format: ToolFormat = tool_formats.get(tool_format)()
         self._known_ids = lru_cache(maxsize=512)(self._encode)
+        self._beginnings: deque[tuple[Any, Any, tuple[tuple[Message, ...], str]]] = deque(maxlen=4)
         self.template_shows_tools = knows_tools(tokenizer.chat_template) and not writes_as_text(self.format)
         eos = tokenizer.eos_token_id
         known = [*([] if eos is None else [int(eos)]), *stop_ids, *self._single_ids(self.format.stop_tokens)]
@@ -98,14 +100,7 @@ class ChatRenderer:
             return Prompt(observation=observation, token_ids=observation.token_ids)
         if observation.text is not None:
             return Prompt(observation=observation, token_ids=self.encode(observation.text))
-        messages = tuple(observation.messages or ())
-        try:
-            text = self._template(messages, observation)
-        except ChatTemplateError:
-            stray = with_stray_answers_as_users(messages)
-            if stray == messages:
-                raise
-            messages, text = stray, self._template(stray, observation)
+        messages, text = self._beginning(tuple(observation.messages or ()), observation)
         return Prompt(
             observation=observation,
             token_ids=self.encode(text),
@@ -113,6 +108,23 @@ class ChatRenderer:
             template_text=text,
             before=Before(skeleton=messages, template_text=text),
         )
+
+    def _beginning(self, messages: tuple[Message, ...], observation: Observation) -> tuple[tuple[Message, ...], str]:
+        """Messages as the template takes them, and what it writes; for the members of a group it is asked once."""
+        for known_messages, known_tools, known in self._beginnings:
+            if known_messages == messages and known_tools == observation.tools:
+                return known
+        try:
+            found = messages, self._template(messages, observation)
+        except ChatTemplateError:
+            stray = with_stray_answers_as_users(messages)
+            if stray == messages:
+                raise
+            found = stray, self._template(stray, observation)
+        if all(message.keys() == {"role", "content"} and isinstance(message["content"], str) for message in messages):
+            # Copies: an environment may go on writing in the messages it gave.
+            self._beginnings.appendleft((tuple(map(dict, messages)), observation.tools, found))
+        return found
 
     def next_prompt(self, previous: Prompt, action: Action, observation: Observation) -> Prompt:
         """The prompt after `action`: bridged when `observation` extends what `previous` showed, else rendered afresh.

@@ -16,7 +16,6 @@ A tool that raises does not end the episode: the model reads the error and goes 
 
 from __future__ import annotations
 
-import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from agent_r1.errors import ConfigError
-from agent_r1.registry import Registry
+from agent_r1.registry import Registry, signature_of
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.types import Task, ToolSchema
 
@@ -138,9 +137,9 @@ class BaseTool(ABC):
                 raise ConfigError(f"tool '{name}' takes no arguments, found {', '.join(sorted(arguments))}")
             return found
         try:
-            inspect.signature(found).bind(**arguments)
+            signature_of(found).bind(**arguments)
         except TypeError as error:
-            raise ConfigError(f"tool '{name}': {error}. Its arguments: {inspect.signature(found)}") from None
+            raise ConfigError(f"tool '{name}': {error}. Its arguments: {signature_of(found)}") from None
         if found.batch_execute is BaseTool.batch_execute:
             return found._make(arguments)
         key = (found, json.dumps(arguments, sort_keys=True, default=str))
