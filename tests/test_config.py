@@ -58,7 +58,7 @@ def test_references_follow_overrides() -> None:
 
 def test_an_algorithm_is_chosen_by_name_and_its_parts_can_be_overridden() -> None:
     config = load_config(QUICKSTART, ["algorithm=ppo", "algorithm.estimator.name=step_gae", "algorithm.epochs=2"])
-    assert config.algorithm.estimator == {"name": "step_gae", "gamma": 1.0, "lam": 0.95, "whitened": True}
+    assert config.algorithm.estimator == {"name": "step_gae", "gamma": 1.0, "lam": 1.0, "whitened": True}
     assert config.algorithm.critic.enabled
     assert config.algorithm.epochs == 2
 

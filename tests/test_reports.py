@@ -239,6 +239,12 @@ def test_changes_of_an_algorithm_are_told() -> None:
     assert algorithm_name(config) == "grpo, kl.coefficient=0.01"
 
 
+def test_what_is_said_of_a_critic_that_is_not_there_is_no_change() -> None:
+    said = ["model.path=here", "algorithm.critic.learning_rate=1"]
+    assert algorithm_name(load_config(None, said)) == "grpo"
+    assert algorithm_name(load_config(None, [*said, "algorithm=steppo"])) == "steppo, critic.learning_rate=1.0"
+
+
 def test_an_algorithm_far_from_all_goes_by_its_parts() -> None:
     config = load_config(None, ["model.path=here"])
     config.algorithm.estimator = {"name": "mine", "a": 1, "b": 2}

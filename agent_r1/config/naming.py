@@ -56,4 +56,10 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _changes(preset: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: found.get(key) for key in {**preset, **found} if preset.get(key) != found.get(key)}
+    """Keys that differ; what a recipe says of a critic is no change where there is none."""
+    without_critic = not (preset.get("critic.enabled") or found.get("critic.enabled"))
+    return {
+        key: found.get(key)
+        for key in {**preset, **found}
+        if preset.get(key) != found.get(key) and not (without_critic and key.startswith("critic."))
+    }

@@ -97,8 +97,19 @@ def _draw_panel(panel: Any, runs: Sequence[RunRecord], key: str, *, by_minutes: 
     panel.tick_params(labelsize=8)
     panel.grid(alpha=0.25, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
-    if all(0.0 <= value <= 1.0 for line in panel.get_lines() for value in line.get_ydata()) and _is_share(key):
-        panel.set_ylim(-0.03, 1.03)
+    values = [float(value) for line in panel.get_lines() for value in line.get_ydata()]
+    if values and all(0.0 <= value <= 1.0 for value in values) and _is_share(key):
+        top = _share_axis(max(values))
+        panel.set_ylim(-0.03 * top, 1.03 * top)
+
+
+def _share_axis(largest: float) -> float:
+    """Where the axis of shares ends: at all of them, or at a round share well above the largest.
+
+    >>> _share_axis(0.31), _share_axis(0.9)
+    (0.4, 1.0)
+    """
+    return next(top for top in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0) if top >= min(1.0, 1.1 * largest))
 
 
 def _is_share(key: str) -> bool:

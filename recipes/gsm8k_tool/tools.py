@@ -6,8 +6,8 @@ worked solution, and pays for progress in it:
 - a calculation is useful when it works out, is made of numbers that the question or earlier results give, comes to a
   result that was not there before, and that result is one the worked solution comes to as well;
 - it earns the share of the solution that is reached with it: one result of four is a quarter of `PROGRESS_REWARD`, the
-  answer itself is all that is left. Whoever calculates the answer in one expression earns as much as whoever takes four,
-  so more calls than a problem needs do not pay, and neither does trying everything: only first calls count.
+  answer itself is all that is left. Whoever calculates the answer in one expression earns as much as whoever takes
+  four, so more calls than a problem needs do not pay; neither does trying everything, for only the first calls count.
 """
 
 from __future__ import annotations
