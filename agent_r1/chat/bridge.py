@@ -6,7 +6,8 @@ is kept then begins with the end of that turn.
 
 A conversation of many turns would be rendered as many times, longer each time. What comes after a turn hardly ever
 depends on the turns between the first prompt and it: where that has been seen to hold, the conversation is rendered
-without them.
+without them. Where the template has been seen to write the answers of tools as they are, it is not asked at all
+(`stencils`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agent_r1.chat.stencils import Stencils
 from agent_r1.errors import ChatTemplateError
 from agent_r1.types import Action, Message
 
@@ -59,26 +61,59 @@ class Before(Written):
 
 
 class Deltas:
-    """Finds deltas; what may be found without the turns between is learned by comparing, for each kind of turn and each
-    doubling of the number of turns."""
+    """Finds deltas; what may be found without the turns between, or without the template, is learned by comparing, for
+    each kind of turn and each doubling of the number of turns."""
 
     def __init__(self, ends: Sequence[str]) -> None:
         self._ends = ends
         self._agreed: dict[Any, int] = {}
+        self._stencils = Stencils()
 
     def find(
         self, template: Template, so_far: Written, before: Before, action: Action, answers: Sequence[Message]
     ) -> Delta | None:
         """The delta after `action`, answered by `answers`, in a conversation that began with `before`."""
+        if any(answer["role"] != "tool" for answer in answers):
+            return find_delta(template, so_far, action, answers, self._ends)
+        kind, told = _kind(before, action, answers), so_far.template_text
+        texts = [answer["content"] for answer in answers]
+        if not all(isinstance(text, str) for text in texts):
+            return self._ask(kind, template, so_far, before, action, answers)
+        stencil_kind = (kind, *(answer.get("name") for answer in answers))
+        known = self._stencils.text(stencil_kind, texts, told)
+        if known is not None:
+            return _marked(so_far, answers, known)
+        found = self._ask(kind, template, so_far, before, action, answers)
+        is_settled = not before.num_turns or self._agreed.get(kind, 0) >= _TIMES_AGREED
+        if is_settled and found is not None and found == _marked(so_far, answers, found.text):
+
+            def ask(others: Sequence[str], begin_turn: bool) -> str | None:
+                changed = [
+                    {**answer, "content": text, **({"tool_call_id": "other0000"} if "tool_call_id" in answer else {})}
+                    for answer, text in zip(answers, others, strict=True)
+                ]
+                delta = find_delta(lambda asked, _: template(asked, begin_turn), so_far, action, changed, self._ends)
+                return delta.text if delta is not None and delta == _marked(so_far, changed, delta.text) else None
+
+            self._stencils.learn(stencil_kind, texts, told, found.text, ask)
+        return found
+
+    def _ask(
+        self,
+        kind: Any,
+        template: Template,
+        so_far: Written,
+        before: Before,
+        action: Action,
+        answers: Sequence[Message],
+    ) -> Delta | None:
+        """What the template writes for the whole conversation, or without the turns between."""
 
         def after(written: Written) -> Delta | None:
             return find_delta(template, written, action, answers, self._ends)
 
-        if not before.num_turns or any(answer["role"] != "tool" for answer in answers):
-            return after(so_far)
-        kind = _kind(before, action, answers)
         agreed = self._agreed.get(kind, 0)
-        if agreed < 0:
+        if not before.num_turns or agreed < 0:
             return after(so_far)
         short = after(before)
         grown = short and Delta(
@@ -91,6 +126,14 @@ class Deltas:
         whole = after(so_far)
         self._agreed[kind] = agreed + 1 if whole == grown else -1
         return whole
+
+
+def _marked(so_far: Written, answers: Sequence[Message], text: str) -> Delta:
+    """The delta of a template that writes nothing of its own before a sampled turn, and this text after it."""
+    turn: Message = {"role": "assistant", "content": MARKER}
+    return Delta(
+        skeleton=(*so_far.skeleton, turn, *answers), template_text=so_far.template_text + MARKER + text, text=text
+    )
 
 
 def _kind(before: Before, action: Action, answers: Sequence[Message]) -> Any:
