@@ -206,6 +206,8 @@ class ChatRenderer:
         if not sampled or sampled[-1] not in self.stop_ids or sampled[-1] not in delta:
             return delta
         end = delta.index(sampled[-1])
+        if not end:
+            return delta[1:]
         spaces = str(self.tokenizer.decode(list(delta[:end]), skip_special_tokens=False))
         return delta if spaces.strip() else delta[end + 1 :]
 
