@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from agent_r1.engines.local import LocalEngine
+from agent_r1.engines.local import LocalEngine, cuda_runner
 from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import Drawing, Drawn, ModelRunner
 from agent_r1.engines.local.scheduler import Chunk
@@ -246,3 +246,22 @@ def test_a_pool_full_of_old_prefixes_does_not_end_the_flow(
     asyncio.run(all_answers(engine, requests))
     assert engine.stats.preemptions == 0
     assert runner.num_continued == {kind: 2 * count for kind, count in while_empty.items()}
+
+
+def test_the_inputs_of_a_burst_on_cuda_take_unseen_tokens_from_where_they_were_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_runner, "_send", lambda array, device: torch.from_numpy(array))  # no pinned memory here
+    known, first, second = (Request(prompt=(1, 2, 3), sampling=SamplingParams()) for _ in range(3))
+    known.take([11], [0.0], 0)
+    for block, request in enumerate((known, first, second), start=5):
+        request.blocks = [block]
+    chunks = [Chunk(known, 3, 1), Chunk(first, 3, 1, foreseen=True), Chunk(second, 3, 1, foreseen=True)]
+    inputs = cuda_runner._DecodeInputs(4, 2, torch.device("cpu"))
+    drawn = torch.tensor([70, 80, 90, 0], dtype=torch.int32)
+    inputs.fill(chunks, 4, 8, torch.zeros(4, 3 + cuda_runner.BURST), {second: 0, first: 2}, drawn)
+    tokens, positions, slots = inputs.heads.tolist()
+    assert tokens == [11, 90, 70, 0]
+    assert positions[:3] == [3, 3, 3]
+    assert slots[:3] == [5 * 16 + 3, 6 * 16 + 3, 7 * 16 + 3]
+    assert inputs.contexts[:3].tolist() == [4, 4, 4]
