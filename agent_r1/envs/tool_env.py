@@ -66,9 +66,9 @@ class ToolEnv(AgentEnv):
             return self._continue(action, answers, 0.0, Counter({"tool/parse_errors": 1.0}))
         if not action.tool_calls:
             return StepResult(observation=None, done=True)
-        outcomes = await asyncio.gather(
-            *(run_call(self._tools, call, self._tool_context) for call in action.tool_calls)
-        )
+        calls = [run_call(self._tools, call, self._tool_context) for call in action.tool_calls]
+        # Most actions have one call, and need no task beside their own for it.
+        outcomes = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
         answers = [
             {
                 "role": "tool",
