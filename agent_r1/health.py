@@ -43,6 +43,8 @@ class HealthMonitor:
         self._quiet_for: dict[str, int] = {}
         self._first: dict[str, list[float]] = {}
         self._best: dict[str, float] = {}
+        self._before: float | None = None
+        self._held_out_fell = False
         self.warnings: list[str] = []
 
     def look(self, metrics: Metrics) -> list[str]:
@@ -60,10 +62,30 @@ class HealthMonitor:
         self.warnings += [f"step {len(self._history)}: {message}" for message in new]
         return new
 
-    def replay(self, steps: Iterable[Metrics]) -> None:
-        """Look at steps that were reported before."""
-        for metrics in steps:
-            self.look(metrics)
+    def look_at_evaluation(self, metrics: Metrics) -> list[str]:
+        """The warning that begins with this evaluation of held-out tasks; the first one is what others are held to."""
+        success, rows = metrics.get("eval/all/greedy", math.nan), metrics.get("eval/all/rows", 0.0)
+        if not math.isfinite(success) or rows < 1:
+            return []
+        if self._before is None:
+            self._before = success
+        # Twice the standard error of a difference: other tasks might have shown the opposite of less.
+        chance = 2.0 * math.sqrt((self._before * (1 - self._before) + success * (1 - success)) / rows)
+        fell, told = success < self._before - max(chance, 0.02), self._held_out_fell
+        self._held_out_fell = fell
+        if not fell or told:
+            return []
+        message = _held_out_falls(self, success, self._before)
+        self.warnings.append(f"step {len(self._history)}: {message}")
+        return [message]
+
+    def replay(self, lines: Iterable[Metrics]) -> None:
+        """Look at steps and evaluations that were reported before."""
+        for metrics in lines:
+            if "eval/all/greedy" in metrics:
+                self.look_at_evaluation(metrics)
+            else:
+                self.look(metrics)
 
     def _remember(self, step: dict[str, float]) -> None:
         self._history.append(step)
@@ -145,6 +167,20 @@ def _success_falls(monitor: HealthMonitor) -> str | None:
         f"success has fallen to {recent:.2f}, once {best:.2f}: the policy unlearns. Lower optimizer.learning_rate or "
         "optimizer.gradient_clip, hold the policy with algorithm.kl.coefficient, and go back to a checkpoint from "
         "before"
+    )
+
+
+def _held_out_falls(monitor: HealthMonitor, success: float, before: float) -> str:
+    message = f"held-out success has fallen to {success:.1%}, before training {before:.1%}: "
+    recent, start = monitor.recent("reward/process"), monitor.at_first("reward/process")
+    if recent is not None and start is not None and recent > 1.2 * start:
+        return message + (
+            f"meanwhile process rewards rise from {start:.3f} to {recent:.3f} an episode and may be what is learned. "
+            "Read conversations in the run's trajectories, and try reward.process_weight=0"
+        )
+    return message + (
+        "what is rewarded in training is not what is evaluated, or the policy unlearns. Read conversations in the "
+        "run's trajectories, and lower optimizer.learning_rate"
     )
 
 

@@ -318,6 +318,41 @@ def test_replay_and_look_are_the_same_for_any_series(steps: Steps, cut: int) -> 
     assert resumed.warnings == watch(steps)
 
 
+# --- held-out tasks -------------------------------------------------------------------------------------------------
+
+
+def held_out(success: float, rows: int = 512) -> dict[str, float]:
+    return {"eval/all/greedy": success, "eval/all/rows": float(rows)}
+
+
+def test_held_out_success_that_falls_is_told_once_and_again_after_it_had_risen() -> None:
+    monitor = HealthMonitor(has_tools=True)
+    told = [len(monitor.look_at_evaluation(held_out(success))) for success in (0.506, 0.436, 0.4, 0.52, 0.41)]
+    assert told == [0, 1, 0, 0, 1]
+    assert monitor.warnings[0].startswith("step 0: held-out success has fallen to 43.6%, before training 50.6%")
+
+
+def test_a_fall_that_other_tasks_might_not_show_is_no_trouble() -> None:
+    assert HealthMonitor(has_tools=True).look_at_evaluation(held_out(0.2)) == []
+    for before, after, rows in ((0.506, 0.456, 512), (0.5, 0.4, 64), (1.0, 0.99, 100_000), (0.3, 0.6, 512)):
+        monitor = HealthMonitor(has_tools=True)
+        assert [monitor.look_at_evaluation(held_out(success, rows)) for success in (before, after)] == [[], []]
+    assert HealthMonitor(has_tools=True).look_at_evaluation(held_out(math.nan)) == []
+
+
+def test_process_rewards_that_rise_while_held_out_success_falls_are_named_and_a_resumed_run_says_the_same() -> None:
+    lines = [held_out(0.506), *steps_of(reward__process=ramp(0.05, 0.11, 20), reward__outcome=ramp(0.3, 0.45, 20))]
+    monitor = HealthMonitor(has_tools=True)
+    monitor.replay([*lines, held_out(0.436)])
+    [warning] = monitor.warnings
+    assert "process rewards rise from 0.053 to 0.107" in warning
+    assert "reward.process_weight=0" in warning
+    resumed = HealthMonitor(has_tools=True)
+    resumed.replay(lines)
+    resumed.look_at_evaluation(held_out(0.436))
+    assert resumed.warnings == monitor.warnings
+
+
 # --- false alarms ---------------------------------------------------------------------------------------------------
 
 

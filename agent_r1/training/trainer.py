@@ -132,7 +132,7 @@ class Trainer:
                         with self.rollout.clock_stopped():
                             self._save()
                     if self._due(self.config.eval.every) and self._progress.step < total and self.eval_tasks:
-                        self.tracker.log(self._progress.step, (await self._evaluate("evaluating")).metrics)
+                        self._log_evaluation((await self._evaluate("evaluating")).metrics)
         except RolloutsFailingError:
             if self._progress.step:  # nothing that was learned is lost: the same command goes on from here
                 self._save()
@@ -213,10 +213,15 @@ class Trainer:
         if logged:
             return {name: value for name, value in logged[0].items() if name != "step"}, []
         evaluation = await self._evaluate("evaluating before training")
-        self.tracker.log(0, evaluation.metrics)
+        self._log_evaluation(evaluation.metrics)
         self._write_evaluation("before", evaluation)
         self.console.say(f"before training: {evaluation.success:.1%} of {len(self.eval_tasks)} held-out tasks solved")
         return evaluation.metrics, [trajectory for group in evaluation.greedy for trajectory in group]
+
+    def _log_evaluation(self, metrics: Mapping[str, float]) -> None:
+        self.tracker.log(self._progress.step, metrics)
+        for warning in self.health.look_at_evaluation(metrics):
+            self.console.warn(warning)
 
     def _write_evaluation(self, name: str, evaluation: Evaluation) -> None:
         path = self.folder.trajectories / f"eval_{name}.jsonl"
@@ -233,7 +238,7 @@ class Trainer:
         success_after: float | None = None
         if self.eval_tasks:
             after = await self._evaluate("evaluating after training")
-            self.tracker.log(self._progress.step, after.metrics)
+            self._log_evaluation(after.metrics)
             self._write_evaluation("after", after)
             final, success_after = after.metrics, after.success
             tool_calls = after.metrics["eval/all/tool_calls"]
@@ -285,7 +290,7 @@ class Trainer:
         # Checkpoints from before groups could outlive a step have no entry: batch after batch was trained.
         started = {"pending": [], "next": checkpoint.step * self.config.rollout.groups_per_step}
         self.collector.load_state_dict(checkpoint.state.get("collector", started))
-        self.health.replay(line for line in self.folder.read_metrics() if "reward/outcome" in line)
+        self.health.replay(self.folder.read_metrics())
         self._progress = _Progress(step=checkpoint.step, train_seconds=float(checkpoint.state["train_seconds"]))
         write_atomically(self.folder.config, to_yaml(self.config))
         self.console.say(f"going on from step {checkpoint.step} of {self.folder.path}")
