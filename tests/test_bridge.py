@@ -59,7 +59,7 @@ def test_forty_turns_have_the_tokens_of_whole_renderings(
     words = [THOUGHTFUL if turn % 7 == 3 else CALL_TEXT for turn in range(40)]
     answers = [[f"{turn}"] * (1 + turn % 2) if turn % 5 else [""] for turn in range(40)]
     found = [play(ChatRenderer(Counted(tokenizer, template)), words, answers) for _ in range(2)]
-    monkeypatch.setattr("agent_r1.chat.bridge._TIMES_AGREED", 10**9)
+    monkeypatch.setattr("agent_r1.chat.bridge.TIMES_AGREED", 10**9)
     whole = play(ChatRenderer(Counted(tokenizer, template)), words, answers)
     for prompts in found:
         assert [(prompt.token_ids, prompt.bridged) for prompt in prompts] == [

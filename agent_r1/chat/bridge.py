@@ -16,13 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent_r1.chat.stencils import Stencils
+from agent_r1.chat.stencils import TIMES_AGREED, Stencils
 from agent_r1.errors import ChatTemplateError
 from agent_r1.types import Action, Message
 
 MARKER = "AGENTR1MARKER"
-
-_TIMES_AGREED = 3
 
 Template = Callable[[Sequence[Message], bool], str]
 """What a chat template writes for messages, with or without the words that begin the assistant's next turn."""
@@ -83,18 +81,15 @@ class Deltas:
         known = self._stencils.text(stencil_kind, texts, told)
         if known is not None:
             return _marked(so_far, answers, known)
+
+        def ask(others: Sequence[str], begin_turn: bool) -> str | None:
+            changed = [_changed(answer, text) for answer, text in zip(answers, others, strict=True)]
+            delta = find_delta(lambda asked, _: template(asked, begin_turn), so_far, action, changed, self._ends)
+            return delta.text if delta is not None and delta == _marked(so_far, changed, delta.text) else None
+
         found = self._ask(kind, template, so_far, before, action, answers)
-        is_settled = not before.num_turns or self._agreed.get(kind, 0) >= _TIMES_AGREED
+        is_settled = not before.num_turns or self._agreed.get(kind, 0) >= TIMES_AGREED
         if is_settled and found is not None and found == _marked(so_far, answers, found.text):
-
-            def ask(others: Sequence[str], begin_turn: bool) -> str | None:
-                changed = [
-                    {**answer, "content": text, **({"tool_call_id": "other0000"} if "tool_call_id" in answer else {})}
-                    for answer, text in zip(answers, others, strict=True)
-                ]
-                delta = find_delta(lambda asked, _: template(asked, begin_turn), so_far, action, changed, self._ends)
-                return delta.text if delta is not None and delta == _marked(so_far, changed, delta.text) else None
-
             self._stencils.learn(stencil_kind, texts, told, found.text, ask)
         return found
 
@@ -121,7 +116,7 @@ class Deltas:
             template_text=so_far.template_text + short.template_text[len(before.template_text) :],
             text=short.text,
         )
-        if grown is not None and agreed >= _TIMES_AGREED:
+        if grown is not None and agreed >= TIMES_AGREED:
             return grown
         whole = after(so_far)
         self._agreed[kind] = agreed + 1 if whole == grown else -1
@@ -134,6 +129,11 @@ def _marked(so_far: Written, answers: Sequence[Message], text: str) -> Delta:
     return Delta(
         skeleton=(*so_far.skeleton, turn, *answers), template_text=so_far.template_text + MARKER + text, text=text
     )
+
+
+def _changed(answer: Message, text: str) -> Message:
+    """Another answer of the same tool, to another call."""
+    return {**answer, "content": text, **({"tool_call_id": "other0000"} if "tool_call_id" in answer else {})}
 
 
 def _kind(before: Before, action: Action, answers: Sequence[Message]) -> Any:

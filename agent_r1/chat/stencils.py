@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 TIMES_AGREED = 3
+"""How often what was learned of a template must give what the template gives before it is trusted."""
 
 _HARD = ': "quoted" \\ \\n \'s <tag x="y">&amp;</tag> {{ braces }} {% if %} [1, 2]\n\t\u00e9\u4e16 end'
 """In an answer, what any escaping, parsing or shortening would change."""

@@ -40,4 +40,5 @@ def _advice(config: Config) -> str:
         ways.append("adapters (model.lora.rank=16)")
     if config.algorithm.critic.enabled and config.algorithm.critic.shared_weight is None:
         ways.append("a critic that shares the policy's trunk (algorithm.critic.shared_weight=0.1)")
-    return f"These need less: {', '.join(ways)}. Or bound the engine (engine.kv_memory), or stop others"
+    ways.append("a bound for the engine's cache (engine.kv_memory)")
+    return f"These need less: {', '.join(ways)}. Or stop what else is on the GPU"

@@ -50,7 +50,7 @@ class Calculator(BaseTool):
         response, _, notes = await calculate.execute(args, **kwargs)
         earlier: list[float] = context.state.setdefault("results", [])
         result, solution = float(response.text), context.task.env_kwargs["results"]
-        before, reward = progress(earlier, solution), 0.0
+        before = progress(earlier, solution)
         useful = context.state["calls"] <= MAX_PAID_CALLS and is_useful(
             str(args["expression"]),
             result,
@@ -60,8 +60,7 @@ class Calculator(BaseTool):
         )
         if len(numbers_of(str(args["expression"]))) > 1:  # a number alone was written, not calculated
             earlier.append(result)
-            reward = PROGRESS_REWARD * (progress(earlier, solution) - before) if useful else 0.0
-        return response, reward, notes
+        return response, PROGRESS_REWARD * (progress(earlier, solution) - before) if useful else 0.0, notes
 
 
 @tool

@@ -69,11 +69,8 @@ class PrefixCache:
         self.query_tokens += query_tokens
         self.hit_tokens += hit_tokens
 
-    def insert(
-        self, token_ids: Sequence[int], blocks: Sequence[int], *, num_known: int = 0, num_blocks: int | None = None
-    ) -> list[int]:
-        """Remember the full blocks of a computed prefix (the first `num_blocks`); gives the blocks its owner holds from
-        here on.
+    def insert(self, token_ids: Sequence[int], blocks: Sequence[int], *, num_known: int = 0) -> list[int]:
+        """Remember the full blocks of a computed prefix; gives the blocks its owner holds from here on.
 
         Where a block with the same prefix is known already the owner gets that one and gives its own back: two requests
         that computed the same thing side by side end up sharing it. The first `num_known` came from here, and are not
@@ -82,7 +79,7 @@ class PrefixCache:
         held = list(blocks)
         node = held[num_known - 1] if num_known else ROOT
         fresh: list[int] = []
-        for index in range(num_known, len(token_ids) // BLOCK_SIZE if num_blocks is None else num_blocks):
+        for index in range(num_known, len(token_ids) // BLOCK_SIZE):
             edge = _edge(node, token_ids, index)
             child = self._blocks.get(edge)
             if child is None:

@@ -105,9 +105,8 @@ class Scheduler:
         """
         num_full = request.num_computed // BLOCK_SIZE
         if num_full > request.num_filed:
-            request.blocks = self.cache.insert(
-                request.tokens, request.blocks, num_known=request.num_filed, num_blocks=num_full
-            )
+            filled = request.tokens[: num_full * BLOCK_SIZE]
+            request.blocks = self.cache.insert(filled, request.blocks, num_known=request.num_filed)
             request.num_filed = num_full
 
     def preempt_all(self) -> None:
