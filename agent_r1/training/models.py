@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from agent_r1.engines.local.fused import fuse_projections
 from agent_r1.errors import ConfigError
 from agent_r1.training.checkpoint import replace_folder
 from agent_r1.training.lora import merged_weights
@@ -57,7 +58,11 @@ def checkpoint_layers(model: nn.Module) -> None:
 
 
 def compile_layers(decoder: nn.Module) -> None:
-    """Compile each layer of a decoder in place; a whole model would take far longer to compile."""
+    """Compile each layer of a decoder in place; a whole model would take far longer to compile.
+
+    Projections of the same input become one product first: compiled, joining their weights costs nothing.
+    """
+    fuse_projections(decoder, trained=True)
     # All layers of all models of a run share one piece of code: leave room for its variants (with and without gradient,
     # adapters on and off, one shape and any shape).
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
