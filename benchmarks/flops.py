@@ -54,9 +54,9 @@ def shape_of(policy: nn.Module) -> ModelShape:
     model = cast(Any, policy)
     config = model.config.get_text_config()
     heads = int(config.num_attention_heads)
-    linear = [module for module in model.get_decoder().modules() if isinstance(module, nn.Linear)]
+    matrices = [parameter for parameter in model.get_decoder().layers.parameters() if parameter.dim() == 2]
     return ModelShape(
-        decoder_entries=sum(module.weight.numel() for module in linear),
+        decoder_entries=sum(matrix.numel() for matrix in matrices),
         layers=int(config.num_hidden_layers),
         heads=heads,
         head_size=int(getattr(config, "head_dim", None) or config.hidden_size // heads),

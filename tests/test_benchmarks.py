@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from agent_r1.engines.local.fused import fuse_projections
 from agent_r1.errors import DataError
 from agent_r1.training.rows import Sample
 from agent_r1.training.trie import pack_tries
@@ -79,6 +80,8 @@ def test_update_flops_by_hand() -> None:
     shape = flops.shape_of(model)
     # A layer: q and o 4 x 4, k and v 4 x 2, three matrices of 4 x 6.
     assert shape.decoder_entries == 2 * (2 * 16 + 2 * 8 + 3 * 24) == 240
+    fuse_projections(model, trained=True)
+    assert flops.shape_of(model) == shape  # what is computed together counts as much
     work = flops.packed_work(pack_tries(SAMPLES, [0, 1], max_tokens=64))
     assert work == flops.Work(tokens=5, scored=3, pairs=1 + 2 + 3 + 3 + 4)
     decoder, head, attention = 6 * 240 * 5, 6 * 4 * 11 * 3, 12 * 2 * 2 * 2 * 13

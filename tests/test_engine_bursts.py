@@ -184,6 +184,27 @@ def test_a_request_that_is_cancelled_in_flight_frees_its_blocks_and_harms_nobody
     assert engine._scheduler.pool.num_held == 0
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_callers_have_their_answers_before_their_blocks_are_seen_to_and_none_is_lost(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    engine = late_engine(model, monkeypatch)
+    requests = [(ids, SamplingParams(max_tokens=5, seed=index)) for index, (ids, _) in enumerate(prompts(6))]
+
+    async def ask() -> int:
+        await all_answers(engine, requests)
+        unseen_to = len(engine._scheduler.running)
+        if closed:
+            await engine.close()
+        return unseen_to
+
+    for _ in range(2):  # each time the loop ends with the answers, and with it whoever serves
+        assert asyncio.run(ask()) == len(requests)
+        assert not engine._scheduler.has_work
+        engine._scheduler.cache.clear()
+        assert engine._scheduler.pool.num_held == 0
+
+
 def test_new_weights_wait_for_the_step_in_flight_and_sample_what_comes_after_it(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,12 @@ _TURNS = 16
 """Rounds of the event loop between two steps that compute on it. An answer from a server or a process needs some ten
 until its episode asks for the next action; with one round a step, steps would go by with a request or two each."""
 
+_ANSWER_TURNS = 3
+"""Rounds of the event loop until all who wait for an answer have it: the task that asked, and whoever gathers tasks."""
+
+_EARLY_TOKENS = 8192
+"""With the prompts of so many tokens an idle device is started, though more are coming: they keep it busy meanwhile."""
+
 
 @dataclass(frozen=True)
 class _Flight:
@@ -128,7 +134,7 @@ class LocalEngine:
         self._come_tokens += len(request.prompt)
         if self._server is None or self._server.done():
             self._server = loop.create_task(self._serve())
-        if self._come_tokens >= self._prefill_tokens:
+        if self._come_tokens >= min(self._prefill_tokens, _EARLY_TOKENS):
             self._start_early()
         return await answer
 
@@ -188,7 +194,7 @@ class LocalEngine:
             raise
 
     def _start_early(self) -> None:
-        """Start a device that has nothing to do on the prompts of a full step, while others are still coming.
+        """Start a device that has nothing to do on the prompts that are there, while others are still coming.
 
         A thousand requests that come at once take some time to come. What cannot be started is scheduled again, and
         its failure told, by `_step`.
@@ -257,34 +263,42 @@ class LocalEngine:
             await self._land(flight)
 
     async def _land(self, flight: _Flight) -> None:
-        """Wait for a step and give the requests what was drawn for them; those that left meanwhile want nothing."""
+        """Wait for a step and give the requests what was drawn for them; those that left meanwhile want nothing.
+
+        Answers come first: the blocks of those that are finished are seen to when their callers have gone on.
+        """
         while not flight.drawing.done():
             await asyncio.sleep(0)
         drawn = flight.drawing.result()
         sampling = [chunk for chunk in flight.chunks if chunk.samples]
-        for chunk, tokens, logprobs in zip(sampling, drawn.tokens, drawn.logprobs, strict=True):
-            if chunk.request in self._scheduler.running:
-                self._take(chunk, tokens, logprobs)
+        finished = [
+            chunk.request
+            for chunk, tokens, logprobs in zip(sampling, drawn.tokens, drawn.logprobs, strict=True)
+            if chunk.request in self._scheduler.running and self._take(chunk, tokens, logprobs)
+        ]
+        scheduler = self._scheduler
+        try:
+            for _ in range(_ANSWER_TURNS if finished else 0):
+                await asyncio.sleep(0)
+        finally:  # a loop that ends with its answers stops serving here
+            for request in finished:
+                scheduler.finish(request)
 
-    def _take(self, chunk: Chunk, tokens: list[int], logprobs: list[float]) -> None:
-        """Give a request what was drawn for it, up to its stop; one that is finished leaves."""
+    def _take(self, chunk: Chunk, tokens: list[int], logprobs: list[float]) -> bool:
+        """Give a request what was drawn for it, up to its stop; True when it is finished, and answered."""
         request = chunk.request
         num_taken = request.take(tokens, logprobs, self._version)
         if not math.isfinite(sum(request.logprobs[-num_taken:])):
             self._scheduler.remove(request)
             self._fail(request, "the model gave a log-probability of nan or inf; its weights may be broken")
-            return
+            return False
         # All but the last of them were inputs of the same step.
         request.num_computed = chunk.end + num_taken - 1
         self._counts.computed_tokens += num_taken - 1
         self._counts.generated_tokens += num_taken
-        if request.finished:
-            self._finish(request)
-        else:
+        if not request.finished:
             self._scheduler.file(request)
-
-    def _finish(self, request: Request) -> None:
-        self._scheduler.finish(request)
+            return False
         answer = self._answers.pop(request)
         if not answer.done():
             answer.set_result(
@@ -295,6 +309,7 @@ class LocalEngine:
                     policy_versions=tuple(request.versions),
                 )
             )
+        return True
 
     def _drop_cancelled(self) -> None:
         """Requests whose caller went away leave without an answer."""
