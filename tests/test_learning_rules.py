@@ -25,8 +25,8 @@ from agent_r1.config import OptimizerConfig
 from agent_r1.config.schema import CriticConfig, KLConfig
 from agent_r1.demonstrations import DemonstrationRow
 from agent_r1.errors import ConfigError, DivergenceError
-from agent_r1.training.learner import Learner
-from agent_r1.training.models import Critic, load_policy
+from agent_r1.training.learner import CRITIC_UPDATES, Learner
+from agent_r1.training.models import Critic, SharedCritic, load_policy
 from agent_r1.training.optimize import guarded_step
 from agent_r1.training.rows import Sample, pack
 from agent_r1.training.scoring import score, score_all, value_of_states
@@ -263,7 +263,7 @@ def test_the_number_of_updates_does_not_depend_on_the_number_of_steps(
     learner.learn(experience_of(*batch), step=0)
     assert learner.critic_optimizer is not None
     assert num_steps_of(learner.policy_optimizer) == epochs * minibatches
-    assert num_steps_of(learner.critic_optimizer) == epochs * minibatches
+    assert num_steps_of(learner.critic_optimizer) == epochs * 2  # a critic learns from each of the two groups apart
 
 
 def test_tokens_spread_over_more_steps_weigh_the_same(policy: LlamaForCausalLM) -> None:
@@ -627,7 +627,7 @@ def first_token(task: Task, episode: Episode) -> float:
 def test_the_critic_learns_a_constant_return(policy: LlamaForCausalLM) -> None:
     rng = random.Random(0)
     batch = [
-        make_trajectory([make_step(policy, random_ids(rng, 4), random_ids(rng, 3))], 1.0, group_id=g) for g in range(6)
+        make_trajectory([make_step(policy, random_ids(rng, 4), random_ids(rng, 3))], 1.0, group_id=0) for _ in range(6)
     ]
     learner = make_learner(
         policy,
@@ -638,6 +638,24 @@ def test_the_critic_learns_a_constant_return(policy: LlamaForCausalLM) -> None:
     losses = [learner.learn(experience_of(*batch), step=step)["loss/critic"] for step in range(20)]
     assert losses[0] == pytest.approx(0.5)  # 1/2 (0 - 1)^2: the head starts from zero
     assert losses[-1] < 0.02
+
+
+def test_a_critic_of_its_own_takes_some_steps_on_parts_of_the_same_samples(policy: LlamaForCausalLM) -> None:
+    batch = [
+        make_trajectory([make_step(policy, (5, 6, group), (7, 8))], float(group), group_id=group)
+        for group in range(7)
+        for _ in range(2)
+    ]
+    own, shared = Critic(policy), SharedCritic(policy)
+    for critic, expected in ((own, CRITIC_UPDATES), (shared, 1)):
+        settings = CriticConfig(enabled=True, learning_rate=0.0, shared_weight=0.1 if critic is shared else None)
+        learner = make_learner(policy, estimator={**TOKEN_GAE, "lam": 1.0}, critic=critic, critic_settings=settings)
+        metrics = learner.learn(experience_of(*batch), step=0)
+        assert learner.critic_optimizer is not None
+        assert num_steps_of(learner.critic_optimizer) == expected
+        # It never moves, so each part's loss is 1/2 group^2: parts of groups 0 4, 1 5, 2 6 and 3; or all of them.
+        squares = [[0, 16], [1, 25], [4, 36], [9]] if critic is own else [[0, 1, 4, 9, 16, 25, 36]]
+        assert metrics["loss/critic"] == pytest.approx(sum(sum(part) / len(part) for part in squares) / expected / 2)
 
 
 def test_step_gae_trains_the_critic_at_the_first_token_of_each_step_only(policy: LlamaForCausalLM) -> None:

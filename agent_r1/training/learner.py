@@ -30,6 +30,11 @@ from agent_r1.training.rows import MicroBatch, Sample, send
 from agent_r1.training.scoring import Scores, score, value
 
 
+CRITIC_UPDATES = 4
+"""Optimizer steps of a critic of its own for each one of the policy, each on its part of the same samples: the passes
+cost the same, a regression need not stay near where it began, and a critic starts out knowing nothing."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Share:
     """What one update computes."""
@@ -54,6 +59,25 @@ def _share(batch: CreditedBatch, samples: Sequence[Sample], chosen: Sequence[int
         useful=in_update_S.nonzero().squeeze(1).tolist(),
         tokens_N=in_update_S[table.step_of_token_N].nonzero().squeeze(1),
     )
+
+
+def _by_group(
+    experience: Experience, chosen: Sequence[int], parts: int, rng: random.Random | None = None
+) -> list[list[int]]:
+    """The chosen samples in so many parts, groups whole and in order, or shuffled; parts that got nothing are left out.
+
+    Samples of groups 0 0 1 2 in two parts: groups 0 and 2 are one, group 1 is the other.
+    """
+    table = experience.table
+    group_S = table.group_R[table.trajectory_S].tolist()
+    groups = sorted({group_S[index] for index in chosen})
+    if rng is not None:
+        rng.shuffle(groups)
+    part_of = {group: place % parts for place, group in enumerate(groups)}
+    made: list[list[int]] = [[] for _ in range(parts)]
+    for index in chosen:
+        made[part_of[group_S[index]]].append(index)
+    return [part for part in made if part]
 
 
 class _Sums:
@@ -131,17 +155,12 @@ class Learner:
     def _minibatches(self, experience: Experience, step: int) -> list[list[int]]:
         """The samples of each update. Whole groups go into a minibatch, so the number of updates is fixed, however
         many steps the trajectories have."""
-        settings = self.algorithm.settings
-        group_R = experience.table.group_R.tolist()
-        sample_groups = [group_R[owner] for owner in experience.table.trajectory_S.tolist()]
+        settings, everything = self.algorithm.settings, range(len(experience.samples))
         updates: list[list[int]] = []
         for epoch in range(settings.epochs):
-            groups = sorted(set(group_R))
-            random.Random(mix_seed(self._seed, step, epoch)).shuffle(groups)
-            for part in range(settings.minibatches):
-                members = set(groups[part :: settings.minibatches])
-                updates.append([index for index, group in enumerate(sample_groups) if group in members])
-        return [update for update in updates if update]
+            rng = random.Random(mix_seed(self._seed, step, epoch))
+            updates += _by_group(experience, everything, settings.minibatches, rng)
+        return updates
 
     def _adapt_kl(self, metrics: dict[str, float], num_trajectories: int) -> None:
         settings = self.algorithm.settings.kl
@@ -160,19 +179,18 @@ class Learner:
     # --- one update ------------------------------------------------------------------------------------------------
 
     def _update(self, batch: CreditedBatch, chosen: Sequence[int], step: int) -> dict[str, float]:
-        """One optimizer step of the policy and one of the critic on the chosen samples."""
+        """One optimizer step of the policy, and some of the critic, on the chosen samples."""
         credit, warmup = batch.credit, self.algorithm.settings.critic.warmup_steps
-        samples, critic_samples = batch.experience.samples, batch.experience.critic_samples
+        samples = batch.experience.samples
         if self.critic is None or credit.valued_N is None:
             return self._update_policy(batch, _share(batch, samples, chosen, credit.credited_N), step)
         if step < warmup:
-            share = _share(batch, critic_samples, chosen, credit.valued_N)
-            return {"loss/updates": 0.0, **self._update_critic(batch, share, step)}
+            return {"loss/updates": 0.0, **self._update_critic(batch, chosen, step)}
         if isinstance(self.critic, SharedCritic):
             either_N = credit.credited_N | credit.valued_N
             return self._update_policy(batch, _share(batch, samples, chosen, either_N), step)
         metrics = self._update_policy(batch, _share(batch, samples, chosen, credit.credited_N), step)
-        return metrics | self._update_critic(batch, _share(batch, critic_samples, chosen, credit.valued_N), step)
+        return metrics | self._update_critic(batch, chosen, step)
 
     def _update_policy(self, batch: CreditedBatch, share: _Share, step: int) -> dict[str, float]:
         """One step of the policy; of a value head too when it shares the policy's trunk."""
@@ -272,10 +290,23 @@ class Learner:
 
     # --- the critic ------------------------------------------------------------------------------------------------
 
-    def _update_critic(self, batch: CreditedBatch, share: _Share, step: int) -> dict[str, float]:
-        assert self.critic is not None
-        if not share.useful:
+    def _update_critic(self, batch: CreditedBatch, chosen: Sequence[int], step: int) -> dict[str, float]:
+        """Some steps of the critic on the chosen samples; the mean of what they did."""
+        assert batch.credit.valued_N is not None
+        parts = 1 if isinstance(self.critic, SharedCritic) else CRITIC_UPDATES
+        samples, done = batch.experience.critic_samples, list[dict[str, float]]()
+        for part in _by_group(batch.experience, chosen, parts):
+            share = _share(batch, samples, part, batch.credit.valued_N)
+            if share.useful:
+                done.append(self._update_critic_once(batch, share, step))
+        if not done:
             return {}
+        mean = {name: sum(each[name] for each in done) / len(done) for name in done[0]}
+        self.critic_skips.note(loss=mean["loss/critic"], norm=mean["critic/gradient_norm"])
+        return mean
+
+    def _update_critic_once(self, batch: CreditedBatch, share: _Share, step: int) -> dict[str, float]:
+        assert self.critic is not None
         num_valued = self._num_valued(batch, share)
         running = _Sums()
         for micro in self.models.compute.pack(share.samples, share.useful):
@@ -285,9 +316,7 @@ class Learner:
             loss.backward()  # type: ignore[no-untyped-call]
             running.add({"loss/critic": loss.detach()})
         self._step_critic(running, step)
-        sums = running.read()
-        self.critic_skips.note(loss=sums["loss/critic"], norm=sums["critic/gradient_norm"])
-        return sums
+        return running.read()
 
     def _num_valued(self, batch: CreditedBatch, share: _Share) -> int:
         valued_N = batch.credit.valued_N
