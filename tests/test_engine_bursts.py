@@ -281,8 +281,8 @@ def test_the_inputs_of_a_burst_on_cuda_take_unseen_tokens_from_where_they_were_d
     inputs = cuda_runner._DecodeInputs(4, 2, torch.device("cpu"))
     drawn = torch.tensor([70, 80, 90, 0], dtype=torch.int32)
     inputs.fill(chunks, 4, 8, torch.zeros(4, 3 + cuda_runner.BURST), {second: 0, first: 2}, drawn)
-    tokens, positions, slots = inputs.heads.tolist()
+    tokens, positions = inputs.heads.tolist()
     assert tokens == [11, 90, 70, 0]
-    assert positions[:3] == [3, 3, 3]
-    assert slots[:3] == [5 * 16 + 3, 6 * 16 + 3, 7 * 16 + 3]
-    assert inputs.contexts[:3].tolist() == [4, 4, 4]
+    assert positions == [3, 3, 3, 0]
+    assert inputs.contexts.tolist() == [4, 4, 4, 1]
+    assert inputs.tables[:, 0].tolist() == [5, 6, 7, 0]

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from agent_r1.engines.local import kernels
-from agent_r1.engines.local.kernels import Launch, decode_attention, decode_launch, prefill_attention, write_kv
+from agent_r1.engines.local.kernels import decode_attention, prefill_attention, write_kv
+from agent_r1.engines.local.launches import Launch, decode_launch
 from agent_r1.errors import EngineError
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -138,8 +139,29 @@ def random_rows(count: int, heads: int, dim: int, dtype: torch.dtype = torch.flo
     return torch.randn(count, heads, dim, generator=generator).to(DEVICE, dtype)
 
 
+def newest(cache: Cache) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys and values [R, kv_heads, dim] of each request's last token, and their slots; without tokens -1."""
+    last, block_size = (cache.lengths.long() - 1), cache.keys.shape[1]
+    blocks = cache.tables.gather(1, (last.clamp(min=0) // block_size)[:, None]).squeeze(1).long()
+    slots = torch.where(last >= 0, blocks * block_size + last % block_size, -1)
+    keys, values = (tensor.flatten(0, 1)[slots.clamp(min=0)] for tensor in (cache.keys, cache.values))
+    return keys, values, slots
+
+
+def decoded(queries: Tensor, cache: Cache, **options: Any) -> Tensor:
+    """Decode with the newest tokens' keys and values given; their places in the cache hold NaN until then."""
+    keys, values, slots = newest(cache)
+    dirty = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
+    for tensor in (dirty.keys, dirty.values):
+        tensor.flatten(0, 1)[slots[slots >= 0]] = math.nan
+    result = decode_attention(queries, keys, values, *dirty, **options)
+    assert torch.equal(dirty.keys.nan_to_num(), cache.keys.nan_to_num()), "written to their places, and nowhere else"
+    assert torch.equal(dirty.values.nan_to_num(), cache.values.nan_to_num())
+    return result
+
+
 def assert_decode_agrees(queries: Tensor, cache: Cache, **options: Any) -> None:
-    found = decode_attention(queries, *cache, **options)
+    found = decoded(queries, cache, **options)
     assert found.dtype == queries.dtype
     expected = reference_decode_attention(queries, cache, **options)
     torch.testing.assert_close(found, expected, rtol=TOLERANCE[queries.dtype], atol=TOLERANCE[queries.dtype])
@@ -231,9 +253,20 @@ def test_decode_takes_any_block_size_and_strided_queries(block_size: int) -> Non
 
 @runs_kernels
 def test_requests_that_share_blocks_each_see_them() -> None:
+    """Full blocks are shared, the one that is written to never is."""
     cache = random_cache([64, 40])
-    shared = cache._replace(tables=cache.tables[[0, 0]])
-    assert_decode_agrees(random_rows(2, 4, 64), shared, scale=0.125)
+    tables = cache.tables.clone()
+    tables[1, :2] = tables[0, :2]
+    assert_decode_agrees(random_rows(2, 4, 64), cache._replace(tables=tables), scale=0.125)
+
+
+@runs_kernels
+def test_strided_newest_keys_are_taken_as_they_are() -> None:
+    cache = random_cache([1, 17, 40])
+    keys, values, _ = newest(cache)
+    side_by_side = torch.cat([random_rows(3, 4, 64), keys, values], dim=1)  # as a fused projection gives them
+    found = decode_attention(side_by_side[:, :4], side_by_side[:, 4:6], side_by_side[:, 6:], *cache, scale=0.125)
+    torch.testing.assert_close(found, decoded(side_by_side[:, :4], cache, scale=0.125))
 
 
 def test_the_split_depends_on_shapes_alone() -> None:
@@ -292,7 +325,8 @@ def test_decoding_token_by_token_gives_what_prefill_gives() -> None:
     starts = torch.tensor([0, 24], dtype=torch.int32, device=DEVICE)
     whole = prefill_attention(queries, *cache, starts, max_query_length=24, scale=0.125)
     lengths = torch.arange(1, 25, dtype=torch.int32, device=DEVICE)
-    steps = decode_attention(queries, cache.keys, cache.values, cache.tables.expand(24, -1), lengths, scale=0.125)
+    every = Cache(cache.keys, cache.values, cache.tables.expand(24, -1), lengths)
+    steps = decode_attention(queries, *newest(every)[:2], *every, scale=0.125)
     torch.testing.assert_close(steps, whole, rtol=1e-5, atol=1e-5)
 
 
@@ -303,8 +337,8 @@ def test_a_traced_layer_stays_one_graph() -> None:
     def layer(queries: Tensor, keys: Tensor, slots: Tensor, cache: Cache) -> Tensor:
         write_kv(keys, keys, cache.keys, cache.values, slots)
         starts = torch.arange(3, dtype=torch.int32)
-        decoded = decode_attention(queries * 2, *cache, scale=0.5, window=9)
-        return decoded + prefill_attention(queries, *cache, starts, max_query_length=1, scale=0.5, softcap=3.0)
+        one_each = decode_attention(queries * 2, keys, keys, *cache, scale=0.5, window=9)
+        return one_each + prefill_attention(queries, *cache, starts, max_query_length=1, scale=0.5, softcap=3.0)
 
     traced: list[list[str]] = []
 
@@ -328,7 +362,7 @@ def test_no_requests_give_no_rows() -> None:
     none = cache._replace(tables=cache.tables[:0], lengths=cache.lengths[:0])
     starts = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     empty = random_rows(0, 4, 64)
-    assert decode_attention(empty, *none, scale=1.0).shape == (0, 4, 64)
+    assert decode_attention(empty, empty[:, :2], empty[:, :2], *none, scale=1.0).shape == (0, 4, 64)
     assert prefill_attention(empty, *none, starts, max_query_length=0, scale=1.0).shape == (0, 4, 64)
     write_kv(empty[:, :2], empty[:, :2], cache.keys, cache.values, starts[:0].long())
 
@@ -341,7 +375,7 @@ def test_operators_declare_what_they_change() -> None:
     torch.library.opcheck(write_kv, write, test_utils=("test_schema", "test_faketensor"))
     torch.library.opcheck(
         decode_attention,
-        (random_rows(2, 6, 64), *cache),
+        (random_rows(2, 6, 64), rows, rows, cache.keys.nan_to_num(), cache.values.nan_to_num(), *cache[2:]),
         {"scale": 0.125},
         test_utils=("test_schema", "test_faketensor"),
     )
@@ -351,7 +385,7 @@ def test_operators_declare_what_they_change() -> None:
 def test_without_triton_a_launch_says_what_to_install() -> None:
     cache = random_cache([5])
     with pytest.raises(EngineError, match="pip install triton"):
-        decode_attention(random_rows(1, 4, 64), *cache, scale=1.0)
+        decode_attention(random_rows(1, 4, 64), *newest(cache)[:2], *cache, scale=1.0)
 
 
 @runs_kernels
@@ -359,4 +393,4 @@ def test_caches_laid_out_differently_are_refused() -> None:
     cache = random_cache([5])
     sideways = cache._replace(values=cache.values.transpose(1, 2).contiguous().transpose(1, 2))
     with pytest.raises(EngineError, match="laid out alike"):
-        decode_attention(random_rows(1, 4, 64), *sideways, scale=1.0)
+        decode_attention(random_rows(1, 4, 64), *newest(cache)[:2], *sideways, scale=1.0)

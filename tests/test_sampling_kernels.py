@@ -115,19 +115,11 @@ def test_frequencies_follow_the_probabilities() -> None:
 
 
 def test_what_was_drawn_becomes_the_input_of_the_next_step() -> None:
-    """Row 0 stays in its block, row 1 goes on to its next one."""
-    tables = torch.tensor([[7, 3, 0], [9, 4, 0]], dtype=torch.int32, device=DEVICE)
-    heads = torch.tensor([[50, 51], [5, 15], [7 * 16 + 5, 9 * 16 + 15]], device=DEVICE)
+    """Row 1 is at the last position that the model knows: its context grows, its position stays."""
+    heads = torch.tensor([[50, 51], [5, 15]], device=DEVICE)
     contexts = torch.tensor([6, 16], dtype=torch.int32, device=DEVICE)
     drawn_tokens = torch.tensor([[1, 2], [33, 44]], dtype=torch.int32, device=DEVICE)
-    advance(
-        drawn_tokens,
-        torch.tensor([1], dtype=torch.int32, device=DEVICE),
-        heads,
-        contexts,
-        tables,
-        block_size=16,
-        last_position=99,
-    )
-    assert heads.tolist() == [[33, 44], [6, 16], [7 * 16 + 6, 4 * 16]]
+    step = torch.tensor([1], dtype=torch.int32, device=DEVICE)
+    advance(drawn_tokens, step, heads, contexts, last_position=15)
+    assert heads.tolist() == [[33, 44], [6, 15]]
     assert contexts.tolist() == [7, 17]

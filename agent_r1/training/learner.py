@@ -29,7 +29,6 @@ from agent_r1.training.optimize import SkipCounter, guarded_step, make_optimizer
 from agent_r1.training.rows import MicroBatch, Sample, send
 from agent_r1.training.scoring import Scores, score, value
 
-
 CRITIC_UPDATES = 4
 """Optimizer steps of a critic of its own for each one of the policy, each on its part of the same samples: the passes
 cost the same, a regression need not stay near where it began, and a critic starts out knowing nothing."""

@@ -56,6 +56,7 @@ def paged_attention(
             queries, keys, values, key_cache, value_cache, paged, scale=scale, window=sliding_window, softcap=softcap
         )
     else:
+        assert paged.slot_mapping is not None
         write_kv(keys, values, key_cache, value_cache, paged.slot_mapping)
         attended = grouped_attention(
             queries, key_cache, value_cache, paged.groups, scale=scale, window=sliding_window, softcap=softcap
@@ -77,10 +78,11 @@ def _attend_on_cuda(
 ) -> Tensor:
     from agent_r1.engines.local import kernels  # needs Triton, which machines without CUDA lack
 
-    kernels.write_kv(keys, values, key_cache, value_cache, paged.slot_mapping)
     if paged.max_query_length == 1 and queries.shape[0] == paged.context_lengths.shape[0]:
         return kernels.decode_attention(
             queries,
+            keys,
+            values,
             key_cache,
             value_cache,
             paged.block_tables,
@@ -89,6 +91,8 @@ def _attend_on_cuda(
             window=window,
             softcap=softcap,
         )
+    assert paged.slot_mapping is not None
+    kernels.write_kv(keys, values, key_cache, value_cache, paged.slot_mapping)
     return kernels.prefill_attention(
         queries,
         key_cache,

@@ -176,9 +176,9 @@ class CudaRunner(ModelRunner):
     def _decode_once(self, rows: int, restricted: bool) -> None:
         """One token of each row: compute it, draw the next, and make it the input."""
         inputs = self._inputs
-        token_ids, positions, slots = inputs.heads[:, :rows]
+        token_ids, positions = inputs.heads[:, :rows]
         batch = PagedBatch(
-            slot_mapping=slots,
+            slot_mapping=None,
             block_tables=inputs.tables[:rows],
             context_lengths=inputs.contexts[:rows],
             query_starts=inputs.query_starts,
@@ -188,15 +188,8 @@ class CudaRunner(ModelRunner):
         output: Any = self._model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, paged=batch)
         results = inputs.results.first(rows)
         draw(output.logits[0], inputs.settings.first(rows), inputs.step, results, restricted=restricted)
-        advance(
-            results.tokens,
-            inputs.step,
-            inputs.heads[:, :rows],
-            inputs.contexts,
-            inputs.tables,
-            block_size=BLOCK_SIZE,
-            last_position=self._last_position,
-        )
+        heads = inputs.heads[:, :rows]
+        advance(results.tokens, inputs.step, heads, inputs.contexts, last_position=self._last_position)
         inputs.step += 1
 
     # --- compiling -------------------------------------------------------------------------------------------------
@@ -241,7 +234,7 @@ class _DecodeInputs:
     """The inputs of a burst on the device, at addresses that never change, and what it draws."""
 
     def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
-        self.heads = torch.zeros(3, rows, dtype=torch.int64, device=device)  # token ids, positions, slots
+        self.heads = torch.zeros(2, rows, dtype=torch.int64, device=device)  # token ids, positions
         self.contexts = torch.zeros(rows, dtype=torch.int32, device=device)
         # A burst may run past the end of a request that holds all its blocks: one more column keeps it in the table.
         self.tables = torch.zeros(rows, padded(blocks + 1, 16), dtype=torch.int32, device=device)
@@ -272,20 +265,18 @@ class _DecodeInputs:
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
         columns = (int(starts.max()) + steps - 1) // BLOCK_SIZE + 1
         table = block_tables(chunks, rows, columns)
-        heads = np.zeros((4, rows), dtype=np.int64)
+        heads = np.zeros((2, rows), dtype=np.int64)
         # Places are looked up on the device below; below 0 they cannot be taken for tokens.
         heads[0, : len(chunks)] = [
             -1 - drawing[chunk.request] if chunk.foreseen else chunk.request.tokens[-1] for chunk in chunks
         ]
         heads[1, : len(chunks)] = starts
-        heads[2] = table[np.arange(rows), heads[1] // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + heads[1] % BLOCK_SIZE
-        heads[3] = heads[1] + 1
         moved = _send(heads, self.heads.device)
         if drawing:
             places = (-1 - moved[0]).clamp(min=0)
             moved[0] = torch.where(moved[0] < 0, drawn.index_select(0, places).long(), moved[0])
-        self.heads[:, :rows] = moved[:3]
-        self.contexts[:rows] = moved[3]
+        self.heads[:, :rows] = moved
+        self.contexts[:rows] = moved[1] + 1
         self.tables[:rows, : table.shape[1]] = _send(table, self.heads.device)
         self.settings.first(rows).fill(settings.to(self.heads.device, non_blocking=True))
         self.step.zero_()

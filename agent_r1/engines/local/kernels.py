@@ -4,8 +4,9 @@ The cache of one layer is two tensors [num_blocks, block_size, kv_heads, dim]. A
 row of `block_tables`, in order: its token `i` lies in block `table[i // block_size]` at offset `i % block_size`.
 
     write_kv            put fresh keys and values into their slots
-    decode_attention    one query token per request; bound by reading the cache
     prefill_attention   many query tokens per request, packed; bound by arithmetic
+    decode_attention    one query token per request; bound by reading the cache. Puts the token's own key and value
+                        there, too: a kernel less in a step that has hundreds
 
 Query heads that share a key-value head (GQA) are rows of one tile, so each key and value is read once for all of them.
 Softmax runs online (Milakov and Gimelshein 2018; Dao 2023, FlashAttention-2) in base 2; sums are float32, and weights
@@ -21,13 +22,12 @@ computes. Without triton this file still imports; only a launch fails.
 
 from __future__ import annotations
 
-import math
-from functools import cache
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
+from agent_r1.engines.local.launches import constants, decode_launch, padded_dim, prefill_launch
 from agent_r1.engines.local.triton_tools import (
     HAS_TRITON,
     constexpr,
@@ -38,8 +38,6 @@ from agent_r1.engines.local.triton_tools import (
     tl,
 )
 from agent_r1.errors import EngineError
-
-LOG2_E = math.log2(math.e)
 
 # --- device code -----------------------------------------------------------------------------------------------------
 # Arguments in capitals are compile-time constants: floats among them because inductor would hand them over as float64,
@@ -55,6 +53,12 @@ def load_rows(base: tensor, rows: tensor, readable: tensor, DIM: constexpr, DIM_
     if DIM != DIM_PADDED:
         mask = mask & (dims < DIM)[None, :]
     return tl.load(base + rows[:, None] + dims[None, :], mask=mask, other=0.0)
+
+
+@kernel
+def capped(scores: tensor, SOFTCAP: constexpr) -> tensor:
+    """Softly bounded: tanh(x) = 1 - 2 / (1 + 2^(2 log2(e) x))."""
+    return SOFTCAP * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.8853900817779268 / SOFTCAP))))
 
 
 @kernel
@@ -76,8 +80,8 @@ def attend(
         rows = blocks.to(tl.int64) * stride_block + (tokens % BLOCK_SIZE) * stride_token  # may exceed 2^31 elements
         key_tile = load_rows(keys, rows, readable, DIM, DIM_PADDED)
         scores = tl.dot(queries, tl.trans(key_tile), input_precision="ieee") * SCALE
-        if SOFTCAP > 0:  # tanh(x) = 1 - 2 / (1 + 2^(2 log2(e) x))
-            scores = SOFTCAP * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.8853900817779268 / SOFTCAP))))
+        if SOFTCAP > 0:
+            scores = capped(scores, SOFTCAP)
         if MASKED:
             visible = tokens[None, :] <= positions[:, None]
             if WINDOW > 0:
@@ -117,8 +121,9 @@ def write_kernel(
 
 @kernel
 def decode_kernel(
-    queries: tensor, key_cache: tensor, value_cache: tensor, tables: tensor, contexts: tensor,
-    results: tensor, log_totals: tensor, query_stride_request: tensor, query_stride_head: tensor,
+    queries: tensor, new_keys: tensor, new_values: tensor, key_cache: tensor, value_cache: tensor, tables: tensor,
+    contexts: tensor, results: tensor, log_totals: tensor, query_stride_request: tensor, query_stride_head: tensor,
+    key_stride_request: tensor, key_stride_head: tensor, value_stride_request: tensor, value_stride_head: tensor,
     stride_block: tensor, stride_token: tensor, stride_head: tensor, table_stride: tensor,
     SCALE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr, GROUP: constexpr, DIM: constexpr, DIM_PADDED: constexpr,
     BLOCK_SIZE: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, SPLITS: constexpr,
@@ -126,35 +131,53 @@ def decode_kernel(
     """One program: one request, one key-value head with its query heads, one of `SPLITS` ranges of the context.
 
     With one split `results` is the attention [R, heads, dim]. With more it holds float32 parts [R, heads, splits, dim],
-    each normalised by its own total, whose base-2 logarithm goes to `log_totals` [R, heads, splits].
+    each normalised by its own total, whose base-2 logarithm goes to `log_totals` [R, heads, splits]. The newest token
+    is the business of the split in whose range it is: it is stored, and never read back.
     """
     kv_head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
-    last = tl.load(contexts + request)
-    first = last * 0
+    context = tl.load(contexts + request)
+    first, last = context * 0, context
     if WINDOW > 0:
         first = tl.maximum(last - WINDOW, 0)
     if SPLITS > 1:
         size = tl.cdiv(tl.cdiv(last - first, SPLITS), BLOCK_N) * BLOCK_N
         first = first + split * size
         last = tl.minimum(first + size, last)
+    table = tables + request * table_stride
+    dims = tl.arange(0, DIM_PADDED)
 
+    # What comes first weighs 1: the newest token, where it is in this range, or else nothing.
+    has_newest = (first < last) & (last == context)
+    inside = (dims < DIM) & has_newest
+    key = tl.load(new_keys + request * key_stride_request + kv_head * key_stride_head + dims, mask=inside, other=0.0)
+    value_row = new_values + request * value_stride_request + kv_head * value_stride_head
+    value = tl.load(value_row + dims, mask=inside, other=0.0)
+    newest = context - 1
+    block = tl.load(table + newest // BLOCK_SIZE, mask=has_newest, other=0).to(tl.int64)
+    place = block * stride_block + newest % BLOCK_SIZE * stride_token + kv_head * stride_head + dims
+    tl.store(key_cache + place, key, mask=inside)
+    tl.store(value_cache + place, value, mask=inside)
     member = tl.arange(0, BLOCK_M)
     heads = kv_head * GROUP + member
     query_rows = request * query_stride_request + heads * query_stride_head
     query_tile = load_rows(queries, query_rows, member < GROUP, DIM, DIM_PADDED)
-    weighted = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32)
-    peak = tl.full([BLOCK_M], -1e30, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    positions = tl.zeros([BLOCK_M], tl.int32) + last - 1
+    scores = tl.sum(query_tile.to(tl.float32) * key.to(tl.float32)[None, :], 1) * SCALE
+    if SOFTCAP > 0:
+        scores = capped(scores, SOFTCAP)
+    peak = tl.where(has_newest, scores, -1e30)
+    total = tl.zeros([BLOCK_M], tl.float32) + has_newest.to(tl.float32)
+    weighted = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32) + value.to(tl.float32)[None, :]
+
+    cached = last - has_newest.to(tl.int32)
+    positions = tl.zeros([BLOCK_M], tl.int32) + cached - 1
     weighted, peak, total = attend(
-        query_tile, positions, key_cache + kv_head * stride_head, value_cache + kv_head * stride_head,
-        tables + request * table_stride, first, last, weighted, peak, total, stride_block, stride_token,
+        query_tile, positions, key_cache + kv_head * stride_head, value_cache + kv_head * stride_head, table, first,
+        cached, weighted, peak, total, stride_block, stride_token,
         SCALE, 0, SOFTCAP, DIM, DIM_PADDED, BLOCK_SIZE, BLOCK_N, True,
     )  # fmt: skip
     divisor = tl.where(total > 0, total, 1.0)  # an empty range gives zeros
-    dims = tl.arange(0, DIM_PADDED)
     result_rows = (request * tl.num_programs(0) * GROUP + heads) * SPLITS + split
     inside = (member < GROUP)[:, None] & (dims < DIM)[None, :]
     tl.store(results + result_rows[:, None] * DIM + dims[None, :], weighted / divisor[:, None], mask=inside)
@@ -247,11 +270,7 @@ def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tenso
     Negative slots are skipped: they mark the padding of a captured graph.
     """
     check_layout(key_cache, value_cache, slot_mapping)
-    if keys.shape != values.shape or keys.shape[1:] != key_cache.shape[2:]:
-        raise EngineError(
-            f"keys {tuple(keys.shape)} and values {tuple(values.shape)} do not fit a cache of "
-            f"{tuple(key_cache.shape)}: the engine runs models whose keys and values have one shape"
-        )
+    check_fit(keys, values, key_cache)
     tokens, heads, dim = keys.shape
     keys, values, size_padded = with_dense_rows(keys), with_dense_rows(values), next_power_of_2(heads * dim)
     write_kernel[(tokens,)](
@@ -265,9 +284,11 @@ def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tenso
     )
 
 
-@operator(like_queries)
+@operator(like_queries, mutates=("key_cache", "value_cache"))
 def decode_attention(
     queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
     block_tables: Tensor,
@@ -279,11 +300,13 @@ def decode_attention(
 ) -> Tensor:
     """Attention [R, heads, dim] of one query token per request over the first context_lengths[r] tokens of its blocks.
 
-    The newest token counts, so its key must already be written. A request of length 0 gives zeros. `window`: only the
-    last so many tokens are visible. `softcap`: scores become softcap * tanh(scores / softcap).
+    The last of these is the query's own, with the keys and values [R, kv_heads, dim] that are given; they are written
+    to its place. A request of length 0 gives zeros. `window`: only the last so many tokens are visible. `softcap`:
+    scores become softcap * tanh(scores / softcap).
     """
     check_layout(key_cache, value_cache, block_tables)
-    queries = with_dense_rows(queries)
+    check_fit(keys, values, key_cache)
+    queries, keys, values = with_dense_rows(queries), with_dense_rows(keys), with_dense_rows(values)
     requests, heads, dim = queries.shape
     launch = decode_launch(queries, key_cache, block_tables, window)
     results = like_queries(queries)
@@ -292,8 +315,9 @@ def decode_attention(
         parts = queries.new_empty((requests, heads, launch.splits, dim), dtype=torch.float32)
         log_totals = queries.new_empty((requests, heads, launch.splits), dtype=torch.float32)
     decode_kernel[(key_cache.shape[2], requests, launch.splits)](
-        *(queries, key_cache, value_cache, block_tables, context_lengths, parts, log_totals),
-        *(*queries.stride()[:2], *key_cache.stride()[:3], block_tables.stride(0)),
+        *(queries, keys, values, key_cache, value_cache, block_tables, context_lengths, parts, log_totals),
+        *(*queries.stride()[:2], *keys.stride()[:2], *values.stride()[:2]),
+        *(*key_cache.stride()[:3], block_tables.stride(0)),
         SPLITS=launch.splits,
         **constants(queries, key_cache, scale, window, softcap, launch),
     )
@@ -337,69 +361,7 @@ def prefill_attention(
     return results
 
 
-# --- launches --------------------------------------------------------------------------------------------------------
-
-
-class Launch(NamedTuple):
-    """How an attention kernel is cut up, and what each of its programs is given."""
-
-    block_m: int  # query rows a tile
-    block_n: int  # keys a tile
-    num_warps: int
-    num_stages: int
-    splits: int = 1  # ranges of the context
-
-
-def decode_launch(queries: Tensor, key_cache: Tensor, block_tables: Tensor, window: int | None) -> Launch:
-    """How to cut decoding up, from shapes alone.
-
-    A pipeline stage holds at most 32 KB of keys and values, so that several programs share a processor. Contexts are
-    split when there are fewer than two programs a processor, into ranges of 256 tokens or more. With eight programs a
-    processor or more, many small ones are quicker (by 5 to 9 % on an H200): one hides what the other waits for.
-    """
-    kv_heads = key_cache.shape[2]
-    row_bytes = 2 * padded_dim(queries.shape[2]) * key_cache.element_size()
-    block_n = max(16, min(64, 32768 // row_bytes))
-    max_context = block_tables.shape[1] * key_cache.shape[1]
-    if window is not None:
-        max_context = min(max_context, window)
-    programs, enough = max(1, queries.shape[0] * kv_heads), 2 * num_processors(queries.device)
-    splits = 1
-    while programs * splits < enough and splits < 64 and max_context // (2 * splits) >= 256:
-        splits *= 2
-    block_m = max(16, next_power_of_2(queries.shape[1] // kv_heads))
-    if programs >= 4 * enough and row_bytes <= 512 and block_m == 16:
-        return Launch(block_m, 32, num_warps=1, num_stages=2)
-    return Launch(block_m, block_n, 4, 3, splits)
-
-
-def prefill_launch(queries: Tensor, key_cache: Tensor, max_query_length: int) -> Launch:
-    """How to cut prefill up: wide tiles for long chunks, 64 rows (one warp group) for short ones and wide heads."""
-    dim = padded_dim(queries.shape[2])
-    if key_cache.element_size() > 2:  # full float32 knows no tensor cores: small tiles, or registers spill
-        return Launch(16, 16, num_warps=4, num_stages=2)
-    if dim > 128 or max_query_length * queries.shape[1] // key_cache.shape[2] <= 64:
-        return Launch(64, 64 if dim <= 128 else 32, num_warps=4, num_stages=2)
-    return Launch(128, 64, num_warps=4 if dim <= 64 else 8, num_stages=3)
-
-
-def constants(
-    queries: Tensor, key_cache: Tensor, scale: float, window: int | None, softcap: float | None, launch: Launch
-) -> dict[str, Any]:
-    """What both attention kernels know at compile time. Scores are in base 2, hence the factor on what scales them."""
-    return {
-        "SCALE": float(scale) * LOG2_E,
-        "WINDOW": window or 0,
-        "SOFTCAP": float(softcap or 0.0) * LOG2_E,
-        "GROUP": queries.shape[1] // key_cache.shape[2],
-        "DIM": queries.shape[2],
-        "DIM_PADDED": padded_dim(queries.shape[2]),
-        "BLOCK_SIZE": key_cache.shape[1],
-        "BLOCK_M": launch.block_m,
-        "BLOCK_N": launch.block_n,
-        "num_warps": launch.num_warps,
-        "num_stages": launch.num_stages,
-    }
+# --- what kernels would not notice -----------------------------------------------------------------------------------
 
 
 def check_layout(key_cache: Tensor, value_cache: Tensor, indices: Tensor) -> None:
@@ -413,17 +375,15 @@ def check_layout(key_cache: Tensor, value_cache: Tensor, indices: Tensor) -> Non
         )
 
 
+def check_fit(keys: Tensor, values: Tensor, key_cache: Tensor) -> None:
+    """Refuse keys and values that the cache has no room for."""
+    if keys.shape != values.shape or keys.shape[1:] != key_cache.shape[2:]:
+        raise EngineError(
+            f"keys {tuple(keys.shape)} and values {tuple(values.shape)} do not fit a cache of "
+            f"{tuple(key_cache.shape)}: the engine runs models whose keys and values have one shape"
+        )
+
+
 def with_dense_rows(tensor: Tensor) -> Tensor:
     """The tensor with its last dimension contiguous: a copy only if it was not, for kernels take any other stride."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def padded_dim(dim: int) -> int:
-    """The width of a tile: a power of two, and at least what a matrix instruction takes."""
-    return max(16, next_power_of_2(dim))
-
-
-@cache
-def num_processors(device: torch.device) -> int:
-    """Streaming multiprocessors of the device; Hopper's number in the interpreter."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 132

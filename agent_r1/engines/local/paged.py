@@ -30,8 +30,9 @@ IntRow = np.ndarray[tuple[int], np.dtype[Any]]
 class PagedBatch:
     """Travels through the model as the keyword `paged` and reaches every attention layer."""
 
-    slot_mapping: Tensor
-    """[T] int64: block * BLOCK_SIZE + offset where each new token is written; padding goes to the spare block."""
+    slot_mapping: Tensor | None
+    """[T] int64: block * BLOCK_SIZE + offset where each new token is written; padding goes to the spare block. None
+    in a burst: decoding on CUDA finds the place of a context's last token itself."""
     block_tables: Tensor
     """[R, most blocks] int32: each request's blocks in order, then the spare block."""
     context_lengths: Tensor

@@ -118,34 +118,23 @@ def draw(logits: Tensor, settings: DrawSettings, step: Tensor, results: DrawResu
     )  # fmt: skip
 
 
-def advance(
-    drawn: Tensor,
-    step: Tensor,
-    heads: Tensor,
-    contexts: Tensor,
-    tables: Tensor,
-    *,
-    block_size: int,
-    last_position: int,
-) -> None:
+def advance(drawn: Tensor, step: Tensor, heads: Tensor, contexts: Tensor, *, last_position: int) -> None:
     """Make what was drawn in row `step` of `drawn` [draws, R] the input of the next step, in place.
 
-    `heads` [3, R] are token ids, positions and slots; a token drawn for position 15 of a request in blocks 7 and 3 is
-    given position 16 and slot 3 * block_size, and the request's context grows to 17. Positions stop at the last one a
-    model knows: a request that is at its end may be computed on, in vain, with its batch.
+    `heads` [2, R] are token ids and positions; a token drawn for position 15 of a request is given position 16, and the
+    request's context grows to 17. Positions stop at the last one a model knows: a request that is at its end may be
+    computed on, in vain, with its batch.
     """
     rows = heads.shape[1]
     advance_kernel[(-(-rows // 128),)](
-        drawn, step, heads, contexts, tables, drawn.stride(0), heads.stride(0), tables.stride(0), rows,
-        last_position, BLOCK_SIZE=block_size, ROWS=128, num_warps=4,
+        drawn, step, heads, contexts, drawn.stride(0), heads.stride(0), rows, last_position, ROWS=128, num_warps=4,
     )  # fmt: skip
 
 
 @kernel
 def advance_kernel(
-    drawn: tensor, steps: tensor, heads: tensor, contexts: tensor, tables: tensor, drawn_stride: tensor,
-    head_stride: tensor, table_stride: tensor, num_rows: tensor, last_position: tensor,
-    BLOCK_SIZE: constexpr, ROWS: constexpr,
+    drawn: tensor, steps: tensor, heads: tensor, contexts: tensor, drawn_stride: tensor, head_stride: tensor,
+    num_rows: tensor, last_position: tensor, ROWS: constexpr,
 ) -> None:  # fmt: skip
     """One program: some rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -153,10 +142,8 @@ def advance_kernel(
     step = tl.load(steps).to(tl.int64)
     token = tl.load(drawn + step * drawn_stride + row, mask=inside, other=0)
     position = tl.load(heads + head_stride + row, mask=inside, other=0) + 1
-    block = tl.load(tables + row * table_stride + position // BLOCK_SIZE, mask=inside, other=0)
     tl.store(heads + row, token.to(tl.int64), mask=inside)
     tl.store(heads + head_stride + row, tl.minimum(position, last_position), mask=inside)
-    tl.store(heads + 2 * head_stride + row, block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE, mask=inside)
     tl.store(contexts + row, (position + 1).to(tl.int32), mask=inside)
 
 
