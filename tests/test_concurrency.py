@@ -25,12 +25,20 @@ def test_512_episodes_wait_as_long_as_the_slowest_of_them(latency: str, renderer
     assert waited == pytest.approx(max(map(sum, chains)), rel=0.01)
 
 
+def test_the_time_a_policy_takes_is_waited_once_a_turn_by_all_together(renderer: ChatRenderer) -> None:
+    chains = concurrency.chains_of(64, "constant")
+    waited = seconds_waited(concurrency.episodes_of(chains, renderer, policy_seconds=0.5))
+    assert waited == pytest.approx(concurrency.CALLS * concurrency.MEAN + (concurrency.CALLS + 1) * 0.5, rel=0.01)
+
+
 def test_the_benchmark_counts_the_slowest_chain_and_the_time_it_took(renderer: ChatRenderer) -> None:
     found = concurrency.run_episodes(concurrency.chains_of(8, "constant"), renderer)
     assert found["chain"] == pytest.approx(concurrency.CALLS * concurrency.MEAN)
     assert found["sum"] == pytest.approx(8 * found["chain"])
     assert found["wall"] >= found["chain"]
     assert found["ratio"] == pytest.approx(found["wall"] / found["chain"])
+    thinking = concurrency.run_agents([[0.01] * concurrency.CALLS], renderer)
+    assert thinking["chain"] == pytest.approx(0.04 + (concurrency.CALLS + 1) * concurrency.POLICY)
 
 
 def test_an_episode_costs_little_memory_however_many_there_are(renderer: ChatRenderer) -> None:
