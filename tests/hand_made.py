@@ -216,7 +216,14 @@ def value_after(critic: AnyCritic, state: TokenIds) -> float:
     """The critic's value at the end of one unpadded row."""
     with torch.no_grad():
         hidden = critic.trunk(input_ids=torch.tensor([state]), use_cache=False).last_hidden_state
-        return float(critic.head(hidden[0, -1]))
+        return float(plain_values(critic.head, hidden[0, -1]))
+
+
+def plain_values(head: nn.Linear, hidden: Tensor) -> Tensor:
+    """What a value head says of hidden states, written out: of size 1 each, then 256 entries' worth of them."""
+    unit = hidden / hidden.square().mean(-1, keepdim=True).sqrt()
+    values: Tensor = head(unit * 256 / hidden.shape[-1]).squeeze(-1)
+    return values
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import agent_r1
 from agent_r1.chat import ChatRenderer
@@ -27,7 +27,7 @@ from agent_r1.training.algorithm import bind_algorithm
 from agent_r1.training.batch import CriticView, Experience
 from agent_r1.training.credit import CreditedBatch
 from agent_r1.training.learner import Learner
-from agent_r1.training.models import Critic, SharedCritic
+from agent_r1.training.models import VALUE_REACH, Critic, SharedCritic
 from agent_r1.training.rows import MicroBatch, Sample, pack
 from agent_r1.training.scoring import AnyCritic, score, value
 from agent_r1.types import Action, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
@@ -45,6 +45,7 @@ from tests.hand_made import (
     make_shared_critic,
     make_step,
     make_trajectory,
+    plain_values,
     random_batch,
     random_group,
     row_logprobs,
@@ -118,7 +119,7 @@ def separate_gradients(
         output = policy(input_ids=ids, use_cache=False, output_hidden_states=True)
         logprobs = output.logits[0, before].log_softmax(-1)[torch.arange(len(before)), ids[0, before + 1]]
         policy_loss = policy_loss - (credit.advantages_N[tokens].float() * logprobs).sum() / len(credit.credited_N)
-        values = head(output.hidden_states[-1][0, before]).squeeze(-1)
+        values = plain_values(head, output.hidden_states[-1][0, before])
         squared = 0.5 * (values - credit.returns_N[tokens].float()) ** 2
         value_loss = value_loss + squared[credit.valued_N[tokens]].sum() / int(credit.valued_N.sum())
     weights = list(policy.parameters())
@@ -444,7 +445,8 @@ def test_the_critic_is_trained_on_the_rows_with_what_is_hidden(policy: LlamaForC
     assert returns_N is not None
     states = [(72, 5, 6), (72, 5, 6, 7), (73, 74, 75, 5, 6, 7, 8, 9)]
     for state, target in zip(states, returns_N.tolist(), strict=True):
-        predicted = slow.head(slow.trunk(input_ids=torch.tensor([state]), use_cache=False).last_hidden_state[0, -1])
+        hidden = slow.trunk(input_ids=torch.tensor([state]), use_cache=False).last_hidden_state
+        predicted = plain_values(slow.head, hidden[0, -1])
         (0.5 * (predicted - target) ** 2 / 3).backward()
     learner.learn(experience, step=0)
     expected = [parameter.grad for parameter in slow.parameters() if parameter.grad is not None]
@@ -646,3 +648,18 @@ def test_values_of_random_batches_line_up_with_their_tokens(policy: LlamaForCaus
     assert found_N is not None
     assert found_N.tolist() == pytest.approx(expected, abs=1e-4)
     assert found_N.device == CPU
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("width", [32, 512])
+def test_one_step_moves_a_value_as_far_in_a_wide_model_with_large_hidden_states(width: int, size: float) -> None:
+    """Adam's first step changes every weight by the rate; random entries of size 1 sum up to 0.8 an entry."""
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=width, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    critic = SharedCritic(LlamaForCausalLM(config))
+    hidden = size * torch.randn(4, width, generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW(critic.parameters(), lr=1e-4, weight_decay=0.0)
+    (critic.value_of(hidden)[0] - 1.0).square().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    assert critic.value_of(hidden)[0].item() == pytest.approx(1e-4 * 0.8 * VALUE_REACH, rel=0.15)
