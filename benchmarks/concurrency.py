@@ -27,6 +27,7 @@ from typing import Any
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
+from agent_r1.engines.local.pauses import spare_what_is_loaded
 from agent_r1.envs import ToolEnv
 from agent_r1.rewards import reward_functions
 from agent_r1.rollout import Rollout, RolloutLimits
@@ -193,14 +194,15 @@ def episodes_of(
 
 
 def _timed(work: Callable[[], Any], chains: Sequence[Sequence[float]], *, others: float = 0.0) -> dict[str, float]:
-    gc.collect()
-    gc.freeze()  # as a run does: the collector's passes over all libraries are no part of a call
+    usual = gc.get_threshold()
+    spare_what_is_loaded()  # as a run on a GPU does: the collector's passes over all libraries are no part of a call
     try:
         cpu, started = time.process_time(), time.perf_counter()
         asyncio.run(work())
         wall, cpu = time.perf_counter() - started, time.process_time() - cpu
     finally:
         gc.unfreeze()
+        gc.set_threshold(*usual)
     chain = max(map(sum, chains)) + others
     floor = max(chain, cpu)
     return {

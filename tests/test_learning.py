@@ -43,7 +43,7 @@ def test_the_reward_of_a_single_step_task_rises(tmp_path: Path, model_folder: Pa
         "rollout.group_size=8",
         "rollout.groups_per_step=4",
         "optimizer.learning_rate=0.01",
-        "algorithm.critic.learning_rate=0.01",
+        "algorithm.critic.learning_rate=0.001",
         f"trainer.steps={90 if preset in SLOW_LEARNERS else 25}",
         "trainer.save_every=90",
         # A random model always speaks to the limit: learning to stop would be another task.

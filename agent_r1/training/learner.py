@@ -30,8 +30,9 @@ from agent_r1.training.rows import MicroBatch, Sample, send
 from agent_r1.training.scoring import Scores, score, value
 
 CRITIC_UPDATES = 4
-"""Optimizer steps of a critic of its own for each one of the policy, each on its part of the same samples: the passes
-cost the same, a regression need not stay near where it began, and a critic starts out knowing nothing."""
+"""Optimizer steps of a critic for each one of the policy, each on its part of the same samples: the passes cost the
+same, a regression need not stay near where it began, and a critic starts out knowing nothing. A head on the policy's
+trunk takes them while it warms up; from then on its gradient comes with the policy's, and so does its one step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,9 +293,8 @@ class Learner:
     def _update_critic(self, batch: CreditedBatch, chosen: Sequence[int], step: int) -> dict[str, float]:
         """Some steps of the critic on the chosen samples; the mean of what they did."""
         assert batch.credit.valued_N is not None
-        parts = 1 if isinstance(self.critic, SharedCritic) else CRITIC_UPDATES
         samples, done = batch.experience.critic_samples, list[dict[str, float]]()
-        for part in _by_group(batch.experience, chosen, parts):
+        for part in _by_group(batch.experience, chosen, CRITIC_UPDATES):
             share = _share(batch, samples, part, batch.credit.valued_N)
             if share.useful:
                 done.append(self._update_critic_once(batch, share, step))
