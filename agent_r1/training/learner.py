@@ -293,18 +293,19 @@ class Learner:
     def _update_critic(self, batch: CreditedBatch, chosen: Sequence[int], step: int) -> dict[str, float]:
         """Some steps of the critic on the chosen samples; the mean of what they did."""
         assert batch.credit.valued_N is not None
-        samples, done = batch.experience.critic_samples, list[dict[str, float]]()
+        samples, sums = batch.experience.critic_samples, list[_Sums]()
         for part in _by_group(batch.experience, chosen, CRITIC_UPDATES):
             share = _share(batch, samples, part, batch.credit.valued_N)
             if share.useful:
-                done.append(self._update_critic_once(batch, share, step))
-        if not done:
+                sums.append(self._update_critic_once(batch, share, step))
+        if not sums:
             return {}
+        done = [each.read() for each in sums]
         mean = {name: sum(each[name] for each in done) / len(done) for name in done[0]}
         self.critic_skips.note(loss=mean["loss/critic"], norm=mean["critic/gradient_norm"])
         return mean
 
-    def _update_critic_once(self, batch: CreditedBatch, share: _Share, step: int) -> dict[str, float]:
+    def _update_critic_once(self, batch: CreditedBatch, share: _Share, step: int) -> _Sums:
         assert self.critic is not None
         num_valued = self._num_valued(batch, share)
         running = _Sums()
@@ -315,7 +316,7 @@ class Learner:
             loss.backward()  # type: ignore[no-untyped-call]
             running.add({"loss/critic": loss.detach()})
         self._step_critic(running, step)
-        return running.read()
+        return running
 
     def _num_valued(self, batch: CreditedBatch, share: _Share) -> int:
         valued_N = batch.credit.valued_N

@@ -126,9 +126,9 @@ def _value_head(policy: nn.Module) -> nn.Linear:
 
 VALUE_REACH = 256
 """About how far one optimizer step can move a value, in learning rates, however wide the model is and however large its
-hidden states are. As they come, they differ by far: an entry of every weight changes by the rate, so a value changes by
-the rate times the sum of all entries, which is 600 in SmolLM2-135M and 3,900 in Qwen2.5-1.5B. A rate of 1e-4 would let
-the values of the second jump by 0.4 in each step, where rewards are between 0 and 1."""
+hidden states are. A step changes every weight of the head by about the rate, so a value by the rate times the sum of a
+hidden state's entries. Taken as they come these are 600 in SmolLM2-135M and 3,900 in Qwen2.5-Coder-1.5B: a rate of 1e-4
+would let the second's values jump by 0.4 in each step, where rewards are between 0 and 1."""
 
 
 def _values(head: nn.Linear, hidden: Tensor) -> Tensor:
