@@ -27,6 +27,7 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, wh
 flops = importlib.import_module("flops")
 gpu = importlib.import_module("gpu")
 gsm8k = importlib.import_module("gsm8k")
+profile_generation = importlib.import_module("profile_generation")
 prompts = importlib.import_module("prompts")
 sample_models = importlib.import_module("sample_models")
 updates = importlib.import_module("updates")
@@ -250,3 +251,48 @@ def test_the_peer_stands_beside_our_rows_of_an_earlier_run(tmp_path: Path) -> No
     assert first["note"] == "vLLM 0.0"
     assert second["error"] == "MemoryError: too many"
     assert third["figures"]["tokens_per_second"] > 0
+
+
+# --- where the time of generation goes ------------------------------------------------------------------------------
+
+
+def piece(name: str, start: float, end: float) -> Any:
+    return profile_generation.Piece(name=name, start=start, end=end)
+
+
+def test_a_profile_adds_up_kinds_names_and_idle_time_by_hand() -> None:
+    """Ten microseconds, of which two kernels at once fill four, and nothing happens in three."""
+    found = profile_generation.summarise(
+        [
+            piece("nvjet_tst_64x128", 0, 4),
+            piece("Memcpy HtoD", 2, 3),
+            piece("decode_kernel", 4, 5),
+            piece("nvjet_tst_64x128", 8, 10),
+        ],
+        seconds=1.0,
+        prompt_seconds=0.5,
+    )
+    assert found.idle == pytest.approx(0.3)
+    assert found.kinds == pytest.approx({"matrix products": 6 / 8, "attention": 1 / 8, "copies": 1 / 8})
+    assert found.kernels[0] == {"name": "nvjet_tst_64x128", "times": 2, "mean_us": 3.0, "share": 6 / 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("triton_red_fused_add_mean_mul_pow_rsqrt_0", "element by element"),
+        ("_summarise_kernel", "draw"),
+        ("prefill_kernel", "attention"),
+        ("sm90_xmma_gemm_bf16f32_bf16f32", "matrix products"),
+    ],
+)
+def test_a_kernel_is_known_by_its_name(name: str, kind: str) -> None:
+    assert profile_generation.kind_of(name) == kind
+
+
+def test_generation_of_a_tiny_model_can_be_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile_generation.main(["--tiny", "--json", str(tmp_path / "profile.json")])
+    found = json.loads((tmp_path / "profile.json").read_text())
+    assert sum(found["kinds"].values()) == pytest.approx(1.0)
+    assert found["seconds"] > found["prompt_seconds"] > 0
+    assert "tiny  6 x (16 in + 8 out)" in capsys.readouterr().out
