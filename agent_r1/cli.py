@@ -94,9 +94,9 @@ def evaluate(
     with _clear_errors():
         evaluation = api.evaluate(recipe, *(overrides or []), model=model, baseline=baseline)
         RunConsole().evaluation(evaluation.metrics, evaluation.intervals)
-    if json_file is not None:
-        asked = {"recipe": recipe, "overrides": overrides or [], "model": model, "baseline": baseline}
-        write_atomically(json_file, json.dumps({**asked, **evaluation.as_json()}, indent=2) + "\n")
+        if json_file is not None:
+            asked = {"recipe": recipe, "overrides": overrides or [], "model": model, "baseline": baseline}
+            write_atomically(json_file, json.dumps({**asked, **evaluation.as_json()}, indent=2) + "\n")
 
 
 @app.command()
@@ -173,11 +173,12 @@ def check(
     Example: agent-r1 check recipes/quickstart --groups 8 --members 4
     """
     from agent_r1 import api
+    from agent_r1.rollout import write_atomically
 
     with _clear_errors():
         report = api.check(recipe, *(overrides or []), groups=groups, members=members, trials=trials)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+        if json_file is not None:
+            write_atomically(json_file, json.dumps(report.as_json(), indent=2) + "\n")
     typer.echo(f"{len(report.problems)} problems, {len(report.warnings)} warnings")
     if report.problems:
         raise typer.Exit(1)

@@ -7,6 +7,7 @@
     |-- UnknownNameError (LookupError)     a name that is in no registry
     |-- MissingExtraError (ImportError)    an optional dependency; the message has the pip line
     |-- CheckpointError (RuntimeError)     a checkpoint that cannot be read or does not fit
+    |-- StorageError (OSError)             a file or folder that cannot be written
     |-- EngineError (RuntimeError)         an engine that cannot answer
     |-- EnvTimeoutError (TimeoutError)     an environment that took too long
     |-- EnvServerError (ConnectionError)   an environment server that cannot be reached or does not answer as it should
@@ -67,6 +68,10 @@ def require_installed(module: str, package: str, extra: str, purpose: str) -> No
 
 class CheckpointError(AgentR1Error, RuntimeError):
     """A checkpoint cannot be used."""
+
+
+class StorageError(AgentR1Error, OSError):
+    """A file or folder cannot be written: the disk is full, or closed to us."""
 
 
 class EngineError(AgentR1Error, RuntimeError):

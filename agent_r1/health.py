@@ -80,11 +80,12 @@ class HealthMonitor:
         return [message]
 
     def replay(self, lines: Iterable[Metrics]) -> None:
-        """Look at steps and evaluations that were reported before."""
+        """Look at steps and evaluations that were reported before; lines that only count what failed beside them are
+        neither."""
         for metrics in lines:
             if "eval/all/greedy" in metrics:
                 self.look_at_evaluation(metrics)
-            else:
+            elif not _counts_failures(metrics):
                 self.look(metrics)
 
     def _remember(self, step: dict[str, float]) -> None:
@@ -126,6 +127,10 @@ class HealthMonitor:
     def solved(self) -> bool:
         """The task is as good as solved."""
         return (self.recent("reward/success") or 0.0) >= SOLVED
+
+
+def _counts_failures(metrics: Metrics) -> bool:
+    return {name.partition("/")[0] for name in metrics} - {"step"} == {"error"}
 
 
 def _tools_never_called(monitor: HealthMonitor) -> str | None:

@@ -6,10 +6,12 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from agent_r1.errors import MissingExtraError
+from agent_r1.storage import storing
 
 
 class Tracker(Protocol):
@@ -28,19 +30,23 @@ class JsonlTracker:
     """One JSON object a line: `{"step": 3, "reward/mean": 0.5, ...}`. Each line is on disk when `log` returns."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        with storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append a line."""
         rounded = {name: float(f"{value:.6g}") for name, value in sorted(metrics.items())}
-        self._file.write(json.dumps({"step": step, **rounded}) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with storing(self._path):
+            self._file.write(json.dumps({"step": step, **rounded}) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file, and try once more to write a line that did not fit: `log` has said so."""
+        with suppress(OSError):
+            self._file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -67,19 +73,23 @@ class TensorBoardTracker:
             raise MissingExtraError("tensorboard", "tensorboard", "tracking.tensorboard=true") from error
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary
-        folder.mkdir(parents=True, exist_ok=True)
-        self._writer: Any = EventFileWriter(str(folder))
+        self._folder = folder
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer: Any = EventFileWriter(str(folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one scalar a metric."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
-        self._writer.add_event(event)
-        self._writer.flush()
+        with storing(self._folder):
+            self._writer.add_event(event)
+            self._writer.flush()
 
     def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
+        """Flush and close; `log` has said what could not be written."""
+        with suppress(OSError):
+            self._writer.close()
 
 
 class WandbTracker:

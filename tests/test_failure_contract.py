@@ -22,7 +22,14 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv, RemoteEnv, ToolEnv
 from agent_r1.envs.limits import TimeLimit
-from agent_r1.errors import DataError, DeviceMemoryError, DivergenceError, EngineError, RolloutsFailingError
+from agent_r1.errors import (
+    DataError,
+    DeviceMemoryError,
+    DivergenceError,
+    EngineError,
+    RolloutsFailingError,
+    StorageError,
+)
 from agent_r1.evaluation import evaluate
 from agent_r1.metrics import rollout_metrics
 from agent_r1.rewards import RewardFunction, in_workers
@@ -32,6 +39,7 @@ from agent_r1.training.batch import Experience
 from agent_r1.training.learner import Learner
 from agent_r1.types import Action, Episode, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
 from tests import foreign_code
+from tests.full_disks import files_of_at_most
 from tests.hand_made import (
     Fixed,
     experience_of,
@@ -42,6 +50,7 @@ from tests.hand_made import (
     with_parts,
 )
 from tests.test_env_service import free_port, server
+from tests.test_runs import score_variety
 from tests.tiny_runs import tiny_overrides
 
 DOCS = Path(__file__).parent.parent / "docs" / "failures.md"
@@ -589,3 +598,55 @@ def test_an_update_without_memory_says_which_keys_need_less_and_the_run_goes_on_
     monkeypatch.undo()
     assert agent_r1.train(*overrides, quiet=True).steps == 2
     assert len((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def counted(folder: Path, metric: str) -> list[int]:
+    """The steps in which it was counted."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if line.get(metric) == 1.0]
+
+
+@row("checkpoint-unwritten")
+def test_a_checkpoint_that_cannot_be_written_is_counted_and_the_run_ends_with_its_model(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    overrides = tiny_overrides(tmp_path, model_folder, "trainer.steps=2")
+    with files_of_at_most(250_000):  # less than a checkpoint, more than the model
+        summary = agent_r1.train(*overrides, quiet=True, reward=score_variety)
+    assert counted(tmp_path / "tiny", "error/failed_checkpoints") == [1, 2]
+    assert ["checkpoints/step_1 cannot be written" in warning for warning in summary.warnings] == [True, False]
+    assert (tmp_path / "tiny" / "hf" / "model.safetensors").is_file()
+    assert list((tmp_path / "tiny" / "checkpoints").iterdir()) == []
+    seen_in("checkpoint-unwritten", "error/failed_checkpoints")
+
+
+@row("records-unwritten")
+def test_trajectories_that_cannot_be_written_are_counted_and_the_run_goes_on(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    overrides = tiny_overrides(tmp_path, model_folder)
+    agent_r1.train(*overrides, "trainer.steps=1", "tracking.record_every=0", quiet=True)
+    (tmp_path / "tiny" / "trajectories").write_text("a file in the place of the folder")
+    summary = agent_r1.train(*overrides, "trainer.steps=2", quiet=True)
+    assert counted(tmp_path / "tiny", "error/failed_records") == [2]
+    assert len([warning for warning in summary.warnings if "trajectories/2.jsonl cannot be written" in warning]) == 1
+    seen_in("records-unwritten", "error/failed_records")
+
+
+@row("disk-full")
+def test_a_model_that_cannot_be_written_is_one_error_and_the_same_command_goes_on(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    overrides = tiny_overrides(tmp_path, model_folder, "trainer.steps=2")
+    agent_r1.train(*overrides, "trainer.steps=1", quiet=True, reward=score_variety)
+    with (
+        files_of_at_most(100_000),
+        pytest.raises(
+            StorageError, match=r"hf cannot be written .* free there.* The last checkpoint is that of step 1"
+        ),
+    ):
+        agent_r1.train(*overrides, quiet=True, reward=score_variety)
+    assert not (tmp_path / "tiny" / "hf.partial").exists()
+    assert agent_r1.train(*overrides, quiet=True, reward=score_variety).steps == 2
+    assert len((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert "`StorageError`" in table()["disk-full"]

@@ -291,6 +291,14 @@ def test_a_resumed_run_that_replays_its_log_has_the_warnings_of_the_whole_one(na
     assert resumed.warnings == watch(steps)
 
 
+def test_a_line_that_only_counts_failures_is_no_step() -> None:
+    steps = without_spread(0.1)
+    between = [
+        line for number, step in enumerate(steps) for line in (step, {"step": number, "error/failed_records": 1.0})
+    ]
+    assert watch(between) == watch(steps) != []
+
+
 METRICS = sorted(stuck()[0])
 REALISTIC = st.floats(min_value=-1e6, max_value=1e6)
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "agent_r1"
 
-FOUNDATION = {"types", "errors", "registry", "seeds", "cache", "findings"}
+FOUNDATION = {"types", "errors", "registry", "seeds", "cache", "findings", "storage"}
 MIDDLE = {"health", "data", "downloads", "metrics", "evaluation", "demonstrations", "tracking", "console"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cache": set(),
     "findings": set(),
     "errors": {"types"},
+    "storage": {"errors"},
     "registry": {"errors"},
     "chat": FOUNDATION,
     "tools": FOUNDATION,

@@ -213,6 +213,7 @@ def test_recipe_file_that_imports_its_neighbour_without_the_dot_is_told_about_th
         ("UnknownNameError", LookupError),
         ("MissingExtraError", ImportError),
         ("CheckpointError", RuntimeError),
+        ("StorageError", OSError),
         ("EngineError", RuntimeError),
         ("DivergenceError", ArithmeticError),
         ("DeviceMemoryError", MemoryError),

@@ -13,19 +13,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_r1.storage import storing
 from agent_r1.types import Action, FailedAttempt, Group, Observation, Step, StopReason, ToolCall, Trajectory
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old one or the new one, never half. Two processes that write
     it at once do not meet: the later one's stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with beside.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    with storing(path, partial=beside, num_bytes=len(data)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
 
 
 def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int) -> None:

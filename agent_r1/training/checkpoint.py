@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from agent_r1.errors import CheckpointError
+from agent_r1.storage import storing
 
 _NAME = re.compile(r"step_(\d+)$")
 
@@ -33,20 +34,38 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, *, step: int, state: Mapping[str, Any], keep: int) -> Path:
-    """Save a state as `folder/step_<n>` and remove all but the `keep` newest."""
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / f".step_{step}.partial"
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
-    with (beside / "state.pt").open("wb") as file:
-        torch.save(dict(state), file)
-        file.flush()
-        os.fsync(file.fileno())
-    place = folder / f"step_{step}"
-    replace_folder(beside, place)
+    """Save a state as `folder/step_<n>` and remove all but the `keep` newest. One that cannot be written is a
+    `StorageError` and leaves those that are there."""
+    place, beside = folder / f"step_{step}", folder / f".step_{step}.partial"
+    with storing(place, partial=beside, num_bytes=stored_bytes(state)):
+        folder.mkdir(parents=True, exist_ok=True)
+        for left_behind in folder.glob(".step_*.partial"):  # by a run that was killed: it takes the room of a whole one
+            shutil.rmtree(left_behind, ignore_errors=True)
+        beside.mkdir()
+        with (beside / "state.pt").open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        replace_folder(beside, place)
     for _, old in list_checkpoints(folder)[:-keep] if keep > 0 else []:
         shutil.rmtree(old, ignore_errors=True)
     return place
+
+
+def stored_bytes(state: Any) -> int:
+    """Bytes of the tensors in a nested state; what two of them share is stored once."""
+    sizes: dict[int, int] = {}
+    unseen = [state]
+    while unseen:
+        entry = unseen.pop()
+        if isinstance(entry, torch.Tensor):
+            storage = entry.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(entry, Mapping):
+            unseen.extend(entry.values())
+        elif isinstance(entry, list | tuple):
+            unseen.extend(entry)
+    return sum(sizes.values())
 
 
 def replace_folder(beside: Path, place: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 
 from agent_r1.engines.local.fused import fuse_projections
 from agent_r1.errors import ConfigError
-from agent_r1.training.checkpoint import replace_folder
+from agent_r1.storage import storing
+from agent_r1.training.checkpoint import replace_folder, stored_bytes
 from agent_r1.training.lora import merged_weights
 from agent_r1.training.rows import MicroBatch
 from agent_r1.training.visibility import TRIE_ATTENTION, last_hidden
@@ -155,10 +157,11 @@ def no_progress_bars() -> Iterator[None]:
 def export_model(policy: nn.Module, tokenizer: Any, folder: Path) -> None:
     """Write a Hugging Face folder that `from_pretrained` (and vLLM, and `model.path`) can open."""
     beside = folder.with_name(f"{folder.name}.partial")
-    beside.mkdir(parents=True, exist_ok=True)
-    with no_progress_bars():
-        # What is merged waits on the CPU: a second copy might not fit beside the models of a run.
-        weights = dict(merged_weights(policy, device=torch.device("cpu")))
+    # What is merged waits on the CPU: a second copy might not fit beside the models of a run.
+    weights = dict(merged_weights(policy, device=torch.device("cpu")))
+    with storing(folder, partial=beside, num_bytes=stored_bytes(weights)), no_progress_bars():
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
         cast(Any, policy).save_pretrained(beside, state_dict=weights)
-    tokenizer.save_pretrained(beside)
-    replace_folder(beside, folder)
+        tokenizer.save_pretrained(beside)
+        replace_folder(beside, folder)

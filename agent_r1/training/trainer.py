@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, algorithm_name, to_yaml
 from agent_r1.console import RunConsole, pick_pair
 from agent_r1.engines.base import Engine
-from agent_r1.errors import RolloutsFailingError
+from agent_r1.errors import RolloutsFailingError, StorageError
 from agent_r1.evaluation import Evaluation, choose_panel, evaluate
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.health import HealthMonitor
@@ -28,7 +29,7 @@ from agent_r1.rollout import Rollout, write_atomically, write_trajectories
 from agent_r1.seeds import mix_seed
 from agent_r1.tracking import Tracker
 from agent_r1.training.batch import CriticView, gather_experience
-from agent_r1.training.checkpoint import load_latest, save_checkpoint
+from agent_r1.training.checkpoint import list_checkpoints, load_latest, save_checkpoint
 from agent_r1.training.device_memory import shortage_explained
 from agent_r1.training.learner import Learner
 from agent_r1.training.lora import merged_weights
@@ -116,7 +117,20 @@ class Trainer:
         self._progress = _Progress()
 
     async def run(self, *, resume: bool) -> Summary:
-        """Train to the last step; with `resume`, from the newest checkpoint."""
+        """Train to the last step; with `resume`, from the newest checkpoint. What cannot be written and cannot be done
+        without is a `StorageError` that says what is kept."""
+        try:
+            return await self._run(resume=resume)
+        except StorageError as error:
+            saved = self._last_saved()
+            kept = (
+                f"The last checkpoint is that of step {saved}: the same command goes on from there"
+                if saved
+                else "There is no checkpoint: the same command starts afresh"
+            )
+            raise StorageError(f"{error}. {kept}") from error
+
+    async def _run(self, *, resume: bool) -> Summary:
         if resume:
             self._load()
         await self._push_weights()
@@ -136,6 +150,11 @@ class Trainer:
         except RolloutsFailingError:
             if self._progress.step:  # nothing that was learned is lost: the same command goes on from here
                 self._save()
+            raise
+        except StorageError:
+            if self._progress.step > self._last_saved():  # others may have left some room by now
+                with suppress(StorageError):
+                    self._write_checkpoint()
             raise
         finally:
             await self.collector.close()
@@ -187,7 +206,8 @@ class Trainer:
     def _record(self, groups: Sequence[Group]) -> None:
         if self._due(self.config.tracking.record_every):
             path = self.folder.trajectories / f"{self._progress.step}.jsonl"
-            write_trajectories(path, groups, policy_step=self._progress.step - 1)
+            with self._spared("error/failed_records"):
+                write_trajectories(path, groups, policy_step=self._progress.step - 1)
 
     # --- evaluation ------------------------------------------------------------------------------------------------
 
@@ -225,13 +245,18 @@ class Trainer:
 
     def _write_evaluation(self, name: str, evaluation: Evaluation) -> None:
         path = self.folder.trajectories / f"eval_{name}.jsonl"
-        write_trajectories(path, evaluation.greedy, policy_step=self._progress.step)
+        with self._spared("error/failed_records"):
+            write_trajectories(path, evaluation.greedy, policy_step=self._progress.step)
 
     async def _finish(
         self, before: tuple[Mapping[str, float] | None, list[Trajectory]], metrics: Mapping[str, float]
     ) -> Summary:
-        """Export, evaluate, report."""
-        export_model(self.learner.policy, self.renderer.tokenizer, self.folder.model)
+        """Export, evaluate, report. A model that cannot be written is tried again after the evaluation, which is not
+        lost with it."""
+        exported = False
+        with suppress(StorageError):
+            self._export()
+            exported = True
         metrics_before, trajectories_before = before
         final = dict(metrics)
         tool_calls = final.get("episode/tool_calls", 0.0)
@@ -246,6 +271,8 @@ class Trainer:
             pair = pick_pair(trajectories_before, [trajectory for group in after.greedy for trajectory in group])
             for title, trajectory in zip(("before training", "after training"), pair or (), strict=False):
                 self.console.trajectory(f"{title}: {trajectory.task_id}", trajectory)
+        if not exported:
+            self._export()
         summary = Summary(
             success_before=None if metrics_before is None else metrics_before.get("eval/all/greedy"),
             success_after=success_after,
@@ -267,7 +294,31 @@ class Trainer:
 
     # --- saving ----------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _spared(self, metric: str, advice: str = "") -> Iterator[None]:
+        """Inside, a file that cannot be written is said and counted, and the run goes on without it."""
+        try:
+            yield
+        except StorageError as error:
+            message = f"{error}. The run goes on without it{advice}"
+            self.console.warn(message)
+            self.health.warnings.append(f"step {self._progress.step}: {message}")
+            self.tracker.log(self._progress.step, {metric: 1.0})
+
+    def _export(self) -> None:
+        export_model(self.learner.policy, self.renderer.tokenizer, self.folder.model)
+
     def _save(self) -> None:
+        keep = self.config.trainer.keep_checkpoints
+        advice = f"; less room is needed with a smaller trainer.keep_checkpoints (it is {keep})" if keep > 1 else ""
+        with self._spared("error/failed_checkpoints", advice):
+            self._write_checkpoint()
+
+    def _last_saved(self) -> int:
+        """The step of the newest checkpoint; 0 when there is none."""
+        return max((step for step, _ in list_checkpoints(self.folder.checkpoints)), default=0)
+
+    def _write_checkpoint(self) -> None:
         state: dict[str, Any] = {
             "learner": self.learner.state_dict(),
             "process_balance": self.shaping.process.state_dict(),

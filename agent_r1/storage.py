@@ -1,0 +1,94 @@
+"""Writing to a disk that may be full, or closed to us: what is half written goes, and what is said names the place, the
+room there and what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from agent_r1.errors import StorageError
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+_ADVICE = {
+    errno.ENOSPC: "Make room there",
+    errno.EDQUOT: "Make room there, or have your quota raised",
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
+}
+
+
+@contextmanager
+def storing(place: Path, *, partial: Path | None = None, num_bytes: int | None = None) -> Iterator[None]:
+    """Inside, a write that fails is a `StorageError`; `num_bytes`, where known, is what `place` needs.
+
+    Whatever ends the block early, `partial` (a file or a folder, where it is written before it is complete) is removed:
+    it would keep a full disk full.
+    """
+    try:
+        with ExitStack() as stack:
+            if partial is not None:
+                stack.callback(_remove, partial)
+            yield
+            stack.pop_all()
+    except StorageError:
+        raise
+    except Exception as error:  # whether it is a failed write shows in what is behind it
+        failed = _failed_write(error)
+        if failed is None:
+            raise
+        raise StorageError(_message(place, failed, num_bytes)) from error
+
+
+def free_bytes(place: Path) -> int:
+    """The room on the disk of a file or folder, which need not be there yet."""
+    for folder in (place, *place.absolute().parents):
+        with suppress(OSError):
+            return shutil.disk_usage(folder).free
+    return 0
+
+
+def size_in_words(num_bytes: float) -> str:
+    """A size for people.
+
+    >>> size_in_words(15_285_056_768), size_in_words(400_000)
+    ('15.3 GB', '400 kB')
+    """
+    unit = 0
+    while num_bytes >= 1000 and unit < len(_UNITS) - 1:
+        num_bytes, unit = num_bytes / 1000, unit + 1
+    digits = 1 if unit and num_bytes < 100 else 0
+    return f"{num_bytes:.{digits}f} {_UNITS[unit]}"
+
+
+def _failed_write(error: Exception) -> OSError | None:
+    """What the operating system said; None for an error that is not about writing.
+
+    torch raises what its zip writer finds wrong after the write that failed, and libraries in Rust raise exceptions of
+    their own, which end in `(os error 28)`.
+    """
+    for candidate in (error, error.__context__):
+        if isinstance(candidate, OSError):
+            return candidate
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(told[1]), os.strerror(int(told[1]))) if told else None
+
+
+def _message(place: Path, failed: OSError, num_bytes: int | None) -> str:
+    needs = "" if num_bytes is None else f", and it needs {size_in_words(num_bytes)}"
+    advice = _ADVICE.get(failed.errno or 0, "Make it a place that can be written to")
+    return (
+        f"{place} cannot be written ({failed.strerror or failed}): {size_in_words(free_bytes(place))} are free "
+        f"there{needs}. {advice}"
+    )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
