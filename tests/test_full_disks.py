@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 import agent_r1
 from agent_r1.cli import app
+from agent_r1.config import Config
+from agent_r1.config.schema import LoraConfig
 from agent_r1.errors import StorageError
 from agent_r1.rollout import write_atomically
 from agent_r1.storage import free_bytes, size_in_words, storing
 from agent_r1.tracking import JsonlTracker, read_metrics
 from agent_r1.training.checkpoint import list_checkpoints, load_latest, save_checkpoint, stored_bytes
-from agent_r1.training.models import export_model
+from agent_r1.training.disk_room import checkpoint_bytes, shortage_foreseen
+from agent_r1.training.lora import add_adapters
+from agent_r1.training.models import Critic, export_model
+from agent_r1.training.run_folder import RunFolder
 from tests.full_disks import files_of_at_most, half_written, small_disk
+from tests.hand_made import TOKEN_GAE, experience_of, make_learner, random_group
 from tests.test_runs import same_weights, score_variety
 from tests.tiny_runs import tiny_overrides, write_tasks
 
@@ -233,7 +242,7 @@ def test_a_save_after_one_that_failed_is_tried_again(run: list[str], tmp_path: P
 def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_model(
     run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Room for two checkpoints and the model."""
+    """Room for two checkpoints and the model. What will happen is said before the first step."""
     with small_disk(tmp_path / "disk", "1200k") as disk:
         summary = agent_r1.train(*run, f"run.folder={disk}", "tracking.record_every=0", reward=score_variety)
         folder = disk / "tiny"
@@ -246,6 +255,7 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_model(
         assert resumed is not None
         assert resumed.step == 2
     said = capsys.readouterr().out
+    assert said.index("the run will need 1.3 MB") < said.index("1.2 MB are free there") < said.index("step 1/4")
     assert said.count("No space left on device") == 2
 
 
@@ -323,3 +333,81 @@ def test_an_evaluation_whose_figures_cannot_be_written_is_one_clear_error(run: l
     assert result.exit_code == 2
     assert "greedy" in result.output
     assert "figures.json cannot be written" in result.output
+
+
+# --- the room that a run will need ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["whole weights", "a critic", "adapters"])
+def test_a_checkpoint_is_about_as_large_as_was_foreseen(
+    tmp_path: Path, tiny_model: LlamaForCausalLM, form: str
+) -> None:
+    if form == "adapters":
+        pytest.importorskip("peft")
+        add_adapters(tiny_model, LoraConfig(rank=32), seed=0)
+    learner = (
+        make_learner(tiny_model, estimator=TOKEN_GAE, critic=Critic(tiny_model))
+        if form == "a critic"
+        else make_learner(tiny_model)
+    )
+    foreseen = checkpoint_bytes(learner)
+    learner.learn(experience_of(*random_group(tiny_model, 0, [1.0, 0.0])), step=0)
+    place = save_checkpoint(tmp_path, step=1, state=learner.state_dict(), keep=1)
+    assert (place / "state.pt").stat().st_size == pytest.approx(foreseen, rel=0.1)
+
+
+@dataclass
+class Known:
+    """A learner of whom only the weights are known."""
+
+    policy: nn.Module
+    critic: nn.Module | None = None
+
+
+def foreseen(folder: Path, num_weights: int, critic: int = 0, **trainer: int) -> str | None:
+    """What is said about a model of so many weights, which nobody has to hold."""
+    config = Config()
+    for key, value in {"steps": 100, "save_every": 10, "keep_checkpoints": 2, **trainer}.items():
+        setattr(config.trainer, key, value)
+    sizes = [nn.Linear(size, 1, bias=False, device="meta") for size in (num_weights, critic) if size]
+    learner: Any = Known(*sizes)
+    return shortage_foreseen(config, learner, RunFolder(folder))
+
+
+def test_a_run_with_too_little_room_is_told_both_figures_and_the_keys(tmp_path: Path) -> None:
+    said = foreseen(tmp_path, 10**15)
+    assert said is not None
+    assert f"need 40000 TB in {tmp_path} (3 x 12000 TB for checkpoints, 4000 TB for the model)" in said
+    assert re.search(r"and [\d.]+ [kMGT]B are free there", said)
+    assert "trainer.keep_checkpoints is 2" in said
+    assert "trainer.save_every is 10" in said
+    assert "\n" not in said
+
+
+def test_a_run_with_enough_room_is_told_nothing(tmp_path: Path) -> None:
+    assert foreseen(tmp_path, 1000) is None
+
+
+@pytest.mark.parametrize(
+    ("there", "trainer", "more"),
+    [
+        ([], {}, 3),
+        ([], {"keep_checkpoints": 1}, 2),
+        ([], {"save_every": 1000}, 1),
+        ([], {"save_every": 60}, 2),
+        ([10, 20], {}, 1),
+        ([90, 100], {}, 0),
+    ],
+)
+def test_as_many_checkpoints_are_foreseen_as_will_be_there_at_once(
+    tmp_path: Path, there: list[int], trainer: dict[str, int], more: int
+) -> None:
+    for step in there:
+        save_checkpoint(tmp_path / "checkpoints", step=step, state={}, keep=9)
+    said = foreseen(tmp_path, 10**15, **trainer)
+    assert said is not None
+    assert f"({more} x 12000 TB for checkpoints" in said
+
+
+def test_a_critic_of_its_own_counts(tmp_path: Path) -> None:
+    assert "3 x 24000 TB" in (foreseen(tmp_path, 10**15, critic=10**15) or "")

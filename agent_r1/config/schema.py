@@ -254,7 +254,7 @@ class TrainerConfig:
     save_every: int = 10
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2
-    """How many to keep."""
+    """How many to keep; there is one more while it is written."""
 
 
 @dataclass

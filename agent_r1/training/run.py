@@ -26,6 +26,7 @@ from agent_r1.tools.mcp import close_servers
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.compute import make_compute
 from agent_r1.training.credit import Models
+from agent_r1.training.disk_room import shortage_foreseen
 from agent_r1.training.gguf import is_gguf
 from agent_r1.training.learner import Learner
 from agent_r1.training.lora import add_adapters
@@ -90,6 +91,9 @@ async def _train(plan: Plan, renderer: ChatRenderer, console: RunConsole) -> Sum
         total_steps=config.trainer.steps,
         seed=config.trainer.seed,
     )
+    shortage = shortage_foreseen(config, learner, folder)
+    if shortage is not None:
+        console.warn(shortage)
     tracker = open_trackers(config, folder)
     try:
         trainer = Trainer(
