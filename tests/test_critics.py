@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories
 from agent_r1.training.algorithm import bind_algorithm
 from agent_r1.training.batch import CriticView, Experience
 from agent_r1.training.credit import CreditedBatch
-from agent_r1.training.learner import Learner
+from agent_r1.training.learner import CENTRING, Learner
 from agent_r1.training.models import VALUE_REACH, Critic, SharedCritic
 from agent_r1.training.rows import MicroBatch, Sample, pack
 from agent_r1.training.scoring import AnyCritic, score, value
@@ -293,6 +294,29 @@ def test_equal_targets_have_no_variance_to_explain(policy: LlamaForCausalLM) -> 
     assert "critic/explained_variance" not in metrics
 
 
+@pytest.mark.parametrize("kind", [Critic, SharedCritic])
+def test_after_a_batch_all_values_have_gone_half_of_the_way_to_the_mean_return(
+    policy: LlamaForCausalLM, kind: type[AnyCritic]
+) -> None:
+    """Returns 3 and 1 where a critic said 0: without a step of its own it says 1 next, and 1.5 after that."""
+    batch = experience_of(
+        make_trajectory([make_step(policy, (5, 6), (7,))], 3.0),
+        make_trajectory([make_step(policy, (8, 9), (7,))], 1.0),
+    )
+    settings = CriticConfig(enabled=True, learning_rate=0.0, shared_weight=0.1 if kind is SharedCritic else None)
+    learner = make_learner(policy, estimator=TOKEN_GAE, critic=kind(policy), critic_settings=settings)
+    learner.policy_optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+    said = [learner.learn(batch, step=step)["critic/value"] for step in range(3)]
+    assert said == pytest.approx([0.0, 1.0, 1.5])
+
+
+def test_returns_that_are_no_numbers_leave_the_values_where_they_were(policy: LlamaForCausalLM) -> None:
+    batch = experience_of(make_trajectory([make_step(policy, (5, 6), (7,))], math.nan))
+    learner = make_learner(policy, estimator=TOKEN_GAE, critic=Critic(policy))
+    learner.learn(batch, step=0)
+    assert critic_of(learner).head.bias.item() == 0.0
+
+
 class KeepsValues(Critic):
     """Keeps what it said, to see where a gradient arrives."""
 
@@ -348,11 +372,12 @@ def test_a_value_that_moved_further_than_its_clip_pays_for_the_distance(policy: 
     assert batch.credit.returns_N is not None
     assert batch.arrays.old_values_N is not None
     states = [sample.token_ids[:place] for sample in experience.samples for place in sample.actions]
+    centred = CENTRING * float((batch.credit.returns_N - batch.arrays.old_values_N).mean())  # after the last update
     losses, plain = [], []
     for state, old, target in zip(
         states, batch.arrays.old_values_N.tolist(), batch.credit.returns_N.tolist(), strict=True
     ):
-        moved = value_after(critic_of(once), state)
+        moved = value_after(critic_of(once), state) - centred
         held = min(max(moved, old - clip), old + clip)
         plain.append(0.5 * (moved - target) ** 2)
         losses.append(max(plain[-1], 0.5 * (held - target) ** 2))

@@ -34,6 +34,10 @@ CRITIC_UPDATES = 4
 same, a regression need not stay near where it began, and a critic starts out knowing nothing. A head on the policy's
 trunk takes them while it warms up; from then on its gradient comes with the policy's, and so does its one step."""
 
+CENTRING = 0.5
+"""How much of the way to the mean return all values go after each batch, together. A head that starts at zero would
+spend its first steps on nothing else: on a trunk that it shares it took 40 of them to get a third of the way."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Share:
@@ -145,6 +149,7 @@ class Learner:
                 if times[name] == 0 or not name.startswith("offpolicy/"):
                     times[name] += 1
                     metrics[name] = metrics.get(name, 0.0) + (amount - metrics.get(name, 0.0)) / times[name]
+        self._centre_values(batch)
         self._adapt_kl(metrics, experience.table.num_trajectories)
         metrics["loss/skipped_updates"] = float(self.policy_skips.total + self.critic_skips.total)
         if not self._is_warm:  # the first update on a GPU compiled what it needs
@@ -331,6 +336,16 @@ class Learner:
             values_N, here.old_values_N, here.returns_N, clip_range=self.algorithm.settings.critic.value_clip
         )
         return loss_N.masked_fill(~here.valued_N, 0.0).sum() / max(1, num_valued)
+
+    def _centre_values(self, batch: CreditedBatch) -> None:
+        """Move all values towards the mean return; what is left for the critic to learn is the differences."""
+        arrays = batch.arrays
+        if self.critic is None or arrays.returns_N is None or arrays.valued_N is None or arrays.old_values_N is None:
+            return
+        errors_N = (arrays.returns_N - arrays.old_values_N).float().masked_fill(~arrays.valued_N, 0.0)
+        mean = errors_N.sum() / arrays.valued_N.sum().clamp(min=1)
+        with torch.no_grad():
+            self.critic.head.bias.add_(CENTRING * mean.nan_to_num(0.0, 0.0, 0.0))
 
     def _step_critic(self, running: _Sums, step: int) -> None:
         assert self.critic is not None
