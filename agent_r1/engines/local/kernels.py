@@ -6,7 +6,7 @@ row of `block_tables`, in order: its token `i` lies in block `table[i // block_s
     write_kv            put fresh keys and values into their slots
     prefill_attention   many query tokens per request, packed; bound by arithmetic
     decode_attention    one query token per request; bound by reading the cache. Puts the token's own key and value
-                        there, too: a kernel less in a step that has hundreds
+                        there first, where block tables and lengths say
 
 Query heads that share a key-value head (GQA) are rows of one tile, so each key and value is read once for all of them.
 Softmax runs online (Milakov and Gimelshein 2018; Dao 2023, FlashAttention-2) in base 2; sums are float32, and weights
@@ -98,32 +98,65 @@ def attend(
 
 
 @kernel
+def copy_token(
+    keys: tensor, values: tensor, key_cache: tensor, value_cache: tensor, token: tensor, block: tensor, offset: tensor,
+    key_stride_token: tensor, key_stride_head: tensor, value_stride_token: tensor, value_stride_head: tensor,
+    stride_block: tensor, stride_token: tensor, stride_head: tensor,
+    HEADS: constexpr, DIM: constexpr, SIZE_PADDED: constexpr,
+) -> None:  # fmt: skip
+    """Copy one token's keys and values, all heads, to its place in a block."""
+    element = tl.arange(0, SIZE_PADDED)
+    head = element // DIM
+    dim = element % DIM
+    inside = element < HEADS * DIM
+    target = block.to(tl.int64) * stride_block + offset * stride_token + head * stride_head + dim
+    key = tl.load(keys + token * key_stride_token + head * key_stride_head + dim, mask=inside)
+    value = tl.load(values + token * value_stride_token + head * value_stride_head + dim, mask=inside)
+    tl.store(key_cache + target, key, mask=inside)
+    tl.store(value_cache + target, value, mask=inside)
+
+
+@kernel
 def write_kernel(
     keys: tensor, values: tensor, key_cache: tensor, value_cache: tensor, slots: tensor,
     key_stride_token: tensor, key_stride_head: tensor, value_stride_token: tensor, value_stride_head: tensor,
     stride_block: tensor, stride_token: tensor, stride_head: tensor,
     HEADS: constexpr, DIM: constexpr, BLOCK_SIZE: constexpr, SIZE_PADDED: constexpr,
 ) -> None:  # fmt: skip
-    """One program copies one token's keys and values, all heads."""
+    """One program: one token."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     if slot >= 0:
-        element = tl.arange(0, SIZE_PADDED)
-        head = element // DIM
-        dim = element % DIM
-        inside = element < HEADS * DIM
-        target = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_token + head * stride_head + dim
-        key = tl.load(keys + token * key_stride_token + head * key_stride_head + dim, mask=inside)
-        value = tl.load(values + token * value_stride_token + head * value_stride_head + dim, mask=inside)
-        tl.store(key_cache + target, key, mask=inside)
-        tl.store(value_cache + target, value, mask=inside)
+        copy_token(
+            keys, values, key_cache, value_cache, token, slot // BLOCK_SIZE, slot % BLOCK_SIZE, key_stride_token,
+            key_stride_head, value_stride_token, value_stride_head, stride_block, stride_token, stride_head,
+            HEADS, DIM, SIZE_PADDED,
+        )  # fmt: skip
+
+
+@kernel
+def append_kernel(
+    keys: tensor, values: tensor, key_cache: tensor, value_cache: tensor, tables: tensor, contexts: tensor,
+    key_stride_token: tensor, key_stride_head: tensor, value_stride_token: tensor, value_stride_head: tensor,
+    stride_block: tensor, stride_token: tensor, stride_head: tensor, table_stride: tensor,
+    HEADS: constexpr, DIM: constexpr, BLOCK_SIZE: constexpr, SIZE_PADDED: constexpr,
+) -> None:  # fmt: skip
+    """One program: the newest token of one request."""
+    request = tl.program_id(0).to(tl.int64)
+    newest = tl.load(contexts + request) - 1
+    if newest >= 0:
+        block = tl.load(tables + request * table_stride + newest // BLOCK_SIZE)
+        copy_token(
+            keys, values, key_cache, value_cache, request, block, newest % BLOCK_SIZE, key_stride_token,
+            key_stride_head, value_stride_token, value_stride_head, stride_block, stride_token, stride_head,
+            HEADS, DIM, SIZE_PADDED,
+        )  # fmt: skip
 
 
 @kernel
 def decode_kernel(
-    queries: tensor, new_keys: tensor, new_values: tensor, key_cache: tensor, value_cache: tensor, tables: tensor,
-    contexts: tensor, results: tensor, log_totals: tensor, query_stride_request: tensor, query_stride_head: tensor,
-    key_stride_request: tensor, key_stride_head: tensor, value_stride_request: tensor, value_stride_head: tensor,
+    queries: tensor, key_cache: tensor, value_cache: tensor, tables: tensor, contexts: tensor,
+    results: tensor, log_totals: tensor, query_stride_request: tensor, query_stride_head: tensor,
     stride_block: tensor, stride_token: tensor, stride_head: tensor, table_stride: tensor,
     SCALE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr, GROUP: constexpr, DIM: constexpr, DIM_PADDED: constexpr,
     BLOCK_SIZE: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, SPLITS: constexpr,
@@ -131,53 +164,35 @@ def decode_kernel(
     """One program: one request, one key-value head with its query heads, one of `SPLITS` ranges of the context.
 
     With one split `results` is the attention [R, heads, dim]. With more it holds float32 parts [R, heads, splits, dim],
-    each normalised by its own total, whose base-2 logarithm goes to `log_totals` [R, heads, splits]. The newest token
-    is the business of the split in whose range it is: it is stored, and never read back.
+    each normalised by its own total, whose base-2 logarithm goes to `log_totals` [R, heads, splits].
     """
     kv_head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
-    context = tl.load(contexts + request)
-    first, last = context * 0, context
+    last = tl.load(contexts + request)
+    first = last * 0
     if WINDOW > 0:
         first = tl.maximum(last - WINDOW, 0)
     if SPLITS > 1:
         size = tl.cdiv(tl.cdiv(last - first, SPLITS), BLOCK_N) * BLOCK_N
         first = first + split * size
         last = tl.minimum(first + size, last)
-    table = tables + request * table_stride
-    dims = tl.arange(0, DIM_PADDED)
 
-    # What comes first weighs 1: the newest token, where it is in this range, or else nothing.
-    has_newest = (first < last) & (last == context)
-    inside = (dims < DIM) & has_newest
-    key = tl.load(new_keys + request * key_stride_request + kv_head * key_stride_head + dims, mask=inside, other=0.0)
-    value_row = new_values + request * value_stride_request + kv_head * value_stride_head
-    value = tl.load(value_row + dims, mask=inside, other=0.0)
-    newest = context - 1
-    block = tl.load(table + newest // BLOCK_SIZE, mask=has_newest, other=0).to(tl.int64)
-    place = block * stride_block + newest % BLOCK_SIZE * stride_token + kv_head * stride_head + dims
-    tl.store(key_cache + place, key, mask=inside)
-    tl.store(value_cache + place, value, mask=inside)
     member = tl.arange(0, BLOCK_M)
     heads = kv_head * GROUP + member
     query_rows = request * query_stride_request + heads * query_stride_head
     query_tile = load_rows(queries, query_rows, member < GROUP, DIM, DIM_PADDED)
-    scores = tl.sum(query_tile.to(tl.float32) * key.to(tl.float32)[None, :], 1) * SCALE
-    if SOFTCAP > 0:
-        scores = capped(scores, SOFTCAP)
-    peak = tl.where(has_newest, scores, -1e30)
-    total = tl.zeros([BLOCK_M], tl.float32) + has_newest.to(tl.float32)
-    weighted = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32) + value.to(tl.float32)[None, :]
-
-    cached = last - has_newest.to(tl.int32)
-    positions = tl.zeros([BLOCK_M], tl.int32) + cached - 1
+    weighted = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32)
+    peak = tl.full([BLOCK_M], -1e30, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    positions = tl.zeros([BLOCK_M], tl.int32) + last - 1
     weighted, peak, total = attend(
-        query_tile, positions, key_cache + kv_head * stride_head, value_cache + kv_head * stride_head, table, first,
-        cached, weighted, peak, total, stride_block, stride_token,
+        query_tile, positions, key_cache + kv_head * stride_head, value_cache + kv_head * stride_head,
+        tables + request * table_stride, first, last, weighted, peak, total, stride_block, stride_token,
         SCALE, 0, SOFTCAP, DIM, DIM_PADDED, BLOCK_SIZE, BLOCK_N, True,
     )  # fmt: skip
     divisor = tl.where(total > 0, total, 1.0)  # an empty range gives zeros
+    dims = tl.arange(0, DIM_PADDED)
     result_rows = (request * tl.num_programs(0) * GROUP + heads) * SPLITS + split
     inside = (member < GROUP)[:, None] & (dims < DIM)[None, :]
     tl.store(results + result_rows[:, None] * DIM + dims[None, :], weighted / divisor[:, None], mask=inside)
@@ -308,6 +323,16 @@ def decode_attention(
     check_fit(keys, values, key_cache)
     queries, keys, values = with_dense_rows(queries), with_dense_rows(keys), with_dense_rows(values)
     requests, heads, dim = queries.shape
+    size_padded = next_power_of_2(key_cache.shape[2] * dim)
+    append_kernel[(requests,)](
+        *(keys, values, key_cache, value_cache, block_tables, context_lengths),
+        *(*keys.stride()[:2], *values.stride()[:2], *key_cache.stride()[:3], block_tables.stride(0)),
+        HEADS=key_cache.shape[2],
+        DIM=dim,
+        BLOCK_SIZE=key_cache.shape[1],
+        SIZE_PADDED=size_padded,
+        num_warps=max(1, min(4, size_padded // 256)),
+    )
     launch = decode_launch(queries, key_cache, block_tables, window)
     results = like_queries(queries)
     parts, log_totals = results, results
@@ -315,9 +340,8 @@ def decode_attention(
         parts = queries.new_empty((requests, heads, launch.splits, dim), dtype=torch.float32)
         log_totals = queries.new_empty((requests, heads, launch.splits), dtype=torch.float32)
     decode_kernel[(key_cache.shape[2], requests, launch.splits)](
-        *(queries, keys, values, key_cache, value_cache, block_tables, context_lengths, parts, log_totals),
-        *(*queries.stride()[:2], *keys.stride()[:2], *values.stride()[:2]),
-        *(*key_cache.stride()[:3], block_tables.stride(0)),
+        *(queries, key_cache, value_cache, block_tables, context_lengths, parts, log_totals),
+        *(*queries.stride()[:2], *key_cache.stride()[:3], block_tables.stride(0)),
         SPLITS=launch.splits,
         **constants(queries, key_cache, scale, window, softcap, launch),
     )
