@@ -44,7 +44,7 @@ def test_the_reward_of_a_single_step_task_rises(tmp_path: Path, model_folder: Pa
         "rollout.groups_per_step=4",
         "optimizer.learning_rate=0.01",
         "algorithm.critic.learning_rate=0.001",
-        f"trainer.steps={90 if preset in SLOW_LEARNERS else 25}",
+        f"trainer.steps={90 if preset in SLOW_LEARNERS else 40}",
         "trainer.save_every=90",
         # A random model always speaks to the limit: learning to stop would be another task.
         "algorithm.overlong_fraction=0",
@@ -53,7 +53,7 @@ def test_the_reward_of_a_single_step_task_rises(tmp_path: Path, model_folder: Pa
     lines = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
     rewards = [line["reward/outcome"] for line in lines]
     assert rewards[0] < 0.7
-    assert sum(rewards[-3:]) / 3 > 0.9
+    assert sum(rewards[-3:]) / 3 > 0.95
 
 
 @pytest.mark.slow
