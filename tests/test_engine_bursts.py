@@ -193,7 +193,7 @@ def test_callers_have_their_answers_before_their_blocks_are_seen_to_and_none_is_
 
     async def ask() -> int:
         await all_answers(engine, requests)
-        unseen_to = len(engine._scheduler.running)
+        unseen_to = len(engine._scheduler._left)
         if closed:
             await engine.close()
         return unseen_to
@@ -203,6 +203,35 @@ def test_callers_have_their_answers_before_their_blocks_are_seen_to_and_none_is_
         assert not engine._scheduler.has_work
         engine._scheduler.cache.clear()
         assert engine._scheduler.pool.num_held == 0
+
+
+def test_a_caller_who_asks_on_at_once_starts_the_device_before_old_blocks_are_seen_to(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = late_engine(model, monkeypatch, prefill_tokens=40)
+    plain, unseen_to = LateRunner.draw, list[int]()
+
+    def noting(self: LateRunner, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
+        unseen_to.append(len(engine._scheduler._left))
+        return plain(self, chunks, after)
+
+    monkeypatch.setattr(LateRunner, "draw", noting)
+    rounds = [
+        [
+            (tuple(range(first + index, first + index + 10)), SamplingParams(max_tokens=5, seed=index))
+            for index in range(8)
+        ]
+        for first in (0, 20)
+    ]
+
+    async def ask() -> list[list[Completion]]:
+        return [await all_answers(engine, requests) for requests in rounds]
+
+    answers = asyncio.run(ask())
+    assert 8 in unseen_to
+    assert answers == [asyncio.run(all_answers(LocalEngine(model), requests)) for requests in rounds]
+    engine._scheduler.cache.clear()
+    assert engine._scheduler.pool.num_held == 0
 
 
 def test_new_weights_wait_for_the_step_in_flight_and_sample_what_comes_after_it(

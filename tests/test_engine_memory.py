@@ -159,7 +159,8 @@ def test_clearing_leaves_a_request_its_blocks() -> None:
 def assert_accounted(scheduler: Scheduler) -> None:
     """Every block is free or held, by exactly those who say they hold it."""
     pool = scheduler.pool
-    owners = Counter(block for request in scheduler.running for block in request.blocks)
+    holders = [*scheduler.running, *scheduler._left]
+    owners = Counter(block for request in holders for block in request.blocks)
     owners.update(list(scheduler.cache._recency))
     assert pool.num_free + pool.num_held == pool.num_blocks
     assert {block: pool.owners(block) for block in owners} == dict(owners)
@@ -173,6 +174,7 @@ MOVES = st.lists(
     st.one_of(
         st.tuples(st.just("add"), PROMPTS, st.integers(1, 40)),
         st.tuples(st.just("step"), st.integers(1, 12), st.just(0)),
+        st.tuples(st.just("settle"), st.just(0), st.just(0)),
         st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
         st.tuples(st.just("clear"), st.just(0), st.just(0)),
     ),
@@ -223,6 +225,8 @@ def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
         elif move == "step":
             for _ in range(int(str(value))):
                 step()
+        elif move == "settle":
+            scheduler.settle()
         elif move == "cancel" and present:
             scheduler.remove(present[int(str(value)) % len(present)])
         elif move == "clear" and not present:
@@ -232,6 +236,7 @@ def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
             break
         step()
     assert not scheduler.has_work, "someone waits for ever"
+    scheduler.settle()
     scheduler.cache.clear()
     assert scheduler.pool.num_free == num_blocks
 

@@ -37,8 +37,9 @@ _TURNS = 16
 """Rounds of the event loop between two steps that compute on it. An answer from a server or a process needs some ten
 until its episode asks for the next action; with one round a step, steps would go by with a request or two each."""
 
-_ANSWER_TURNS = 3
-"""Rounds of the event loop until all who wait for an answer have it: the task that asked, and whoever gathers tasks."""
+_ANSWER_TURNS = 5
+"""Rounds of the event loop until all who wait for an answer have it (the task that asked, and whoever gathers tasks)
+and have asked for what comes next."""
 
 _EARLY_TOKENS = 8192
 """With the prompts of so many tokens an idle device is started, though more are coming: they keep it busy meanwhile."""
@@ -100,6 +101,8 @@ class LocalEngine:
         # Held while a step computes: on CUDA the event loop goes on meanwhile, and weights must not change under it.
         self._computing = asyncio.Lock()
         self._flight: _Flight | None = None
+        # Answers are given out, and nothing is computed unless somebody asks for more.
+        self._answering = False
         # Tokens of prompts that came since a step was last started.
         self._come_tokens = 0
 
@@ -199,7 +202,8 @@ class LocalEngine:
         A thousand requests that come at once take some time to come. What cannot be started is scheduled again, and
         its failure told, by `_step`.
         """
-        if self._runner.burst > 1 and self._flight is None and not self._computing.locked():
+        may_start = self._answering or not self._computing.locked()
+        if self._runner.burst > 1 and self._flight is None and may_start:
             chunks = self._scheduler.schedule()
             self._flight = self._launch(chunks) if chunks else None
 
@@ -210,7 +214,7 @@ class LocalEngine:
         if flight is not None:
             ahead = self._scheduler.ahead(flight.chunks)
             self._flight = self._launch(ahead, after=flight.chunks) if ahead else None
-            await self._land(flight)
+            await self._land(flight, may_start=True)
             return
         chunks = self._scheduler.schedule()
         if not chunks:
@@ -262,27 +266,27 @@ class LocalEngine:
             flight, self._flight = self._flight, None
             await self._land(flight)
 
-    async def _land(self, flight: _Flight) -> None:
+    async def _land(self, flight: _Flight, *, may_start: bool = False) -> None:
         """Wait for a step and give the requests what was drawn for them; those that left meanwhile want nothing.
 
-        Answers come first: the blocks of those that are finished are seen to when their callers have gone on.
+        Answers come first: the blocks of those that are finished are seen to when their callers have gone on. With
+        `may_start` what these ask for then starts an idle device, which computes while we see to the blocks.
         """
         while not flight.drawing.done():
             await asyncio.sleep(0)
         drawn = flight.drawing.result()
         sampling = [chunk for chunk in flight.chunks if chunk.samples]
-        finished = [
-            chunk.request
-            for chunk, tokens, logprobs in zip(sampling, drawn.tokens, drawn.logprobs, strict=True)
-            if chunk.request in self._scheduler.running and self._take(chunk, tokens, logprobs)
-        ]
-        scheduler = self._scheduler
+        scheduler, num_running = self._scheduler, len(self._scheduler.running)
+        for chunk, tokens, logprobs in zip(sampling, drawn.tokens, drawn.logprobs, strict=True):
+            if chunk.request in scheduler.running and self._take(chunk, tokens, logprobs):
+                scheduler.finish(chunk.request)
+        self._answering = may_start
         try:
-            for _ in range(_ANSWER_TURNS if finished else 0):
+            for _ in range(_ANSWER_TURNS if len(scheduler.running) < num_running else 0):
                 await asyncio.sleep(0)
         finally:  # a loop that ends with its answers stops serving here
-            for request in finished:
-                scheduler.finish(request)
+            self._answering = False
+            scheduler.settle()
 
     def _take(self, chunk: Chunk, tokens: list[int], logprobs: list[float]) -> bool:
         """Give a request what was drawn for it, up to its stop; True when it is finished, and answered."""

@@ -67,6 +67,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         # In the order of admission; a dict, for requests leave from anywhere.
         self.running: dict[Request, None] = {}
+        # Answered, but with blocks of theirs still held.
+        self._left: list[Request] = []
         self.num_preemptions = 0
         # The head of the queue found too few blocks. Only a request that leaves can change that.
         self._is_full = False
@@ -93,10 +95,16 @@ class Scheduler:
             self._is_full = False  # the next in the queue may be smaller
 
     def finish(self, request: Request) -> None:
-        """A request leaves with its answer; its full blocks stay for the turn that continues it."""
-        self.file(request)
+        """A request leaves with its answer. Its blocks are seen to by `settle`."""
         del self.running[request]
-        self._release(request)
+        self._left.append(request)
+
+    def settle(self) -> None:
+        """See to the blocks of those that left with their answers: full ones stay for the turn that continues them."""
+        left, self._left = self._left, []
+        for request in left:
+            self.file(request)
+            self._release(request)
 
     def file(self, request: Request) -> None:
         """Enter the blocks that a running request has filled since the last time into the prefix cache.
@@ -111,6 +119,7 @@ class Scheduler:
 
     def preempt_all(self) -> None:
         """Everyone goes back to the queue, in the order of admission: nothing that was computed counts any more."""
+        self.settle()
         for request in reversed(list(self.running)):
             self._preempt(request)
 
@@ -198,6 +207,8 @@ class Scheduler:
         One whose next block is being computed by a running request is passed over: a step later it finds that block in
         the cache. So the members of a group compute their prompt once.
         """
+        if self._is_full and self._left:
+            self.settle()
         if not self.waiting or self._is_full:
             return
         being_computed = {
@@ -254,6 +265,8 @@ class Scheduler:
 
     def _make_room(self, count: int) -> bool:
         """Whether so many blocks are free, after the prefix cache gave up what it must."""
+        if count > self.pool.num_free and self._left:
+            self.settle()
         missing = count - self.pool.num_free
         return missing <= 0 or self.cache.evict(missing) == missing
 
