@@ -42,6 +42,8 @@ KINDS = (
     ("matrix products", ("gemm", "nvjet", "cutlass", "sm90_xmma", "cublas", "splitKreduce", "mm", "linear")),
 )
 """What is in a kernel's name, looked for in this order; all others are element by element."""
+LONGEST = 16
+"""Kernels that are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class Profile:
     """The longest: name, times, mean microseconds, share."""
 
 
-def summarise(pieces: Sequence[Piece], *, seconds: float, prompt_seconds: float, longest: int = 16) -> Profile:
+def summarise(pieces: Sequence[Piece], *, seconds: float, prompt_seconds: float) -> Profile:
     """Add pieces up."""
     kinds: dict[str, float] = {}
     by_name: dict[str, list[float]] = {}
@@ -104,7 +106,7 @@ def summarise(pieces: Sequence[Piece], *, seconds: float, prompt_seconds: float,
         by_name.setdefault(piece.name, []).append(length)
     total = sum(kinds.values()) or 1.0
     span = max((piece.end for piece in pieces), default=0.0) - min((piece.start for piece in pieces), default=0.0)
-    ranked = sorted(by_name.items(), key=lambda entry: -sum(entry[1]))[:longest]
+    ranked = sorted(by_name.items(), key=lambda entry: -sum(entry[1]))[:LONGEST]
     return Profile(
         seconds=seconds,
         prompt_seconds=prompt_seconds,
