@@ -334,6 +334,7 @@ def test_action_cut_by_its_token_limit_is_told_and_the_episode_goes_on(renderer:
     first, second = episode.steps
     assert first.action_ids == long[:4]
     assert first.action.parse_error == "Tool call 1 is malformed: it was cut by the length limit."
+    assert episode.metrics["episode/cut_actions"] == 1
     reach = len(first.prompt_ids) + 4
     assert second.prompt_ids[:reach] == first.prompt_ids + long[:4]
     assert second.prompt_ids[reach] == renderer.stop_ids[0]
@@ -405,7 +406,8 @@ def test_sampling_stops_at_the_end_of_turn_and_each_step_has_its_own_seed(render
 
 def test_plain_tuple_from_step_is_accepted(renderer: ChatRenderer) -> None:
     episode = run_loop(renderer, script(renderer, "a"), ListEnv([(None, 2, True, {"metrics": {"wins": 1}})]))
-    assert (episode.steps[0].reward, episode.steps[0].done, episode.metrics) == (2.0, True, {"wins": 1.0})
+    assert (episode.steps[0].reward, episode.steps[0].done) == (2.0, True)
+    assert episode.metrics == {"wins": 1.0, "episode/cut_actions": 0.0}
 
 
 class LostEngine(ScriptedEngine):
@@ -533,7 +535,7 @@ def test_flow_of_ones_own_is_found_by_name_and_decides_what_is_recorded(renderer
     assert isinstance(flow, DraftAndAnswer)
     episode = asyncio.run(flow.run(TASK))
     [step] = episode.steps
-    assert (step.action.text, step.reward, episode.metrics) == ("21", 0.5, {"drafts": 1.0})
+    assert (step.action.text, step.reward, episode.metrics["drafts"]) == ("21", 0.5, 1.0)
     draft = reply(renderer, "a long draft")
     first = engine.requests[0][0]
     assert step.prompt_ids[: len(first) + len(draft)] == first + draft

@@ -141,8 +141,7 @@ class AgentFlowBase(ABC):
         )
         self.steps.append(step)
         self.metrics.update(info.get("metrics", {}))
-        if turn.completion.finish_reason == "length":
-            self.metrics["episode/cut_actions"] += 1
+        self.metrics["episode/cut_actions"] += turn.completion.finish_reason == "length"  # said also when there is none
         return step
 
     def episode(
