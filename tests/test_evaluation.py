@@ -215,6 +215,32 @@ def test_a_reward_reads_the_final_answer_of_a_react_episode(tokenizer: Any, tmp_
     assert decode(renderer, read.steps[1].prompt_ids).endswith("<|user|>Observation: 7<|end|><|assistant|>")
 
 
+def test_a_model_that_writes_its_own_observation_is_stopped_there(tokenizer: Any) -> None:
+    renderer = ChatRenderer(copy.deepcopy(tokenizer), "react")
+    action = 'Thought: Hm.\nAction: price\nAction Input: {"item": "apple"}\n'
+    turns = iter([f"{action}Observation: 999\nFinal Answer: 999", "Final Answer: 7"])
+
+    async def price(item: str) -> str:
+        """The price of one item."""
+        return "7"
+
+    rollout = Rollout(
+        engine=ScriptedEngine(lambda prompt, sampling: (*renderer.encode(next(turns)), renderer.stop_ids[0])),
+        renderer=renderer,
+        reward=lambda task, episode: float(episode.final_text == "7"),
+        make_env=lambda task: ToolEnv(tools=[FunctionTool(price)]),
+        limits=RolloutLimits(retries=0),
+    )
+    task = Task(task_id="one", prompt=(QUESTION,))
+    found = asyncio.run(evaluate(rollout, [task], sampling=SamplingParams(), num_samples=0, seed=0))
+    [[first, second]] = [trajectory.steps for group in found.greedy for trajectory in group.trajectories]
+    assert decode(renderer, first.action_ids) == action
+    assert len(first.action_ids) == len(first.rollout_logprobs) == len(first.policy_versions)
+    assert second.prompt_ids[: len(first.prompt_ids + first.action_ids)] == first.prompt_ids + first.action_ids
+    assert decode(renderer, second.prompt_ids).endswith(f"{action}<|end|><|user|>Observation: 7<|end|><|assistant|>")
+    assert (found.metrics["eval/all/greedy"], found.metrics["eval/all/tool_calls"]) == (1.0, 1.0)
+
+
 def test_only_what_is_marked_is_a_final_answer(renderer: ChatRenderer) -> None:
     assert parse("react", "Thought: I know.\nFinal Answer: 21").final_answer == "21"
     assert parse("react", "21").final_answer is None

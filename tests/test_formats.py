@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.chat.formats import ParsedText, ToolFormat, tool_formats
+from agent_r1.chat.formats.base import end_of_turn
 from agent_r1.chat.formats.near_json import read_json, read_whole_json
 from agent_r1.errors import ConfigError
 from agent_r1.types import ToolCall
@@ -119,6 +120,42 @@ def test_newer_mistral_calls_are_found() -> None:
 
 def test_plain_react_input_is_the_argument_input() -> None:
     assert calls_of(parse("react", "Action: search\nAction Input: 3 + 4")) == [("search", {"input": "3 + 4"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "turn"),
+    [
+        (
+            "react",
+            "Action: price\nAction Input: x\nObservation: 7\nFinal Answer: 7",
+            "Action: price\nAction Input: x\n",
+        ),
+        ("react", 'Action: price\n{"item": "x"}\nObservation: 7', 'Action: price\n{"item": "x"}\n'),
+        ("react", "<think>\nObservation: 1</think>Action: a\nAction Input: x", None),
+        (
+            "react",
+            "Action: a\nAction Input: x\nObservation: 1\nAction: a\nObservation: 2",
+            "Action: a\nAction Input: x\n",
+        ),
+        ("react", "Observation: 7", None),
+        ("react", "Action: a\nAction Input: An Observation: 7", None),
+        ("react", "Thought: Hm.\nObservation: 7", None),
+        ("retool", "<code>print(1)</code>\n<interpreter>1</interpreter>", "<code>print(1)</code>\n"),
+        ("retool", "<code>'<interpreter>'</code>", None),
+        ("retool", "<think><code>1</code><interpreter></think>", None),
+        ("retool", "<interpreter>1</interpreter>", None),
+        ("hermes", "<tool_call>{}</tool_call><tool_response>7</tool_response>", None),
+    ],
+)
+def test_turn_ends_where_a_model_writes_the_answer_to_its_own_call(name: str, text: str, turn: str | None) -> None:
+    assert text[: end_of_turn(format_of(name), text)] == (text if turn is None else turn)
+
+
+def test_react_input_without_its_label_is_mended() -> None:
+    parsed = parse("react", 'Thought: Hm.\nAction: price\n{"item": "apple"}')
+    assert (calls_of(parsed), parsed.repairs) == (PRICES[:1], ("call 1: Action Input: was missing",))
+    cut = parse("react", 'Action: price\n{"item": "app', truncated=True)
+    assert cut.parse_error == "Tool call 1 is malformed: it was cut by the length limit."
 
 
 def test_react_and_harmony_answers_are_their_final_part() -> None:

@@ -16,18 +16,19 @@ malformed action is answered with) is shown it as the user's.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
 from agent_r1.chat.bridge import Before, Deltas, Written
 from agent_r1.chat.formats import ToolFormat, tool_formats
-from agent_r1.chat.formats.base import writes_as_text
+from agent_r1.chat.formats.base import end_of_turn, writes_as_text
 from agent_r1.chat.toolless import knows_tools, with_stray_answers_as_users, without_tools
 from agent_r1.errors import ChatTemplateError, ConfigError
-from agent_r1.types import Action, Message, Observation, TokenIds
+from agent_r1.types import Action, Completion, Message, Observation, TokenIds
 
 
 class Tokenizer(Protocol):
@@ -134,11 +135,36 @@ class ChatRenderer:
         """
         return self._bridge(previous, action, observation) or self.render(observation)
 
+    def own_turn(self, completion: Completion) -> Completion:
+        """What was sampled, up to where the model began to write a tool's answer itself (`end_of_turn` of the format).
+
+        Nothing that is sampled depends on what comes after it, so this is what sampling that stopped there would give.
+        """
+        ids = completion.token_ids
+        end = end_of_turn(self.format, self._spoken(ids))
+        if end is None:
+            return completion
+        # The most ids that write nothing beyond the end.
+        count = bisect_right(range(len(ids) + 1), end, key=lambda number: len(self._spoken(ids[:number]))) - 1
+        if not count:
+            return completion
+        return replace(
+            completion,
+            token_ids=ids[:count],
+            logprobs=completion.logprobs[:count],
+            policy_versions=completion.policy_versions[:count],
+            finish_reason="stop",
+        )
+
+    def _spoken(self, ids: TokenIds) -> str:
+        """The text of sampled ids without the end of turn."""
+        spoken = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        return str(self.tokenizer.decode(list(spoken), skip_special_tokens=False))
+
     def parse(self, token_ids: Sequence[int], *, truncated: bool) -> Action:
         """The action that the sampled ids are."""
         ids = tuple(token_ids)
-        spoken = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        text = str(self.tokenizer.decode(list(spoken), skip_special_tokens=False))
+        text = self._spoken(ids)
         parsed = self.format.parse(text, truncated=truncated)
         return Action(
             text=text,

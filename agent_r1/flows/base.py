@@ -106,7 +106,8 @@ class AgentFlowBase(ABC):
         )
         self._num_calls += 1
         with boundary(StopReason.ENGINE_ERROR, "the engine"):
-            completion = await self.context.engine.generate(prompt.token_ids, sampling)
+            sampled = await self.context.engine.generate(prompt.token_ids, sampling)
+        completion = self.context.renderer.own_turn(sampled)
         cut = completion.finish_reason == "length"
         return Turn(
             prompt=prompt,

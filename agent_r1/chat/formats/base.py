@@ -70,6 +70,15 @@ def writes_as_text(tool_format: ToolFormat) -> bool:
     return bool(getattr(tool_format, "always_as_text", False))
 
 
+def end_of_turn(tool_format: ToolFormat, text: str) -> int | None:
+    """Where a model that did not stop after its call began to write the tool's answer itself; None: nowhere.
+
+    Formats of plain text, whose calls no token ends, have a method `end_of_turn` for it; the others say nothing.
+    """
+    find = getattr(tool_format, "end_of_turn", None)
+    return None if find is None else find(text)
+
+
 class Reading:
     """The calls, repairs and mistakes found so far in one text.
 

@@ -5,7 +5,8 @@
     Action Input: {"item": "apple"}
 
 An input that is a JSON object is the arguments; any other text is the one argument `input`. The answer of a tool
-comes as `Observation:`, and `Final Answer:` ends it.
+comes as `Observation:`, and `Final Answer:` ends it. No token ends a call: a model that goes on after it and writes the
+observation too is stopped where that begins, as ReAct has it.
 """
 
 from __future__ import annotations
@@ -72,6 +73,18 @@ class ReActFormat:
         parsed = reading.parsed(truncated=truncated, content=answer)
         return parsed if parsed.parse_error else replace(parsed, final_answer=answer)
 
+    def end_of_turn(self, text: str) -> int | None:
+        """Where the first observation begins that follows an action.
+
+        >>> text = "Action: price\\nAction Input: apple\\nObservation: 7"
+        >>> text[: ReActFormat().end_of_turn(text)]
+        'Action: price\\nAction Input: apple\\n'
+        """
+        sections = _sections(text, Reading(text, example=_EXAMPLE))
+        first = next((index for index, section in enumerate(sections) if section.label == "Observation"), 0)
+        acted = any(section.label == "Action" for section in sections[:first])
+        return sections[first].start if acted else None
+
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
         """The schemas and how to call."""
         return (
@@ -117,7 +130,12 @@ def _read_actions(sections: Sequence[_Section], reading: Reading, *, truncated: 
         following = sections[index + 1] if index + 1 < len(sections) else None
         if section.label == "Action":
             name = text[section.body : section.end].strip()
-            if following is None and truncated:
+            unlabelled = _unlabelled_input(section, text)
+            if unlabelled is not None and (following is None or following.label != "Action Input"):
+                name = text[section.body : unlabelled.start].strip()
+                is_cut = truncated and following is None
+                _read_input(name, unlabelled, reading, is_cut=is_cut, repairs=("Action Input: was missing",))
+            elif following is None and truncated:
                 reading.wrong(CUT)
             elif not name or "\n" in name:
                 reading.wrong(f"Action must be the name of a tool, found {'several lines' if name else 'nothing'}")
@@ -132,13 +150,23 @@ def _read_actions(sections: Sequence[_Section], reading: Reading, *, truncated: 
             reading.keep(section.start, section.end)
 
 
-def _read_input(name: str, section: _Section, reading: Reading, *, is_cut: bool) -> None:
+def _unlabelled_input(action: _Section, text: str) -> _Section | None:
+    """The JSON object on the line below an action's name, which some models write without its label."""
+    body = text[action.body : action.end]
+    start = action.end - len(body.lstrip())
+    line_end = text.find("\n", start, action.end)
+    if line_end < 0 or not text[line_end : action.end].lstrip().startswith("{"):
+        return None
+    return _Section("Action Input", line_end, line_end, action.end)
+
+
+def _read_input(name: str, section: _Section, reading: Reading, *, is_cut: bool, repairs: tuple[str, ...] = ()) -> None:
     text = reading.text[section.body : section.end].strip()
     arguments: Any = text
-    repairs: tuple[str, ...] = ()
     if text.startswith(("{", "```")):
         try:
-            arguments, _, repairs = read_whole_json(text, 0, len(text))
+            arguments, _, mended = read_whole_json(text, 0, len(text))
+            repairs += mended
         except ValueError as error:
             if is_cut or text.startswith("{"):
                 reading.wrong(CUT if is_cut else f"Action Input is {error}")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from agent_r1.chat.formats.base import (
     CUT,
     THINK,
+    THINK_END,
     ParsedText,
     Reading,
     after_content,
@@ -19,7 +20,7 @@ from agent_r1.errors import ConfigError
 from agent_r1.types import ToolCall, ToolSchema
 
 TOOL_NAME = "code_interpreter"
-_OPEN, _CLOSE = "<code>", "</code>"
+_OPEN, _CLOSE, _OUTPUT = "<code>", "</code>", "<interpreter>"
 _MARK = re.compile("<think>|</?code>|<interpreter>")
 _FENCE, _FENCE_END = re.compile(r"\s*```(?:python|py)?[ \t]*\n"), "```"
 _EXAMPLE = "<code>\n```python\nprint(1 + 1)\n```\n</code>"
@@ -49,8 +50,8 @@ class ReToolFormat:
             position = mark.end()
             if mark.group() == _CLOSE:
                 reading.complain(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
-            elif mark.group() == "<interpreter>":
-                reading.complain("<interpreter> is written for you: stop after </code> and wait for the output")
+            elif mark.group() == _OUTPUT:
+                reading.complain(f"{_OUTPUT} is written for you: stop after {_CLOSE} and wait for the output")
                 break
             else:
                 close = text.find(_CLOSE, position)
@@ -61,6 +62,20 @@ class ReToolFormat:
                 position = close + len(_CLOSE)
         reading.keep(position, len(text))
         return reading.parsed(truncated=truncated)
+
+    def end_of_turn(self, text: str) -> int | None:
+        """Where the first output begins that follows code."""
+        position, has_code = end_of_given_thinking(text), False
+        while mark := _MARK.search(text, position):
+            if mark.group() == _OUTPUT:
+                return mark.start() if has_code else None
+            has_code = has_code or mark.group() == _OPEN
+            closing = {THINK: THINK_END, _OPEN: _CLOSE}.get(mark.group(), "")
+            closed = text.find(closing, mark.end())
+            if closed < 0:
+                break
+            position = closed + len(closing)
+        return None
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
         """How to run code."""
