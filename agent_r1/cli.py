@@ -80,20 +80,29 @@ def evaluate(
         typer.Option(help="react: the model as it came, without a warm start, in the ReAct text format."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.", metavar="FILE")] = None,
+    show: Annotated[int, typer.Option(help="Print so many episodes, unsolved ones first.", metavar="NUMBER")] = 0,
+    trajectories: Annotated[
+        Path | None, typer.Option(help="Write all greedy episodes here, one a line (.jsonl).", metavar="FILE")
+    ] = None,
 ) -> None:
     """Evaluate a model on a recipe's held-out rows: greedy, and with eval.samples=k also mean, best@k and maj@k.
 
     Every figure is given per data source, with its 95 % confidence interval over tasks.
 
-    Example: agent-r1 eval recipes/quickstart --model runs/quickstart/hf eval.samples=4
+    Example: agent-r1 eval recipes/quickstart --model runs/quickstart/hf --show 2 eval.samples=4
     """
     from agent_r1 import api
     from agent_r1.console import RunConsole
-    from agent_r1.rollout import write_atomically
+    from agent_r1.rollout import write_atomically, write_trajectories
 
     with _clear_errors():
         evaluation = api.evaluate(recipe, *(overrides or []), model=model, baseline=baseline)
-        RunConsole().evaluation(evaluation.metrics, evaluation.intervals)
+        console = RunConsole()
+        for trajectory in evaluation.worst_first()[: max(0, show)]:
+            console.trajectory(trajectory.task_id, trajectory)
+        console.evaluation(evaluation.metrics, evaluation.intervals)
+        if trajectories is not None:
+            write_trajectories(trajectories, evaluation.greedy, policy_step=0)
         if json_file is not None:
             asked = {"recipe": recipe, "overrides": overrides or [], "model": model, "baseline": baseline}
             write_atomically(json_file, json.dumps({**asked, **evaluation.as_json()}, indent=2) + "\n")

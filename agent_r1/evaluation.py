@@ -37,12 +37,17 @@ class Evaluation:
         return self.metrics["eval/all/greedy"]
 
     def as_json(self) -> dict[str, Any]:
-        """Metrics, intervals and the ids of the tasks."""
+        """Metrics, intervals, the ids of the tasks and how well each was solved greedily."""
         return {
             "metrics": dict(sorted(self.metrics.items())),
             "intervals": {name: list(pair) for name, pair in sorted(self.intervals.items())},
             "tasks": [group.task.task_id for group in self.greedy],
+            "solved": [_success(trajectory) for group in self.greedy for trajectory in group],
         }
+
+    def worst_first(self) -> list[Trajectory]:
+        """The greedy rollouts, those that were solved last; else in the order of the tasks."""
+        return sorted((trajectory for group in self.greedy for trajectory in group), key=_success)
 
 
 def choose_panel(tasks: Sequence[Task], max_tasks: int | None) -> list[Task]:

@@ -70,6 +70,12 @@ def test_an_evaluation_has_an_interval_for_every_score(renderer: ChatRenderer) -
     assert evaluation.intervals["eval/math/best@2"] == interval([1.0, 0.0])
 
 
+def test_unsolved_episodes_are_shown_before_solved_ones(renderer: ChatRenderer) -> None:
+    evaluation = evaluated(renderer, greedy={"m1": "right", "m2": "wrong", "m3": "right", "m4": "wrong"}, sampled={})
+    assert [trajectory.task_id for trajectory in evaluation.worst_first()] == ["m2", "m4", "m1", "m3"]
+    assert evaluation.as_json()["solved"] == [1.0, 0.0, 1.0, 0.0]
+
+
 # --- panels --------------------------------------------------------------------------------------------------------
 
 
@@ -274,16 +280,22 @@ def test_an_unknown_baseline_names_what_there_is(tmp_path: Path, model_folder: P
 def test_the_command_shows_every_source_and_writes_the_figures(tmp_path: Path, model_folder: Path) -> None:
     recipe, *overrides = tiny_overrides(tmp_path, model_folder, "eval.max_tasks=3", "eval.samples=2")
     file = tmp_path / "figures" / "eval.json"
-    result = CliRunner().invoke(app, ["eval", recipe, *overrides, "--json", str(file)])
+    episodes = tmp_path / "episodes.jsonl"
+    asked = ["--json", str(file), "--show", "2", "--trajectories", str(episodes)]
+    result = CliRunner().invoke(app, ["eval", recipe, *overrides, *asked])
     assert result.exit_code == 0, result.output
     written = json.loads(file.read_text())
     assert written["recipe"] == recipe
     assert written["baseline"] is None
     assert len(written["tasks"]) == 3
+    assert [trajectory.task_id for trajectory in read_trajectories(episodes)] == written["tasks"]
+    assert sum(written["solved"]) / 3 == pytest.approx(written["metrics"]["eval/all/greedy"])
+    assert result.output.count("agent: ") >= 2
     assert written["metrics"]["eval/all/rows"] == 3.0
     low, high = written["intervals"]["eval/all/greedy"]
     assert 0.0 <= low <= written["metrics"]["eval/all/greedy"] <= high <= 1.0
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.output.splitlines() if "│" in line]
+    lines = [cells for cells in lines if len(cells) == 4]  # the others are the episodes'
     figures = [figure for _, figure, _, _ in lines]
     assert figures[:4] == ["rows", "greedy", "mean", "best@2"]
     assert ["all", "rows", "3", ""] in lines
