@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.chat.formats import ParsedText, ToolFormat, tool_formats
-from agent_r1.chat.formats.base import end_of_turn
+from agent_r1.chat.formats.base import end_of_turn_of
 from agent_r1.chat.formats.near_json import read_json, read_whole_json
 from agent_r1.errors import ConfigError
 from agent_r1.types import ToolCall
@@ -144,11 +144,18 @@ def test_plain_react_input_is_the_argument_input() -> None:
         ("retool", "<code>'<interpreter>'</code>", None),
         ("retool", "<think><code>1</code><interpreter></think>", None),
         ("retool", "<interpreter>1</interpreter>", None),
-        ("hermes", "<tool_call>{}</tool_call><tool_response>7</tool_response>", None),
     ],
 )
 def test_turn_ends_where_a_model_writes_the_answer_to_its_own_call(name: str, text: str, turn: str | None) -> None:
-    assert text[: end_of_turn(format_of(name), text)] == (text if turn is None else turn)
+    end_of_turn = end_of_turn_of(format_of(name))
+    assert end_of_turn is not None
+    assert text[: end_of_turn(text)] == (text if turn is None else turn)
+
+
+def test_formats_whose_calls_end_with_a_token_leave_turns_alone() -> None:
+    assert [name for name in FORMATS if end_of_turn_of(format_of(name)) is None] == [
+        "harmony", "hermes", "llama3", "mistral", "qwen3_coder",
+    ]  # fmt: skip
 
 
 def test_react_input_without_its_label_is_mended() -> None:

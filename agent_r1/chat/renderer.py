@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from agent_r1.chat.bridge import Before, Deltas, Written
 from agent_r1.chat.formats import ToolFormat, tool_formats
-from agent_r1.chat.formats.base import end_of_turn, writes_as_text
+from agent_r1.chat.formats.base import end_of_turn_of, writes_as_text
 from agent_r1.chat.toolless import knows_tools, with_stray_answers_as_users, without_tools
 from agent_r1.errors import ChatTemplateError, ConfigError
 from agent_r1.types import Action, Completion, Message, Observation, TokenIds
@@ -85,6 +85,7 @@ class ChatRenderer:
             )
         self.tokenizer = tokenizer
         self.format: ToolFormat = tool_formats.get(tool_format)()
+        self._end_of_turn = end_of_turn_of(self.format)
         self._known_ids = lru_cache(maxsize=512)(self._encode)
         self._beginnings: deque[tuple[Any, Any, tuple[tuple[Message, ...], str]]] = deque(maxlen=4)
         self.template_shows_tools = knows_tools(tokenizer.chat_template) and not writes_as_text(self.format)
@@ -141,7 +142,7 @@ class ChatRenderer:
         Nothing that is sampled depends on what comes after it, so this is what sampling that stopped there would give.
         """
         ids = completion.token_ids
-        end = end_of_turn(self.format, self._spoken(ids))
+        end = None if self._end_of_turn is None else self._end_of_turn(self._spoken(ids))
         if end is None:
             return completion
         # The most ids that write nothing beyond the end.

@@ -7,7 +7,7 @@ sentence the model can act upon. A call that could be mended is taken, and what 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,13 +70,14 @@ def writes_as_text(tool_format: ToolFormat) -> bool:
     return bool(getattr(tool_format, "always_as_text", False))
 
 
-def end_of_turn(tool_format: ToolFormat, text: str) -> int | None:
-    """Where a model that did not stop after its call began to write the tool's answer itself; None: nowhere.
+def end_of_turn_of(tool_format: ToolFormat) -> Callable[[str], int | None] | None:
+    """A format's `end_of_turn`, where it has one: formats of plain text, whose calls no token ends, do.
 
-    Formats of plain text, whose calls no token ends, have a method `end_of_turn` for it; the others say nothing.
+    It says where in a text a model that did not stop after its call began to write the tool's answer itself; None:
+    nowhere.
     """
-    find = getattr(tool_format, "end_of_turn", None)
-    return None if find is None else find(text)
+    found: Callable[[str], int | None] | None = getattr(tool_format, "end_of_turn", None)
+    return found
 
 
 class Reading:
