@@ -220,11 +220,11 @@ class CudaRunner(ModelRunner):
     def _try_shapes(self) -> None:
         """A step of decoding and one of prompts, all in the spare block.
 
-        Kernels are cut for the sizes seen here, so these are large ones: what is quickest for half as many rows, all in
-        the device's own cache, is not for as many as there may be. Sizes that are equal by chance would be taken for
-        equal for good, so here no two are: widths of block tables are multiples of 16, these rows are not.
+        Kernels are cut for the sizes seen here, so these are large ones: what is quickest for 510 rows, all of them in
+        the device's own cache, is not for 1,024. Sizes that are equal by chance would be taken for equal for good, so
+        here no two are: widths of block tables are multiples of 16, these rows are not.
         """
-        self._decode_once(max(2, self._inputs.heads.shape[1] - 2), restricted=False)
+        self._decode_once(max(2, min(self._inputs.heads.shape[1], 1024) - 2), restricted=False)
         prompts = [Request(prompt=(0,) * length, sampling=SamplingParams()) for length in (1900, 77, 30)]
         for request in prompts:
             request.blocks = [SPARE_BLOCK] * (blocks_for(len(request.prompt)) + 1)
