@@ -196,23 +196,29 @@ def test_react_is_shown_in_words_even_to_a_template_that_shows_tools(tokenizer: 
     )
 
 
-def test_a_reward_reads_the_final_answer_of_a_react_episode(tokenizer: Any, tmp_path: Path) -> None:
-    renderer = ChatRenderer(copy.deepcopy(tokenizer), "react")
-    turns = iter(['Thought: Hm.\nAction: price\nAction Input: {"item": "apple"}', "Thought: 3 * 7.\nFinal Answer: 21"])
+def evaluated_in_react(renderer: ChatRenderer, *turns: str, right: str) -> Evaluation:
+    """One task with a tool `price`, which says 7, and a model that says these turns."""
+    replies = iter(turns)
 
     async def price(item: str) -> str:
         """The price of one item."""
         return "7"
 
     rollout = Rollout(
-        engine=ScriptedEngine(lambda prompt, sampling: (*renderer.encode(next(turns)), renderer.stop_ids[0])),
+        engine=ScriptedEngine(lambda prompt, sampling: (*renderer.encode(next(replies)), renderer.stop_ids[0])),
         renderer=renderer,
-        reward=lambda task, episode: float(episode.final_text == "21"),
+        reward=lambda task, episode: float(episode.final_text == right),
         make_env=lambda task: ToolEnv(tools=[FunctionTool(price)]),
         limits=RolloutLimits(retries=0),
     )
     task = Task(task_id="one", prompt=(QUESTION,))
-    found = asyncio.run(evaluate(rollout, [task], sampling=SamplingParams(), num_samples=0, seed=0))
+    return asyncio.run(evaluate(rollout, [task], sampling=SamplingParams(), num_samples=0, seed=0))
+
+
+def test_a_reward_reads_the_final_answer_of_a_react_episode(tokenizer: Any, tmp_path: Path) -> None:
+    renderer = ChatRenderer(copy.deepcopy(tokenizer), "react")
+    call, answer = 'Thought: Hm.\nAction: price\nAction Input: {"item": "apple"}', "Thought: 3 * 7.\nFinal Answer: 21"
+    found = evaluated_in_react(renderer, call, answer, right="21")
     assert found.metrics["eval/all/greedy"] == 1.0
     assert found.metrics["eval/all/tool_calls"] == 1.0
     write_trajectories(tmp_path / "t.jsonl", found.greedy, policy_step=0)
@@ -224,21 +230,7 @@ def test_a_reward_reads_the_final_answer_of_a_react_episode(tokenizer: Any, tmp_
 def test_a_model_that_writes_its_own_observation_is_stopped_there(tokenizer: Any) -> None:
     renderer = ChatRenderer(copy.deepcopy(tokenizer), "react")
     action = 'Thought: Hm.\nAction: price\nAction Input: {"item": "apple"}\n'
-    turns = iter([f"{action}Observation: 999\nFinal Answer: 999", "Final Answer: 7"])
-
-    async def price(item: str) -> str:
-        """The price of one item."""
-        return "7"
-
-    rollout = Rollout(
-        engine=ScriptedEngine(lambda prompt, sampling: (*renderer.encode(next(turns)), renderer.stop_ids[0])),
-        renderer=renderer,
-        reward=lambda task, episode: float(episode.final_text == "7"),
-        make_env=lambda task: ToolEnv(tools=[FunctionTool(price)]),
-        limits=RolloutLimits(retries=0),
-    )
-    task = Task(task_id="one", prompt=(QUESTION,))
-    found = asyncio.run(evaluate(rollout, [task], sampling=SamplingParams(), num_samples=0, seed=0))
+    found = evaluated_in_react(renderer, f"{action}Observation: 999\nFinal Answer: 999", "Final Answer: 7", right="7")
     [[first, second]] = [trajectory.steps for group in found.greedy for trajectory in group.trajectories]
     assert decode(renderer, first.action_ids) == action
     assert len(first.action_ids) == len(first.rollout_logprobs) == len(first.policy_versions)
