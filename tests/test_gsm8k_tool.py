@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,16 @@ def test_an_answer_counts_and_a_number_in_a_call_does_not() -> None:
     assert reward_fn.score(task(), cut) == {"score": 0.0, "flexible": 0.0, "answer": ""}
     malformed = episode('<tool_call>{"name": "calculate"\n#### 72', max_steps=1)
     assert reward_fn.score(task(), malformed)["score"] == 0.0
+    assert reward_fn.score(task(), episode("#### 0"))["answer"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"), [("72", 1.0), ("$72", 1.0), ("So.\n#### 72", 1.0), ("71", 0.0), ("72 or 71", 0.0), ("0", 0.0)]
+)
+def test_a_number_alone_will_do_where_the_format_marks_the_answer(answer: str, score: float) -> None:
+    [step] = episode(f"Final Answer: {answer}").steps
+    marked = replace(step, action=replace(step.action, final_answer=answer))
+    assert reward_fn.score(task(), Episode(steps=(marked,), stop_reason=StopReason.DONE))["score"] == score
 
 
 def test_what_a_call_earned_stays_on_its_step() -> None:

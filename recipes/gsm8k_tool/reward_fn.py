@@ -1,7 +1,7 @@
 """The outcome reward of gsm8k_tool: 1 for the right number, as in gsm8k.
 
 Only an answer counts: the last action of an episode that ran out of steps calls a tool, and a number in a call is not
-an answer.
+an answer. Where the tool format has a mark of its own for the answer (`Final Answer: 42`), the number alone will do.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ def score(task: Task, episode: Episode) -> dict[str, float | str]:
     """1 when the answer ends with `####` and the right number; `flexible` says whether its last number is right."""
     text = episode.answer
     strict = marked_number(text)
+    if strict is None and text and episode.steps[-1].action.final_answer is not None:
+        strict = marked_number(f"#### {text}")
     return {
         "score": _is_right(strict, task),
         "flexible": _is_right(last_number(text), task),
