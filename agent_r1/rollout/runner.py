@@ -205,7 +205,12 @@ class Rollout:
                 running.cancel()
                 await asyncio.wait({running}, timeout=min(deadline, 10.0))
         if not running.done() or running.cancelled():
-            raise EpisodeError(StopReason.TIMEOUT, f"task '{task.task_id}'", f"no end in {deadline} s")
+            raise EpisodeError(
+                StopReason.TIMEOUT,
+                f"task '{task.task_id}'",
+                f"no end in {deadline} s (rollout.deadline_seconds): a tool or environment that hangs, or more episodes "
+                f"at once than this machine is quick enough for (rollout.concurrency is {self.limits.concurrency})",
+            )
         episode, score = running.result()
         return Trajectory(
             task_id=task.task_id,
