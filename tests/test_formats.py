@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent_r1.chat.formats import ParsedText, ToolFormat, tool_formats
+from agent_r1.chat.formats import ParsedText, ReToolFormat, ToolFormat, tool_formats
 from agent_r1.chat.formats.base import end_of_turn_of
 from agent_r1.chat.formats.near_json import read_json, read_whole_json
 from agent_r1.errors import ConfigError
@@ -137,6 +137,21 @@ def test_plain_react_input_is_the_argument_input() -> None:
             "Action: a\nAction Input: x\nObservation: 1\nAction: a\nObservation: 2",
             "Action: a\nAction Input: x\n",
         ),
+        ("react", "Action: a\nAction Input: x\nFinal Answer: 7", "Action: a\nAction Input: x\n"),
+        (
+            "react",
+            "Action: a\nAction Input: x\nAction: b\nAction Input: y\nThought: So.",
+            "Action: a\nAction Input: x\nAction: b\nAction Input: y\n",
+        ),
+        ("react", 'Action: a\n{"b": 1}\n{"result": 2}\nAction: c', 'Action: a\n{"b": 1}'),
+        (
+            "react",
+            'Action: a\nAction Input: {"b": {"c": 1}}\n\nThe result is 2.',
+            'Action: a\nAction Input: {"b": {"c": 1}}',
+        ),
+        ("react", 'Action: a\nAction Input: {"b": 1}}\n', None),
+        ("react", "Action: a\nAction Input: x\ny", None),
+        ("react", "Thought: Hm.\nFinal Answer: 7\nThought: So.", None),
         ("react", "Observation: 7", None),
         ("react", "Action: a\nAction Input: An Observation: 7", None),
         ("react", "Thought: Hm.\nObservation: 7", None),
@@ -493,8 +508,10 @@ def test_written_calls_are_read_back(name: str, data: st.DataObject, content: st
     arguments = TEXT_ARGUMENTS if name == "qwen3_coder" else st.dictionaries(VALUES, JSON | VALUES, max_size=3)
     drawn = data.draw(st.lists(st.tuples(NAMES, arguments), min_size=1, max_size=3))
     calls = tuple(ToolCall(name=n, arguments=a, call_id=f"call{i:05d}") for i, (n, a) in enumerate(drawn))
-    parsed = parse(name, format_of(name).call_text(calls, content))
-    assert parsed == ParsedText(content=content, tool_calls=calls, parse_error=None)
+    text = format_of(name).call_text(calls, content)
+    assert parse(name, text) == ParsedText(content=content, tool_calls=calls, parse_error=None)
+    end_of_turn = end_of_turn_of(format_of(name))
+    assert end_of_turn is None or end_of_turn(text) is None
 
 
 @settings(deadline=None, max_examples=100)
@@ -506,8 +523,10 @@ def test_written_code_is_read_back(codes: list[str], content: str) -> None:
     calls = tuple(
         ToolCall(name="code_interpreter", arguments={"code": c}, call_id=f"call{i:05d}") for i, c in enumerate(codes)
     )
-    parsed = parse("retool", format_of("retool").call_text(calls, content))
-    assert parsed == ParsedText(content=content, tool_calls=calls, parse_error=None)
+    retool = ReToolFormat()
+    text = retool.call_text(calls, content)
+    assert retool.parse(text, truncated=False) == ParsedText(content=content, tool_calls=calls, parse_error=None)
+    assert retool.end_of_turn(text) is None
 
 
 def test_numbers_of_xml_parameters_come_back_as_their_text() -> None:

@@ -30,6 +30,6 @@ class CircuitBreaker:
             self._reasons.clear()
             raise RolloutsFailingError(
                 f"{self._limit} rollouts in a row failed ({reasons}); the run stops here instead of going on without "
-                "them. Mend what is broken and start it again; training goes on from its checkpoint. The last one, on task "
-                f"'{trajectory.task_id}':\n{trajectory.error}"
+                "them. Mend what is broken and start it again; training goes on from its checkpoint. The last one, on "
+                f"task '{trajectory.task_id}':\n{trajectory.error}"
             )

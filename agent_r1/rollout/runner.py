@@ -208,8 +208,9 @@ class Rollout:
             raise EpisodeError(
                 StopReason.TIMEOUT,
                 f"task '{task.task_id}'",
-                f"no end in {deadline} s (rollout.deadline_seconds): a tool or environment that hangs, or more episodes "
-                f"at once than this machine is quick enough for (rollout.concurrency is {self.limits.concurrency})",
+                f"no end in {deadline} s (rollout.deadline_seconds): a tool or environment that hangs, or more "
+                "episodes at once than this machine is fast enough for (rollout.concurrency is "
+                f"{self.limits.concurrency})",
             )
         episode, score = running.result()
         return Trajectory(

@@ -5,8 +5,8 @@
     Action Input: {"item": "apple"}
 
 An input that is a JSON object is the arguments; any other text is the one argument `input`. The answer of a tool
-comes as `Observation:`, and `Final Answer:` ends it. No token ends a call: a model that goes on after it and writes the
-observation too is stopped where that begins, as ReAct has it.
+comes as `Observation:`, and `Final Answer:` ends it. No token ends a call: a model that goes on after its actions, with
+an observation of its own making or with thoughts and answers that rest on none, is stopped there, as ReAct has it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agent_r1.chat.formats.base import (
     schema_lines,
     tool_formats,
 )
-from agent_r1.chat.formats.near_json import dump_json, read_whole_json
+from agent_r1.chat.formats.near_json import dump_json, read_valid_json, read_whole_json
 from agent_r1.types import ToolCall, ToolSchema
 
 _LABEL = re.compile(
@@ -74,16 +74,23 @@ class ReActFormat:
         return parsed if parsed.parse_error else replace(parsed, final_answer=answer)
 
     def end_of_turn(self, text: str) -> int | None:
-        """Where the first observation begins that follows an action.
+        """Where a model goes on after its actions instead of waiting for what they give.
 
-        >>> text = "Action: price\\nAction Input: apple\\nObservation: 7"
+        >>> text = "Action: price\\nAction Input: apple\\nObservation: 7\\nFinal Answer: 7"
         >>> text[: ReActFormat().end_of_turn(text)]
         'Action: price\\nAction Input: apple\\n'
         """
-        sections = _sections(text, Reading(text, example=_EXAMPLE))
-        first = next((index for index, section in enumerate(sections) if section.label == "Observation"), 0)
-        acted = any(section.label == "Action" for section in sections[:first])
-        return sections[first].start if acted else None
+        has_acted = False
+        for section in _sections(text, Reading(text, example=_EXAMPLE)):
+            if section.label in ("Action", "Action Input"):
+                has_acted = True
+                given = section if section.label == "Action Input" else _unlabelled_input(section, text)
+                end = None if given is None else _end_of_object(given, text)
+                if end is not None:
+                    return end
+            elif has_acted:
+                return section.start
+        return None
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
         """The schemas and how to call."""
@@ -158,6 +165,15 @@ def _unlabelled_input(action: _Section, text: str) -> _Section | None:
     if line_end < 0 or not text[line_end : action.end].lstrip().startswith("{"):
         return None
     return _Section("Action Input", line_end, line_end, action.end)
+
+
+def _end_of_object(section: _Section, text: str) -> int | None:
+    """Where an input that is a JSON object ends, if other lines follow it; None where it fills its section."""
+    start = section.end - len(text[section.body : section.end].lstrip())
+    read = read_valid_json(text, start) if text.startswith("{", start) else None
+    if read is None or not text[read.end : section.end].lstrip(" \t").startswith("\n"):
+        return None
+    return read.end if text[read.end : section.end].strip() else None
 
 
 def _read_input(name: str, section: _Section, reading: Reading, *, is_cut: bool, repairs: tuple[str, ...] = ()) -> None:
