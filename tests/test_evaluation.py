@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from agent_r1.evaluation import Evaluation, choose_panel, evaluate
 from agent_r1.metrics import interval
 from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories, write_trajectories
 from agent_r1.tools import FunctionTool
-from agent_r1.types import Episode, Observation, SamplingParams, Task
+from agent_r1.types import Completion, Episode, Observation, SamplingParams, Task
 from tests.test_chat import QUESTION, TOOL, decode, said
 from tests.test_formats import parse
 from tests.test_rollout import evaluated
@@ -237,6 +238,23 @@ def test_a_model_that_writes_its_own_observation_is_stopped_there(tokenizer: Any
     assert second.prompt_ids[: len(first.prompt_ids + first.action_ids)] == first.prompt_ids + first.action_ids
     assert decode(renderer, second.prompt_ids).endswith(f"{action}<|end|><|user|>Observation: 7<|end|><|assistant|>")
     assert (found.metrics["eval/all/greedy"], found.metrics["eval/all/tool_calls"]) == (1.0, 1.0)
+
+
+def test_a_token_that_ends_a_call_and_its_line_stays(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = ChatRenderer(copy.deepcopy(tokenizer), "react")
+    pieces = ["Action: price\n", "Action Input: ", '{"item": 1', "}\n", '{"result"', ": 7}", "\nFinal Answer: 7"]
+    monkeypatch.setattr(renderer.tokenizer, "decode", lambda ids, **_: "".join(pieces[i - 1000] for i in ids))
+    sampled = Completion(
+        token_ids=tuple(range(1000, 1007)),
+        logprobs=tuple(-0.1 * number for number in range(7)),
+        finish_reason="length",
+        policy_versions=(3,) * 7,
+    )
+    assert renderer.own_turn(sampled) == Completion(
+        token_ids=sampled.token_ids[:4], logprobs=sampled.logprobs[:4], finish_reason="stop", policy_versions=(3,) * 4
+    )
+    whole = replace(sampled, token_ids=sampled.token_ids[:4], logprobs=sampled.logprobs[:4], policy_versions=(3,) * 4)
+    assert renderer.own_turn(whole) is whole
 
 
 def test_only_what_is_marked_is_a_final_answer(renderer: ChatRenderer) -> None:

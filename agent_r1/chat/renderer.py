@@ -141,11 +141,15 @@ class ChatRenderer:
 
         Nothing that is sampled depends on what comes after it, so this is what sampling that stopped there would give.
         """
+        if self._end_of_turn is None:
+            return completion
         ids = completion.token_ids
-        end = None if self._end_of_turn is None else self._end_of_turn(self._spoken(ids))
+        text = self._spoken(ids)
+        end = self._end_of_turn(text)
         if end is None:
             return completion
-        # The most ids that write nothing beyond the end.
+        # The most ids that write nothing beyond the end; a token may end a call and its line at once.
+        end = len(text) - len(text[end:].lstrip())
         count = bisect_right(range(len(ids) + 1), end, key=lambda number: len(self._spoken(ids[:number]))) - 1
         if not count:
             return completion
