@@ -176,7 +176,7 @@ MOVES = st.lists(
         st.tuples(st.just("step"), st.integers(1, 12), st.just(0)),
         st.tuples(st.just("settle"), st.just(0), st.just(0)),
         st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
-        st.tuples(st.just("clear"), st.just(0), st.just(0)),
+        st.tuples(st.just("forget"), st.just(0), st.just(0)),
     ),
     max_size=30,
 )
@@ -229,15 +229,16 @@ def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
             scheduler.settle()
         elif move == "cancel" and present:
             scheduler.remove(present[int(str(value)) % len(present)])
-        elif move == "clear" and not present:
-            scheduler.cache.clear()
+        elif move == "forget":
+            scheduler.forget()
+            assert_accounted(scheduler)
+            assert scheduler.pool.num_held == 0
     for _ in range(5000):
         if not scheduler.has_work:
             break
         step()
     assert not scheduler.has_work, "someone waits for ever"
-    scheduler.settle()
-    scheduler.cache.clear()
+    scheduler.forget()
     assert scheduler.pool.num_free == num_blocks
 
 

@@ -152,8 +152,7 @@ class LocalEngine:
                 self._runner.load(weights)
                 self._version = version
             finally:  # nothing that old weights computed may be read beside new ones, not even after a failure
-                self._scheduler.preempt_all()
-                self._scheduler.cache.clear()
+                self._scheduler.forget()
                 self._runner.forget()
 
     async def close(self) -> None:

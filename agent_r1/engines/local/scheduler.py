@@ -117,11 +117,15 @@ class Scheduler:
             request.blocks = self.cache.insert(filled, request.blocks, num_known=request.num_filed)
             request.num_filed = num_full
 
-    def preempt_all(self) -> None:
-        """Everyone goes back to the queue, in the order of admission: nothing that was computed counts any more."""
+    def forget(self) -> None:
+        """Nothing that was computed counts any more: everyone goes back to the queue, in the order of admission.
+
+        Those that left come first: their blocks cannot be entered into a prefix cache that knows none of the earlier.
+        """
         self.settle()
         for request in reversed(list(self.running)):
             self._preempt(request)
+        self.cache.clear()
 
     def computed(self, chunks: list[Chunk]) -> None:
         """These chunks are in the cache, or will be before anything that is started from now on reads it."""
