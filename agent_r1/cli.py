@@ -80,7 +80,9 @@ def evaluate(
         typer.Option(help="react: the model as it came, without a warm start, in the ReAct text format."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.", metavar="FILE")] = None,
-    show: Annotated[int, typer.Option(help="Print so many episodes, unsolved ones first.", metavar="NUMBER")] = 0,
+    show: Annotated[
+        int, typer.Option(min=0, help="Print so many episodes, unsolved ones first.", metavar="NUMBER")
+    ] = 0,
     trajectories: Annotated[
         Path | None, typer.Option(help="Write all greedy episodes here, one a line (.jsonl).", metavar="FILE")
     ] = None,
@@ -98,7 +100,7 @@ def evaluate(
     with _clear_errors():
         evaluation = api.evaluate(recipe, *(overrides or []), model=model, baseline=baseline)
         console = RunConsole()
-        for trajectory in evaluation.worst_first()[: max(0, show)]:
+        for trajectory in evaluation.worst_first()[:show]:
             console.trajectory(trajectory.task_id, trajectory)
         console.evaluation(evaluation.metrics, evaluation.intervals)
         if trajectories is not None:

@@ -37,7 +37,7 @@ from agent_r1.training.models import choose_device
 
 KINDS = (
     ("draw", ("summarise_kernel", "draw_kernel", "bound_kernel", "advance_kernel")),
-    ("attention", ("decode_kernel", "prefill_kernel", "merge_kernel", "write_kernel", "attention")),
+    ("attention", ("decode_kernel", "prefill_kernel", "merge_kernel", "write_kernel", "append_kernel", "attention")),
     ("copies", ("Memcpy", "Memset", "copy_")),
     ("matrix products", ("gemm", "nvjet", "cutlass", "sm90_xmma", "cublas", "splitKreduce", "mm", "linear")),
 )

@@ -137,7 +137,7 @@ class ChatRenderer:
         return self._bridge(previous, action, observation) or self.render(observation)
 
     def own_turn(self, completion: Completion) -> Completion:
-        """What was sampled, up to where the model began to write a tool's answer itself (`end_of_turn` of the format).
+        """What was sampled, up to where the model went on after its call (`end_of_turn` of the format).
 
         Nothing that is sampled depends on what comes after it, so this is what sampling that stopped there would give.
         """

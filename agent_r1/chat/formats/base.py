@@ -73,8 +73,8 @@ def writes_as_text(tool_format: ToolFormat) -> bool:
 def end_of_turn_of(tool_format: ToolFormat) -> Callable[[str], int | None] | None:
     """A format's `end_of_turn`, where it has one: formats of plain text, whose calls no token ends, do.
 
-    It says where in a text a model that did not stop after its call began to write the tool's answer itself; None:
-    nowhere.
+    It says where in a text a model that did not stop after its call went on, to write the tool's answer itself, say;
+    None: nowhere.
     """
     found: Callable[[str], int | None] | None = getattr(tool_format, "end_of_turn", None)
     return found
