@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -32,6 +33,9 @@ _LINE = (
     ("tokens", "episode/action_tokens"),
     ("entropy", "policy/entropy"),
 )
+
+_SECONDS_BETWEEN_LINES = 60.0
+"""Of a log that stands for a progress bar."""
 
 _CHECK_WORDS = {
     "ok": ("ok", "green"),
@@ -91,13 +95,15 @@ class RunConsole:
         self.console.print(Text(f"warning: {text}", style="bold yellow"), soft_wrap=True)
 
     @contextmanager
-    def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[ProgressBar]:
-        """A progress bar, gone when the block ends; bars may be nested. Shown on terminals only."""
+    def progress(self, title: str, total: int, *, done: int = 0, in_logs: bool = True) -> Iterator[ProgressBar]:
+        """A progress bar, gone when the block ends; bars may be nested. Where there is no terminal, long work says
+        every minute how far it is (`in_logs=False`: not, because it has lines of its own)."""
         if not self._bars.tasks:
             self._bars.start()
         task = self._bars.add_task(title, total=total, completed=done, note="")
+        say = self.say if in_logs and not self.console.is_terminal else None
         try:
-            yield ProgressBar(self._bars, task)
+            yield ProgressBar(self._bars, task, say)
         finally:
             self._bars.remove_task(task)
             if not self._bars.tasks:
@@ -175,15 +181,24 @@ def _figure_order(name: str) -> tuple[bool, str, int, str]:
 
 
 class ProgressBar:
-    """One bar of a progress display."""
+    """One bar of a progress display; with `say`, lines of a log instead."""
 
-    def __init__(self, bars: Progress, task: TaskID) -> None:
+    def __init__(self, bars: Progress, task: TaskID, say: Callable[[str], None] | None = None) -> None:
         self._bars = bars
         self._task = task
+        self._say = say
+        self._started = self._last_said = time.monotonic()
 
     def advance(self, note: str = "") -> None:
         """One more done."""
         self._bars.update(self._task, advance=1, note=note)
+        now = time.monotonic()
+        if self._say is not None and now - self._last_said >= _SECONDS_BETWEEN_LINES:
+            self._last_said = now
+            task = next(task for task in self._bars.tasks if task.id == self._task)
+            far = f"{task.description}: {task.completed:.0f} of {task.total:.0f}"
+            so_long = f"after {(now - self._started) / 60:.0f} min"
+            self._say(f"{far} {so_long}, {note}" if note else f"{far} {so_long}")
 
 
 @contextmanager

@@ -138,7 +138,7 @@ class Trainer:
         metrics: Mapping[str, float] = {}
         total = self.config.trainer.steps
         try:
-            with self.console.progress("training", total, done=self._progress.step) as bar:
+            with self.console.progress("training", total, done=self._progress.step, in_logs=False) as bar:
                 while self._progress.step < total:
                     metrics = await self._step()
                     bar.advance(f"reward {metrics['reward/outcome']:.3f}")

@@ -1,0 +1,53 @@
+"""What people see of long work: bars on terminals, lines in logs."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_r1 import console as console_module
+from agent_r1.console import RunConsole
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds, in a list of one."""
+    now = [1000.0]
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_hears_once_a_minute_how_far_long_work_is(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with RunConsole().progress("evaluating", 300) as bar:
+        for _ in range(300):
+            clock[0] += 0.5
+            bar.advance()
+    assert capsys.readouterr().out.splitlines() == [
+        "evaluating: 120 of 300 after 1 min",
+        "evaluating: 240 of 300 after 2 min",
+    ]
+
+
+def test_a_note_stands_behind_how_far_it_is(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with RunConsole().progress("warm start", 10, done=4) as bar:
+        clock[0] += 300
+        bar.advance("loss 0.310")
+    assert capsys.readouterr().out == "warm start: 5 of 10 after 5 min, loss 0.310\n"
+
+
+@pytest.mark.parametrize(("quiet", "in_logs"), [(True, True), (False, False)])
+def test_quiet_work_and_work_with_lines_of_its_own_say_nothing(
+    clock: list[float], capsys: pytest.CaptureFixture[str], quiet: bool, in_logs: bool
+) -> None:
+    with RunConsole(quiet=quiet).progress("training", 2, in_logs=in_logs) as bar:
+        for _ in range(2):
+            clock[0] += 100
+            bar.advance()
+    assert capsys.readouterr().out == ""
+
+
+def test_work_of_less_than_a_minute_leaves_no_line(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with RunConsole().progress("rollout", 59) as bar:
+        for _ in range(59):
+            clock[0] += 1
+            bar.advance()
+    assert capsys.readouterr().out == ""
