@@ -25,6 +25,9 @@ Message = Mapping[str, Any]
 ToolSchema = Mapping[str, Any]
 """A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
+TEXT_ARGUMENT = "input"
+"""The argument that plain text is, in formats where a call may have it instead of names and values."""
+
 FinishReason = Literal["stop", "length"]
 
 

@@ -331,6 +331,27 @@ def test_arguments_of_a_class_are_checked_and_filled_by_its_model() -> None:
     )
 
 
+def test_text_without_a_name_is_the_one_thing_a_tool_needs() -> None:
+    def power(base: float, exponent: int = 2) -> float:
+        """A power."""
+        return base**exponent
+
+    def both(left: str, right: str) -> str:
+        """Both together."""
+        return left + right
+
+    def echo(input: str, times: int) -> str:
+        """Say it several times."""
+        return input * times
+
+    text = {"input": "3"}
+    assert outcome(FunctionTool(power), **text).response.text == "9.0"
+    assert outcome(FunctionTool(both), **text).status == "invalid"
+    assert outcome(FunctionTool(echo), **text).status == "invalid"
+    assert outcome(FunctionTool(power), input="3", exponent=3).status == "invalid"
+    assert outcome(giving(1), **text).status == "invalid"
+
+
 # Batches
 
 

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ValidationError
 from agent_r1.errors import ConfigError
 from agent_r1.registry import Registry, signature_of
 from agent_r1.tools.policy import ToolPolicy
-from agent_r1.types import Task, ToolSchema
+from agent_r1.types import TEXT_ARGUMENT, Task, ToolSchema
 
 ToolResult = tuple["ToolResponse", float | None, Mapping[str, Any]]
 """What `execute` returns: the answer, the process reward of the call (None: none given), and notes."""
@@ -174,6 +174,20 @@ class BaseTool(ABC):
 
 
 _ToolT = TypeVar("_ToolT", bound=BaseTool | type[BaseTool])
+
+
+def named_arguments(tool: BaseTool, args: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments by the tool's own names. Plain text has none (ReAct's `Action Input: 3 + 4` comes as `input`): it
+    is what the tool needs, when that is one thing.
+
+    `{"input": "3 + 4"}` for a calculator that takes `expression` -> `{"expression": "3 + 4"}`
+    """
+    parameters = tool.tool_schema["function"].get("parameters", {})
+    known = parameters.get("properties", {})
+    needed = parameters.get("required") or list(known)
+    if set(args) != {TEXT_ARGUMENT} or TEXT_ARGUMENT in known or len(needed) != 1:
+        return args
+    return {needed[0]: args[TEXT_ARGUMENT]}
 
 
 def checked_arguments(model: type[BaseModel], args: Mapping[str, Any], tool_name: str) -> BaseModel:

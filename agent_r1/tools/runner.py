@@ -27,6 +27,7 @@ from agent_r1.tools.base import (
     ToolResult,
     ToolTimeoutError,
     ToolUnavailableError,
+    named_arguments,
 )
 from agent_r1.tools.batching import Batcher
 from agent_r1.tools.policy import ToolPolicy
@@ -125,13 +126,14 @@ class ToolRunner:
             text = f"Error: unknown tool '{call.name[:100]}'. {did_you_mean(call.name[:100], tools)}"
             return CallOutcome(call=call, response=ToolResponse(text=text), status="invalid")
         lane = self._lane(tool)
+        arguments = named_arguments(tool, call.arguments)
         number = self._num_calls = self._num_calls + 1
         started = time.perf_counter()
         for attempt in range(lane.policy.retries + 1):
             if attempt:
                 pause = min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
                 await asyncio.sleep(pause * (0.5 + unit_float(self._seed, number, attempt)))
-            answer, may_retry = await self._attempt(lane, tool, call.arguments, context)
+            answer, may_retry = await self._attempt(lane, tool, arguments, context)
             if not may_retry:
                 break
         seconds = time.perf_counter() - started

@@ -4,9 +4,10 @@
     Action: price
     Action Input: {"item": "apple"}
 
-An input that is a JSON object is the arguments; any other text is the one argument `input`. The answer of a tool
-comes as `Observation:`, and `Final Answer:` ends it. No token ends a call: a model that goes on after its actions, with
-an observation of its own making or with thoughts and answers that rest on none, is stopped there, as ReAct has it.
+An input that is a JSON object is the arguments; any other text is the one argument `input`, or whatever the tool calls
+the one thing it needs. The answer of a tool comes as `Observation:`, and `Final Answer:` ends it. No token ends a call:
+a model that goes on after its actions, with an observation of its own making or with thoughts and answers that rest on
+none, is stopped there, as ReAct has it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from agent_r1.chat.formats.base import (
     tool_formats,
 )
 from agent_r1.chat.formats.near_json import dump_json, read_valid_json, read_whole_json
-from agent_r1.types import ToolCall, ToolSchema
+from agent_r1.types import TEXT_ARGUMENT, ToolCall, ToolSchema
 
 _LABEL = re.compile(
     r"<think>|(?:^|(?<=</think>))[ \t]*(Thought|Action Input|Action|Observation|Final Answer)[ \t]*:", re.MULTILINE
@@ -192,4 +193,4 @@ def _read_input(name: str, section: _Section, reading: Reading, *, is_cut: bool,
     elif is_cut:
         reading.wrong(CUT)
     else:
-        reading.add(name, {"input": text} if text else {})
+        reading.add(name, {TEXT_ARGUMENT: text} if text else {})
