@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -11,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_r1.training.compute import Compute
-from agent_r1.training.flex_tiles import LARGE_BLOCK, SMALL_BLOCK, block_tokens, tiles
+from agent_r1.training.flex_tiles import LARGE_BLOCK, SMALL_BLOCK, block_tokens, small_tiles_are_chosen, tiles
 from agent_r1.training.models import compile_layers
 from agent_r1.training.rows import Packer, Sample, pack
 from agent_r1.training.scoring import score
@@ -92,7 +95,7 @@ def test_the_gradient_of_tries_is_that_of_padded_rows(
 def test_narrow_heads_in_half_precision_get_small_blocks(
     monkeypatch: pytest.MonkeyPatch, head_size: int, block: int
 ) -> None:
-    monkeypatch.setattr("agent_r1.training.flex_tiles._small_tiles_are_chosen", lambda: True)
+    monkeypatch.setattr("agent_r1.training.flex_tiles.small_tiles_are_chosen", lambda: True)
     config = small_llama(head_size).config
     assert block_tokens(config) == LARGE_BLOCK  # nothing is in half precision here
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
@@ -109,14 +112,56 @@ def test_tiles_divide_the_block_of_the_mask() -> None:
     assert tiles(torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16), LARGE_BLOCK) is None
 
 
-def test_the_compilers_backward_tiles_for_narrow_heads_divide_a_small_block() -> None:
+def test_the_compilers_backward_tiles_for_narrow_heads_divide_a_small_block_in_threads_that_asked_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor import config
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.template_heuristics.triton import FlexBwDConfig
+    from torch._inductor.virtualized import V
+
+    large = FlexBwDConfig(64, 128, 128, 64, 3, 8)  # Hopper's for heads of 64, where there is no GPU to ask
+    monkeypatch.setattr(InductorChoices, "get_flex_attention_bwd_configs", lambda self, head_dim, *args: [large])
+    small_tiles_are_chosen.cache_clear()
+
+    def asked(head_size: int) -> list[FlexBwDConfig]:
+        return V.choices.get_flex_attention_bwd_configs(head_size, torch.bfloat16, "cuda")
+
+    with config.patch(inductor_choices_class=None), ThreadPoolExecutor(1) as thread:
+        assert thread.submit(asked, 64).result() == [large]
+        assert small_tiles_are_chosen()
+        assert thread.submit(asked, 64).result() == [FlexBwDConfig(64, 64, 64, 64, 3, 8)]
+        assert thread.submit(asked, 128).result() == [large]
+    small_tiles_are_chosen.cache_clear()
+
+
+def test_the_choices_of_others_are_left_alone() -> None:
+    from torch._inductor import config
     from torch._inductor.choices import InductorChoices
 
-    from agent_r1.training.flex_choices import SmallTiles
+    own = InductorChoices.get_flex_attention_bwd_configs
+    small_tiles_are_chosen.cache_clear()
+    with config.patch(inductor_choices_class=InductorChoices):
+        assert not small_tiles_are_chosen()
+    assert InductorChoices.get_flex_attention_bwd_configs is own
+    small_tiles_are_chosen.cache_clear()
 
-    ours, own = SmallTiles(), InductorChoices()
-    for config in ours.get_flex_attention_bwd_configs(64, torch.bfloat16, "cpu"):
-        sides = (config.block_m1, config.block_n1, config.block_m2, config.block_n2)
-        assert {SMALL_BLOCK % side for side in sides} == {0}
-    wide = ours.get_flex_attention_bwd_configs(128, torch.bfloat16, "cpu")
-    assert wide == own.get_flex_attention_bwd_configs(128, torch.bfloat16, "cpu")
+
+@on_a_gpu
+def test_tries_learn_after_plain_rows_were_compiled_in_the_same_process() -> None:
+    """As in a run that begins with its warm start; a process of its own, in which nothing was compiled before."""
+    script = (
+        "import torch\n"
+        "from functools import partial\n"
+        "from agent_r1.training.models import compile_layers\n"
+        "from agent_r1.training.rows import pack\n"
+        "from agent_r1.training.trie import pack_tries\n"
+        "from tests.test_cuda_training import gradient, small_llama\n"
+        "policy = small_llama(64).to('cuda')\n"
+        "compile_layers(policy.get_decoder())\n"
+        "gradient(policy, partial(pack, max_tokens=8192), torch.bfloat16)\n"
+        "tries = partial(pack_tries, max_tokens=4096, row_tokens=2048, width_multiple=256)\n"
+        "print(float(gradient(policy, tries, torch.bfloat16).norm()) > 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.stdout.endswith("True\n"), done.stderr

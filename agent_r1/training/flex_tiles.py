@@ -3,7 +3,7 @@
 A trie's branches are short: an action and a tool's answer are some dozens of tokens. In a mask of blocks of 128 a third
 of what is computed then lies in blocks that are only partly visible, which cost most; with blocks of 64 it is a tenth.
 FlexAttention's backward kernel refuses such masks where its own choice of tiles is larger (heads of 64 on Hopper), so
-it is given a smaller choice, through the seam that the compiler has for it (`inductor_choices_class`).
+it is given a smaller choice (`flex_choices`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SMALL_BLOCK = 64
 def block_tokens(config: Any) -> int:
     """Tokens in a block of the mask, for the attention of a model with this configuration, as it would run now."""
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if head_size > SMALL_BLOCK or not torch.is_autocast_enabled("cuda") or not _small_tiles_are_chosen():
+    if head_size > SMALL_BLOCK or not torch.is_autocast_enabled("cuda") or not small_tiles_are_chosen():
         return LARGE_BLOCK
     return SMALL_BLOCK
 
@@ -38,15 +38,13 @@ def tiles(query: Tensor, block: int) -> dict[str, int] | None:
 
 
 @cache
-def _small_tiles_are_chosen() -> bool:
+def small_tiles_are_chosen() -> bool:
     """Tell the compiler, once; False when somebody else has told it what to choose."""
     from torch._inductor import config  # the compiler takes a second to import and only GPUs need it
-    from torch._inductor.virtualized import V
 
-    from agent_r1.training.flex_choices import SmallTiles
+    from agent_r1.training.flex_choices import choose_small_tiles
 
     if config.inductor_choices_class is not None:
         return False
-    config.inductor_choices_class = SmallTiles
-    V.set_choices_handler(SmallTiles())  # this thread may have asked before
+    choose_small_tiles()
     return True
