@@ -182,10 +182,12 @@ def named_arguments(tool: BaseTool, args: Mapping[str, Any]) -> Mapping[str, Any
 
     `{"input": "3 + 4"}` for a calculator that takes `expression` -> `{"expression": "3 + 4"}`
     """
-    parameters = tool.tool_schema["function"].get("parameters", {})
-    known = parameters.get("properties", {})
+    if set(args) != {TEXT_ARGUMENT}:
+        return args
+    parameters = tool.tool_schema["function"].get("parameters") or {}
+    known = parameters.get("properties") or {}
     needed = parameters.get("required") or list(known)
-    if set(args) != {TEXT_ARGUMENT} or TEXT_ARGUMENT in known or len(needed) != 1:
+    if TEXT_ARGUMENT in known or len(needed) != 1:
         return args
     return {needed[0]: args[TEXT_ARGUMENT]}
 
