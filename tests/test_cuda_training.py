@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -112,6 +113,15 @@ def test_tiles_divide_the_block_of_the_mask() -> None:
     assert tiles(torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16), LARGE_BLOCK) is None
 
 
+@pytest.fixture
+def nothing_chosen() -> Iterator[None]:
+    """As in a process that has not asked for small tiles yet; the next that asks is told anew."""
+    small_tiles_are_chosen.cache_clear()
+    yield
+    small_tiles_are_chosen.cache_clear()
+
+
+@pytest.mark.usefixtures("nothing_chosen")
 def test_the_compilers_backward_tiles_for_narrow_heads_divide_a_small_block_in_threads_that_asked_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -122,7 +132,6 @@ def test_the_compilers_backward_tiles_for_narrow_heads_divide_a_small_block_in_t
 
     large = FlexBwDConfig(64, 128, 128, 64, 3, 8)  # Hopper's for heads of 64, where there is no GPU to ask
     monkeypatch.setattr(InductorChoices, "get_flex_attention_bwd_configs", lambda self, head_dim, *args: [large])
-    small_tiles_are_chosen.cache_clear()
 
     def asked(head_size: int) -> list[FlexBwDConfig]:
         return V.choices.get_flex_attention_bwd_configs(head_size, torch.bfloat16, "cuda")
@@ -132,19 +141,17 @@ def test_the_compilers_backward_tiles_for_narrow_heads_divide_a_small_block_in_t
         assert small_tiles_are_chosen()
         assert thread.submit(asked, 64).result() == [FlexBwDConfig(64, 64, 64, 64, 3, 8)]
         assert thread.submit(asked, 128).result() == [large]
-    small_tiles_are_chosen.cache_clear()
 
 
+@pytest.mark.usefixtures("nothing_chosen")
 def test_the_choices_of_others_are_left_alone() -> None:
     from torch._inductor import config
     from torch._inductor.choices import InductorChoices
 
     own = InductorChoices.get_flex_attention_bwd_configs
-    small_tiles_are_chosen.cache_clear()
     with config.patch(inductor_choices_class=InductorChoices):
         assert not small_tiles_are_chosen()
     assert InductorChoices.get_flex_attention_bwd_configs is own
-    small_tiles_are_chosen.cache_clear()
 
 
 @on_a_gpu

@@ -55,7 +55,7 @@ def sft_run(config: Config, console: RunConsole) -> Path:
     tracker = open_trackers(config, folder)
     settings = config.sft
     try:
-        with console.progress("warm start", settings.steps) as bar:
+        with console.progress("warm start", settings.steps, in_logs=False) as bar:
 
             def note(step: int, loss: float) -> None:
                 tracker.log(step + 1, {"loss/sft": loss})
