@@ -30,9 +30,9 @@ class Ragged:
     rewards: list[float]
     lengths: list[int]
     group: int = 0
-    truncated: bool = False
     values: list[float] | None = None
     bootstrap: float = 0.0
+    """What stands for the future after the last step."""
     token_rewards: list[float] | None = None
     greedy: float = 0.0
     anchors: str | None = None
@@ -74,7 +74,6 @@ def table_of(batch: Sequence[Ragged]) -> StepTable:
         lengths_S=torch.tensor([length for t in batch for length in t.lengths], dtype=torch.long),
         trajectory_S=torch.tensor([i for i, t in enumerate(batch) for _ in t.rewards], dtype=torch.long),
         group_R=torch.tensor([t.group for t in batch], dtype=torch.long),
-        truncated_R=torch.tensor([t.truncated for t in batch], dtype=torch.bool),
         values_N=torch.tensor(values, dtype=torch.float64),
         bootstrap_R=torch.tensor([t.bootstrap for t in batch], dtype=torch.float64),
         token_rewards_N=torch.tensor(extra, dtype=torch.float64) if extra else None,
@@ -163,9 +162,8 @@ def trajectories(
         rewards=rewards,
         lengths=lengths,
         group=draw(st.sampled_from(GROUP_IDS)),
-        truncated=draw(st.booleans()),
         values=values,
-        bootstrap=draw(eighths),
+        bootstrap=draw(st.just(0.0) | eighths),
         token_rewards=extra,
         greedy=draw(eighths | st.just(math.nan)),
         anchors=draw(st.text("ab", min_size=len(lengths), max_size=len(lengths))),
@@ -185,7 +183,7 @@ DEGENERATE: dict[str, list[Ragged]] = {
     "one token": [Ragged([1.0], [1])],
     "all rewards equal": [Ragged([0.1, 0.2], [1, 2]), Ragged([0.3], [2]), Ragged([0.3], [1], group=1)],
     "all rewards zero": [Ragged([0.0, 0.0], [1, 2]), Ragged([0.0], [2]), Ragged([0.0], [1], group=1)],
-    "all truncated": [Ragged([0.0], [2], truncated=True, bootstrap=0.5), Ragged([1.0], [1], truncated=True)],
+    "all bootstrapped": [Ragged([0.0], [2], bootstrap=0.5), Ragged([1.0], [1], bootstrap=0.25)],
     "some steps without tokens": [Ragged([1.0, 2.0, 3.0], [0, 2, 0]), Ragged([0.0, 1.0], [1, 0])],
     "one trajectory without tokens": [Ragged([1.0], [0]), Ragged([0.0], [2])],
     "no tokens at all": [Ragged([1.0, 2.0], [0, 0]), Ragged([0.0], [0])],

@@ -74,7 +74,7 @@ def reference_step_gae(batch: list[Ragged], gamma: float, lam: float) -> tuple[l
     for t in batch:
         starts = [sum(t.lengths[:s]) for s in range(len(t.lengths))]
         before = t.values or [0.0] * t.num_tokens
-        after = t.bootstrap if t.truncated else 0.0
+        after = t.bootstrap
         # A step without tokens is worth what comes next.
         values = [before[start] if start < t.num_tokens else after for start in starts]
         advantages = reference_gae(t.rewards, values, after, gamma, lam)
@@ -93,7 +93,7 @@ def reference_token_gae(batch: list[Ragged], gamma: float, lam: float) -> tuple[
     plain, targets = [], []
     for t in batch:
         values = t.values or []
-        after = t.bootstrap if t.truncated else 0.0
+        after = t.bootstrap
         advantages = reference_gae(reference_token_rewards(t), values, after, gamma, lam)
         plain += advantages
         targets += [a + v for a, v in zip(advantages, values, strict=True)]
@@ -191,17 +191,17 @@ def test_gae_does_not_cross_trajectories(estimate: Estimator) -> None:
     assert_close(together[:2], alone.tolist())
 
 
-@pytest.mark.parametrize(("truncated", "expected"), [(False, [0.0625, 0.75]), (True, [0.8725, 2.55])])
-def test_only_a_truncated_trajectory_bootstraps_step_gae(truncated: bool, expected: list[float]) -> None:
+@pytest.mark.parametrize(("bootstrap", "expected"), [(0.0, [0.0625, 0.75]), (2.0, [0.8725, 2.55])])
+def test_a_bootstrap_follows_the_last_step_in_step_gae(bootstrap: float, expected: list[float]) -> None:
     # Truncated: delta_1 = 1 + .9 * 2 - .25 = 2.55; A_0 = -.275 + .45 * 2.55 = .8725.
-    batch = [Ragged([0.0, 1.0], [1, 1], truncated=truncated, values=[0.5, 0.25], bootstrap=2.0)]
+    batch = [Ragged([0.0, 1.0], [1, 1], values=[0.5, 0.25], bootstrap=bootstrap)]
     assert_close(step_gae(table_of(batch), gamma=0.9, lam=0.5, whitened=False).advantages_N, expected)
 
 
-@pytest.mark.parametrize(("truncated", "expected"), [(False, [-0.05, 0.8]), (True, [0.76, 2.6])])
-def test_only_a_truncated_trajectory_bootstraps_token_gae(truncated: bool, expected: list[float]) -> None:
+@pytest.mark.parametrize(("bootstrap", "expected"), [(0.0, [-0.05, 0.8]), (2.0, [0.76, 2.6])])
+def test_a_bootstrap_follows_the_last_token_in_token_gae(bootstrap: float, expected: list[float]) -> None:
     # Terminated: A_1 = 1 - .2 = .8; A_0 = .9 * .2 - .59 + .45 * .8 = -.05. Truncated: A_1 = .8 + .9 * 2 = 2.6.
-    batch = [Ragged([1.0], [2], truncated=truncated, values=[0.59, 0.2], bootstrap=2.0)]
+    batch = [Ragged([1.0], [2], values=[0.59, 0.2], bootstrap=bootstrap)]
     assert_close(token_gae(table_of(batch), gamma=0.9, lam=0.5, whitened=False).advantages_N, expected)
 
 
@@ -244,7 +244,7 @@ def test_an_estimator_that_needs_values_says_so(name: str) -> None:
 def test_return_to_go_by_hand() -> None:
     # First trajectory, gamma .5, once a step: .25 + .5 * (.5 + .5 * 1) = .75, .5 + .5 * 1 = 1, 1. Its second step has
     # no token. The second trajectory keeps to itself.
-    batch = [Ragged([0.25, 0.5, 1.0], [2, 0, 1]), Ragged([-1.0, 2.0], [1, 3], truncated=True, bootstrap=9.0)]
+    batch = [Ragged([0.25, 0.5, 1.0], [2, 0, 1]), Ragged([-1.0, 2.0], [1, 3], bootstrap=9.0)]
     credit = return_to_go(table_of(batch), gamma=0.5)
     assert_close(credit.advantages_N, [0.75, 0.75, 1.0, 0.0, 2.0, 2.0, 2.0])
     assert credit.credited_N.all()
@@ -503,7 +503,6 @@ def large_table() -> StepTable:
         lengths_S=torch.full((total,), NUM_TOKENS),
         trajectory_S=torch.arange(NUM_TRAJECTORIES).repeat_interleave(NUM_STEPS),
         group_R=torch.arange(NUM_TRAJECTORIES) // 8,
-        truncated_R=torch.zeros(NUM_TRAJECTORIES, dtype=torch.bool),
         token_rewards_N=torch.zeros(total * NUM_TOKENS, dtype=torch.float64),
         values_N=torch.zeros(total * NUM_TOKENS, dtype=torch.float64),
         bootstrap_R=torch.zeros(NUM_TRAJECTORIES, dtype=torch.float64),

@@ -25,8 +25,9 @@ from agent_r1.config import OptimizerConfig
 from agent_r1.config.schema import CriticConfig, KLConfig
 from agent_r1.demonstrations import DemonstrationRow
 from agent_r1.errors import ConfigError, DivergenceError
+from agent_r1.training.critics import Critic, SharedCritic
 from agent_r1.training.learner import CRITIC_UPDATES, Learner
-from agent_r1.training.models import Critic, SharedCritic, load_policy
+from agent_r1.training.models import load_policy
 from agent_r1.training.optimize import guarded_step
 from agent_r1.training.rows import Sample, pack
 from agent_r1.training.scoring import score, score_all, value_of_states
@@ -507,6 +508,7 @@ def test_the_bootstrap_is_the_critics_value_of_the_state_after_the_cut(policy: L
         make_trajectory([step], 1.0, stop_reason=StopReason.MAX_STEPS, next_prompt_ids=short),
         make_trajectory([step], 1.0),
         make_trajectory([step], 1.0, stop_reason=StopReason.CONTEXT_FULL, next_prompt_ids=long),
+        bootstrap=True,
     )
     learner = with_parts(make_learner(policy, estimator=TOKEN_GAE, critic=critic), estimate=Fixed())
     credited(learner, experience)
@@ -516,18 +518,19 @@ def test_the_bootstrap_is_the_critics_value_of_the_state_after_the_cut(policy: L
     assert found.tolist() == pytest.approx(expected, abs=1e-4)
 
 
-def test_only_truncated_trajectories_are_credited_with_the_value_of_their_next_state(policy: LlamaForCausalLM) -> None:
+@pytest.mark.parametrize("bootstrap", [False, True])
+@pytest.mark.parametrize("reason", [StopReason.DONE, StopReason.MAX_STEPS])
+def test_a_trajectory_is_scored_or_bootstrapped_never_both(
+    policy: LlamaForCausalLM, reason: StopReason, bootstrap: bool
+) -> None:
     critic, following = make_critic(policy), (5, 6, 7, 8)
-    seen: dict[StopReason, list[float]] = {}
-    for reason in (StopReason.DONE, StopReason.MAX_STEPS):
-        step = make_step(policy, (5, 6), (7,))
-        experience = experience_of(make_trajectory([step], 1.0, stop_reason=reason, next_prompt_ids=following))
-        learner = make_learner(policy, estimator={**TOKEN_GAE, "whitened": False}, critic=critic)
-        batch = credited(learner, experience)
-        assert batch.credit.returns_N is not None
-        seen[reason] = batch.credit.returns_N.tolist()
-    assert seen[StopReason.DONE] == pytest.approx([1.0])
-    assert seen[StopReason.MAX_STEPS] == pytest.approx([1.0 + value_after(critic, following)], abs=1e-4)
+    step = make_step(policy, (5, 6), (7,), reward=0.25)
+    trajectory = make_trajectory([step], 1.0, stop_reason=reason, next_prompt_ids=following)
+    learner = make_learner(policy, estimator={**TOKEN_GAE, "whitened": False}, critic=critic)
+    batch = credited(learner, experience_of(trajectory, bootstrap=bootstrap))
+    rest = value_after(critic, following) if bootstrap and reason.is_truncation else 1.0
+    assert batch.credit.returns_N is not None
+    assert batch.credit.returns_N.tolist() == pytest.approx([0.25 + rest], abs=1e-4)
 
 
 def test_the_state_after_a_step_that_fills_a_micro_batch_can_be_valued(policy: LlamaForCausalLM) -> None:
@@ -633,7 +636,7 @@ def test_the_critic_learns_a_constant_return(policy: LlamaForCausalLM) -> None:
         policy,
         estimator={**TOKEN_GAE, "lam": 1.0},
         critic=Critic(policy),
-        critic_settings=CriticConfig(enabled=True, learning_rate=1e-2, value_clip=None),
+        critic_settings=CriticConfig(kind="own", learning_rate=1e-2, value_clip=None),
     )
     losses = [learner.learn(experience_of(*batch), step=step)["loss/critic"] for step in range(20)]
     assert losses[0] == pytest.approx(0.5)  # 1/2 (0 - 1)^2: the head starts from zero
@@ -648,7 +651,7 @@ def test_a_critic_of_its_own_takes_some_steps_on_parts_of_the_same_samples(polic
     ]
     own, shared = Critic(policy), SharedCritic(policy)
     for critic, expected in ((own, CRITIC_UPDATES), (shared, 1)):
-        settings = CriticConfig(enabled=True, learning_rate=0.0, shared_weight=0.1 if critic is shared else None)
+        settings = CriticConfig(learning_rate=0.0, kind="shared" if critic is shared else "own")
         learner = make_learner(policy, estimator={**TOKEN_GAE, "lam": 1.0}, critic=critic, critic_settings=settings)
         metrics = learner.learn(experience_of(*batch), step=0)
         assert learner.critic_optimizer is not None
@@ -677,7 +680,7 @@ def test_values_are_those_of_the_state_before_each_token(policy: LlamaForCausalL
 
 def test_the_learning_rate_rises_over_the_warm_up_and_stays(policy: LlamaForCausalLM) -> None:
     experience = experience_of(*random_group(policy, 0, [1.0, 0.0]))
-    critic_settings = CriticConfig(enabled=True, learning_rate=4e-4)
+    critic_settings = CriticConfig(kind="own", learning_rate=4e-4)
     learner = make_learner(
         policy,
         estimator=TOKEN_GAE,

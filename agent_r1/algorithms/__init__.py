@@ -9,6 +9,7 @@ from agent_r1.algorithms.estimators import Credit, Estimator, estimators, group_
 from agent_r1.algorithms.kl import KLEstimator, adapted_coefficient, kl_estimators
 from agent_r1.algorithms.losses import LossInputs, PolicyLoss, TokenLosses, policy_losses, value_loss
 from agent_r1.algorithms.off_policy import Correction, corrections, engine_divergence
+from agent_r1.algorithms.ridge import LinearHead, RidgeValues
 from agent_r1.algorithms.scan import reverse_scan
 from agent_r1.algorithms.table import StepTable
 
@@ -18,8 +19,10 @@ __all__ = [
     "Credit",
     "Estimator",
     "KLEstimator",
+    "LinearHead",
     "LossInputs",
     "PolicyLoss",
+    "RidgeValues",
     "StepTable",
     "TokenLosses",
     "adapted_coefficient",

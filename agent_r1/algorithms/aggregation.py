@@ -12,12 +12,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agent_r1.registry import Registry
+from agent_r1.constraints import Positive
+from agent_r1.registry import Registry, takes
 
 Aggregation = Callable[..., Tensor]
 """From `credited_N`, `step_N`, `trajectory_N` to weights."""
 
-aggregations: Registry[Aggregation] = Registry("aggregation")
+aggregations: Registry[Aggregation] = Registry(
+    "aggregation", accepts=takes(3), expected="a function of credited tokens"
+)
 
 
 def _share(credited_N: Tensor, owner_N: Tensor) -> Tensor:
@@ -57,7 +60,7 @@ def trajectory_mean_token_sum(credited_N: Tensor, step_N: Tensor, trajectory_N: 
 
 
 @aggregations.register("token-sum-norm")
-def token_sum_norm(credited_N: Tensor, step_N: Tensor, trajectory_N: Tensor, *, divisor: float) -> Tensor:
+def token_sum_norm(credited_N: Tensor, step_N: Tensor, trajectory_N: Tensor, *, divisor: Positive) -> Tensor:
     """The sum over a trajectory's tokens over a constant, averaged over trajectories: a long answer's tokens weigh as
     much as a short one's. One trajectory and divisor 4: every token weighs 1/4."""
     if not divisor > 0:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agent_r1.registry import Registry
+from agent_r1.registry import Registry, takes
 
 KLEstimator = Callable[[Tensor, Tensor], Tensor]
 
-kl_estimators: Registry[KLEstimator] = Registry("KL estimator")
+kl_estimators: Registry[KLEstimator] = Registry("KL estimator", accepts=takes(2), expected="a function of log-probs")
 
 
 @kl_estimators.register("k1")

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from agent_r1.registry import Registry
+from agent_r1.constraints import Positive, one_of
+from agent_r1.registry import Registry, takes
 
 LOG_RATIO_BOUND = 20.0
 
@@ -46,7 +49,7 @@ class TokenLosses:
 
 PolicyLoss = Callable[..., TokenLosses]
 
-policy_losses: Registry[PolicyLoss] = Registry("policy loss")
+policy_losses: Registry[PolicyLoss] = Registry("policy loss", accepts=takes(1), expected="a function of LossInputs")
 
 
 def log_ratio(inputs: LossInputs) -> Tensor:
@@ -80,10 +83,10 @@ def mean_of_step(values_N: Tensor, step_N: Tensor) -> Tensor:
 def clip(
     inputs: LossInputs,
     *,
-    ratio: str = "token",
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
+    ratio: Annotated[str, one_of("token", "step")] = "token",
+    clip_low: Positive = 0.2,
+    clip_high: Positive = 0.2,
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0,
 ) -> TokenLosses:
     """PPO's clipped surrogate (Schulman et al. 2017, arXiv:1707.06347) with dual clip (Ye et al. 2020, 1912.09729).
 
@@ -123,7 +126,7 @@ def reinforce(inputs: LossInputs) -> TokenLosses:
 
 
 @policy_losses.register("cispo")
-def cispo(inputs: LossInputs, *, clip_high: float = 4.0) -> TokenLosses:
+def cispo(inputs: LossInputs, *, clip_high: Positive = 4.0) -> TokenLosses:
     """CISPO: `-min(ratio, 1 + clip_high) A log pi` with the ratio detached (MiniMax 2025, arXiv:2506.13585).
 
     The importance weight is bounded, but no token loses its gradient. Ratio 9, A = 1, log pi = -1, bound 5: 5.

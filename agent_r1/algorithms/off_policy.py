@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from agent_r1.algorithms.losses import LOG_RATIO_BOUND
-from agent_r1.registry import Registry
+from agent_r1.constraints import NotNegative, Positive
+from agent_r1.registry import Registry, takes
 
 Correction = Callable[..., Tensor]
 """From `old_logprobs_N`, `rollout_logprobs_N`, `step_N` to weights."""
 
-corrections: Registry[Correction] = Registry("off-policy correction")
+corrections: Registry[Correction] = Registry(
+    "off-policy correction", accepts=takes(3), expected="a function of log-probs"
+)
 
 
 @corrections.register("none")
@@ -28,13 +31,13 @@ def no_correction(old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, step_N: Te
 
 
 @corrections.register("token")
-def token(old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, step_N: Tensor, *, cap: float = 2.0) -> Tensor:
+def token(old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, step_N: Tensor, *, cap: Positive = 2.0) -> Tensor:
     """`min(w, cap)` of the token itself. w = .5 and 3 give .5 and 2."""
     return _weight(old_logprobs_N - rollout_logprobs_N).clamp(max=cap)
 
 
 @corrections.register("sequence")
-def sequence(old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, step_N: Tensor, *, cap: float = 2.0) -> Tensor:
+def sequence(old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, step_N: Tensor, *, cap: Positive = 2.0) -> Tensor:
     """`min(product of w over the step, cap)`, the same on every token of the step: one model call is one sequence.
 
     w = .5 and .5 in one step give .25 and .25.
@@ -48,7 +51,7 @@ def sequence(old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, step_N: Tensor,
 
 @corrections.register("mask")
 def mask(
-    old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, step_N: Tensor, *, low: float = 0.5, high: float = 2.0
+    old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, step_N: Tensor, *, low: NotNegative = 0.5, high: Positive = 2.0
 ) -> Tensor:
     """1 where `low <= w <= high`, else 0: tokens on which engine and trainer disagree do not teach."""
     weight_N = _weight(old_logprobs_N - rollout_logprobs_N)

@@ -22,7 +22,7 @@ class StepTable:
     Two trajectories, the first with steps of 2 and 1 tokens, the second with one step of 3, in one group:
 
         StepTable(rewards_S=[.1, 1, 0], lengths_S=[2, 1, 3], trajectory_S=[0, 0, 1],
-                  group_R=[0, 0], truncated_R=[False, False])
+                  group_R=[0, 0])
     """
 
     rewards_S: Tensor
@@ -33,14 +33,13 @@ class StepTable:
     """Which trajectory the step belongs to; non-decreasing."""
     group_R: Tensor
     """Which group the trajectory belongs to."""
-    truncated_R: Tensor
-    """The trajectory was cut: its last state has a future."""
     token_rewards_N: Tensor | None = None
     """Rewards of single tokens beyond the step's own (a KL penalty); already part of `rewards_S`."""
     values_N: Tensor | None = None
     """The critic's value of the state before each action token."""
     bootstrap_R: Tensor | None = None
-    """The critic's value of the state after the last step; used only where `truncated_R`."""
+    """What stands for the future after the last step: the critic's value of the next state where a trajectory was cut
+    and its outcome left out of the rewards, 0 where it ended or was scored. None: 0 everywhere."""
     greedy_returns_R: Tensor | None = None
     """What the greedy rollout of the same task earned; NaN where there is none."""
     observations_S: tuple[Observation, ...] | None = None
@@ -127,11 +126,10 @@ class StepTable:
 
     @property
     def after_last_R(self) -> Tensor:
-        """The value after each trajectory's last step: 0 where it terminated, the critic's where it was cut."""
-        zeros_R = torch.zeros(self.num_trajectories, dtype=self.rewards_S.dtype)
+        """The value after each trajectory's last step."""
         if self.bootstrap_R is None:
-            return zeros_R
-        return torch.where(self.truncated_R, self.bootstrap_R.to(zeros_R.dtype), zeros_R)
+            return torch.zeros(self.num_trajectories, dtype=self.rewards_S.dtype)
+        return self.bootstrap_R.to(self.rewards_S.dtype)
 
     def per_token(self) -> StepTable:
         """The same table at token granularity: every token is a step of its own.
@@ -154,7 +152,6 @@ class StepTable:
             lengths_S=torch.ones(self.num_tokens, dtype=torch.long),
             trajectory_S=self.trajectory_of_token_N,
             group_R=self.group_R,
-            truncated_R=self.truncated_R,
             values_N=self.values_N,
             bootstrap_R=self.bootstrap_R,
         )
@@ -162,5 +159,5 @@ class StepTable:
 
 def _required(values_N: Tensor | None) -> Tensor:
     if values_N is None:
-        raise ValueError("this estimator needs a critic; set algorithm.critic.enabled=true")
+        raise ValueError("this estimator needs a critic; set algorithm.critic.kind=closed_form")
     return values_N

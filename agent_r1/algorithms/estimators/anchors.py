@@ -13,6 +13,7 @@ from torch import Tensor
 from agent_r1.algorithms.estimators.base import Credit, estimators, group_statistics, has_spread, in_deviations
 from agent_r1.algorithms.scan import reverse_scan
 from agent_r1.algorithms.table import StepTable
+from agent_r1.constraints import Fraction, NotNegative, Positive
 from agent_r1.types import Observation
 
 
@@ -20,11 +21,11 @@ from agent_r1.types import Observation
 def gigpo(
     table: StepTable,
     *,
-    step_weight: float = 1.0,
-    gamma: float = 0.95,
+    step_weight: NotNegative = 1.0,
+    gamma: Fraction = 0.95,
     mean_norm: bool = False,
-    similarity: float | None = None,
-    epsilon: float = 1e-6,
+    similarity: Fraction | None = None,
+    epsilon: Positive = 1e-6,
 ) -> Credit:
     """The episode's advantage plus `step_weight` times the step's (Feng et al. 2025).
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.algorithms.table import StepTable
-from agent_r1.registry import Registry
+from agent_r1.registry import Registry, takes
 
 SPREAD_TOLERANCE = 1e-6
 """Numbers of a group that differ by less than this, relative to their size (or to 1 if they are smaller), are equal."""
@@ -28,6 +28,10 @@ class Credit:
     """The critic's targets, where `valued_N`."""
     valued_N: Tensor | None = None
     """The tokens before which the critic is trained."""
+    observed_N: Tensor | None = None
+    """What was really earned from each token on, without any value of the critic but the bootstrap after a cut.
+    Explained variance is measured against it, and a critic in closed form is fitted to it. None: `returns_N` stands for
+    it."""
 
     @classmethod
     def of_trajectories(cls, table: StepTable, advantages_R: Tensor, credited_R: Tensor) -> Credit:
@@ -47,7 +51,9 @@ class Credit:
 
 Estimator = Callable[..., Credit]
 
-estimators: Registry[Estimator] = Registry("advantage estimator")
+estimators: Registry[Estimator] = Registry(
+    "advantage estimator", accepts=takes(1), expected="a function of a step table"
+)
 
 
 def whiten(values: Tensor) -> Tensor:

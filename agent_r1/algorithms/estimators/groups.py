@@ -18,10 +18,11 @@ from agent_r1.algorithms.estimators.base import (
 )
 from agent_r1.algorithms.scan import reverse_scan
 from agent_r1.algorithms.table import StepTable
+from agent_r1.constraints import Fraction, Positive
 
 
 @estimators.register("group")
-def group(table: StepTable, *, normalise_std: bool = True, epsilon: float = 1e-6) -> Credit:
+def group(table: StepTable, *, normalise_std: bool = True, epsilon: Positive = 1e-6) -> Credit:
     """GRPO: `A = (R - mean) / (std + eps)` of the group, the same on every token of the trajectory.
 
     Shao et al. 2024 (arXiv:2402.03300), outcome form. Returns (1, 0) give advantages (.7071, -.7071). Without the std
@@ -62,7 +63,7 @@ def group_whitened(table: StepTable) -> Credit:
 
 
 @estimators.register("step_group")
-def step_group(table: StepTable, *, gamma: float = 1.0) -> Credit:
+def step_group(table: StepTable, *, gamma: Fraction = 1.0) -> Credit:
     """Step GRPO: a step's return-to-go minus the mean of it over the *other* members that reached the same step.
 
     The baseline of a step that nobody else reached is 0, and nothing is divided by a std: a baseline made of other

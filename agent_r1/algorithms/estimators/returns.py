@@ -7,10 +7,11 @@ import torch
 from agent_r1.algorithms.estimators.base import Credit, estimators, whiten
 from agent_r1.algorithms.scan import reverse_scan
 from agent_r1.algorithms.table import StepTable
+from agent_r1.constraints import Fraction
 
 
 @estimators.register("return_to_go")
-def return_to_go(table: StepTable, *, gamma: float = 1.0) -> Credit:
+def return_to_go(table: StepTable, *, gamma: Fraction = 1.0) -> Credit:
     """REINFORCE: what was earned from this step on, without a baseline (Williams 1992). Gamma acts once a step.
 
     Rewards (.1, 1) with gamma 1 give (1.1, 1).
@@ -19,7 +20,7 @@ def return_to_go(table: StepTable, *, gamma: float = 1.0) -> Credit:
 
 
 @estimators.register("token_return")
-def token_return(table: StepTable, *, gamma: float = 1.0, whitened: bool = True) -> Credit:
+def token_return(table: StepTable, *, gamma: Fraction = 1.0, whitened: bool = True) -> Credit:
     """REINFORCE++: the discounted return from each action token on, whitened over the batch's action tokens.
 
     Hu et al. 2025 (arXiv:2501.03262). The return is carried across steps: what a tool wrote in between is not there

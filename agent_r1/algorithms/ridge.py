@@ -1,0 +1,229 @@
+"""A value head in closed form: ridge regression of returns on hidden states, from sums that forget.
+
+A linear head by gradient steps is limited by its conditioning: hidden states have a few large directions and many small
+ones, and the information sits in the small ones. The normal equations do not care. What is kept between batches is
+`n`, `sum phi`, `sum G`, `sum phi phi^T` and `sum phi G`, each multiplied by `decay` per batch, because the policy that
+the hidden states come from moves.
+
+**Cross-fitting.** A state is never valued by a head that was fitted to its own return. States belong to units, and
+units are dealt into folds; the states of one fold are valued by a head fitted to the earlier batches and to the *other*
+folds of this batch. With episodes as units a value knows how the other rollouts of the same task went, as a group
+baseline does, and does not depend on the episode's own actions: as a baseline it leaves the policy gradient unbiased.
+Single states would not do as units, because the states of an episode share their return.
+
+**The ridge** is the candidate that has had the least squared error so far, always on returns that its heads were not
+fitted to. This batch's returns choose the ridge of the next.
+
+Left out: the noise of the targets is taken to be the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NUM_FOLDS = 8
+"""Folds per batch. With groups of up to eight members, and episodes as units, no two members share a fold."""
+
+RIDGES = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, float("inf"))
+"""Candidates, in units of the mean variance of a feature; the last one knows nothing but the mean return."""
+
+FIRST_RIDGE = RIDGES.index(0.1)
+"""Of the first batch, when no candidate has been tried yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moments:
+    """Sums over states: all that a linear fit needs to know of them. They add up, over batches and over processes."""
+
+    count: Tensor
+    """How many states, less what was forgotten."""
+    feature_sum: Tensor
+    """[D]"""
+    target_sum: Tensor
+    """Of the returns."""
+    products: Tensor
+    """[D, D] Sum of `phi phi^T`."""
+    cross: Tensor
+    """[D] Sum of `phi G`."""
+
+    @classmethod
+    def zeros(cls, width: int, device: torch.device) -> Moments:
+        """Of no state."""
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        return cls(
+            count=zeros(),
+            feature_sum=zeros(width),
+            target_sum=zeros(),
+            products=zeros(width, width),
+            cross=zeros(width),
+        )
+
+    @classmethod
+    def of(cls, features_M: Tensor, targets_M: Tensor) -> Moments:
+        """Of some states. Features (1, 2) and returns (0, 1) have the cross sum 2."""
+        features_M, targets_M = features_M.double(), targets_M.double()
+        return cls(
+            count=torch.tensor(float(len(targets_M)), dtype=torch.float64, device=features_M.device),
+            feature_sum=features_M.sum(0),
+            target_sum=targets_M.sum(),
+            products=features_M.T @ features_M,
+            cross=features_M.T @ targets_M,
+        )
+
+    def plus(self, other: Moments, weight: float = 1.0) -> Moments:
+        """The sums of both, the other's times a weight; a weight of -1 takes them out again."""
+        return Moments(
+            count=self.count + weight * other.count,
+            feature_sum=self.feature_sum + weight * other.feature_sum,
+            target_sum=self.target_sum + weight * other.target_sum,
+            products=self.products + weight * other.products,
+            cross=self.cross + weight * other.cross,
+        )
+
+    def decayed(self, decay: float) -> Moments:
+        """The same sums, forgotten in part."""
+        return self.plus(self, decay - 1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearHead:
+    """`value = bias + weights . features`."""
+
+    weights: Tensor
+    """[D]"""
+    bias: Tensor
+    """The value where all features are 0."""
+
+    def __call__(self, features_M: Tensor) -> Tensor:
+        """The values of some states."""
+        return features_M.double() @ self.weights + self.bias
+
+
+def solve(moments: Moments, ridges: tuple[float, ...] = RIDGES) -> list[LinearHead]:
+    """The ridge regression for each candidate; the mean return is not shrunk.
+
+    Features (-1, 1) and returns (0, 1): a ridge of 0 gives the weight 0.5 and the bias 0.5, a ridge of 1 (the variance
+    of the feature) the weight 0.25.
+    """
+    count = moments.count.clamp(min=1e-12)
+    mean, mean_target = moments.feature_sum / count, moments.target_sum / count
+    covariance = moments.products / count - torch.outer(mean, mean)
+    cross = moments.cross / count - mean * mean_target
+    # Where features hardly vary, what rounding left of their variance must not be taken for it.
+    squares = (moments.products.diagonal() / count).mean()
+    scale = torch.maximum(covariance.diagonal().mean(), 1e-8 * squares).clamp(min=1e-12)
+    identity = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
+    heads = []
+    for ridge in ridges:
+        if ridge == float("inf"):
+            weights = torch.zeros_like(mean)
+        else:
+            # The jitter keeps the factorisation alive when features repeat each other and the ridge is 0.
+            factor = torch.linalg.cholesky(covariance + (ridge + 1e-9) * scale * identity)
+            weights = torch.cholesky_solve(cross[:, None], factor).squeeze(1)
+        heads.append(LinearHead(weights=weights, bias=mean_target - mean @ weights))
+    return heads
+
+
+class RidgeValues:
+    """Values by cross-fitted ridge regression, batch after batch."""
+
+    def __init__(self, width: int, *, decay: float, device: torch.device) -> None:
+        self.decay = decay
+        self.moments = Moments.zeros(width, device)
+        self.errors = torch.zeros(len(RIDGES), dtype=torch.float64, device=device)
+        """By ridge: squared errors on returns that were not fitted yet, decayed like the sums."""
+        self.bounds = torch.tensor([float("inf"), float("-inf")], dtype=torch.float64, device=device)
+        """The lowest and the highest return so far."""
+
+    @property
+    def is_fitted(self) -> bool:
+        """Some return has been seen."""
+        return bool(self.moments.count > 0)
+
+    @property
+    def best(self) -> int:
+        """Which ridge has had the least error."""
+        return int(self.errors.argmin()) if bool(self.errors.any()) else FIRST_RIDGE
+
+    def head(self) -> LinearHead:
+        """The head fitted to all that has been seen."""
+        return solve(self.moments, (RIDGES[self.best],))[0]
+
+    def predict(self, features_M: Tensor) -> Tensor:
+        """The values of states by `head`; 0 before anything was fitted."""
+        if not self.is_fitted:
+            return torch.zeros(len(features_M), dtype=torch.float64, device=features_M.device)
+        return self.head()(features_M).clamp(*self.bounds)
+
+    def fit(self, features_M: Tensor, targets_M: Tensor, unit_M: Tensor) -> Tensor:
+        """Take a batch in; gives the values of its states, none of them touched by the returns of its own unit.
+
+        With a single unit there is nothing else to fit to: its values come from earlier batches. States whose return is
+        not finite are valued and not fitted to.
+        """
+        fold_M, finite_M = _folds(unit_M), targets_M.isfinite()
+        folds = [fold_M == fold for fold in range(int(fold_M.max()) + 1 if len(fold_M) else 0)]
+        parts = [Moments.of(features_M[here & finite_M], targets_M[here & finite_M]) for here in folds]
+        bounds = [_bounds(targets_M[here & finite_M]) for here in folds]
+        earlier = self.moments.decayed(self.decay)
+        total = reduce(Moments.plus, parts, earlier)
+        values_M, best = torch.zeros_like(targets_M, dtype=torch.float64), self.best
+        errors = torch.zeros_like(self.errors)
+        for fold, here in enumerate(folds):
+            others = _widest([self.bounds, *bounds[:fold], *bounds[fold + 1 :]])
+            guesses = _values_by_ridge(features_M[here], total.plus(parts[fold], -1.0), others)
+            values_M[here] = guesses[best]
+            missed = (guesses - targets_M[here].double()).masked_fill(~finite_M[here], 0.0)
+            errors += missed.square().sum(1)
+        self.moments, self.errors = total, self.decay * self.errors + errors
+        self.bounds = _widest([self.bounds, *bounds])
+        return values_M
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs."""
+        sums = {name: getattr(self.moments, name) for name in Moments.__slots__}
+        return {**sums, "errors": self.errors, "bounds": self.bounds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        device = self.errors.device
+        self.moments = replace(self.moments, **{name: state[name].to(device) for name in Moments.__slots__})
+        self.errors, self.bounds = state["errors"].to(device), state["bounds"].to(device)
+
+
+def _values_by_ridge(features_M: Tensor, moments: Moments, bounds: Tensor) -> Tensor:
+    """[ridges, M] The values of states by the head of each ridge; 0 when the head would be fitted to nothing."""
+    if not bool(moments.count > 0.5):
+        return torch.zeros(len(RIDGES), len(features_M), dtype=torch.float64, device=features_M.device)
+    features_M = features_M.double()
+    # A line goes on for ever, returns do not.
+    return torch.stack([head(features_M).clamp(*bounds) for head in solve(moments)])
+
+
+def _bounds(targets_M: Tensor) -> Tensor:
+    """The lowest and the highest of some returns; (inf, -inf) of none."""
+    if not len(targets_M):
+        return torch.tensor([float("inf"), float("-inf")], dtype=torch.float64, device=targets_M.device)
+    return torch.stack([targets_M.min(), targets_M.max()]).double()
+
+
+def _widest(bounds: Sequence[Tensor]) -> Tensor:
+    """The lowest of the lowest and the highest of the highest."""
+    lowest, highest = torch.stack(list(bounds)).unbind(1)
+    return torch.stack([lowest.min(), highest.max()])
+
+
+def _folds(unit_M: Tensor) -> Tensor:
+    """The fold of each state: units are dealt out in the order of their numbers. Units (4, 4, 7) give (0, 0, 1)."""
+    index_M: Tensor = torch.unique(unit_M, return_inverse=True)[1]
+    return index_M % NUM_FOLDS
