@@ -1,8 +1,27 @@
 """Rewards: outcome functions, process rewards and their balance, text matching."""
 
 from agent_r1.rewards.killable import Workers, in_workers
-from agent_r1.rewards.matching import exact_match, f1_score, last_number, marked_number, normalise_text
-from agent_r1.rewards.outcome import RewardFunction, RewardValue, Score, reward_functions, score_episode
+from agent_r1.rewards.matching import (
+    accepted_answers,
+    exact_match,
+    f1_score,
+    last_number,
+    marked_number,
+    normalise_text,
+    number_matches,
+    same_text,
+    truth_problem,
+)
+from agent_r1.rewards.number_reading import find_last_number, find_marked_number, number_text, to_number
+from agent_r1.rewards.outcome import (
+    RewardFunction,
+    RewardValue,
+    Score,
+    needs_ground_truth,
+    reward_functions,
+    row_problem,
+    score_episode,
+)
 from agent_r1.rewards.process import NORMALISATIONS, ProcessBalance
 from agent_r1.rewards.shaping import RewardShaping, ShapedRewards, overlong_penalty
 
@@ -15,13 +34,23 @@ __all__ = [
     "Score",
     "ShapedRewards",
     "Workers",
+    "accepted_answers",
     "exact_match",
     "f1_score",
+    "find_last_number",
+    "find_marked_number",
     "in_workers",
     "last_number",
     "marked_number",
+    "needs_ground_truth",
     "normalise_text",
+    "number_matches",
+    "number_text",
     "overlong_penalty",
     "reward_functions",
+    "row_problem",
+    "same_text",
     "score_episode",
+    "to_number",
+    "truth_problem",
 ]

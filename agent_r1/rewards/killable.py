@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ def in_workers(function: RewardFunction, workers: Workers, *, timeout: float) ->
     """The same reward function, run by `workers`. One that takes longer than `timeout` seconds is killed and fails the
     rollout; it is never 0."""
 
+    @functools.wraps(function)  # with what it says it needs
     async def score(task: Task, episode: Episode) -> RewardValue:
         value: RewardValue = await workers.call(function, task, episode, timeout=timeout)
         return value

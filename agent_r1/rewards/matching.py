@@ -1,60 +1,130 @@
-"""Comparing what a model wrote with what is right."""
+"""Comparing what a model wrote with what is right: the one place that decides whether an answer matches.
+
+    exact_match("the Beatles!", ["Beatles", "Fab Four"])     text, up to case, punctuation, articles and spaces
+    same_text(" 14 ", "14")                                  text, up to the spaces around it
+    number_matches(find_last_number("so 1,250.50."), 1250.5)  numbers, by their exact value
+
+Two rules hold for all of them. What is empty in its normal form (`""`, `"!!!"`) matches nothing, not even itself. And a
+missing ground truth is an error, never a match and never a zero: `truth_problem` says what is wrong with one.
+"""
 
 from __future__ import annotations
 
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Literal
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
-_NUMBER = re.compile(rf"(?:(?<![\w.)])-)?{_DIGITS}")  # in 10-5 the sign is an operator
-_MARKED = re.compile(rf"####[ \t]*[$€£]?(?P<sign>-?)[$€£]?(?P<digits>{_DIGITS})[ \t]*%?\.?\s*\Z")
+from agent_r1.errors import DataError
+from agent_r1.rewards.number_reading import find_last_number, find_marked_number, to_number
+
+TruthKind = Literal["text", "exact", "number"]
+"""What a reward function compares: text by its normal form, text letter for letter, or numbers."""
+
+_ARTICLES = frozenset({"a", "an", "the"})
 _VERDICTS = frozenset({"yes", "no", "noanswer"})
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"))
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+# Without these characters 1.5 would be 15, and -5 would be 5.
+_OF_NUMBERS = r"(?<=\d)[-.,/:](?=\d)|(?<![\w.])-(?=[$€£¥₹]?\.?\d)|(?<![\w.])\.(?=\d)"
+_PUNCTUATION = re.compile(rf"(?P<kept>{_OF_NUMBERS})|[{re.escape(string.punctuation)}]")
 
 
 def normalise_text(text: str) -> str:
-    """Lower case, without punctuation, articles and extra spaces.
+    """Lower case, without punctuation, articles and extra spaces; "" when nothing is left.
 
-    >>> normalise_text("The  Eiffel-Tower!")
-    'eiffeltower'
+    The points, commas, dashes and slashes of numbers stay, but for commas between thousands. Articles alone stay too: a
+    letter may be an answer.
+
+    >>> normalise_text("The  Eiffel-Tower!"), normalise_text("-1,000.5"), normalise_text("(A)"), normalise_text("!!!")
+    ('eiffeltower', '-1000.5', 'a', '')
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    plain = _THOUSANDS.sub("", text.lower().translate(_DASHES))
+    words = _PUNCTUATION.sub(lambda found: found["kept"] or "", plain).split()
+    return " ".join([word for word in words if word not in _ARTICLES] or words)
+
+
+def accepted_answers(truth: Any) -> list[str]:
+    """The right answers that a ground truth holds: it is one, or a list of them; [] when it is missing.
+
+    >>> accepted_answers("Rome"), accepted_answers(["Rome", "Roma"]), accepted_answers(12), accepted_answers(None)
+    (['Rome'], ['Rome', 'Roma'], ['12'], [])
+    """
+    entries = truth if isinstance(truth, list | tuple | set | frozenset) else [truth]
+    return [str(entry) for entry in entries if entry is not None and not isinstance(entry, Mapping)]
+
+
+def truth_problem(truth: Any, kind: TruthKind = "text") -> str | None:
+    """Why no answer can match a ground truth; None when one can.
+
+    >>> truth_problem(None)
+    'it has no ground truth (reward_model.ground_truth)'
+    >>> truth_problem("three", "number")
+    "its ground truth 'three' is not a number"
+    """
+    accepted = accepted_answers(truth)
+    if not any(entry.strip() for entry in accepted):
+        return "it has no ground truth (reward_model.ground_truth)"
+    if kind == "number":
+        read = [to_number(entry) for entry in _entries(truth)]
+        return None if any(number is not None for number in read) else f"its ground truth {truth!r:.60} is not a number"
+    if kind == "text" and not any(normalise_text(entry) for entry in accepted):
+        return f"its ground truth {truth!r:.60} is empty without punctuation, so that no answer can match it"
+    return None
+
+
+def exact_match(answer: str, accepted: Sequence[str] | str) -> bool:
+    """Whether an answer is one of those that are right, up to case, punctuation, articles and spaces.
+
+    >>> exact_match("the Beatles!", ["Beatles", "Fab Four"]), exact_match("", ["Beatles"]), exact_match("!!!", ["!!!"])
+    (True, False, False)
+    """
+    wanted = normalise_text(answer)
+    return bool(wanted) and any(wanted == normalise_text(right) for right in accepted_answers(accepted))
+
+
+def same_text(answer: str, truth: Any) -> bool:
+    """Whether an answer is what the ground truth says, letter for letter, up to the spaces around it.
+
+    >>> same_text(" 14\\n", "14"), same_text("14.", "14"), same_text("", "14")
+    (True, False, False)
+    """
+    _refuse(truth, "exact")
+    said = answer.strip()
+    return bool(said) and any(said == right.strip() for right in accepted_answers(truth))
+
+
+def number_matches(number: Fraction | None, truth: Any) -> bool:
+    """Whether a number that was found is the one that is right, by its exact value.
+
+    >>> number_matches(find_last_number("3/2"), "1/2"), number_matches(find_last_number("$1,000.00"), 1000)
+    (False, True)
+    """
+    _refuse(truth, "number")
+    return number is not None and any(number == to_number(entry) for entry in _entries(truth))
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text, or None.
+    """`find_last_number` as a float; to compare, use `number_matches`.
 
     >>> last_number("12 pears cost 1,250.50 in all.")
     1250.5
     """
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    return _as_float(find_last_number(text))
 
 
 def marked_number(text: str) -> float | None:
-    """The number that a text ends with after `####`, alone on its line, or None.
+    """`find_marked_number` as a float; to compare, use `number_matches`.
 
     >>> marked_number("12 pears at 104 each.\\n#### $1,248"), marked_number("#### 12 or 13"), marked_number("12")
     (1248.0, None, None)
     """
-    found = _MARKED.search(text)
-    return float(found["sign"] + found["digits"].replace(",", "")) if found else None
+    return _as_float(find_marked_number(text))
 
 
-def exact_match(answer: str, accepted: Sequence[str]) -> bool:
-    """Whether an answer is one of those that are right, up to case, punctuation, articles and spaces.
-
-    >>> exact_match("the Beatles!", ["Beatles", "Fab Four"]), exact_match("", ["Beatles"])
-    (True, False)
-    """
-    wanted = _comparable(answer)
-    return bool(wanted) and any(wanted == _comparable(right) for right in accepted)
-
-
-def f1_score(answer: str, accepted: Sequence[str]) -> float:
+def f1_score(answer: str, accepted: Sequence[str] | str) -> float:
     """How many words an answer shares with the nearest one that is right: the harmonic mean of the share of its words
     that are wanted and the share of the wanted words that it has. Of "yes" and "no" nothing is shared.
 
@@ -63,7 +133,8 @@ def f1_score(answer: str, accepted: Sequence[str]) -> float:
     >>> round(f1_score("Nick Hexum", ["Nicholas Lofton Hexum", "Nicholas L. Hexum Jr."]), 3)
     0.4
     """
-    return max((_words_in_common(_comparable(answer), _comparable(right)) for right in accepted), default=0.0)
+    said = normalise_text(answer)
+    return max((_words_in_common(said, normalise_text(right)) for right in accepted_answers(accepted)), default=0.0)
 
 
 def _words_in_common(answer: str, right: str) -> float:
@@ -74,6 +145,18 @@ def _words_in_common(answer: str, right: str) -> float:
     return 2 * shared / (len(given) + len(wanted)) if shared else 0.0
 
 
-def _comparable(text: str) -> str:
-    """The normalised text; one of articles or punctuation alone ("A", "!!!") stays as it is."""
-    return normalise_text(text) or text.strip().lower()
+def _refuse(truth: Any, kind: TruthKind) -> None:
+    problem = truth_problem(truth, kind)
+    if problem is not None:
+        raise DataError(f"a row cannot be scored: {problem}")
+
+
+def _entries(truth: Any) -> list[Any]:
+    return list(truth) if isinstance(truth, list | tuple | set | frozenset) else [truth]
+
+
+def _as_float(number: Fraction | None) -> float | None:
+    try:
+        return None if number is None else float(number)
+    except OverflowError:
+        return None

@@ -1,7 +1,14 @@
 """Outcome rewards: one number for a whole episode, given once, at its end.
 
     def score(task: Task, episode: Episode) -> float:
-        return float(task.ground_truth in episode.final_text)
+        return float(episode.answer == task.ground_truth)
+
+`episode.answer` is the text of a finished last turn: "" when the episode was cut, or ended in a tool call. A reward
+that compares with the row's ground truth says so, and a run refuses rows without one before it trains:
+
+    @needs_ground_truth("number")
+    def score(task: Task, episode: Episode) -> float:
+        return float(number_matches(find_last_number(episode.answer), task.ground_truth))
 
 A reward function may be async, and may return a mapping instead of a number: `score` is the reward, `answer` (text) is
 what majority votes count, every other entry is logged as `reward/<name>`; `success` (0 or 1) says what counts as solved
@@ -11,20 +18,49 @@ when that is not a reward of 1.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from agent_r1.errors import boundary
-from agent_r1.registry import Registry
-from agent_r1.rewards.matching import last_number, normalise_text
+from agent_r1.constraints import reward_problem
+from agent_r1.errors import DataError, boundary
+from agent_r1.registry import Registry, takes
+from agent_r1.rewards.matching import (
+    TruthKind,
+    accepted_answers,
+    exact_match,
+    normalise_text,
+    number_matches,
+    truth_problem,
+)
+from agent_r1.rewards.number_reading import find_last_number, number_text
 from agent_r1.types import Episode, StopReason, Task
 
 RewardValue = float | Mapping[str, Any]
 RewardFunction = Callable[[Task, Episode], RewardValue | Awaitable[RewardValue]]
 
-reward_functions: Registry[RewardFunction] = Registry("reward function")
+reward_functions: Registry[RewardFunction] = Registry(
+    "reward function", accepts=takes(2), expected="a function of a task and an episode"
+)
+
+_FunctionT = TypeVar("_FunctionT", bound=RewardFunction)
+
+
+def needs_ground_truth(kind: TruthKind) -> Callable[[_FunctionT], _FunctionT]:
+    """Say that a reward function compares with `task.ground_truth`: "text" by its normal form, "exact" letter for
+    letter, "number" by its value. A run refuses the rows that no answer can match before it trains."""
+
+    def mark(function: _FunctionT) -> _FunctionT:
+        function.needs_ground_truth = kind  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def row_problem(function: RewardFunction, task: Task) -> str | None:
+    """Why a reward function cannot score a row; None when it can, or does not say what it needs."""
+    kind: TruthKind | None = getattr(function, "needs_ground_truth", None)
+    return None if kind is None else truth_problem(task.ground_truth, kind)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +70,7 @@ class Score:
     value: float
     """The outcome reward."""
     answer: str
-    """What a majority vote counts."""
+    """What a majority vote counts; "" is no vote."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Everything else it reported."""
 
@@ -46,21 +82,25 @@ async def score_episode(function: RewardFunction, task: Task, episode: Episode) 
     parts={"format": 1.0}).
     """
     with boundary(StopReason.REWARD_ERROR, f"the reward function on task '{task.task_id}'"):
+        problem = row_problem(function, task)
+        if problem is not None:
+            raise DataError(f"row '{task.task_id}' cannot be scored: {problem}")
         returned: Any = function(task, episode)
         if inspect.isawaitable(returned):
             returned = await returned
         parts = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
         if "score" not in parts:
             raise ValueError(f"a reward mapping needs the key 'score', found {sorted(parts)}")
-        answer = str(parts.pop("answer", episode.final_text))
+        answer = str(parts.pop("answer", episode.answer))
         numbers = {name: _finite(name, value) for name, value in parts.items()}
         return Score(value=numbers.pop("score"), answer=answer, parts=numbers)
 
 
 def _finite(name: str, value: Any) -> float:
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"the reward's '{name}' is {number}; rewards must be finite")
+    problem = reward_problem(number)
+    if problem is not None:
+        raise ValueError(f"the reward's '{name}' {problem}")
     return number
 
 
@@ -71,13 +111,19 @@ def no_outcome_reward(task: Task, episode: Episode) -> float:
 
 
 @reward_functions.register("exact_match")
-def exact_match(task: Task, episode: Episode) -> float:
-    """1 when the final text equals the ground truth, up to case, punctuation, articles and spaces."""
-    return float(normalise_text(episode.final_text) == normalise_text(str(task.ground_truth)))
+@needs_ground_truth("text")
+def exact_match_reward(task: Task, episode: Episode) -> RewardValue:
+    """1 when the answer equals the ground truth, or one of a list, up to case, punctuation, articles and spaces."""
+    matches = exact_match(episode.answer, accepted_answers(task.ground_truth))
+    return {"score": float(matches), "answer": normalise_text(episode.answer)}
 
 
 @reward_functions.register("last_number")
-def last_number_matches(task: Task, episode: Episode) -> RewardValue:
-    """1 when the last number of the final text equals the ground truth."""
-    found, wanted = last_number(episode.final_text), last_number(str(task.ground_truth))
-    return {"score": float(found is not None and found == wanted), "answer": "" if found is None else str(found)}
+@needs_ground_truth("number")
+def last_number_reward(task: Task, episode: Episode) -> RewardValue:
+    """1 when the last number of the answer equals the ground truth."""
+    found = find_last_number(episode.answer)
+    return {
+        "score": float(number_matches(found, task.ground_truth)),
+        "answer": "" if found is None else number_text(found),
+    }

@@ -36,11 +36,15 @@ class ShapedRewards:
 class RewardShaping:
     """Puts the parts of the reward together.
 
-    Process rewards (.1, .1, 0) and an outcome of 1 with a process weight of .5 give (.05, .05, 1).
+    Process rewards (.1, .1, 0) and an outcome of 1 with a process weight of .5 give (.05, .05, 1). With `bootstrap`, a
+    trajectory that was cut earns (.05, .05, 0), and the critic's value of its next state stands for the rest.
     """
 
-    def __init__(self, *, process: ProcessBalance, max_tokens: int, overlong_fraction: float = 0.0) -> None:
+    def __init__(
+        self, *, process: ProcessBalance, max_tokens: int, overlong_fraction: float = 0.0, bootstrap: bool = False
+    ) -> None:
         self.process = process
+        self._bootstrap = bootstrap
         self._max_tokens = max_tokens
         self._overlong_fraction = overlong_fraction
 
@@ -68,10 +72,17 @@ class RewardShaping:
         """What a trajectory earned in all, before process rewards are brought to another scale."""
         return sum(self._steps(trajectory, self.process.weight))
 
+    def is_bootstrapped(self, trajectory: Trajectory) -> bool:
+        """The trajectory was cut, and a critic's value of its next state takes the place of its outcome.
+
+        A trajectory is scored or bootstrapped, never both: the value predicts the very outcome that was given.
+        """
+        return self._bootstrap and trajectory.stop_reason.is_truncation and bool(trajectory.next_prompt_ids)
+
     def _steps(self, trajectory: Trajectory, factor: float) -> tuple[float, ...]:
         process, penalties = self.process.balanced(trajectory, factor), self._overlong(trajectory)
         rewards = [own + penalty for own, penalty in zip(process, penalties, strict=True)]
-        if rewards:
+        if rewards and not self.is_bootstrapped(trajectory):
             rewards[-1] += trajectory.outcome_reward
         return tuple(rewards)
 

@@ -6,27 +6,24 @@ an answer. Where the tool format has a mark of its own for the answer (`Final An
 
 from __future__ import annotations
 
-from agent_r1.rewards import last_number, marked_number
+from agent_r1.rewards import find_last_number, find_marked_number, needs_ground_truth, number_matches, number_text
 from agent_r1.types import Episode, Task
 
 
+@needs_ground_truth("number")
 def score(task: Task, episode: Episode) -> dict[str, float | str]:
     """1 when the answer ends with `####` and the right number; `flexible` says whether its last number is right."""
     text = episode.answer
-    strict = marked_number(text)
+    strict = find_marked_number(text)
     if strict is None and text and episode.steps[-1].action.final_answer is not None:
-        strict = marked_number(f"#### {text}")
+        strict = find_marked_number(f"#### {text}")
     return {
-        "score": _is_right(strict, task),
-        "flexible": _is_right(last_number(text), task),
-        "answer": "" if strict is None else f"{strict:.12g}",
+        "score": float(number_matches(strict, task.ground_truth)),
+        "flexible": float(number_matches(find_last_number(text), task.ground_truth)),
+        "answer": "" if strict is None else number_text(strict),
     }
 
 
 def gold_answer(task: Task) -> str:
     """A perfect last action, for `agent-r1 check`."""
     return f"#### {task.ground_truth}"
-
-
-def _is_right(number: float | None, task: Task) -> float:
-    return float(number is not None and number == float(task.ground_truth))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from agent_r1.rewards import exact_match, f1_score, normalise_text
+from agent_r1.rewards import accepted_answers, exact_match, f1_score, needs_ground_truth, normalise_text
 from agent_r1.types import Episode, Task
 
 PARTIAL, FORMAT = 0.6, 0.1
@@ -25,12 +24,6 @@ def find_answer(text: str) -> str | None:
     return found[0].strip() if len(found) == 1 else None
 
 
-def accepted_answers(task: Task) -> list[str]:
-    """The right answer and its other names."""
-    truth: Any = task.ground_truth
-    return [truth] if isinstance(truth, str) else list(truth)
-
-
 def has_form(text: str) -> bool:
     """Whether a text ends with its only answer.
 
@@ -41,10 +34,11 @@ def has_form(text: str) -> bool:
     return once and bool(find_answer(text)) and text.rstrip().endswith("</answer>")
 
 
+@needs_ground_truth("text")
 def score(task: Task, episode: Episode) -> dict[str, float | str]:
     """1 for an answer that is right up to case, punctuation and articles; a share of that for one that comes near."""
     answer = find_answer(episode.answer) or ""
-    accepted = accepted_answers(task)
+    accepted = accepted_answers(task.ground_truth)
     em, f1 = exact_match(answer, accepted), f1_score(answer, accepted)
     form = float(has_form(episode.answer))
     return {
@@ -59,4 +53,4 @@ def score(task: Task, episode: Episode) -> dict[str, float | str]:
 
 def gold_answer(task: Task) -> str:
     """The text of a perfect last action."""
-    return f"<answer>{accepted_answers(task)[0]}</answer>"
+    return f"<answer>{accepted_answers(task.ground_truth)[0]}</answer>"

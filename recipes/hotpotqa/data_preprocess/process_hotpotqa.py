@@ -113,16 +113,16 @@ def write_data(folder: Path, config: Config, dataset: Path | None = None) -> Non
 
 def write_cross(folder: Path, config: Config, dataset: Path | None = None) -> None:
     """Write `cross.parquet`: the questions of other collections, each with a search tool over passages of its own."""
-    write_rows(folder / CROSS_FILE, _cross_rows(folder, config, dataset))
+    write_rows(folder / CROSS_FILE, _cross_rows(folder, dataset))
 
 
-def _cross_rows(folder: Path, config: Config, dataset: Path | None) -> Iterator[dict[str, Any]]:
+def _cross_rows(folder: Path, dataset: Path | None) -> Iterator[dict[str, Any]]:
     for name in sources.CROSS:
         source = sources.cross(name, dataset)
         index = folder / f"index_{name}"
         build_index(source.passages, index)
-        tool = {**search_entry(config), "index": str(index)}
-        yield from task_rows(source.questions["eval"], name, "eval", [tool])
+        # The configuration lists this index with its settings (env.row_tools); a row only chooses it.
+        yield from task_rows(source.questions["eval"], name, "eval", [{"name": "search", "index": str(index)}])
 
 
 def make_data(config: Config) -> None:
