@@ -106,7 +106,7 @@ def test_stop_tokens_of_a_format_count_when_the_vocabulary_has_them(tokenizer: A
     renderer = ChatRenderer(other, "harmony")
     assert renderer.stop_ids == (tokenizer.eos_token_id, other.convert_tokens_to_ids("<|call|>"))
     text = '<|channel|>commentary to=functions.price<|message|>{"item": "apple"}'
-    action = renderer.parse(renderer.encode(text + "<|call|>"), truncated=False)
+    action = renderer.parse(renderer.encode_rendered(text + "<|call|>"), truncated=False)
     assert (action.text, action.tool_calls[0].name) == (text, "price")
 
 

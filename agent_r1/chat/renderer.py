@@ -12,22 +12,26 @@ every separator it puts between turns (see `bridge`). When the template would ha
 A chat template that never mentions tools is shown a conversation without any (see `toolless`); so is every template
 when the format is plain text that no template writes (`react`). One that refuses a tool's answer to no call (what a
 malformed action is answered with) is shown it as the user's.
+
+Text that did not come from the template never becomes control tokens (see `control_tokens`). Messages of a data row
+that asks for control tokens are `trusted`: they are encoded as they stand.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
 from agent_r1.chat.bridge import Before, Deltas, Written
+from agent_r1.chat.control_tokens import ControlTokens, encode_pieces
 from agent_r1.chat.formats import ToolFormat, tool_formats
-from agent_r1.chat.formats.base import end_of_turn_of, writes_as_text
+from agent_r1.chat.formats.base import end_of_turn_of, marks_of_own_turn, writes_as_text
 from agent_r1.chat.toolless import knows_tools, with_stray_answers_as_users, without_tools
-from agent_r1.errors import ChatTemplateError, ConfigError
+from agent_r1.errors import ChatTemplateError, ConfigError, refuse_media
 from agent_r1.types import Action, Completion, Message, Observation, TokenIds
 
 
@@ -59,9 +63,10 @@ class Prompt:
     token_ids: TokenIds
     """The prompt."""
     skeleton: tuple[Message, ...] = ()
-    """The messages, with a marker in place of each turn whose sampled ids were bridged over."""
+    """The messages, with a marker in place of each turn whose sampled ids were bridged over; control tokens in them are
+    cut (see `control_tokens`)."""
     template_text: str | None = None
-    """What the chat template wrote for the skeleton; None for raw text or ids."""
+    """What the chat template wrote for the skeleton, cuts included; None for raw text or ids."""
     bridged: bool = False
     """The ids continue the previous step's prompt and sampled ids."""
     before: Before | None = None
@@ -87,54 +92,69 @@ class ChatRenderer:
         self.format: ToolFormat = tool_formats.get(tool_format)()
         self._end_of_turn = end_of_turn_of(self.format)
         self._known_ids = lru_cache(maxsize=512)(self._encode)
-        self._beginnings: deque[tuple[Any, Any, tuple[tuple[Message, ...], str]]] = deque(maxlen=4)
+        self._beginnings: deque[tuple[Any, tuple[tuple[Message, ...], str]]] = deque(maxlen=4)
         self.template_shows_tools = knows_tools(tokenizer.chat_template) and not writes_as_text(self.format)
         eos = tokenizer.eos_token_id
         known = [*([] if eos is None else [int(eos)]), *stop_ids, *self._single_ids(self.format.stop_tokens)]
         self.stop_ids: TokenIds = tuple(dict.fromkeys(known))
-        self._deltas = Deltas([str(tokenizer.decode([end], skip_special_tokens=False)) for end in self.stop_ids])
         if not self.stop_ids:
             raise ConfigError("the model's tokenizer has no end-of-turn token; set eos_token in tokenizer_config.json")
+        ends = [str(tokenizer.decode([end], skip_special_tokens=False)) for end in self.stop_ids]
+        self._deltas = Deltas(ends)
+        self.control_tokens = ControlTokens(tokenizer, ends, marks_of_own_turn(self.format))
 
-    def render(self, observation: Observation) -> Prompt:
-        """The prompt of an observation, from nothing."""
+    def render(self, observation: Observation, *, trusted: Collection[Message] = ()) -> Prompt:
+        """The prompt of an observation, from nothing. Control tokens count in messages that equal one of `trusted`, and
+        in a raw text that is the content of one; everywhere else their characters are ordinary text. Raises
+        `UnsupportedMediaError` for an observation with images."""
+        refuse_media("the observation", observation.messages or (), observation.images)
         if observation.token_ids is not None:
             return Prompt(observation=observation, token_ids=observation.token_ids)
         if observation.text is not None:
-            return Prompt(observation=observation, token_ids=self.encode(observation.text))
-        messages, text = self._beginning(tuple(observation.messages or ()), observation)
+            is_trusted = any(message.get("content") == observation.text for message in trusted)
+            encode = self.encode_rendered if is_trusted else self.encode
+            return Prompt(observation=observation, token_ids=encode(observation.text))
+        messages, text = self._beginning(tuple(observation.messages or ()), observation, tuple(trusted))
         return Prompt(
             observation=observation,
-            token_ids=self.encode(text),
+            token_ids=self.encode_rendered(text),
             skeleton=messages,
             template_text=text,
             before=Before(skeleton=messages, template_text=text),
         )
 
-    def _beginning(self, messages: tuple[Message, ...], observation: Observation) -> tuple[tuple[Message, ...], str]:
+    def _beginning(
+        self, messages: tuple[Message, ...], observation: Observation, trusted: tuple[Message, ...]
+    ) -> tuple[tuple[Message, ...], str]:
         """Messages as the template takes them, and what it writes; for the members of a group it is asked once."""
-        for known_messages, known_tools, known in self._beginnings:
-            if known_messages == messages and known_tools == observation.tools:
+        asked = messages, observation.tools, trusted
+        for known_asked, known in self._beginnings:
+            if known_asked == asked:
                 return known
+        plain = self.control_tokens.messages(messages, trusted)
         try:
-            found = messages, self._template(messages, observation)
+            found = plain, self._template(plain, observation)
         except ChatTemplateError:
-            stray = with_stray_answers_as_users(messages)
-            if stray == messages:
+            stray = with_stray_answers_as_users(plain)
+            if stray == plain:
                 raise
             found = stray, self._template(stray, observation)
         if all(message.keys() == {"role", "content"} and isinstance(message["content"], str) for message in messages):
             # Copies: an environment may go on writing in the messages it gave.
-            self._beginnings.appendleft((tuple(map(dict, messages)), observation.tools, found))
+            copies = tuple(map(dict, messages)), observation.tools, tuple(map(dict, trusted))
+            self._beginnings.appendleft((copies, found))
         return found
 
-    def next_prompt(self, previous: Prompt, action: Action, observation: Observation) -> Prompt:
+    def next_prompt(
+        self, previous: Prompt, action: Action, observation: Observation, *, trusted: Collection[Message] = ()
+    ) -> Prompt:
         """The prompt after `action`: bridged when `observation` extends what `previous` showed, else rendered afresh.
 
         With previous ids [1, 2, 3], sampled ids [7, 8, EOS] and a tool answer whose rendering after EOS is
-        [NL, 4, 5], the next prompt is [1, 2, 3, 7, 8, EOS, NL, 4, 5].
+        [NL, 4, 5], the next prompt is [1, 2, 3, 7, 8, EOS, NL, 4, 5]. `trusted` is as in `render`.
         """
-        return self._bridge(previous, action, observation) or self.render(observation)
+        refuse_media("the observation", observation.messages or (), observation.images)
+        return self._bridge(previous, action, observation, trusted) or self.render(observation, trusted=trusted)
 
     def own_turn(self, completion: Completion) -> Completion:
         """What was sampled, up to where the model went on after its call (`end_of_turn` of the format).
@@ -182,22 +202,25 @@ class ChatRenderer:
             history_text=parsed.history_text,
         )
 
-    def encode_turn(self, prompt: Prompt, message: Message) -> TokenIds:
+    def encode_turn(self, prompt: Prompt, message: Message, *, trusted: Collection[Message] = ()) -> TokenIds:
         """The ids an assistant message is written as after `prompt`, up to and including its end of turn.
 
         This is what a demonstration teaches the model to say. Raises ValueError when the template does not write the
-        message directly after the prompt.
+        message directly after the prompt. `trusted` is as in `render`.
         """
+        [message] = self.control_tokens.messages([message], trusted)
         text = self._template([*prompt.skeleton, message], prompt.observation, add_generation_prompt=False)
         if prompt.template_text is None or not text.startswith(prompt.template_text):
             raise ValueError("the chat template does not write the assistant's turn after its generation prompt")
-        ids = self.encode(text[len(prompt.template_text) :])
+        ids = self.encode_rendered(text[len(prompt.template_text) :])
         end = next((index for index, token in enumerate(ids) if token in self.stop_ids), None)
         if end is None:
             raise ValueError("the chat template does not close the assistant's turn with an end-of-turn token")
         return ids[: end + 1]
 
-    def _bridge(self, previous: Prompt, action: Action, observation: Observation) -> Prompt | None:
+    def _bridge(
+        self, previous: Prompt, action: Action, observation: Observation, trusted: Collection[Message]
+    ) -> Prompt | None:
         old, new = previous.observation.messages, observation.messages
         if old is None or new is None or previous.template_text is None or previous.before is None:
             return None
@@ -214,15 +237,17 @@ class ChatRenderer:
             return self._template(messages, observation, add_generation_prompt=begin_turn)
 
         so_far = Written(skeleton=previous.skeleton, template_text=previous.template_text)
-        [turn, *answers] = new[len(old) :]
+        turn, answers = new[len(old)], self.control_tokens.messages(new[len(old) + 1 :], trusted)
+        action = self.control_tokens.action(action)
         found = self._deltas.find(template, so_far, previous.before, action, answers)
         if found is None:
-            [_, *stray] = with_stray_answers_as_users((turn, *answers))
+            _, *rest = with_stray_answers_as_users((turn, *answers))
+            stray = tuple(rest)
             if stray != answers:
                 found = self._deltas.find(template, so_far, previous.before, action, stray)
         if found is None:
             return None
-        delta = self._after_own_end(action.token_ids, self.encode(found.text))
+        delta = self._after_own_end(action.token_ids, self.encode_rendered(found.text))
         return Prompt(
             observation=observation,
             token_ids=previous.token_ids + action.token_ids + delta,
@@ -245,13 +270,13 @@ class ChatRenderer:
     def _template(
         self, messages: Sequence[Message], observation: Observation, *, add_generation_prompt: bool = True
     ) -> str:
-        tools = observation.tools
+        tools = self.control_tokens.value([dict(schema) for schema in observation.tools])
         if tools and not self.template_shows_tools:
-            messages, tools = without_tools(messages, tools, self.format), ()
+            messages, tools = without_tools(messages, tools, self.format), []
         try:
             rendered: str = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
-                tools=[dict(schema) for schema in tools] or None,
+                tools=tools or None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
             )
@@ -261,7 +286,7 @@ class ChatRenderer:
 
     def _single_ids(self, tokens: Sequence[str]) -> list[int]:
         """The ids of those `tokens` that the vocabulary holds whole."""
-        encoded = [(token, self.encode(token)) for token in tokens]
+        encoded = [(token, self.encode_rendered(token)) for token in tokens]
         return [
             ids[0]
             for token, ids in encoded
@@ -269,10 +294,17 @@ class ChatRenderer:
         ]
 
     def encode(self, text: str) -> TokenIds:
-        """The ids of plain text, nothing added. Members of a group ask for the same prompt: it is tokenised once."""
+        """The ids of text that no chat template wrote, nothing added: control tokens in it are ordinary characters."""
+        return self.encode_rendered(self.control_tokens.plain(text))
+
+    def encode_rendered(self, text: str) -> TokenIds:
+        """The ids of what a chat template or a model writes: control tokens count, unless they are cut.
+
+        Members of a group ask for the same prompt: it is tokenised once.
+        """
         return self._known_ids(text)
 
     def _encode(self, text: str) -> TokenIds:
         # A JSON escape can name half a character, which no tokenizer takes.
         text = text.encode("utf-8", "replace").decode("utf-8")
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return tuple(encode_pieces(lambda piece: self.tokenizer.encode(piece, add_special_tokens=False), text))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent_r1.chat.formats.near_json import MISSING_BRACE, dump_json
+from agent_r1.errors import ConfigError
 from agent_r1.registry import Registry
 from agent_r1.types import ToolCall, ToolSchema
 
@@ -61,7 +62,11 @@ class ToolFormat(Protocol):
         ...
 
 
-tool_formats: Registry[type[ToolFormat]] = Registry("tool format")
+tool_formats: Registry[type[ToolFormat]] = Registry(
+    "tool format",
+    accepts=lambda entry: isinstance(entry, type) and hasattr(entry, "parse"),
+    expected="a class with the methods of ToolFormat",
+)
 
 
 def writes_as_text(tool_format: ToolFormat) -> bool:
@@ -78,6 +83,15 @@ def end_of_turn_of(tool_format: ToolFormat) -> Callable[[str], int | None] | Non
     """
     found: Callable[[str], int | None] | None = getattr(tool_format, "end_of_turn", None)
     return found
+
+
+def marks_of_own_turn(tool_format: ToolFormat) -> str:
+    """Text with the marks that a model writes inside its own turn: those of thinking, and of a call in this format."""
+    call = ToolCall(name="code_interpreter", arguments={"code": "1"})  # the one call that every format can write
+    try:
+        return f"{THINK} {THINK_END} {tool_format.call_text([call], '')}"
+    except ConfigError:
+        return f"{THINK} {THINK_END}"
 
 
 class Reading:

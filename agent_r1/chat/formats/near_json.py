@@ -15,6 +15,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from agent_r1.chat.control_tokens import SPLIT
+
 MISSING_BRACE = "missing closing brace"
 
 _DECODER = json.JSONDecoder()
@@ -101,7 +103,8 @@ def dump_json(value: Any, escaped: Sequence[str] = ()) -> str:
     text = json.dumps(value, ensure_ascii=False)
     for mark in escaped:
         # A mark can only stand inside a string, and there every backslash is one of a pair.
-        text = text.replace(mark, f"\\u{ord(mark[0]):04x}{mark[1:]}")
+        for written in (mark, mark[0] + SPLIT + mark[1:]):
+            text = text.replace(written, f"\\u{ord(mark[0]):04x}{mark[1:]}")
     return text
 
 

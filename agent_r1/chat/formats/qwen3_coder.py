@@ -20,6 +20,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from agent_r1.chat.control_tokens import without_cuts
 from agent_r1.chat.formats.base import (
     CUT,
     THINK,
@@ -117,8 +118,10 @@ def write_value(value: Any) -> str:
     >>> write_value("apple"), write_value("null"), write_value(7)
     ('apple', '"null"', '7')
     """
-    if isinstance(value, str) and read_value(value) == value and not any(mark in value for mark in _OWN_MARKS):
-        return value
+    if isinstance(value, str) and read_value(value) == value:
+        shown = without_cuts(value)
+        if not any(mark in shown for mark in _OWN_MARKS):
+            return value
     return dump_json(value, _OWN_MARKS)
 
 
