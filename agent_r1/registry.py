@@ -7,6 +7,9 @@
 installed modules, so a user's recipe works like ours and two recipes may each have a `reward_fn.py`.
 
 `{name: clip, clip_low: 0.2}` in a configuration is the thing of that name with its arguments (`bind_part`).
+
+`module:attribute` is for configurations, which are code. Data rows never name code: they use `Registry.registered`.
+A registry may say what its entries must be (`accepts`); what `module:attribute` finds is checked before it is used.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,9 +28,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
+from agent_r1.constraints import argument_problems
+from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean, no_exit
 
 T = TypeVar("T")
+
+_MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 _RECIPE_PACKAGE = "agent_r1_recipe_"
 _recipe_folder: ContextVar[Path | None] = ContextVar("recipe_folder", default=None)
@@ -42,8 +49,12 @@ class Registry(Generic[T]):
     True
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(
+        self, kind: str, *, accepts: Callable[[Any], bool] = lambda entry: True, expected: str = "something else"
+    ) -> None:
         self.kind = kind
+        self._accepts = accepts
+        self._expected = expected
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -77,11 +88,29 @@ class Registry(Generic[T]):
             return self._entries[name]
         if ":" in name:
             found: T = load_object(name, kind=self.kind)
+            self._refuse_other_kinds(name, found)
             return found
         raise UnknownNameError(
             f"unknown {self.kind} '{name}'. {did_you_mean(name, self._entries)} "
             f"Or point to your own with module:attribute."
         )
+
+    def registered(self, name: str) -> T:
+        """The thing of that name, and nothing that is not registered: what data rows may name."""
+        if name in self._entries:
+            return self._entries[name]
+        if ":" in name:
+            raise UnknownNameError(
+                f"a data row may not name the {self.kind} '{name}': module:attribute is code, and belongs in the "
+                f"configuration. Rows name what is registered (the configuration's `imports` may register more). "
+                f"Known: {', '.join(self.names()) or 'none'}."
+            )
+        raise UnknownNameError(f"unknown {self.kind} '{name}'. {did_you_mean(name, self._entries)}")
+
+    def _refuse_other_kinds(self, name: str, found: Any) -> None:
+        if not self._accepts(found):
+            kind = f"the class {found.__name__}" if inspect.isclass(found) else f"a {type(found).__name__}"
+            raise ConfigError(f"{self.kind} '{name}' is {kind}; expected {self._expected}")
 
 
 def _origin(entry: Any) -> str:
@@ -152,12 +181,24 @@ def load_object(reference: str, *, kind: str) -> Any:
     return getattr(module, attribute)
 
 
+def load_function(reference: str, *, kind: str) -> Callable[..., Any]:
+    """The function at `module:attribute`; anything that cannot be called is refused."""
+    found = load_object(reference, kind=kind)
+    if not callable(found):
+        raise ConfigError(f"{kind} '{reference}' is a {type(found).__name__}; expected a function")
+    function: Callable[..., Any] = found
+    return function
+
+
 def find_module(name: str, wanted: str) -> ModuleType:
     """`load_module`, for `wanted` ("tool 'tools:price'"): a module that is not there is told from one that it needs."""
+    if _MODULE_NAME.fullmatch(name) is None:
+        raise UnknownNameError(f"unknown {wanted}: '{name}' is no name of a module, such as tools or my_package.tools")
     folder = _recipe_folder.get()
     where = f" (looked in {folder} and among installed modules)" if folder else " (looked among installed modules)"
     try:
-        return load_module(name)
+        with no_exit(f"loading {wanted}: the module '{name}'"):
+            return load_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and not _is_same_module(error.name, name):
             problem = f"loading {wanted}: {name} needs the module '{error.name}'"
@@ -179,9 +220,9 @@ def _is_same_module(missing: str, wanted: str) -> bool:
 def bind_part(registry: Registry[Any], key: str, part: Mapping[str, Any]) -> Callable[..., Any]:
     """The registered callable that `part` names, with the rest of `part` as keyword arguments.
 
-    Arguments it does not take are refused, with the nearest one it does.
+    Arguments it does not take are refused, with the nearest one it does. So are values that its annotations exclude.
     """
-    arguments = dict(part)
+    arguments = {str(argument): value for argument, value in part.items()}
     name = arguments.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"'{key}' needs a name, found {dict(part)}; known: {', '.join(registry.names())}")
@@ -193,7 +234,35 @@ def bind_part(registry: Registry[Any], key: str, part: Mapping[str, Any]) -> Cal
             f"{registry.kind} '{name}' takes no argument '{unknown[0]}' (key '{key}.{unknown[0]}'). "
             f"{did_you_mean(unknown[0], accepted or ())} To drop it: '~{key}.{unknown[0]}'"
         )
+    check_arguments(target, f"{key}.", arguments, f"{registry.kind} '{name}'")
     return functools.partial(target, **arguments)
+
+
+def check_arguments(target: Callable[..., Any], prefix: str, arguments: Mapping[str, Any], what: str) -> None:
+    """Refuse values that the annotations of `target` exclude, all at once.
+
+    "tool 'search': k=99 must be at most 20; characters=0 must be at least 1"
+    """
+    problems = [f"{prefix}{name}={problem}" for name, problem in argument_problems(target, arguments)]
+    if problems:
+        raise ConfigError(f"{what}: {'; '.join(problems)}")
+
+
+def takes(num_arguments: int) -> Callable[[Any], bool]:
+    """For `Registry(accepts=...)`: whether something can be called with so many arguments, as far as it says."""
+
+    def accepts(entry: Any) -> bool:
+        if not callable(entry):
+            return False
+        try:
+            inspect.signature(entry).bind_partial(*([None] * num_arguments))
+        except TypeError:
+            return False
+        except ValueError:  # a function written in C that does not tell its signature
+            return True
+        return True
+
+    return accepts
 
 
 @functools.lru_cache(maxsize=512)

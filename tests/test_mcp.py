@@ -124,10 +124,12 @@ def test_calls_are_answered_from_one_event_loop_after_another(server: McpServer)
     assert [answer(server, "add", a=number, b=1).response.text for number in range(3)] == ["1", "2", "3"]
 
 
-def test_text_and_image_come_back(server: McpServer) -> None:
-    response = answer(server, "picture").response
-    assert response.text == "one pixel"
-    assert response.images == (PIXEL,)
+def test_text_and_image_come_back_and_the_image_is_refused(server: McpServer) -> None:
+    response, _, _ = asyncio.run(server.call("picture", {}))
+    assert (response.text, response.images) == ("one pixel", (PIXEL,))
+    outcome = answer(server, "picture")
+    assert outcome.status == "error"
+    assert "holds image content" in outcome.response.text
 
 
 def test_error_of_a_tool_is_read_by_the_model(server: McpServer) -> None:

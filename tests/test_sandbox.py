@@ -22,40 +22,15 @@ import pytest
 
 from agent_r1.errors import ConfigError, EpisodeError
 from agent_r1.tools import sandbox as sandbox_module
-from agent_r1.tools.python import _CELLS
-from agent_r1.tools.sandbox import Layers, Sandbox, SandboxKind, SandboxLimits
+from agent_r1.tools.python import _CELLS, PythonTool
+from agent_r1.tools.sandbox import Layers, Sandbox, SandboxLimits
 from agent_r1.tools.sandbox_session import SandboxReply
-
-KINDS: tuple[SandboxKind, ...] = ("bubblewrap", "namespaces", "limits")
-SMALL = SandboxLimits(memory_mb=256, processes=8, file_mb=4, disk_mb=8, open_files=32, cpu_seconds=20)
+from tests.sandboxes import KINDS, attempt, needs, shown, small_sandbox
 
 
 @pytest.fixture(params=KINDS)
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    try:
-        return Sandbox(request.param, SMALL)
-    except ConfigError as error:
-        pytest.skip(str(error))
-
-
-def attempt(sandbox: Sandbox, *cells: str, seconds: float = 20.0, **options: Any) -> list[SandboxReply]:
-    """The replies to some cells, in one session that is closed afterwards."""
-
-    async def run() -> list[SandboxReply]:
-        session = sandbox.start(_CELLS)
-        try:
-            return [await session.ask({"code": cell}, seconds=seconds, **options) for cell in cells]
-        finally:
-            await session.close()
-
-    return asyncio.run(run())
-
-
-def shown(sandbox: Sandbox, cell: str) -> str:
-    """What one cell showed, be it a value or a traceback."""
-    [reply] = attempt(sandbox, cell)
-    assert reply.ended == "answered", reply
-    return str(reply.report["shown"])
+    return small_sandbox(request.param)
 
 
 def forging(line: str) -> str:
@@ -74,11 +49,6 @@ def lives(marker: str) -> bool:
             except OSError:
                 continue
     return False
-
-
-def needs(condition: bool, what: str) -> None:
-    if not condition:
-        pytest.skip(f"not contained by this kind of sandbox here: {what}")
 
 
 # What is promised
@@ -115,6 +85,14 @@ def test_missing_bubblewrap_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 def test_limits_below_one_are_refused_all_at_once() -> None:
     with pytest.raises(ConfigError, match="memory_mb=0, open_files=-5"):
         SandboxLimits(memory_mb=0, open_files=-5)
+    with pytest.raises(ConfigError, match="memory_mb='big', processes=nan"):
+        SandboxLimits(memory_mb="big", processes=float("nan"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"seconds": float("nan")}, {"seconds": 0}, {"seconds": "1"}, {"max_chars": 0}])
+def test_times_and_sizes_of_the_tool_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="seconds above 0 and max_chars of at least 1"):
+        PythonTool(**options)
 
 
 def test_sandbox_that_cannot_be_built_is_not_the_programs_fault(sandbox: Sandbox) -> None:
@@ -485,5 +463,36 @@ def test_layers_of_another_user_protect_the_parent_without_namespaces() -> None:
         processes_hidden=False,
         own_user=True,
         processes_limited="by the kernel",
+        calls_filtered=True,
+        memory_limited="per process",
     )
     assert layers.protects_parent
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 50_000 + "]" * 50_000,
+        '{"shown": ' * 20_000 + "1" + "}" * 20_000,
+        '{"shown": NaN}',
+        '{"shown": ' + "9" * 5000 + "}",
+        '{"exit": -40000}',
+        '{"exit": true}',
+        "null",
+    ],
+)
+def test_broken_report_ends_the_session_and_raises_nothing(sandbox: Sandbox, line: str) -> None:
+    [reply] = attempt(sandbox, f"{forging(line)}\nimport time; time.sleep(5)")
+    assert (reply.ended, reply.exit_code) == ("died", None)
+
+
+@pytest.mark.parametrize("report", [{"shown": 3}, {"shown": [[1]]}, {"shown": {"a": None}}, {"shown": None}])
+def test_report_that_shows_no_text_says_so(report: dict[str, Any]) -> None:
+    tool = PythonTool(sandbox="limits")
+    assert tool._show(SandboxReply(ended="answered", report=report)) == ("(the interpreter sent a broken report)", "ok")
+
+
+def test_program_ended_by_a_signal_without_a_name_is_told_by_number(sandbox: Sandbox) -> None:
+    tool = PythonTool(sandbox=sandbox.describe().kind)
+    answer, _, info = asyncio.run(tool.execute({"code": "import os; os.kill(os.getpid(), 40)"}, context=None))
+    assert (answer.text, info["ended"]) == ("killed by signal 40", "died")

@@ -291,7 +291,7 @@ def test_all_bad_rows_are_reported_at_once(tmp_path: Path) -> None:
         ("a.txt", b"x", "is none of .jsonl"),
         ("a.jsonl.gz", b"not gzip", "cannot be read"),
         ("a.jsonl.xz", b"not xz", "cannot be read"),
-        ("a.jsonl", b"\xff\xfe", "cannot be read"),
+        ("a.jsonl", b"\xff\xfe", "not UTF-8 text"),
         ("a.parquet", b"not parquet", "is not a parquet file"),
     ],
 )

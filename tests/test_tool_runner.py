@@ -625,7 +625,7 @@ def test_a_tool_never_sees_what_the_reward_is_computed_from(made: FunctionTool) 
 # Images
 
 
-def test_images_reach_the_message_as_content_parts() -> None:
+def test_an_answer_with_images_is_an_error_that_the_model_reads() -> None:
     async def look() -> Any:
         async with tool_runner(ToolRunner()):
             env = ToolEnv([foreign_code.picture])
@@ -633,11 +633,10 @@ def test_images_reach_the_message_as_content_parts() -> None:
             return await env.step(Action(text="", tool_calls=(ToolCall(name="tests_picture", arguments={}),)))
 
     result = asyncio.run(look())
-    assert result.observation.messages[-1]["content"] == [
-        {"type": "image", "image": b"png"},
-        {"type": "text", "text": "a dot"},
-    ]
-    assert result.observation.images == (b"png",)
+    said = result.observation.messages[-1]["content"]
+    assert said.startswith("Error: the answer of tests_picture holds image content, which no model or engine")
+    assert result.observation.images == ()
+    assert result.info["metrics"]["tool/tests_picture/errors"] == 1.0
 
 
 # Metrics

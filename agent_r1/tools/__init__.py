@@ -15,6 +15,7 @@ from agent_r1.tools.function import FunctionTool, tool
 from agent_r1.tools.mcp import McpServer
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.python import PythonTool
+from agent_r1.tools.row_tools import ToolEntry, tools_of_row
 from agent_r1.tools.runner import CallOutcome, ToolRunner, check_process_tool, run_call, tool_runner
 from agent_r1.tools.sandbox import Sandbox, SandboxLimits
 from agent_r1.tools.search import SearchTool
@@ -30,6 +31,7 @@ __all__ = [
     "SandboxLimits",
     "SearchTool",
     "ToolContext",
+    "ToolEntry",
     "ToolInputError",
     "ToolPolicy",
     "ToolResponse",
@@ -43,5 +45,6 @@ __all__ = [
     "run_call",
     "tool",
     "tool_runner",
+    "tools_of_row",
     "try_tool",
 ]

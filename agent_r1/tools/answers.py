@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from agent_r1.constraints import reward_problem
+from agent_r1.errors import INTERRUPTIONS
 from agent_r1.tools.base import ToolResponse, ToolResult
 
 
@@ -38,10 +39,11 @@ def checked_result(returned: Any) -> ToolResult:
     if reward is not None:
         try:
             reward = float(reward)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise TypeError(f"the tool's reward is a {type(reward).__name__}, which is no number") from None
-        if not math.isfinite(reward):
-            raise ValueError(f"the tool's reward is {reward}; rewards must be finite")
+        problem = reward_problem(reward)
+        if problem is not None:
+            raise ValueError(f"the tool's reward {problem}")
     return response, reward, info
 
 
@@ -64,7 +66,9 @@ def describe(error: BaseException) -> str:
     """What an exception says, or its type when it says nothing."""
     try:
         text = str(error)
-    except Exception:
+    except INTERRUPTIONS:
+        raise
+    except BaseException:
         text = ""
     return text or type(error).__name__
 

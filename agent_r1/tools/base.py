@@ -25,7 +25,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from agent_r1.errors import ConfigError
-from agent_r1.registry import Registry, signature_of
+from agent_r1.registry import Registry, check_arguments, signature_of
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.types import TEXT_ARGUMENT, Task, ToolSchema
 
@@ -40,7 +40,8 @@ class ToolResponse:
     text: str
     """The answer."""
     images: tuple[Any, ...] = ()
-    """Images, for models that see: bytes of an image file, a path or address, or a PIL image."""
+    """Images, for models that see: bytes of an image file, a path or address, or a PIL image. No engine reads images
+    yet: an answer with any is an error that the model reads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,10 +78,17 @@ class BaseTool(ABC):
     these keep what belongs to an episode in `context.state`.
     """
 
-    registry: ClassVar[Registry[BaseTool | type[BaseTool]]] = Registry("tool")
+    registry: ClassVar[Registry[BaseTool | type[BaseTool]]] = Registry(
+        "tool",
+        accepts=lambda entry: isinstance(entry, BaseTool) or (isinstance(entry, type) and issubclass(entry, BaseTool)),
+        expected="a function under @tool, or a subclass of BaseTool",
+    )
     families: ClassVar[Registry[Callable[[str], list[BaseTool]]]] = Registry("family of tools")
     """What makes tools of names such as `mcp:SERVER`: called with what stands after the colon."""
     _shared: ClassVar[dict[tuple[type[BaseTool], str], BaseTool]] = {}
+    row_arguments: ClassVar[tuple[str, ...]] = ()
+    """Arguments of the class that a data row may set, as `{"name": ..., <argument>: ...}`: data such as a level or a
+    seed, never what limits the tool. Everything else belongs in the configuration."""
 
     name: str
     tool_schema: ToolSchema
@@ -140,6 +148,7 @@ class BaseTool(ABC):
             signature_of(found).bind(**arguments)
         except TypeError as error:
             raise ConfigError(f"tool '{name}': {error}. Its arguments: {signature_of(found)}") from None
+        check_arguments(found, "", arguments, f"tool '{name}'")
         if found.batch_execute is BaseTool.batch_execute:
             return found._make(arguments)
         key = (found, json.dumps(arguments, sort_keys=True, default=str))
@@ -162,6 +171,10 @@ class BaseTool(ABC):
         """
         if isinstance(entry, BaseTool):
             return [entry]
+        if not isinstance(entry, str | Mapping):
+            raise ConfigError(
+                f"env.tools lists names, or entries like {{name: search, index: wiki}}; found {entry!r:.80}"
+            )
         if isinstance(entry, Mapping):
             arguments = {str(key): value for key, value in entry.items()}
             if "name" not in arguments:

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from agent_r1.errors import portable
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -79,6 +81,6 @@ class Batcher(Generic[Item, Result]):
             if isinstance(result, asyncio.CancelledError):
                 future.cancel()
             elif isinstance(result, BaseException):
-                future.set_exception(result)
+                future.set_exception(portable(result))
             else:
                 future.set_result(result)

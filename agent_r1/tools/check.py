@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_r1.errors import ConfigError, EpisodeError
+from agent_r1.errors import INTERRUPTIONS, ConfigError, EpisodeError, described
 from agent_r1.findings import Finding
 from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError
 from agent_r1.tools.runner import ToolRunner, check_process_tool
@@ -102,8 +102,10 @@ def _argument_findings(tool: BaseTool) -> list[Finding]:
         tool.check(arguments)
     except ToolInputError:
         pass  # an invented string may be no date or no expression: the message is the model's to read
-    except Exception as error:  # noqa: BLE001 - a tool's own check is foreign code
-        found = f"{arguments} raised {type(error).__name__}: {error}"
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a tool's own check is foreign code
+        found = f"{arguments} raised {described(error)}"
         findings.append(_schema("wrong arguments raise ToolInputError", found, "Let check raise nothing else"))
     return findings
 

@@ -31,7 +31,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from agent_r1.constraints import Seconds
 from agent_r1.errors import ConfigError, EpisodeError, MissingExtraError, UnknownNameError, did_you_mean
+from agent_r1.registry import check_arguments
 from agent_r1.tools.base import BaseTool, ToolInputError, ToolResponse, ToolResult, ToolTimeoutError
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.types import StopReason, ToolSchema
@@ -67,13 +69,13 @@ class McpServer:
         url: str | None = None,
         env: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float = 30.0,
-        connect_timeout: float = 30.0,
+        timeout: Seconds = 30.0,
+        connect_timeout: Seconds = 30.0,
     ) -> None:
         if bool(command) == bool(url):
             raise ConfigError(f"the MCP server '{name}' needs either a command or a url")
-        if timeout <= 0 or connect_timeout <= 0:
-            raise ConfigError(f"the timeouts of the MCP server '{name}' must be more than 0")
+        given = {"timeout": timeout, "connect_timeout": connect_timeout}
+        check_arguments(McpServer, "", given, f"MCP server '{name}'")
         self.name = name
         self.command = tuple(command)
         self.url = url
@@ -259,7 +261,7 @@ class _Connection:
         except asyncio.CancelledError:
             if not self._ready.done():
                 self._ready.cancel()
-        except Exception as error:  # whatever a transport raises, those who wait must be told
+        except BaseException as error:  # whatever a transport raises, those who wait must be told
             self._reason = "; ".join(filter(None, [_root(error), self._reason]))
             if not self._ready.done():
                 self._ready.set_exception(_ConnectError(self._reason))
@@ -362,6 +364,7 @@ def make_server(name: str, given: Any) -> McpServer:
     unknown = [str(key) for key in given if key not in known]
     if unknown:
         raise ConfigError(f"unknown key 'tools.mcp.{name}.{unknown[0]}'. {did_you_mean(unknown[0], known)}")
+    check_arguments(McpServer, f"tools.mcp.{name}.", given, f"MCP server '{name}'")
     return McpServer(name, **given)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from agent_r1.constraints import MAX_WHOLE_NUMBER
 from agent_r1.errors import ConfigError, did_you_mean
 
 
@@ -55,8 +56,10 @@ class ToolPolicy:
 
 
 def _require(name: str, value: Any, *, more_than: float | None) -> None:
-    number = isinstance(value, int if name not in ("timeout", "batch_wait") else (int, float))
-    if not number or isinstance(value, bool) or not (value > more_than if more_than is not None else value >= 0):
-        kind = "a number" if name in ("timeout", "batch_wait") else "a whole number"
+    may_be_float = name in ("timeout", "batch_wait")
+    is_number = isinstance(value, (int, float) if may_be_float else int) and not isinstance(value, bool)
+    # A comparison with NaN is false, so it is refused as well.
+    if not is_number or not (0 <= value <= MAX_WHOLE_NUMBER) or (more_than is not None and value <= more_than):
+        kind = "a number" if may_be_float else "a whole number"
         bound = f"more than {more_than}" if more_than is not None else "0 or more"
-        raise ConfigError(f"{name}={value!r} of a tool must be {kind}, {bound}")
+        raise ConfigError(f"{name}={value!r:.80} of a tool must be {kind}, {bound}, and at most {MAX_WHOLE_NUMBER}")

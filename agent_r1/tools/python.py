@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent_r1.constraints import Count, Seconds
 from agent_r1.errors import ConfigError
 from agent_r1.tools.answers import cut_middle
 from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult, ToolTimeoutError
+from agent_r1.tools.exit_status import signal_name
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.sandbox import Sandbox, SandboxKind, SandboxLimits
 from agent_r1.tools.sandbox_session import SandboxReply, SandboxSession
@@ -54,12 +57,16 @@ class PythonTool(BaseTool):
         self,
         *,
         stateful: bool = False,
-        seconds: float = 10.0,
-        max_chars: int = 10_000,
+        seconds: Seconds = 10.0,
+        max_chars: Count = 10_000,
         sandbox: SandboxKind = "auto",
         limits: SandboxLimits | Mapping[str, Any] | None = None,
         packages: bool = False,
     ) -> None:
+        if not (_is_number(seconds) and 0 < seconds < math.inf) or not (_is_number(max_chars) and max_chars >= 1):
+            raise ConfigError(
+                f"the Python tool needs seconds above 0 and max_chars of at least 1; found {seconds!r}, {max_chars!r}"
+            )
         self.sandbox = Sandbox(sandbox, _as_limits(limits), packages=packages)
         self._stateful = stateful
         self._seconds = seconds
@@ -140,7 +147,8 @@ class PythonTool(BaseTool):
 
     def _show(self, reply: SandboxReply) -> tuple[str, str]:
         """What the model reads, and in one word how the call ended."""
-        shown = str(reply.report.get("shown", ""))
+        shown = reply.report.get("shown", "")
+        shown = shown if isinstance(shown, str) else "(the interpreter sent a broken report)"
         note, ended = self._verdict(reply)
         parts = (self._printed(reply).rstrip("\n"), cut_middle(shown, self._max_chars), note)
         return "\n".join(part for part in parts if part) or "(no output)", ended
@@ -186,7 +194,11 @@ def _cause_of_death(exit_code: int | None, limits: SandboxLimits) -> str:
         return f"killed: CPU limit of {limits.cpu_seconds} s"
     if -exit_code == signal.SIGKILL:
         return f"killed (the limits are {limits.memory_mb} MB of memory and {limits.cpu_seconds} s of CPU)"
-    return f"killed by {signal.Signals(-exit_code).name}"
+    return f"killed by {signal_name(-exit_code)}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _as_limits(given: SandboxLimits | Mapping[str, Any] | None) -> SandboxLimits | None:

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from agent_r1.errors import ConfigError, EpisodeError, did_you_mean
+from agent_r1.errors import INTERRUPTIONS, ConfigError, EpisodeError, did_you_mean, portable, refuse_media
 from agent_r1.seeds import unit_float
 from agent_r1.tools.answers import checked_result, cut_middle, describe
 from agent_r1.tools.base import (
@@ -147,14 +147,15 @@ class ToolRunner:
         status: CallStatus = "error"
         try:
             (response, reward, info), was_cut = await self._run(lane, tool, args, context)
+            refuse_media(f"the answer of {tool.name}", images=response.images)
             if len(response.text) > limit or not response.text.isascii():
                 # A worker has cut the text already, and put its note into it.
                 text = cut_middle(response.text, limit + _NOTE_CHARS if was_cut else limit)
                 was_cut = was_cut or len(response.text) > limit
-                response = ToolResponse(text=text, images=response.images)
+                response = ToolResponse(text=text)
             found = {"response": response, "status": "ok", "reward": reward or 0.0, "info": info, "truncated": was_cut}
             return found, False
-        except EpisodeError:  # nothing the model should answer for
+        except (EpisodeError, *INTERRUPTIONS):  # nothing the model should answer for
             raise
         except ToolInputError as error:
             status, text = "invalid", describe(error)
@@ -162,7 +163,7 @@ class ToolRunner:
             status, text = "timeout", str(error) or f"{tool.name} timed out after {lane.policy.timeout:g} seconds"
         except (ConnectionError, ToolUnavailableError) as error:
             return _failure(status, describe(error), limit), True
-        except (Exception, SystemExit) as error:  # a tool is foreign code: its failure is the model's next observation
+        except BaseException as error:  # a tool is foreign code: its failure is the model's next observation
             text = describe(error)
         return _failure(status, text, limit), False
 
@@ -261,7 +262,7 @@ async def _within(seconds: float, function: Callable[..., Any], *args: Any, **kw
     """What a function of either kind returns; `ToolTimeoutError` when it takes longer, also when it ignores being
     cancelled."""
     loop = asyncio.get_running_loop()
-    task = loop.create_task(_without_exit(function, args, kwargs))
+    task = loop.create_task(_portably(function, args, kwargs))
     # What asyncio.wait does, at half its price: with hundreds of short calls at once it is what they cost.
     over: asyncio.Future[None] = loop.create_future()
     timer = loop.call_later(seconds, _wake, over)
@@ -297,13 +298,18 @@ def _wake(over: asyncio.Future[None]) -> None:
         over.set_result(None)
 
 
-async def _without_exit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def _portably(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the function returns. Whatever it raises, this task must not end the event loop."""
     try:
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
         return await call_off_loop(function, *args, **kwargs)
-    except SystemExit as error:  # it would end the event loop
+    except (Exception, *INTERRUPTIONS):
+        raise
+    except SystemExit as error:
         raise RuntimeError(f"the tool tried to exit ({error})") from error
+    except BaseException as error:
+        raise portable(error) from error
 
 
 async def _stop(task: asyncio.Future[Any]) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import random
 import select
@@ -25,12 +24,13 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from agent_r1.errors import ConfigError, EpisodeError, did_you_mean
-from agent_r1.tools.sandbox_session import SandboxSession
+from agent_r1.tools import sandbox_cgroup, sandbox_seccomp
+from agent_r1.tools.sandbox_session import SandboxSession, parse_report
 from agent_r1.types import StopReason
 
 SandboxKind = Literal["auto", "bubblewrap", "namespaces", "limits"]
@@ -46,12 +46,12 @@ _PROBE = "import decimal, sqlite3.dbapi2, os; os.write(settings['reports'], b'{\
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxLimits:
-    """What one process may use. The processes of a session may each use this much."""
+    """What one process may use; where `Layers.memory_limited` is "in sum", its memory is that of the session."""
 
     cpu_seconds: int = 120
     """Processor time, over the whole life of the process."""
     memory_mb: int = 1024
-    """Address space."""
+    """Address space of a process. With control groups also the memory of all processes, besides `disk_mb`."""
     file_mb: int = 64
     """The size of one file."""
     disk_mb: int = 128
@@ -62,9 +62,10 @@ class SandboxLimits:
     """Processes and threads of the whole session."""
 
     def __post_init__(self) -> None:
-        wrong = [f"{name}={getattr(self, name)}" for name in self.__slots__ if getattr(self, name) < 1]
+        given = {name: getattr(self, name) for name in self.__slots__}
+        wrong = [f"{name}={value!r}" for name, value in given.items() if type(value) is not int or value < 1]
         if wrong:
-            raise ConfigError(f"the limits of a sandbox must be at least 1; found {', '.join(wrong)}")
+            raise ConfigError(f"the limits of a sandbox must be whole numbers of at least 1; found {', '.join(wrong)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +84,10 @@ class Layers:
     """It runs under a user id of its own, so that files and processes of ours are closed to it."""
     processes_limited: Literal["by the kernel", "by counting"]
     """What stops a fork bomb: the kernel at once, or a guard that counts every few hundredths of a second."""
+    calls_filtered: bool
+    """A seccomp filter refuses the system calls that get around the limits (`sandbox_seccomp.py`)."""
+    memory_limited: Literal["in sum", "per process"]
+    """What `memory_mb` limits: all processes of a session, in a control group, or each of them."""
 
     @property
     def protects_parent(self) -> bool:
@@ -96,6 +101,8 @@ class Layers:
             "other processes": "hidden" if self.processes_hidden else "visible",
             "our processes and private files": "closed" if self.protects_parent else "NOT CONTAINED",
             "number of processes": f"limited {self.processes_limited}",
+            "memory": f"limited {self.memory_limited}",
+            "system calls": "filtered" if self.calls_filtered else "NOT CONTAINED",
         }
         return f"sandbox '{self.kind}': " + "; ".join(f"{name}: {fact}" for name, fact in facts.items())
 
@@ -130,6 +137,7 @@ class Sandbox:
             reports=started.reports,
             output=started.output,
             folder=started.folder,
+            group=started.group,
         )
 
 
@@ -142,9 +150,11 @@ class _Started:
     reports: int
     output: int
     folder: str | None
+    group: Path | None
 
 
 def _launch(program: str, layers: Layers, limits: SandboxLimits, packages: Sequence[str]) -> _Started:
+    group, joining = _make_group(layers, limits)
     their_requests, requests = os.pipe()
     reports, their_reports = os.pipe()
     output, their_output = os.pipe()
@@ -153,6 +163,8 @@ def _launch(program: str, layers: Layers, limits: SandboxLimits, packages: Seque
         "program": program,
         "packages": list(packages),
         "reports": their_reports,
+        "group": joining,
+        "filter": sandbox_seccomp.assemble(os.uname().machine) if layers.calls_filtered else b"",
         "namespaces": layers.kind == "namespaces",
         "own_user": layers.own_user,
         "user": _FIRST_OWN_USER + random.SystemRandom().randrange(_NUM_OWN_USERS),
@@ -176,7 +188,7 @@ def _launch(program: str, layers: Layers, limits: SandboxLimits, packages: Seque
             stdin=their_requests,
             stdout=their_output,
             stderr=their_output,
-            pass_fds=(their_reports,),
+            pass_fds=(their_reports,) if joining is None else (their_reports, joining),
             env={},
             cwd=folder or "/",
             start_new_session=True,
@@ -184,13 +196,33 @@ def _launch(program: str, layers: Layers, limits: SandboxLimits, packages: Seque
     except OSError as error:
         for descriptor in (requests, reports, output):
             os.close(descriptor)
+        sandbox_cgroup.remove_group(group)
         raise EpisodeError(StopReason.TOOL_ERROR, "starting a sandbox", str(error)) from error
     finally:
         for descriptor in (their_requests, their_reports, their_output):
             os.close(descriptor)
+        if joining is not None:
+            os.close(joining)
     for descriptor in (requests, reports, output):
         os.set_blocking(descriptor, False)
-    return _Started(process=process, requests=requests, reports=reports, output=output, folder=folder)
+    return _Started(process=process, requests=requests, reports=reports, output=output, folder=folder, group=group)
+
+
+def _make_group(layers: Layers, limits: SandboxLimits) -> tuple[Path | None, int | None]:
+    """A control group for a session, and a descriptor by which a process enters it without seeing its folder."""
+    parent = sandbox_cgroup.find_parent() if layers.memory_limited == "in sum" else None
+    if parent is None:
+        return None, None
+    group = None
+    try:
+        # Process 1 of a namespace is in the group too.
+        group = sandbox_cgroup.make_group(
+            parent, memory_bytes=(limits.memory_mb + limits.disk_mb) << 20, processes=limits.processes + 1
+        )
+        return group, os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        sandbox_cgroup.remove_group(group)
+        raise EpisodeError(StopReason.TOOL_ERROR, "making the cgroup of a sandbox", str(error)) from error
 
 
 def _interpreter() -> str:
@@ -279,16 +311,31 @@ def _try(kind: Literal["bubblewrap", "namespaces", "limits"]) -> tuple[Layers | 
             processes_hidden=isolated,
             own_user=own_user,
             processes_limited="by counting" if is_root and not own_user else "by the kernel",
+            calls_filtered=sandbox_seccomp.is_known_machine(os.uname().machine),
+            memory_limited="per process" if sandbox_cgroup.find_parent() is None else "in sum",
         )
-        problem = _probe(layers)
-        if not problem:
-            return layers, ""
+        working, problem = _without_what_fails(layers)
+        if working is not None:
+            return working, ""
     return None, problem
+
+
+def _without_what_fails(layers: Layers) -> tuple[Layers | None, str]:
+    """The layers that work: some kernels and containers have no control groups for us, or no filters."""
+    problem = _probe(layers)
+    if "cgroup" in problem and layers.memory_limited == "in sum":
+        return _without_what_fails(replace(layers, memory_limited="per process"))
+    if "seccomp" in problem and layers.calls_filtered:
+        return _without_what_fails(replace(layers, calls_filtered=False))
+    return (None, problem) if problem else (layers, "")
 
 
 def _probe(layers: Layers) -> str:
     """Run a small program under these layers: "" when it answers, else what went wrong."""
-    started = _launch(_PROBE, layers, SandboxLimits(), ())
+    try:
+        started = _launch(_PROBE, layers, SandboxLimits(), ())
+    except EpisodeError as error:
+        return f"{error.where}: {error.details}"
     ends = (started.reports, started.output)
     heard = dict.fromkeys(ends, b"")
     deadline = time.monotonic() + _PROBE_SECONDS
@@ -302,6 +349,7 @@ def _probe(layers: Layers) -> str:
     for descriptor in (*ends, started.requests):
         os.close(descriptor)
     started.process.wait()
+    sandbox_cgroup.remove_group(started.group)
     if started.folder is not None:
         shutil.rmtree(started.folder, ignore_errors=True)
     if b"works" in heard[started.reports]:
@@ -311,7 +359,7 @@ def _probe(layers: Layers) -> str:
 
 def _first_reason(reports: bytes) -> str:
     for line in reports.splitlines():
-        message: dict[str, Any] = json.loads(line)
-        if "failed" in message:
+        message = parse_report(line)
+        if message is not None and "failed" in message:
             return str(message["failed"])
     return ""

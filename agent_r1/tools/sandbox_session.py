@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent_r1.errors import EpisodeError
+from agent_r1.tools.sandbox_cgroup import remove_group
 from agent_r1.types import StopReason
 
 _CHUNK = 1 << 16
@@ -48,12 +49,20 @@ class SandboxSession:
     """One confined program. Ask it one thing at a time."""
 
     def __init__(
-        self, *, process: subprocess.Popen[bytes], requests: int, reports: int, output: int, folder: str | None
+        self,
+        *,
+        process: subprocess.Popen[bytes],
+        requests: int,
+        reports: int,
+        output: int,
+        folder: str | None,
+        group: Path | None = None,
     ) -> None:
         self._process = process
         self._reports = reports
         self._output = output
         self._remove_folder = weakref.finalize(self, _remove, folder)
+        self._remove_group = weakref.finalize(self, remove_group, group)
         self._heard = _Heard()
         # The guard inside ends everything when this pipe closes: also when the session is merely forgotten.
         self._requests = requests
@@ -105,6 +114,7 @@ class SandboxSession:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.02)
         self._forget()
+        await asyncio.to_thread(self._remove_group)
         await asyncio.to_thread(self._remove_folder)
 
     def _discard(self) -> None:
@@ -194,11 +204,8 @@ class _Exchange:
             self._finish("died")
 
     def _hear(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
+        message = parse_report(line)
+        if message is None:
             self._finish("died")
         elif not self._heard.is_ready:
             self._heard.is_ready = "ready" in message
@@ -206,7 +213,7 @@ class _Exchange:
                 self.failure = str(message.get("failed", "it ended before it began"))
                 self._finish("died")
         elif "exit" in message:
-            self.exit_code = message["exit"] if isinstance(message["exit"], int) else None
+            self.exit_code = _exit_code(message["exit"])
             self._finish("died")
         elif "gone" in message:
             self._finish("died")
@@ -217,6 +224,29 @@ class _Exchange:
     def _finish(self, how: Literal["answered", "flood", "died"]) -> None:
         if not self._end.done():
             self._end.set_result(how)
+
+
+def parse_report(line: bytes) -> dict[str, Any] | None:
+    """The object in a line of reports, or None for anything else: the program may write what it likes there.
+
+    >>> parse_report(b'{"shown": "4"}'), parse_report(b"[" * 100_000), parse_report(b'{"a": NaN}')
+    ({'shown': '4'}, None, None)
+    """
+    try:
+        message = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _exit_code(value: Any) -> int | None:
+    """An exit code, or minus the number of a signal; None for what cannot be either."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and -signal.NSIG < value < 256 else None
 
 
 def _close_all(descriptors: tuple[int, ...]) -> None:

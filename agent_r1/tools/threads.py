@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from agent_r1.errors import portable
+
 MAX_ABANDONED_THREADS = 1000
 
 _lock = threading.Lock()
@@ -73,9 +75,6 @@ class _Thread:
         error: BaseException | None = None
         try:
             result = function()
-        except StopIteration as stop:  # a future cannot carry it
-            error = RuntimeError("StopIteration")
-            error.__cause__ = stop
         except BaseException as raised:
             error = raised
         with _lock:
@@ -92,7 +91,6 @@ class _Thread:
         if self.outcome.done():
             return
         if error is not None:
-            # A SystemExit would pass through the event loop and end the program.
-            self.outcome.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            self.outcome.set_exception(portable(error))
         else:
             self.outcome.set_result(result)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.errors import AgentR1Error
+from agent_r1.tools.exit_status import signal_name
 from agent_r1.tools.references import Reference
 from agent_r1.tools.worker_side import HEADER, read_reply
 
@@ -214,7 +215,7 @@ class _Worker:
         if code is None:
             return "closed its connection"
         if code < 0:
-            name = signal.Signals(-code).name
+            name = signal_name(-code)
             return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
         return f"ended with exit code {code}"
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import mmap
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import IO, Any
 import numpy as np
 
 from agent_r1.errors import DataError, did_you_mean
+from agent_r1.strict_json import read_json
 
 _TEXT_FILE = "passages.jsonl"
 _STARTS_FILE = "passages.starts.npy"
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _MAX_REPORTED = 10
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,26 +115,27 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
             yield from batch.to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{path} is not a parquet file: {error}") from error
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path} is not a parquet file that can be read: {error}") from error
 
 
 def _json_rows(path: Path) -> Iterator[Any]:
     try:
-        with _open_text(path) as file:
-            for line in file:
-                if line.strip():
+        with _open_bytes(path) as file:
+            for number, line in enumerate(file):
+                text = line.removeprefix(_BYTE_ORDER_MARK).strip() if number == 0 else line.strip()
+                if text:
                     try:
-                        yield json.loads(line)
-                    except json.JSONDecodeError as error:
-                        yield ValueError(f"not JSON ({error.msg} at character {error.pos}): {line.strip()[:60]!r}")
-    except (UnicodeDecodeError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+                        yield read_json(text)
+                    except ValueError as error:
+                        yield error
+    except (OSError, EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
-def _open_text(path: Path) -> IO[str]:
+def _open_bytes(path: Path) -> IO[bytes]:
     opener: Any = _OPENERS.get(path.suffix, open)
-    file: IO[str] = opener(path, "rt", encoding="utf-8")
+    file: IO[bytes] = opener(path, "rb")
     return file
 
 

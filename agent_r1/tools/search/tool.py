@@ -12,9 +12,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
+
+from agent_r1.constraints import Count
 from agent_r1.errors import ConfigError
+from agent_r1.registry import check_arguments
 from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.threads import call_off_loop
@@ -50,18 +54,16 @@ class SearchTool(BaseTool):
     """
 
     name = "search"
+    row_arguments = ("k",)
 
     def __init__(
         self,
         index: str | Path | None = None,
-        k: int = 3,
-        characters: int = 4000,
+        k: Annotated[int, Field(ge=1, le=_MAX_K)] = 3,
+        characters: Count = 4000,
         description: str = "Search a collection of passages.",
     ) -> None:
-        if not 1 <= k <= _MAX_K:
-            raise ConfigError(f"k={k} of the tool 'search' must be between 1 and {_MAX_K}")
-        if characters < 1:
-            raise ConfigError(f"characters={characters} of the tool 'search' must be more than 0")
+        check_arguments(SearchTool, "", {"k": k, "characters": characters}, "tool 'search'")
         self._folder = _index_folder(index)
         self._k = k
         self._characters = characters
