@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ class Counter(AgentEnv):
         await asyncio.sleep(task.env_kwargs.get("reset_seconds", 0.0))
         if task.env_kwargs.get("broken"):
             raise OSError("no room for the world")
-        return Observation(messages=task.prompt, images=(b"\x00\xff",), anchor="start", privileged="secret")
+        return Observation(messages=task.prompt, anchor="start", privileged="secret")
 
     async def step(self, action: Action) -> StepResult:
         self.num_steps += 1
@@ -36,6 +39,12 @@ class Counter(AgentEnv):
         order, _, argument = action.text.partition(" ")
         if order == "wait":
             await asyncio.sleep(float(argument))
+        if order == "cling":
+            await self.cling(float(argument))
+        if order == "exit":
+            sys.exit(0)
+        if order == "infinite":
+            return StepResult(observation=None, reward=float(argument), done=True)
         if order == "raise":
             raise ValueError(f"the world broke: {argument}")
         if order == "unsendable":
@@ -43,6 +52,13 @@ class Counter(AgentEnv):
         if order == "end":
             return StepResult(observation=None, reward=1.0, done=True)
         return self.answer(action, {"ids": list(action.token_ids), "metrics": {"n": 0.1}})
+
+    async def cling(self, seconds: float) -> None:
+        """Refuse to be cancelled for some time."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(end - time.monotonic())
 
     def answer(self, action: Action, info: dict[str, Any]) -> StepResult:
         said = {"role": "user", "content": f"{self.task.task_id}: {self.num_steps}"}

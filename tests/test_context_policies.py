@@ -29,7 +29,7 @@ from agent_r1.errors import ConfigError, EpisodeError, UnknownNameError
 from agent_r1.flows import AgentEnvLoop
 from agent_r1.rollout import choose_env
 from agent_r1.rollout.recorder import read_trajectories, write_trajectories
-from agent_r1.tools import FunctionTool, ToolResponse
+from agent_r1.tools import FunctionTool
 from agent_r1.types import Action, Episode, Group, Observation, StepResult, StopReason, Task, ToolCall, Trajectory
 from tests.test_envs_and_flows import DONE, ListEnv, call_text, context_of, going_on, reply, script
 
@@ -320,26 +320,6 @@ def test_wrong_limits_are_refused() -> None:
     with pytest.raises(ConfigError, match="found 3"):
         make_policy(3)  # type: ignore[arg-type]
     assert isinstance(within_limits(ListEnv([]), ["time"]), TimeLimit)
-
-
-def test_an_image_that_the_window_left_behind_is_no_longer_shown() -> None:
-    def draw(name: str) -> ToolResponse:
-        """A picture."""
-        return ToolResponse(text=name, images=(name.encode(),))
-
-    env = ToolEnv([FunctionTool(draw)], context={"name": "window", "turns": 1})
-
-    async def run() -> list[tuple[object, ...]]:
-        await env.reset(TASK)
-        shown = []
-        for name in ("one", "two"):
-            action = Action(text="", tool_calls=(ToolCall(name="draw", arguments={"name": name}),))
-            observation = (await env.step(action)).observation
-            assert observation is not None
-            shown.append(observation.images)
-        return shown
-
-    assert asyncio.run(run()) == [(b"one",), (b"two",)]
 
 
 def test_an_image_has_no_characters() -> None:

@@ -353,7 +353,7 @@ def test_a_rollout_survives_a_kill_of_its_server(renderer: ChatRenderer) -> None
             return await super().generate(prompt_ids, sampling)
 
     end = renderer.stop_ids[0]
-    ids = [(*renderer.encode(text), end) for text in ["a", "b", *texts]]
+    ids = [(*renderer.encode_rendered(text), end) for text in ["a", "b", *texts]]
     contexts = [server(port=port)]
     servers = [contexts[0].__enter__()]
     try:

@@ -4,7 +4,15 @@ from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.envs.check import check_env
 from agent_r1.envs.context import ContextPolicy, Conversation, History, context_policies, make_policy
 from agent_r1.envs.gym import GymEnv
-from agent_r1.envs.limits import ObservationLimit, StepLimit, TimeLimit, bind_limit, env_limits, within_limits
+from agent_r1.envs.limits import (
+    ObservationLimit,
+    StepLimit,
+    TimeLimit,
+    bind_limit,
+    checked_limits,
+    env_limits,
+    within_limits,
+)
 from agent_r1.envs.remote import RemoteEnv
 from agent_r1.envs.tool_env import ToolEnv
 
@@ -22,6 +30,7 @@ __all__ = [
     "as_step_result",
     "bind_limit",
     "check_env",
+    "checked_limits",
     "context_policies",
     "env_limits",
     "make_policy",

@@ -14,11 +14,11 @@ One environment object lives for one episode. The observation a step returns is 
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
+from agent_r1.constraints import reward_problem
 from agent_r1.errors import ConfigError
 from agent_r1.registry import Registry
 from agent_r1.types import Action, Observation, StepResult, Task
@@ -27,7 +27,11 @@ from agent_r1.types import Action, Observation, StepResult, Task
 class AgentEnv(ABC):
     """Base class of environments."""
 
-    registry: ClassVar[Registry[type[AgentEnv]]] = Registry("environment")
+    registry: ClassVar[Registry[type[AgentEnv]]] = Registry(
+        "environment",
+        accepts=lambda entry: isinstance(entry, type) and issubclass(entry, AgentEnv),
+        expected="a subclass of AgentEnv",
+    )
 
     @abstractmethod
     async def reset(self, task: Task) -> Observation:
@@ -67,8 +71,9 @@ def as_step_result(returned: Any) -> StepResult:
             "AgentEnv.step must return a StepResult or (observation, reward, done, info); "
             f"got {type(returned).__name__}"
         )
-    if not math.isfinite(returned.reward):
-        raise ValueError(f"AgentEnv.step returned the reward {returned.reward}; rewards must be finite")
+    problem = reward_problem(returned.reward)
+    if problem is not None:
+        raise ValueError(f"the reward that AgentEnv.step returned {problem}")
     if returned.observation is None and not (returned.done or returned.truncated):
         raise ConfigError("AgentEnv.step returned no observation although the episode is not done")
     return returned

@@ -20,7 +20,7 @@ from typing import Any
 from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.errors import EpisodeError, boundary
 from agent_r1.findings import Finding
-from agent_r1.types import Action, Observation, StepResult, StopReason, Task
+from agent_r1.types import Action, Observation, StepResult, StopReason, Task, media_in
 
 SCRIPT = (
     Action(text="hello", content="hello"),
@@ -86,7 +86,7 @@ class _Play:
                     "Give each observation messages of its own; do not append to a list that was given away",
                 )
                 break  # the others changed for the same reason
-        if await self._call("close", env.close()) is not _FAILED:
+        if await self._call("close", env.close) is not _FAILED:
             await self._close_again(env)
         return self
 
@@ -102,7 +102,7 @@ class _Play:
             )
 
     async def _episode(self, env: AgentEnv, actions: Sequence[Action]) -> None:
-        seen = await self._call("reset", env.reset(self.task))
+        seen = await self._call("reset", lambda: env.reset(self.task))
         if seen is _FAILED or not self._is_observation("reset", seen):
             return
         messages = seen.messages
@@ -122,7 +122,7 @@ class _Play:
 
     async def _step(self, env: AgentEnv, action: Action, where: str) -> StepResult | None:
         """What the step gave, or None after noting why the episode cannot go on."""
-        returned: Any = await self._call(where, env.step(action))
+        returned: Any = await self._call(where, lambda: env.step(action))
         if returned is _FAILED:
             return None
         is_tuple = isinstance(returned, tuple) and len(returned) == 4
@@ -169,6 +169,12 @@ class _Play:
 
     def _is_observation(self, where: str, seen: Any) -> bool:
         if isinstance(seen, Observation):
+            if seen.images or media_in(seen.messages or ()):
+                self._find(
+                    "observations are text",
+                    f"{where} shows content that is not text, and no engine reads it yet",
+                    "Put what it shows into words",
+                )
             self.shown.append(seen)
             self.copies.append(copy.deepcopy(seen))
             return True
@@ -179,11 +185,11 @@ class _Play:
         )
         return False
 
-    async def _call(self, where: str, call: Awaitable[Any]) -> Any:
+    async def _call(self, where: str, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
             with boundary(StopReason.ENV_ERROR, where):
                 async with _watched(self.blocked, where), asyncio.timeout(self.call_seconds):
-                    return await call
+                    return await call()
         except EpisodeError as failure:
             self._raised(where, failure)
             return _FAILED

@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agent_r1.constraints import Count, CountOrZero
 from agent_r1.errors import ConfigError
-from agent_r1.registry import Registry, bind_part
+from agent_r1.registry import Registry, bind_part, check_arguments
 from agent_r1.types import Action, Message
 
 Messages = tuple[Message, ...]
@@ -61,7 +62,11 @@ class ContextPolicy(ABC):
         return history
 
 
-context_policies: Registry[type[ContextPolicy]] = Registry("context policy")
+context_policies: Registry[type[ContextPolicy]] = Registry(
+    "context policy",
+    accepts=lambda entry: isinstance(entry, type) and issubclass(entry, ContextPolicy),
+    expected="a subclass of ContextPolicy",
+)
 
 ContextChoice = str | Mapping[str, Any] | ContextPolicy
 """A policy, its name, or `{name: ..., <argument>: ...}`."""
@@ -98,9 +103,8 @@ class Window(ContextPolicy):
     With turns=1, [task, call 1, answer 1, call 2, answer 2] is shown as [task, call 2, answer 2].
     """
 
-    def __init__(self, turns: int = 4) -> None:
-        if turns < 1:
-            raise ConfigError(f"env.context.turns={turns} must be at least 1: the model has to see what it is answered")
+    def __init__(self, turns: Count = 4) -> None:
+        _check(Window, turns=turns)
         self.turns = turns
 
     def show(self, history: History) -> Messages:
@@ -112,9 +116,8 @@ class Window(ContextPolicy):
 class DropThinking(ContextPolicy):
     """The whole history without the thinking of earlier turns; the last `keep` turns keep theirs."""
 
-    def __init__(self, keep: int = 0) -> None:
-        if keep < 0:
-            raise ConfigError(f"env.context.keep={keep} must be 0 or more")
+    def __init__(self, keep: CountOrZero = 0) -> None:
+        _check(DropThinking, keep=keep)
         self.keep = keep
 
     def show(self, history: History) -> Messages:
@@ -138,13 +141,12 @@ class Summarise(ContextPolicy):
 
     def __init__(
         self,
-        characters: int = 8000,
+        characters: Count = 8000,
         instruction: str = "The conversation is getting long. Summarise what you have done and found so far and what "
         "is left to do. Only your summary will be kept. Do not call a tool.",
         afterwards: str = "That is your summary of the work so far. Go on from it.",
     ) -> None:
-        if characters < 1:
-            raise ConfigError(f"env.context.characters={characters} must be at least 1")
+        _check(Summarise, characters=characters)
         self.characters = characters
         self.instruction = instruction
         self.afterwards = afterwards
@@ -216,6 +218,10 @@ def _length(part: Any) -> int:
     if not part or isinstance(part, str):
         return len(part or "")
     return sum(0 if "image" in entry else len(json.dumps(entry, default=str)) for entry in part)
+
+
+def _check(policy: type[ContextPolicy], **arguments: Any) -> None:
+    check_arguments(policy, "env.context.", arguments, "context policy")
 
 
 _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)

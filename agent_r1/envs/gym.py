@@ -19,8 +19,18 @@ from typing import Any
 
 from agent_r1.envs.base import AgentEnv
 from agent_r1.envs.context import ContextChoice, Conversation, make_policy, without_thinking
-from agent_r1.errors import ConfigError, EpisodeError, boundary, did_you_mean, require_installed
-from agent_r1.registry import load_object
+from agent_r1.errors import (
+    INTERRUPTIONS,
+    ConfigError,
+    DataError,
+    EpisodeError,
+    boundary,
+    described,
+    did_you_mean,
+    portable,
+    require_installed,
+)
+from agent_r1.registry import load_function
 from agent_r1.types import Action, Message, Observation, StepResult, StopReason, Task
 
 _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
@@ -50,10 +60,12 @@ class GymEnv(AgentEnv):
     ) -> None:
         require_installed("gymnasium", "gymnasium", "gym", "env.name=gym")
         self._make = make
+        if isinstance(make, str) and ":" in make:
+            load_function(make, kind="environment")  # so that what cannot be called is known before an episode
         self._arguments = dict(arguments or {})
-        self._observe = load_object(observe, kind="observation function") if isinstance(observe, str) else observe
+        self._observe = load_function(observe, kind="observation function") if isinstance(observe, str) else observe
         self._names = None if actions is None else [str(name) for name in actions]
-        self._act = load_object(act, kind="action function") if isinstance(act, str) else act
+        self._act = load_function(act, kind="action function") if isinstance(act, str) else act
         self._policy = make_policy(context)
         self._thread: _OwnThread | None = None
         self._env: Any = None
@@ -64,11 +76,15 @@ class GymEnv(AgentEnv):
         self._thread = self._thread or _OwnThread()
         if self._env is None:
             await self._thread.run(self._begin)
-        seed = int(task.env_kwargs.get("seed", zlib.crc32(task.task_id.encode())))
-        options = task.env_kwargs.get("options")
+        seed, options = _seed_and_options(task)
         seen, _ = await self._thread.run(lambda: self._env.reset(seed=seed, options=options))
         self._conversation = Conversation(self._policy, (*task.prompt, self._spoken(seen)))
         return Observation(messages=self._conversation.messages)
+
+    def preview(self, task: Task) -> Observation:
+        """The row's messages; what the environment shows is known only when it runs."""
+        _seed_and_options(task)
+        return super().preview(task)
 
     async def step(self, action: Action) -> StepResult:
         """What the environment makes of the action; what is no action is answered with the ones there are."""
@@ -114,7 +130,7 @@ class GymEnv(AgentEnv):
         if isinstance(self._make, str) and ":" not in self._make:
             env = gymnasium.make(self._make, **self._arguments)
         else:
-            make = load_object(self._make, kind="environment") if isinstance(self._make, str) else self._make
+            make = load_function(self._make, kind="environment") if isinstance(self._make, str) else self._make
             env = make(**self._arguments)
         self._env = env
         self._check_actions(env.action_space)
@@ -166,6 +182,17 @@ class GymEnv(AgentEnv):
         return StepResult(observation=observation, reward=reward, info={"metrics": dict(metrics)})
 
 
+def _seed_and_options(task: Task) -> tuple[int, Mapping[str, Any] | None]:
+    """What a row says about its episode, checked; without a seed of its own it has one made from its id."""
+    seed = task.env_kwargs.get("seed", zlib.crc32(task.task_id.encode()))
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise DataError(f"task '{task.task_id}': env_kwargs.seed must be a whole number from 0, found {seed!r:.80}")
+    options = task.env_kwargs.get("options")
+    if options is not None and not isinstance(options, Mapping):
+        raise DataError(f"task '{task.task_id}': env_kwargs.options must be an object, found {options!r:.80}")
+    return seed, options
+
+
 def _described(space: Any) -> str:
     letters = "".join(space.characters)
     return f"text of {space.min_length} to {space.max_length} characters out of {letters}"
@@ -205,7 +232,9 @@ class _OwnThread:
                 with boundary(StopReason.ENV_ERROR, "the Gymnasium environment"):
                     result = call()
             except EpisodeError as error:
-                failure = error.__cause__ or error
+                failure = portable(error.__cause__ or error)
+            except INTERRUPTIONS as error:  # in this thread nobody but the environment's code can raise them
+                failure = RuntimeError(described(error))
             with suppress(RuntimeError):  # the loop may be gone by the time a hung call ends
                 loop.call_soon_threadsafe(finish, result, failure)
 

@@ -9,13 +9,16 @@ The first of a list is the innermost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from pydantic import Field
+
+from agent_r1.constraints import Count, Seconds
 from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.errors import ConfigError, EnvTimeoutError
-from agent_r1.registry import Registry, bind_part
+from agent_r1.registry import Registry, bind_part, check_arguments
 from agent_r1.tools.answers import cut_middle
 from agent_r1.types import Action, Message, Observation, StepResult, Task
 
@@ -50,7 +53,11 @@ class EnvLimit(AgentEnv):
         return self.env.inner_name if isinstance(self.env, EnvLimit) else type(self.env).__name__
 
 
-env_limits: Registry[type[EnvLimit]] = Registry("environment limit")
+env_limits: Registry[type[EnvLimit]] = Registry(
+    "environment limit",
+    accepts=lambda entry: isinstance(entry, type) and issubclass(entry, EnvLimit),
+    expected="a subclass of EnvLimit",
+)
 
 
 def bind_limit(limit: Any) -> Callable[[AgentEnv], AgentEnv]:
@@ -61,12 +68,19 @@ def bind_limit(limit: Any) -> Callable[[AgentEnv], AgentEnv]:
     return bind_part(env_limits, "env.limits", part)
 
 
+def checked_limits(limits: Any) -> Sequence[Any]:
+    """The list of `env.limits`; null and an empty list are none."""
+    if limits is not None and not isinstance(limits, list | tuple):
+        raise ConfigError(f"env.limits is a list of entries like {{name: time, seconds: 30}}; found {limits!r:.80}")
+    return limits or ()
+
+
 def within_limits(env: AgentEnv, limits: Iterable[Any]) -> AgentEnv:
     """The environment inside the limits that a configuration lists.
 
     `within_limits(env, [{"name": "steps", "steps": 4}])` is `StepLimit(env, steps=4)`.
     """
-    for limit in limits:
+    for limit in checked_limits(limits):
         env = bind_limit(limit)(env)
     return env
 
@@ -79,9 +93,9 @@ class TimeLimit(EnvLimit):
     (`agent-r1 env serve`) and it is the server that hangs.
     """
 
-    def __init__(self, env: AgentEnv, seconds: float = 60.0) -> None:
+    def __init__(self, env: AgentEnv, seconds: Seconds = 60.0) -> None:
         super().__init__(env)
-        _refuse_less_than(0.001, "time", "seconds", seconds)
+        _check(TimeLimit, "time", seconds=seconds)
         self._seconds = seconds
 
     async def reset(self, task: Task) -> Observation:
@@ -112,9 +126,9 @@ class StepLimit(EnvLimit):
     With `ends` the limit is part of the task: whoever has not answered by then has failed, and nothing comes after.
     """
 
-    def __init__(self, env: AgentEnv, steps: int = 8, ends: bool = False) -> None:
+    def __init__(self, env: AgentEnv, steps: Count = 8, ends: bool = False) -> None:
         super().__init__(env)
-        _refuse_less_than(1, "steps", "steps", steps)
+        _check(StepLimit, "steps", steps=steps, ends=ends)
         self._steps = steps
         self._ends = ends
         self._taken = 0
@@ -143,9 +157,9 @@ class ObservationLimit(EnvLimit):
     and what the model wrote is never cut.
     """
 
-    def __init__(self, env: AgentEnv, characters: int = 8000) -> None:
+    def __init__(self, env: AgentEnv, characters: Annotated[int, Field(ge=2)] = 8000) -> None:
         super().__init__(env)
-        _refuse_less_than(2, "observation", "characters", characters)
+        _check(ObservationLimit, "observation", characters=characters)
         self._characters = characters
         self._task: tuple[Message, ...] = ()
 
@@ -174,6 +188,5 @@ class ObservationLimit(EnvLimit):
         return {**message, "content": cut_middle(content, self._characters)}
 
 
-def _refuse_less_than(least: float, limit: str, argument: str, given: float) -> None:
-    if given < least:
-        raise ConfigError(f"env.limits {limit}.{argument}={given} must be at least {least:g}")
+def _check(limit: type[EnvLimit], name: str, **arguments: Any) -> None:
+    check_arguments(limit, f"env.limits {name}.", arguments, f"environment limit '{name}'")

@@ -2,6 +2,9 @@
 
     env: {name: remote, url: "http://10.0.0.7:8700", args: {size: 4}}
 
+A server that other machines can reach needs a token: set the variable AGENT_R1_ENV_TOKEN, or `token`, which is saved
+with the configuration of a run.
+
 A step whose answer is lost is asked for again under the same request id, and the server answers it from memory. An
 episode that the server does not know any more raises `EpisodeLostError`: the rollout is tried again with a fresh one.
 """
@@ -9,23 +12,35 @@ episode that the server does not know any more raises `EpisodeLostError`: the ro
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+from agent_r1.constraints import CountOrZero, NotNegative, Seconds
 from agent_r1.envs import wire
 from agent_r1.envs.base import AgentEnv
-from agent_r1.errors import ConfigError, EnvServerError, EpisodeError, EpisodeLostError, require_installed
+from agent_r1.envs.wire_checks import WireError
+from agent_r1.errors import (
+    ConfigError,
+    EnvServerError,
+    EpisodeError,
+    EpisodeLostError,
+    require_installed,
+)
+from agent_r1.registry import check_arguments
 from agent_r1.types import Action, Observation, StepResult, StopReason, Task
 
 if TYPE_CHECKING:
     import httpx
 
+_TOKEN_VARIABLE = "AGENT_R1_ENV_TOKEN"
 _MAX_PAUSE = 8.0
 _CLOSE_SECONDS = 5.0
 
@@ -35,24 +50,34 @@ class RemoteEnv(AgentEnv):
     """One episode of the environment at `url`, made there with `args`.
 
     `connect_seconds` and `read_seconds` bound one attempt. After a lost connection there are `retries` more, with
-    pauses that double from `pause_seconds`. On a full server `reset` waits up to `wait_seconds` for a place.
+    pauses that double from `pause_seconds`. On a full server `reset` waits up to `wait_seconds` for a place. `token` is
+    the server's, when it needs one; without it the variable AGENT_R1_ENV_TOKEN is read.
     """
 
     def __init__(
         self,
         url: str,
         args: Mapping[str, Any] | None = None,
-        connect_seconds: float = 5.0,
-        read_seconds: float = 60.0,
-        retries: int = 5,
-        pause_seconds: float = 0.5,
-        wait_seconds: float = 300.0,
+        connect_seconds: Seconds = 5.0,
+        read_seconds: Seconds = 60.0,
+        retries: CountOrZero = 5,
+        pause_seconds: NotNegative = 0.5,
+        wait_seconds: NotNegative = 300.0,
+        token: str | None = None,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"env.url={url} is no address; expected one like http://127.0.0.1:8700")
+        _check_url(url)
+        numbers = {
+            "connect_seconds": connect_seconds,
+            "read_seconds": read_seconds,
+            "retries": retries,
+            "pause_seconds": pause_seconds,
+            "wait_seconds": wait_seconds,
+        }
+        check_arguments(RemoteEnv, "env.", numbers, "environment 'remote'")
         require_installed("httpx", "httpx", "remote", "env.name=remote")
         self._url = url.rstrip("/")
         self._args = dict(args or {})
+        self._headers = _headers(token or os.environ.get(_TOKEN_VARIABLE))
         self._timeouts = (connect_seconds, read_seconds)
         self._retries = retries
         self._pause_seconds = pause_seconds
@@ -74,7 +99,8 @@ class RemoteEnv(AgentEnv):
         self._episode_id = uuid.uuid4().hex
         body = {"request_id": self._episode_id, "task": wire.task_to_json(task), "args": self._args}
         answer = await self._ask("POST", "/episodes", body, "reset")
-        return wire.observation_from_json(answer["observation"])
+        with self._wire_errors("reset"):
+            return wire.observation_from_json(answer.get("observation"))
 
     async def step(self, action: Action) -> StepResult:
         """Take the next step of the episode."""
@@ -84,7 +110,15 @@ class RemoteEnv(AgentEnv):
         body = {"request_id": uuid.uuid4().hex, "step": number, "action": wire.action_to_json(action)}
         answer = await self._ask("POST", f"/episodes/{self._episode_id}/step", body, f"step {number}")
         self._num_steps = number
-        return self._counted(wire.result_from_json(answer["result"]))
+        with self._wire_errors(f"step {number}"):
+            return self._counted(wire.result_from_json(answer.get("result")))
+
+    @contextmanager
+    def _wire_errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except WireError as error:
+            raise EnvServerError(f"{what}: {self._url} answered what is no answer of this version: {error}") from error
 
     def _counted(self, result: StepResult) -> StepResult:
         """The result with what was lost on the way to it: an episode that asking again saved still tells of it."""
@@ -104,7 +138,8 @@ class RemoteEnv(AgentEnv):
         try:
             if episode_id:
                 with suppress(server.httpx.HTTPError):
-                    await client.delete(f"{self._url}/episodes/{episode_id}", timeout=_CLOSE_SECONDS)
+                    url = f"{self._url}/episodes/{episode_id}"
+                    await client.delete(url, headers=self._headers, timeout=_CLOSE_SECONDS)
         finally:
             await server.release(client)
 
@@ -148,8 +183,8 @@ class RemoteEnv(AgentEnv):
     async def _attempt(
         self, client: httpx.AsyncClient, timeout: httpx.Timeout, method: str, path: str, content: bytes | None
     ) -> httpx.Response:
-        headers = {"Content-Type": "application/json"}
-        return await client.request(method, self._url + path, content=content, headers=headers, timeout=timeout)
+        url = self._url + path
+        return await client.request(method, url, content=content, headers=self._headers, timeout=timeout)
 
     def _read(self, answer: httpx.Response, body: wire.Json | None, what: str) -> wire.Json:
         try:
@@ -161,13 +196,36 @@ class RemoteEnv(AgentEnv):
                 if body is not None and value.get(key) != body.get(key):
                     raise _WrongAnswerError(f"it answered {key} {value.get(key)!r} where {body.get(key)!r} was asked")
             return value
-        problem = value.get("error") or {}
+        problem = value.get("error")
+        if not isinstance(problem, dict):
+            problem = {}
         kind, message = problem.get("kind"), problem.get("message", answer.text[:200])
+        if answer.status_code in (401, 403):
+            raise EnvServerError(f"{what}: {self._url} refuses us (HTTP {answer.status_code}): {message}")
         if kind == "unknown_episode":
             raise EpisodeLostError(f"{what}: {message}; it was restarted, or the episode was idle for too long")
-        if kind == "env_error":
+        if kind in ("env_error", "deadline"):
             raise EpisodeError(StopReason.ENV_ERROR, f"{what} on {self._url}", str(problem.get("traceback") or message))
         raise EnvServerError(f"{what}: {self._url} answered HTTP {answer.status_code}: {message}")
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"env.url={url} is no address ({error}); expected one like http://127.0.0.1:8700") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ConfigError(f"env.url={url} is no address; expected one like http://127.0.0.1:8700")
+
+
+def _headers(token: str | None) -> dict[str, str]:
+    headers = {"Content-Type": "application/json"}
+    if token:
+        if not token.isascii() or not token.isprintable():
+            raise ConfigError(f"env.token (or {_TOKEN_VARIABLE}) must be printable ASCII, as a header is")
+        headers["Authorization"] = f"Bearer {token}"
+    return headers
 
 
 class _WrongAnswerError(Exception):

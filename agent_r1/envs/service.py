@@ -9,210 +9,52 @@ A request that is sent again, because its answer was lost, has the same `request
 one gave and nothing runs twice. An episode has the id of the request that began it, so that one whose first answer was
 lost can still be closed. What goes wrong is `{"error": {"kind", "message", "traceback"}}`:
 
-    env_error        500   reset or step raised
+    bad_request      400   not JSON, or a broken header
+    unauthorized     401   the token is missing or wrong
+    forbidden        403   a host name that is not ours, or a web page (`service_access.py`)
     unknown_episode  404   never begun here, expired, or begun before a restart
+    not_found        404   no such path
+    not_allowed      405   no such method there
+    slow_request     408   the request did not arrive in time
     out_of_order     409   the step is not the next one
-    full             503   no place for another episode; Retry-After says when to ask again
-    bad_request      400   not what this page says
+    too_large        413   the request is larger than --body-mb
+    invalid          422   JSON, but not what this page says; the message names the field
+    env_error        500   the environment raised; with its traceback
+    full             503   no slot for another episode; Retry-After says when to ask again
+    deadline         504   reset or step took longer than --call-seconds; the episode is closed
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import secrets
 import socket
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
-import agent_r1
 from agent_r1.envs import wire
-from agent_r1.envs.base import AgentEnv, as_step_result
-from agent_r1.errors import ConfigError, EpisodeError, MissingExtraError, UnknownNameError, boundary
+from agent_r1.envs.base import AgentEnv
+from agent_r1.envs.service_access import Access, AccessControl, make_access
+from agent_r1.envs.service_episodes import EnvFactory, EnvService, RefusedError, ServiceLimits
+from agent_r1.envs.wire_checks import WireError
+from agent_r1.errors import ConfigError, MissingExtraError, UnknownNameError
 from agent_r1.registry import load_module, load_object
-from agent_r1.types import Observation, StopReason
 
 try:
     import uvicorn
     from fastapi import FastAPI, Request, Response
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
 except ImportError as missing:
     raise MissingExtraError(str(missing.name), "serve", "agent-r1 env serve") from missing
 
-EnvFactory = Callable[..., AgentEnv]
-"""An environment class, or a function that makes one; called with a client's `args`."""
+__all__ = ["Access", "EnvService", "ServiceLimits", "create_app", "find_factory", "make_access", "serve"]
+
+_CLIENT_IS_GONE = 499
 
 
-_CLOSE_SECONDS = 10.0
-
-
-class _RefusedError(Exception):
-    """A request that cannot be served, as the answer says it."""
-
-    def __init__(self, status: int, kind: str, message: str, traceback: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = {"error": {"kind": kind, "message": message, "traceback": traceback}}
-
-
-class _Episode:
-    """One environment with what is remembered of its last call."""
-
-    def __init__(self, episode_id: str, env: AgentEnv) -> None:
-        self.episode_id = episode_id
-        self.env = env
-        self.num_steps = 0
-        self.last_request = episode_id
-        self.last_call: asyncio.Task[bytes]
-        self.last_used = time.monotonic()
-
-    def begin(self, request_id: str, call: Callable[[], Awaitable[bytes]]) -> None:
-        """Run a call; its answer is kept until the next one."""
-
-        async def run() -> bytes:
-            try:
-                return await call()
-            finally:
-                self.last_used = time.monotonic()
-
-        self.last_request = request_id
-        self.last_call = asyncio.create_task(run())
-
-    async def answer(self) -> bytes:
-        """What the last call gave, also for a client that asks again while it runs."""
-        return await asyncio.shield(self.last_call)
-
-    def is_idle(self, seconds: float) -> bool:
-        """Nobody has used it for so long."""
-        return self.last_call.done() and time.monotonic() - self.last_used > seconds
-
-    async def close(self) -> None:
-        """Stop what runs and close the environment. What its `close` raises helps nobody here."""
-        self.last_call.cancel()
-        await asyncio.wait({self.last_call}, timeout=_CLOSE_SECONDS)
-        if self.last_call.done() and not self.last_call.cancelled():
-            self.last_call.exception()  # a failure nobody asked for is not a warning of the event loop
-        with suppress(EpisodeError), boundary(StopReason.ENV_ERROR, "close"):
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await self.env.close()
-
-
-class EnvService:
-    """The open episodes of one served environment."""
-
-    def __init__(self, factory: EnvFactory, *, name: str, max_episodes: int = 256, idle_seconds: float = 600.0) -> None:
-        self.name = name
-        self.max_episodes = max_episodes
-        self.idle_seconds = idle_seconds
-        self._factory = factory
-        self._episodes: dict[str, _Episode] = {}
-        self._instance = secrets.token_hex(8)
-        self._started = time.monotonic()
-
-    def health(self) -> wire.Json:
-        """Who serves, and how much."""
-        return {
-            "name": self.name,
-            "version": agent_r1.__version__,
-            "instance": self._instance,
-            "episodes_open": len(self._episodes),
-            "max_episodes": self.max_episodes,
-            "uptime_seconds": time.monotonic() - self._started,
-        }
-
-    async def begin(self, body: wire.Json) -> bytes:
-        """Make an environment and reset it."""
-        request_id = str(body["request_id"])
-        if request_id not in self._episodes:
-            task, args = wire.task_from_json(body["task"]), dict(body.get("args") or {})
-            if len(self._episodes) >= self.max_episodes:
-                raise _RefusedError(503, "full", f"all {self.max_episodes} episodes of {self.name} are taken")
-            with _env_errors(f"making {self.name}"):
-                episode = _Episode(request_id, self._factory(**args))
-            self._episodes[request_id] = episode
-
-            async def reset() -> bytes:
-                seen = await episode.env.reset(task)
-                if not isinstance(seen, Observation):
-                    raise ConfigError(f"reset must return an Observation, got {type(seen).__name__}")
-                return wire.dumps(
-                    {
-                        "request_id": request_id,
-                        "episode_id": request_id,
-                        "observation": wire.observation_to_json(seen),
-                    }
-                )
-
-            episode.begin(request_id, reset)
-        return await self._answer(self._episodes[request_id], f"reset of {self.name}")
-
-    async def step(self, episode_id: str, body: wire.Json) -> bytes:
-        """Take a step, or repeat the answer to one that was taken."""
-        episode = self._episodes.get(episode_id)
-        if episode is None:
-            raise _RefusedError(404, "unknown_episode", f"{self.name} has no episode '{episode_id}' on this server")
-        request_id, number = str(body["request_id"]), int(body["step"])
-        if request_id != episode.last_request:
-            action = wire.action_from_json(body["action"])
-            if number != episode.num_steps + 1 or not episode.last_call.done():
-                raise _RefusedError(
-                    409, "out_of_order", f"step {number} of an episode that has begun {episode.num_steps} steps"
-                )
-
-            async def take() -> bytes:
-                result = as_step_result(await episode.env.step(action))
-                return wire.dumps({"request_id": request_id, "step": number, "result": wire.result_to_json(result)})
-
-            episode.num_steps = number
-            episode.begin(request_id, take)
-        return await self._answer(episode, f"step {number} of {self.name}")
-
-    async def _answer(self, episode: _Episode, where: str) -> bytes:
-        episode.last_used = time.monotonic()
-        try:
-            with _env_errors(where):
-                return await episode.answer()
-        except asyncio.CancelledError:
-            if not episode.last_call.cancelled():
-                raise
-            raise _RefusedError(404, "unknown_episode", f"the episode was closed during {where}") from None
-        except _RefusedError:
-            if episode.num_steps == 0:
-                await self.end(episode.episode_id)
-            raise
-
-    async def end(self, episode_id: str) -> bytes:
-        """Close an episode; one that is gone already is no error."""
-        episode = self._episodes.pop(episode_id, None)
-        if episode is not None:
-            await episode.close()
-        return wire.dumps({"episode_id": episode_id, "closed": episode is not None})
-
-    async def close(self) -> None:
-        """Close every episode."""
-        await asyncio.gather(*(self.end(episode_id) for episode_id in list(self._episodes)))
-
-    async def expire(self) -> None:
-        """Close idle episodes, for ever."""
-        while True:
-            await asyncio.sleep(min(self.idle_seconds / 4, 5.0))
-            idle = [key for key, episode in self._episodes.items() if episode.is_idle(self.idle_seconds)]
-            await asyncio.gather(*(self.end(episode_id) for episode_id in idle))
-
-
-@contextmanager
-def _env_errors(where: str) -> Iterator[None]:
-    """Within this block an exception of the environment is the answer `env_error` with its traceback."""
-    try:
-        with boundary(StopReason.ENV_ERROR, where):
-            yield
-    except EpisodeError as failure:
-        last_line = failure.details.strip().splitlines()[-1]
-        raise _RefusedError(500, "env_error", f"{where}: {last_line}", failure.details) from None
-
-
-def create_app(service: EnvService) -> FastAPI:
-    """The web application of a service."""
+def create_app(service: EnvService, access: Access | None = None) -> FastAPI:
+    """The web application of a service. Without `access` it answers on loopback names and IP addresses only."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -221,40 +63,101 @@ def create_app(service: EnvService) -> FastAPI:
         expiring.cancel()
         await service.close()
 
-    app = FastAPI(title=f"Agent-R1 environment {service.name}", lifespan=lifespan)
+    title = f"Agent-R1 environment {service.name}"
+    app = FastAPI(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app.add_middleware(AccessControl, access=access or Access())
 
-    async def served(call: Awaitable[bytes]) -> Response:
-        try:
-            return Response(await call, media_type="application/json")
-        except _RefusedError as refused:
-            headers = {"Retry-After": "1"} if refused.status == 503 else None
-            body = wire.dumps(refused.body)
-            return Response(body, status_code=refused.status, headers=headers, media_type="application/json")
-        except (KeyError, TypeError, ValueError) as error:
-            body = wire.dumps({"error": {"kind": "bad_request", "message": repr(error), "traceback": ""}})
-            return Response(body, status_code=400, media_type="application/json")
+    @app.exception_handler(HTTPException)
+    async def refuse(request: Request, error: HTTPException) -> Response:
+        kind = {404: "not_found", 405: "not_allowed"}.get(error.status_code, "bad_request")
+        message = f"{request.method} {str(request.scope['path'])[:200]}: {error.detail}"
+        return _refusal(RefusedError(error.status_code, kind, message))
 
     @app.get("/health")
     async def health() -> Response:
-        return Response(wire.dumps(service.health()), media_type="application/json")
+        return _answer(wire.dumps(service.health()))
 
     @app.post("/episodes")
     async def begin(request: Request) -> Response:
-        return await served(_with_body(request, service.begin))
+        return await _serve_request(request, service, service.begin)
 
     @app.post("/episodes/{episode_id}/step")
     async def step(episode_id: str, request: Request) -> Response:
-        return await served(_with_body(request, lambda body: service.step(episode_id, body)))
+        return await _serve_request(request, service, lambda body: service.step(episode_id, body))
 
     @app.delete("/episodes/{episode_id}")
     async def end(episode_id: str) -> Response:
-        return await served(service.end(episode_id))
+        return _answer(await service.end(episode_id))
 
     return app
 
 
-async def _with_body(request: Request, call: Callable[[wire.Json], Awaitable[bytes]]) -> bytes:
-    return await call(wire.loads(await request.body()))
+async def _serve_request(
+    request: Request, service: EnvService, call: Callable[[wire.Json], Awaitable[bytes]]
+) -> Response:
+    try:
+        body = _parse(await _read_body(request, service.limits))
+        return _answer(await _while_connected(request, call(body)))
+    except RefusedError as refused:
+        return _refusal(refused)
+    except WireError as error:
+        return _refusal(RefusedError(422, "invalid", str(error)[:1000]))
+    except ClientDisconnect:
+        return Response(status_code=_CLIENT_IS_GONE)
+
+
+def _parse(content: bytes) -> wire.Json:
+    try:
+        return wire.loads(content)
+    except WireError as error:
+        raise RefusedError(400, "bad_request", str(error)[:1000]) from None
+
+
+async def _read_body(request: Request, limits: ServiceLimits) -> bytes:
+    """The body, unless it is too large, whatever its header says, or too slow."""
+    most = int(limits.body_mb * (1 << 20))
+    too_large = RefusedError(413, "too_large", f"the request is larger than {limits.body_mb:g} MB (--body-mb)")
+    declared = request.headers.get("content-length", "0")
+    if not declared.isascii() or not declared.isdigit():
+        raise RefusedError(400, "bad_request", "Content-Length is no number")
+    if len(declared) > 18 or int(declared) > most:
+        raise too_large
+    content = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > most:
+                    raise too_large
+    except TimeoutError:
+        message = f"the request did not arrive in {limits.body_seconds:g} s"
+        raise RefusedError(408, "slow_request", message) from None
+    return bytes(content)
+
+
+async def _while_connected(request: Request, call: Awaitable[bytes]) -> bytes:
+    """What a call gives, unless the client goes away first: then nobody waits for the call any more."""
+    work = asyncio.ensure_future(call)
+    gone = asyncio.ensure_future(request.receive())  # after the body, the next message is that the client left
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ClientDisconnect
+    finally:
+        work.cancel()
+        gone.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+def _answer(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
+
+
+def _refusal(refused: RefusedError) -> Response:
+    headers = {"Retry-After": "1"} if refused.status == 503 else None
+    content = wire.dumps(refused.body)
+    return Response(content, status_code=refused.status, headers=headers, media_type="application/json")
 
 
 def find_factory(reference: str) -> EnvFactory:
@@ -282,14 +185,20 @@ def find_factory(reference: str) -> EnvFactory:
 
 
 def serve(
-    service: EnvService, host: str, port: int, announce: Callable[[str], None], *, shutdown_seconds: int = 5
+    service: EnvService,
+    host: str,
+    port: int,
+    announce: Callable[[str], None],
+    *,
+    access: Access | None = None,
+    shutdown_seconds: int = 5,
 ) -> None:
     """Serve until a signal says stop; `announce` gets the address as soon as clients can connect."""
     listener = _listener(host, port)
     bound_host, bound_port = listener.getsockname()[:2]
     shown = f"[{bound_host}]" if ":" in bound_host else bound_host
     config = uvicorn.Config(
-        create_app(service), log_level="warning", timeout_graceful_shutdown=shutdown_seconds, lifespan="on"
+        create_app(service, access), log_level="warning", timeout_graceful_shutdown=shutdown_seconds, lifespan="on"
     )
     announce(f"http://{shown}:{bound_port}")
     with suppress(KeyboardInterrupt):

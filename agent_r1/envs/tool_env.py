@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from agent_r1.envs.base import AgentEnv
 from agent_r1.envs.context import ContextChoice, Conversation, make_policy
-from agent_r1.errors import ConfigError
-from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolResponse, run_call
-from agent_r1.types import Action, Message, Observation, StepResult, Task, ToolSchema
+from agent_r1.errors import ConfigError, boundary
+from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolEntry, run_call, tools_of_row
+from agent_r1.types import Action, Message, Observation, StepResult, StopReason, Task, ToolSchema
 
 _COUNTED_AS = {"error": "errors", "invalid": "invalid", "timeout": "timeouts"}
 
@@ -21,14 +20,19 @@ class ToolEnv(AgentEnv):
     """Runs the calls of each action (all at once) and shows the answers; ends when an action has no call.
 
     The reward of a step is the sum of its calls' rewards. A malformed action is answered with what was wrong. A row's
-    `env_kwargs["tools"]`, when given, replaces `tools` for that row. `context` says how much of its history the model
-    sees: `{name: window, turns: 4}`.
+    `env_kwargs["tools"]`, when given, replaces `tools` for that row: it chooses among `tools`, `row_tools` (what only
+    rows that name it have) and registered names (`agent_r1/tools/row_tools.py`). `context` says how much of its history
+    the model sees: `{name: window, turns: 4}`.
     """
 
     def __init__(
-        self, tools: Sequence[str | Mapping[str, Any] | BaseTool] = (), context: ContextChoice = "append"
+        self,
+        tools: Sequence[ToolEntry] = (),
+        context: ContextChoice = "append",
+        row_tools: Sequence[ToolEntry] = (),
     ) -> None:
         self._default_tools = tools
+        self._row_tools = row_tools
         self._policy = make_policy(context)
         self._tools: dict[str, BaseTool] = {}
         self._tool_context: ToolContext
@@ -44,18 +48,20 @@ class ToolEnv(AgentEnv):
 
     def preview(self, task: Task) -> Observation:
         """What `reset` shows."""
-        return Observation(messages=task.prompt, images=_images(task.prompt), tools=_schemas(self._find_tools(task)))
+        return Observation(messages=task.prompt, tools=_schemas(self._find_tools(task)))
 
     def _find_tools(self, task: Task) -> dict[str, BaseTool]:
-        wanted = task.env_kwargs.get("tools", self._default_tools)
-        found = [tool for entry in wanted for tool in BaseTool.find(entry)]
+        if "tools" in task.env_kwargs:
+            named = task.env_kwargs["tools"]
+            found = tools_of_row(task.task_id, named, [*self._default_tools, *self._row_tools])
+        else:
+            found = [tool for entry in self._default_tools for tool in BaseTool.find(entry)]
         if not found:
             raise ConfigError(f"task '{task.task_id}' has no tools: set env.tools, or env_kwargs.tools in its row")
         return {tool.name: tool for tool in found}
 
     def _observation(self) -> Observation:
-        messages = self._conversation.messages
-        return Observation(messages=messages, images=_images(messages), tools=_schemas(self._tools))
+        return Observation(messages=self._conversation.messages, tools=_schemas(self._tools))
 
     async def step(self, action: Action) -> StepResult:
         """Run the calls, or tell what was wrong, or end; an answer to the context policy's question is neither."""
@@ -74,7 +80,7 @@ class ToolEnv(AgentEnv):
                 "role": "tool",
                 "name": outcome.call.name,
                 "tool_call_id": outcome.call.call_id,
-                "content": _content(outcome.response),
+                "content": outcome.response.text,
             }
             for outcome in outcomes
         ]
@@ -86,7 +92,7 @@ class ToolEnv(AgentEnv):
     async def close(self) -> None:
         """Close every tool; one that fails does not keep the others open."""
         tools, self._tools = self._tools, {}
-        closing = [tool.close(self._tool_context) for tool in tools.values()]
+        closing = [_close(tool, self._tool_context) for tool in tools.values()]
         for error in await asyncio.gather(*closing, return_exceptions=True):
             if error is not None:
                 raise error
@@ -96,15 +102,14 @@ class ToolEnv(AgentEnv):
         return StepResult(observation=self._observation(), reward=reward, info={"metrics": dict(metrics)})
 
 
+async def _close(tool: BaseTool, context: ToolContext) -> None:
+    """Each tool is closed in a task of its own, which a `SystemExit` would take the event loop from."""
+    with boundary(StopReason.ENV_ERROR, f"close of tool '{tool.name}'"):
+        await tool.close(context)
+
+
 def _schemas(tools: dict[str, BaseTool]) -> tuple[ToolSchema, ...]:
     return tuple(tool.tool_schema for tool in tools.values())
-
-
-def _images(messages: Sequence[Message]) -> tuple[Any, ...]:
-    """The images in messages: a context policy may have left some out."""
-    contents = [message.get("content") for message in messages]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return tuple(part["image"] for part in parts if "image" in part)
 
 
 def _count(outcomes: Sequence[CallOutcome], tools: dict[str, BaseTool]) -> Counter[str]:
@@ -121,11 +126,3 @@ def _count(outcomes: Sequence[CallOutcome], tools: dict[str, BaseTool]) -> Count
         if outcome.retries:
             metrics[f"tool/{name}/retries"] += outcome.retries
     return metrics
-
-
-def _content(response: ToolResponse) -> str | list[dict[str, Any]]:
-    """Plain text, or with images a list of content parts, the images first."""
-    if not response.images:
-        return response.text
-    images: list[dict[str, Any]] = [{"type": "image", "image": image} for image in response.images]
-    return [*images, {"type": "text", "text": response.text}]

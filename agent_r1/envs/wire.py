@@ -5,7 +5,7 @@
     True
 
 Images, in messages too, travel as base64: bytes as they are, pictures of Pillow as PNG. Arrays and numbers of numpy
-become plain lists and numbers.
+become plain lists and numbers. What comes from the other side is checked: anything unexpected is a `WireError`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from __future__ import annotations
 import base64
 import io
 import json
+import struct
+import warnings
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from agent_r1.envs.wire_checks import WireError, each, flag, integers, mapping, number, optional, record, text
 from agent_r1.types import Action, Message, Observation, StepResult, Task, ToolCall
 
 Json = dict[str, Any]
+
+_MAX_PIXELS = 64_000_000
 
 
 def dumps(value: Any) -> bytes:
@@ -26,11 +32,16 @@ def dumps(value: Any) -> bytes:
     return json.dumps(value, default=_plain).encode()
 
 
-def loads(text: bytes) -> Json:
-    """The object in a JSON text; ValueError for anything else."""
-    value = json.loads(text)
+def loads(content: bytes) -> Json:
+    """The object in a JSON text; `WireError` for anything else."""
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise WireError("the JSON is nested too deeply") from None
+    except ValueError as error:
+        raise WireError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
+        raise WireError(f"expected a JSON object, got {type(value).__name__}")
     return value
 
 
@@ -55,9 +66,18 @@ def task_to_json(task: Task) -> Json:
     }
 
 
-def task_from_json(value: Json) -> Task:
+def task_from_json(value: Any) -> Task:
     """The row again."""
-    return Task(**{**value, "prompt": tuple(_messages(value["prompt"], _image_from_json))})
+    fields = {
+        "task_id": text,
+        "prompt": _received_messages,
+        "agent_name": text,
+        "reward_model": mapping,
+        "env_kwargs": mapping,
+        "data_source": text,
+        "extra_info": mapping,
+    }
+    return Task(**record(value, "task", fields, ("task_id", "prompt")))
 
 
 def action_to_json(action: Action) -> Json:
@@ -75,11 +95,24 @@ def action_to_json(action: Action) -> Json:
     }
 
 
-def action_from_json(value: Json) -> Action:
+def action_from_json(value: Any) -> Action:
     """The action again."""
-    calls = tuple(ToolCall(**call) for call in value["tool_calls"])
-    tuples = {name: tuple(value[name]) for name in ("token_ids", "repairs")}
-    return Action(**{**value, **tuples, "tool_calls": calls})
+    fields = {
+        "text": text,
+        "content": text,
+        "token_ids": integers,
+        "tool_calls": each(_received_call),
+        "parse_error": optional(text),
+        "repairs": each(text),
+        "final_answer": optional(text),
+        "history_text": optional(text),
+    }
+    return Action(**record(value, "action", fields, ("text",)))
+
+
+def _received_call(value: Any, where: str) -> ToolCall:
+    fields = {"name": text, "arguments": mapping, "call_id": text}
+    return ToolCall(**record(value, where, fields, ("name", "arguments")))
 
 
 def observation_to_json(observation: Observation) -> Json:
@@ -95,12 +128,22 @@ def observation_to_json(observation: Observation) -> Json:
     }
 
 
-def observation_from_json(value: Json) -> Observation:
+def observation_from_json(value: Any) -> Observation:
     """The observation again."""
-    sequences = {name: None if value[name] is None else tuple(value[name]) for name in ("token_ids", "tools")}
-    messages = None if value["messages"] is None else tuple(_messages(value["messages"], _image_from_json))
-    images = tuple(_image_from_json(image) for image in value["images"])
-    return Observation(**{**value, **sequences, "messages": messages, "images": images})
+    fields = {
+        "messages": optional(_received_messages),
+        "text": optional(text),
+        "token_ids": optional(integers),
+        "images": each(_received_image),
+        "tools": each(mapping),
+        "anchor": optional(text),
+        "privileged": optional(text),
+    }
+    found = record(value, "observation", fields, ())
+    try:
+        return Observation(**found)
+    except ValueError as error:
+        raise WireError(str(error)) from None
 
 
 def result_to_json(result: StepResult) -> Json:
@@ -115,10 +158,24 @@ def result_to_json(result: StepResult) -> Json:
     }
 
 
-def result_from_json(value: Json) -> StepResult:
+def result_from_json(value: Any) -> StepResult:
     """The step result again."""
-    seen = value["observation"]
-    return StepResult(**{**value, "observation": None if seen is None else observation_from_json(seen)})
+    fields = {
+        "observation": lambda given, where: None if given is None else observation_from_json(given),
+        "reward": number,
+        "done": flag,
+        "truncated": flag,
+        "info": mapping,
+    }
+    return StepResult(**record(value, "result", fields, ("observation",)))
+
+
+def _received_messages(value: Any, where: str) -> tuple[Message, ...]:
+    messages = each(mapping)(value, where)
+    for place, message in enumerate(messages):
+        if isinstance(message.get("content"), list):
+            each(mapping)(message["content"], f"{where}[{place}].content")
+    return tuple(_messages(messages, lambda image: _received_image(image, f"an image of {where}")))
 
 
 def _messages(messages: Iterable[Message], convert: Callable[[Any], Any]) -> list[Message]:
@@ -145,15 +202,40 @@ def _image_to_json(image: Any) -> Any:
     return {"value": image}
 
 
-def _image_from_json(value: Json) -> Any:
+def _received_image(value: Any, where: str) -> Any:
+    """An image again: what `_image_to_json` made of it."""
+    kinds = {"value", "bytes", "png"}
+    if not isinstance(value, dict) or len(value) != 1 or not value.keys() <= kinds:
+        raise WireError(f"{where} must be an object with one of {', '.join(sorted(kinds))}")
     [(kind, content)] = value.items()
     if kind == "value":
         return content
-    data = base64.b64decode(content)
-    if kind == "bytes":
-        return data
+    try:
+        data = base64.b64decode(text(content, where), validate=True)
+    except ValueError as error:
+        raise WireError(f"{where} is not base64: {error}") from None
+    return data if kind == "bytes" else _picture(data, where)
+
+
+def _picture(data: bytes, where: str) -> Any:
     from PIL import Image
 
-    picture = Image.open(io.BytesIO(data))
-    picture.load()
+    with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+        try:
+            picture = Image.open(io.BytesIO(data), formats=["PNG"])
+            if picture.width * picture.height > _MAX_PIXELS:
+                raise WireError(f"{where} has {picture.width} x {picture.height} pixels; at most {_MAX_PIXELS}")
+            picture.load()
+        except WireError:
+            raise
+        except (
+            OSError,
+            SyntaxError,
+            ValueError,
+            EOFError,
+            Image.DecompressionBombError,
+            struct.error,
+            zlib.error,
+        ) as error:
+            raise WireError(f"{where} is not a PNG that can be read: {error}") from None
     return picture

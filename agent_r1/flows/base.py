@@ -31,7 +31,18 @@ from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError, boundary
 from agent_r1.registry import Registry
 from agent_r1.seeds import mix_seed
-from agent_r1.types import Action, Completion, Episode, Observation, SamplingParams, Step, StopReason, Task, TokenIds
+from agent_r1.types import (
+    Action,
+    Completion,
+    Episode,
+    Message,
+    Observation,
+    SamplingParams,
+    Step,
+    StopReason,
+    Task,
+    TokenIds,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +61,8 @@ class FlowContext:
     """At most this many steps an episode."""
     seed: int = 0
     """Seeds the episode: with the same weights it gives the same actions."""
+    trusted: tuple[Message, ...] = ()
+    """Messages in which control tokens count: those of a data row with `control_tokens`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +84,11 @@ class Turn:
 class AgentFlowBase(ABC):
     """Base class of flows: the tools of the trade, and `run` to implement."""
 
-    registry: ClassVar[Registry[type[AgentFlowBase]]] = Registry("flow")
+    registry: ClassVar[Registry[type[AgentFlowBase]]] = Registry(
+        "flow",
+        accepts=lambda entry: isinstance(entry, type) and issubclass(entry, AgentFlowBase),
+        expected="a subclass of AgentFlowBase",
+    )
 
     def __init__(self, context: FlowContext) -> None:
         self.context = context
@@ -86,8 +103,8 @@ class AgentFlowBase(ABC):
     def render(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """The prompt of an observation; bridged over `after`'s sampled ids when it extends what that turn saw."""
         if after is None:
-            return self.context.renderer.render(observation)
-        return self.context.renderer.next_prompt(after.prompt, after.action, observation)
+            return self.context.renderer.render(observation, trusted=self.context.trusted)
+        return self.context.renderer.next_prompt(after.prompt, after.action, observation, trusted=self.context.trusted)
 
     def fits(self, prompt: Prompt) -> bool:
         """There is room in the context for at least one more token."""

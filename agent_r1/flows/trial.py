@@ -56,6 +56,7 @@ def try_flow(
         sampling=SamplingParams(max_tokens=100_000),
         make_env=make_env,
         max_steps=max_steps,
+        trusted=task.trusted,
     )
     made = flow(context)
     episode = checked_episode(made, asyncio.run(made.run(task)))
