@@ -7,6 +7,7 @@ test_sampling_kernels.py.
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +29,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from agent_r1.config.schema import LoraConfig
 from agent_r1.engines.local import LocalEngine
+from agent_r1.training.lora import add_adapters, find_targets, merged_weights
 from agent_r1.types import Completion, SamplingParams, TokenIds
 
 pytestmark = [
@@ -192,6 +195,30 @@ def test_new_weights_are_read_by_graphs_that_were_captured_before() -> None:
     completions = answers(engine, prompts)
     assert worst_difference(model, prompts, completions) < 2e-3
     assert all(set(completion.policy_versions) == {1} for completion in completions)
+
+
+@pytest.mark.parametrize("targets", [("all-linear",), ("q_proj", "v_proj", "down_proj")], ids=str)
+@pytest.mark.parametrize("compile_layers", [False, True])
+def test_adapters_beside_the_weights_are_read_by_graphs_that_were_captured_before(
+    targets: tuple[str, ...], compile_layers: bool
+) -> None:
+    pytest.importorskip("peft")
+    model, prompts = make_model(), requests(10)
+    own = copy.deepcopy(model)
+    add_adapters(own, LoraConfig(rank=4, targets=list(targets)), seed=0)
+    ranks = dict.fromkeys(find_targets(model, targets), 4)
+    engine = LocalEngine(model, compile_layers=compile_layers, adapters=ranks)
+    before = answers(engine, prompts)
+    assert worst_difference(model, prompts, before) < 2e-3
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in own.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    asyncio.run(engine.update_weights(merged_weights(own, apart=engine.adapters), 1))
+    after = answers(engine, prompts)
+    assert worst_difference(own, prompts, after) < 2e-3
+    assert [c.token_ids for c in after] != [c.token_ids for c in before]
 
 
 def test_top_k_and_top_p_hold_in_bursts() -> None:

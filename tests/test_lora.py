@@ -21,8 +21,9 @@ from agent_r1.config.schema import KLConfig, LoraConfig
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import CheckpointError, ConfigError
 from agent_r1.registry import recipe_folder
+from agent_r1.training.critics import Critic, SharedCritic
 from agent_r1.training.lora import adapters_off, add_adapters, find_targets, merged_weights, restore_state, saved_state
-from agent_r1.training.models import Critic, SharedCritic, checkpoint_layers, export_model
+from agent_r1.training.models import checkpoint_layers, export_model
 from agent_r1.training.preflight import check_model, make_plan
 from agent_r1.training.run import _models, load_parts
 from agent_r1.training.scoring import score_all
@@ -178,7 +179,9 @@ def test_adapters_of_bfloat16_weights_are_float32(policy: LlamaForCausalLM) -> N
     types = {name: parameter.dtype for name, parameter in own.named_parameters()}
     assert {types[name] for name in trained(own)} == {torch.float32}
     assert {types[name] for name in types.keys() - trained(own)} == {torch.bfloat16}
-    assert {tensor.dtype for _, tensor in merged_weights(own)} == {torch.bfloat16}
+    merged = {name: tensor.dtype for name, tensor in merged_weights(own)}
+    assert {dtype for name, dtype in merged.items() if "_proj" in name} == {torch.float32}
+    assert {dtype for name, dtype in merged.items() if "_proj" not in name} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(
@@ -253,11 +256,11 @@ def test_a_run_makes_one_reference_and_a_critic_for_a_policy_with_adapters(
     tmp_path: Path, model_folder: Path, shared: bool
 ) -> None:
     recipe, *overrides = tiny_overrides(tmp_path, model_folder, "algorithm=ppo", "model.lora.rank=2")
-    overrides += ["algorithm.kl.coefficient=0.1", f"algorithm.critic.shared_weight={0.1 if shared else 'null'}"]
+    overrides += ["algorithm.kl.coefficient=0.1", f"algorithm.critic.kind={'shared' if shared else 'own'}"]
     with recipe_folder(Path(recipe)):
         plan = make_plan(load_config(recipe, overrides))
         parts = load_parts(plan, check_model(plan))
-    models = _models(plan.config, parts)
+    models = _models(plan.config, plan.algorithm, parts)
     assert models.reference is models.policy
     assert all("lora" in name for name in trained(models.policy))
     if shared:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from agent_r1.types import Completion, SamplingParams
@@ -28,6 +28,12 @@ class Engine(Protocol):
     @property
     def context_length(self) -> int:
         """Prompt and completion together may not be longer than this."""
+        ...
+
+    @property
+    def adapters(self) -> Collection[str]:
+        """Layers whose LoRA adapters the engine applies itself: for these `update_weights` brings the plain weight,
+        `<layer>.lora_A` and `<layer>.lora_B` (scaled). All others come merged."""
         ...
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:

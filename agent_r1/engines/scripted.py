@@ -42,6 +42,11 @@ class ScriptedEngine:
         """What the test said it is."""
         return self._context_length
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """It has no weights."""
+        return ()
+
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """The next reply."""
         prompt = tuple(prompt_ids)

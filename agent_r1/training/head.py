@@ -14,8 +14,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from agent_r1.errors import EngineError, raising
+
 CHUNK_LOGITS = {"cpu": 2**26, "cuda": 2**28}
 """Logits alive at once: on a CPU what stays near its caches, on a GPU what keeps its matrix products large."""
+
+LARGEST_HEAD_ERROR = 0.05
+"""Relative to the logits: what bfloat16 rounds is ten times smaller, and a scale or a cap that is missing is larger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,19 +49,44 @@ def action_scores(
 
     Uniform logits over 4 tokens give (-1.386, 1.386).
     """
-    base = cast(Any, policy)
-    config, head = base.config.get_text_config(), cast(nn.Linear, base.get_output_embeddings())
-    # Granite divides its logits, Cohere multiplies them.
-    own_scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", 1.0))
-    device = hidden_N.device.type
-    settings = HeadSettings(
-        temperature=temperature / own_scale,
-        softcap=getattr(config, "final_logit_softcapping", None),
-        dtype=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype,
-        chunk=max(16, CHUNK_LOGITS.get(device, 2**26) // head.weight.shape[0]),
-    )
+    head = _output_layer(policy)
+    settings = _settings(policy, hidden_N.device.type, temperature)
     scores = _Head.apply(hidden_N, head.weight, head.bias, targets_N, settings)  # type: ignore[no-untyped-call]
     return cast(tuple[Tensor, Tensor], scores)
+
+
+def check_head(policy: nn.Module) -> None:
+    """Refuse a model that makes its logits otherwise than `action_scores` does, by comparing both on two tokens."""
+    base = cast(Any, policy)
+    tokens = torch.zeros(1, 2, dtype=torch.long, device=next(policy.parameters()).device)
+    tokens[0, 1] = 1
+    head, settings = _output_layer(policy), _settings(policy, tokens.device.type, temperature=1.0)
+    with torch.no_grad(), raising(EngineError, f"{type(policy).__name__} cannot compute two tokens"):
+        hidden = base.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state[0]
+        raw = _product(hidden.to(settings.dtype), head.weight)
+        ours = _logits(raw, head.bias, settings.softcap, settings.scale)
+        meant = base(input_ids=tokens, use_cache=False).logits[0].float()
+    if not bool((ours - meant).norm() <= LARGEST_HEAD_ERROR * meant.norm()):
+        raise EngineError(
+            f"{type(policy).__name__} changes its logits after the output layer in a way that is not applied: on two "
+            f"tokens ours are {ours.norm():.4g} large and the model's {meant.norm():.4g}. Choose another model"
+        )
+
+
+def _output_layer(policy: nn.Module) -> nn.Linear:
+    return cast(nn.Linear, cast(Any, policy).get_output_embeddings())
+
+
+def _settings(policy: nn.Module, device: str, temperature: float) -> HeadSettings:
+    config, weight = cast(Any, policy).config.get_text_config(), _output_layer(policy).weight
+    # Granite divides its logits, Cohere multiplies them.
+    own_scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", 1.0))
+    return HeadSettings(
+        temperature=temperature / own_scale,
+        softcap=getattr(config, "final_logit_softcapping", None),
+        dtype=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype,
+        chunk=max(16, CHUNK_LOGITS.get(device, 2**26) // weight.shape[0]),
+    )
 
 
 class _Head(torch.autograd.Function):

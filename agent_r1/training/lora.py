@@ -1,15 +1,17 @@
 """LoRA through peft: small matrices are trained beside weights that stand still (https://arxiv.org/abs/2106.09685).
 
 A linear layer `W x` becomes `W x + (alpha / rank) B A x`. A [rank, in] starts random and B [out, rank] at zero, so a
-run starts from the model itself. The engine and the exported folder never hear of it: they get `W + (alpha / rank) B A`
-under the plain model's names. All but `add_adapters` take models without adapters too, so that nobody has to ask.
+run starts from the model itself. The exported folder and a float32 engine never hear of it: they get
+`W + (alpha / rank) B A` under the plain model's names. An engine of coarser weights, in which most of that sum would be
+rounded away, gets W, A and (alpha / rank) B. All but `add_adapters` take models without adapters too, so that nobody
+has to ask.
 
 Left out: dropout, adapters on embeddings, head and fused experts, quantised base weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from agent_r1.config.schema import LoraConfig, ModelConfig
 from agent_r1.errors import CheckpointError, ConfigError, MissingExtraError, did_you_mean, report_problems
+from agent_r1.training.optimize import train_in_float32
 
 ALL_LINEAR = "all-linear"
 """The target that is every linear layer of the decoder."""
@@ -88,8 +91,7 @@ def _means(target: str, name: str) -> bool:
 def add_adapters(policy: nn.Module, settings: LoraConfig, *, seed: int) -> None:
     """Put adapters into a policy, in place. They alone are trained from here on; all else stands still.
 
-    The model keeps its class, its decoder and its head. Adapters are float32 whatever the weights are: in bfloat16 most
-    of their small updates would round away.
+    The model keeps its class, its decoder and its head. Adapters are float32 whatever the weights are.
     """
     peft = require_peft(settings)
     wanted = peft.LoraConfig(
@@ -97,9 +99,7 @@ def add_adapters(policy: nn.Module, settings: LoraConfig, *, seed: int) -> None:
     )
     torch.manual_seed(seed)  # A is drawn from the global generator
     peft.inject_adapter_in_model(wanted, policy, adapter_name=_ADAPTER)
-    for parameter in policy.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+    train_in_float32(policy)
 
 
 @contextmanager
@@ -115,12 +115,16 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def merged_weights(policy: nn.Module, *, device: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(
+    policy: nn.Module, *, device: torch.device | None = None, apart: Collection[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
     """The weights of the plain model that says what the policy says, one by one, under the plain model's names.
 
-    W = [[1, 0], [0, 1]], B = [[1], [2]], A = [[3, 4]], alpha / rank = 0.5 -> [[2.5, 2], [3, 5]]. The product and the
-    sum are made in float32 and then given W's type. The policy's own weights are not touched. What is merged is put on
-    `device`, by default where it was made.
+    W = [[1, 0], [0, 1]], B = [[1], [2]], A = [[3, 4]], alpha / rank = 0.5 -> [[2.5, 2], [3, 5]]. What is merged is
+    float32, whatever W is: whoever takes it rounds it, and knows what that costs. The policy's own weights are not
+    touched. What is merged is put on `device`, by default where it was made.
+
+    Layers named in `apart` are not merged: they give `weight`, `lora_A` and `lora_B`, the last times alpha / rank.
     """
     layers, state = _adapted(policy), policy.state_dict()
     adapters = _adapter_names(layers)
@@ -133,8 +137,19 @@ def merged_weights(policy: nn.Module, *, device: torch.device | None = None) -> 
             yield f"{path}.{leaf}", tensor
         else:
             up, down = (state[f"{path}.{side}.{_ADAPTER}.weight"].float() for side in ("lora_B", "lora_A"))
-            merged = torch.addmm(tensor.float(), up, down, alpha=layers[path].scaling[_ADAPTER])
-            yield f"{path}.weight", merged.to(device=device or tensor.device, dtype=tensor.dtype)
+            scale = layers[path].scaling[_ADAPTER]
+            if path in apart:
+                yield from ((f"{path}.weight", tensor), (f"{path}.lora_A", down), (f"{path}.lora_B", scale * up))
+            else:
+                yield f"{path}.weight", torch.addmm(tensor.float(), up, down, alpha=scale).to(device or tensor.device)
+
+
+def adapter_factors(policy: nn.Module) -> list[tuple[float, Tensor, Tensor]]:
+    """Scale, B and A of every adapter."""
+    return [
+        (float(layer.scaling[_ADAPTER]), layer.lora_B[_ADAPTER].weight, layer.lora_A[_ADAPTER].weight)
+        for layer in _adapted(policy).values()
+    ]
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

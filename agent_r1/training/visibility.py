@@ -18,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
+from agent_r1.engines.local.attention_features import layer_windows, refuse_features
 from agent_r1.training.flex_tiles import LARGE_BLOCK, block_tokens, tiles
 from agent_r1.training.rows import MicroBatch
 
@@ -46,14 +47,10 @@ def trie_masks(batch: MicroBatch, config: Any) -> LayerMasks:
     make: Callable[[MicroBatch, int | None], Mask] = dense_mask
     if batch.input_ids.is_cuda:
         make = partial(block_mask, block=block_tokens(text_config))
-    window = getattr(text_config, "sliding_window", None)
-    layer_types = set(getattr(text_config, "layer_types", None) or ())
-    switched_off = not getattr(text_config, "use_sliding_window", True)
-    if window is None or switched_off or (layer_types and "sliding_attention" not in layer_types):
-        return make(batch, None)
-    if layer_types <= {"sliding_attention"}:  # a window without layer types is every layer's
-        return make(batch, int(window))
-    return {"full_attention": make(batch, None), "sliding_attention": make(batch, int(window))}
+    windows = set(layer_windows(config))
+    if len(windows) == 1:
+        return make(batch, *windows)
+    return {"full_attention": make(batch, None), "sliding_attention": make(batch, *(windows - {None}))}
 
 
 def dense_mask(batch: MicroBatch, window: int | None) -> Tensor:
@@ -139,6 +136,22 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
     return capped
 
 
+def _capped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float | None, softcap: float
+) -> Tensor:
+    """[rows, width, heads, size]; without a mask each token sees itself and all before it. Scores are float32."""
+    shared = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    scores = softcap * torch.tanh((query @ key.transpose(2, 3)).float() * (scale / softcap))
+    if mask is None:
+        mask = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
+    # Not minus infinity: a padding token that sees nobody would be NaN, and its gradient too.
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    attended = torch.softmax(scores, dim=-1).to(value.dtype) @ value
+    return attended.transpose(1, 2).contiguous()
+
+
 def trie_attention(
     module: nn.Module,
     query: Tensor,
@@ -149,9 +162,15 @@ def trie_attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as `transformers` calls it: FlexAttention for block masks, SDPA for all others."""
+    """Attention as `transformers` calls it: FlexAttention for block masks, SDPA for all others.
+
+    A window is part of the mask. SDPA knows no cap on the scores: capped attention over a dense mask is written out.
+    """
+    refuse_features(module, kwargs)
     if not isinstance(attention_mask, BlockMask):
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        if softcap is not None:
+            return _capped_attention(query, key, value, attention_mask, scaling=scaling, softcap=softcap), None
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling)
         return output, None
 
     # Under autocast rotary embeddings leave queries and keys in float32; the values are what the layer multiplies in.

@@ -13,10 +13,10 @@ from typing import Any, cast
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from agent_r1.engines.local.attention_features import refuse_features
 from agent_r1.engines.local.cpu_attention import grouped_attention, write_kv
 from agent_r1.engines.local.memory import LayerCache
 from agent_r1.engines.local.paged import PagedBatch
-from agent_r1.errors import EngineError
 
 ATTENTION_NAME = "agent_r1_paged"
 
@@ -46,8 +46,7 @@ def paged_attention(
 
     Queries, keys and values are [1, heads, T, head size]; the result is [1, T, heads, head size].
     """
-    if kwargs.get("s_aux") is not None:
-        raise EngineError(f"{type(module).__name__} attends to sinks, which the engine does not know")
+    refuse_features(module, kwargs)
     queries, keys, values = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
     key_cache, value_cache = cast(LayerCache, module.kv_cache)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import Drawing, ModelRunner
 from agent_r1.engines.local.scheduler import Chunk, Scheduler
 from agent_r1.engines.local.stats import EngineStats
-from agent_r1.errors import EngineError
+from agent_r1.errors import INTERRUPTIONS, EngineError, described, portable
 from agent_r1.types import Completion, SamplingParams
 
 _TURNS = 16
@@ -70,6 +70,7 @@ class LocalEngine:
         kv_memory: float | None = None,
         dtype: torch.dtype | None = None,
         compile_layers: bool = True,
+        adapters: Mapping[str, int] | None = None,
     ) -> None:
         """Copy the model and set memory aside.
 
@@ -81,6 +82,7 @@ class LocalEngine:
             kv_memory: Tokens whose keys and values are kept, or the fraction of memory to take, in (0, 1].
             dtype: Of the copy; the model's own when not given.
             compile_layers: On CUDA, compile the decoder layers: some twenty seconds at the start, faster decoding.
+            adapters: Ranks of LoRA adapters by the names of their layers: applied beside the weights, not merged.
         """
         config: Any = model.config
         self._context_length = context_length or int(config.get_text_config().max_position_embeddings)
@@ -91,7 +93,9 @@ class LocalEngine:
             kv_memory=kv_memory,
             dtype=dtype,
             compile_layers=compile_layers,
+            adapters=adapters,
         )
+        self._adapters = frozenset(adapters or ())
         self._max_requests, self._prefill_tokens = max_requests, prefill_tokens
         self._scheduler = self._fresh_scheduler()
         self._counts = EngineStats()
@@ -115,6 +119,11 @@ class LocalEngine:
     def context_length(self) -> int:
         """Prompt and completion together."""
         return self._context_length
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """Layers whose adapters are applied beside their weights."""
+        return self._adapters
 
     @property
     def stats(self) -> EngineStats:
@@ -191,9 +200,13 @@ class LocalEngine:
                     await self._step()
                 for _ in range(_TURNS if self._flight is None else 1):
                     await asyncio.sleep(0)
-        except Exception as error:  # the requests' owners must hear of it, or they would wait for ever
-            self._fail_all(f"generation failed: {type(error).__name__}: {error}")
+        except INTERRUPTIONS:
             raise
+        except BaseException as error:  # the requests' owners must hear of it, or they would wait for ever
+            self._fail_all(f"generation failed: {described(error)}")
+            if isinstance(error, Exception):
+                raise
+            raise portable(error) from error
 
     def _start_early(self) -> None:
         """Start a device that has nothing to do on the prompts that are there, while others are still coming.

@@ -5,8 +5,9 @@ small model is bound by the number of kernels; training one by how often the sam
 up. The modules that stood for the projections stay, under their names, as parts of the one product. No model code is
 changed, and weights are still loaded and saved by the names they had.
 
-Weights that only an engine writes are laid side by side in memory once. Weights that are trained stay where they are
-and are joined in each pass: a compiler does so while it casts them, which a pass in bfloat16 has to do anyway.
+Weights that only an engine writes are laid side by side in memory once, and so are their adapters. Weights that are
+trained stay where they are and are joined in each pass: a compiler does so while it casts them, which a pass in
+bfloat16 has to do anyway.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agent_r1.engines.local.adapters import AdaptedLinear, LaidAdapters
+
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of projections that decoders call one after the other on the same input."""
+_LINEAR = (nn.Linear, AdaptedLinear)
 
 
 def fuse_projections(model: nn.Module, *, trained: bool = False) -> int:
@@ -30,8 +34,8 @@ def fuse_projections(model: nn.Module, *, trained: bool = False) -> int:
     for module in model.modules():
         for names in SIBLINGS:
             parts: list[Any] = [getattr(module, name, None) for name in names]
-            if all(type(part) is nn.Linear for part in parts) and len({part.bias is None for part in parts}) == 1:
-                product = _Product(parts) if trained else _LaidProduct(parts)
+            if all(type(part) in _LINEAR for part in parts) and len({part.bias is None for part in parts}) == 1:
+                product = _Product(parts) if trained else _laid_product(parts)
                 for index, name in enumerate(names):
                     setattr(module, name, _Part(product, index))
                 count += 1
@@ -45,6 +49,7 @@ class _Product:
         self.sizes = [part.out_features for part in parts]
         self.weights: list[Tensor] = [part.weight for part in parts]
         self.biases: list[Tensor | None] = [part.bias for part in parts]
+        self.adapters: list[tuple[Tensor, Tensor] | None] = [None for _ in parts]
         self.input: Tensor | None = None
         self.outputs: tuple[Tensor, ...] = ()
 
@@ -53,10 +58,14 @@ class _Product:
         biases = [bias for bias in self.biases if bias is not None]
         return torch.cat(self.weights), torch.cat(biases) if biases else None
 
+    def whole(self, hidden: Tensor) -> Tensor:
+        """The outputs of all projections, side by side."""
+        return nn.functional.linear(hidden, *self.joined())
+
     def part(self, index: int, hidden: Tensor) -> Tensor:
         """The part of the output that a projection gives; computed when the first of them asks."""
         if self.input is not hidden:
-            joint = nn.functional.linear(hidden, *self.joined())
+            joint = self.whole(hidden)
             self.input, self.outputs = hidden, torch.split(joint, self.sizes, dim=-1)
         output = self.outputs[index]
         if index == len(self.sizes) - 1:
@@ -85,6 +94,30 @@ class _LaidProduct(_Product):
         return [nn.Parameter(view, requires_grad=False) for view in torch.split(whole, self.sizes)]
 
 
+class _AdaptedProduct(_LaidProduct):
+    """The same for projections of which some have adapters, with these laid out beside the weights."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        super().__init__(parts)
+        adapters = [(part.lora_A, part.lora_B) if isinstance(part, AdaptedLinear) else None for part in parts]
+        self._laid = LaidAdapters(self.weights, [0 if adapter is None else len(adapter[0]) for adapter in adapters])
+        self.weights = [*self._laid.weights]
+        self._weight = self._laid.joint
+        for index, (adapter, *views) in enumerate(zip(adapters, self._laid.downs, self._laid.ups, strict=True)):
+            if adapter is not None:
+                for view, matrix in zip(views, adapter, strict=True):
+                    view.copy_(matrix)
+                self.adapters[index] = (views[0], views[1])
+
+    def whole(self, hidden: Tensor) -> Tensor:
+        """The outputs of all projections, side by side."""
+        return self._laid.product(hidden, self._bias)
+
+
+def _laid_product(parts: list[Any]) -> _LaidProduct:
+    return (_AdaptedProduct if any(isinstance(part, AdaptedLinear) for part in parts) else _LaidProduct)(parts)
+
+
 class _Part(nn.Module):
     """Stands where a linear layer stood."""
 
@@ -92,6 +125,9 @@ class _Part(nn.Module):
         super().__init__()
         self._product, self._index = product, index
         self.weight, self.bias = product.weights[index], product.biases[index]
+        adapter = product.adapters[index]
+        if adapter is not None:
+            self.lora_A, self.lora_B = adapter
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The projection of hidden states."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from agent_r1.engines.local.adapters import add_adapters
 from agent_r1.engines.local.attention import ATTENTION_NAME, give_caches
+from agent_r1.engines.local.attention_features import check_attention
 from agent_r1.engines.local.cpu_linear import use_steady_products
 from agent_r1.engines.local.memory import empty_caches, kv_blocks
 from agent_r1.engines.local.paged import step_inputs
@@ -67,15 +69,17 @@ class ModelRunner:
         context_length: int,
         kv_memory: float | None = None,
         dtype: torch.dtype | None = None,
+        adapters: Mapping[str, int] | None = None,
     ) -> None:
-        _check_dense(model)
         own_copy: Any = copy.deepcopy(model).eval().requires_grad_(False)
+        check_attention(own_copy)
         self._model = own_copy
         self._model.set_attn_implementation(ATTENTION_NAME)
         if dtype is not None:
             # Parameters only: a buffer such as the rotary frequencies stays as exact as the model made it.
             for parameter in self._model.parameters():
                 parameter.data = parameter.data.to(dtype)
+        add_adapters(self._model, adapters or {})
         self._config: Any = self._model.config.get_text_config()
         parameter = next(self._model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
@@ -142,22 +146,3 @@ class ModelRunner:
     def _make_caches(self) -> None:
         self._caches = empty_caches(self.num_blocks, config=self._config, dtype=self._dtype, device=self._device)
         give_caches(self._model, self._caches)
-
-
-def _check_dense(model: Any) -> None:
-    """Refuse models that remember anything but keys and values of one shape, or that attend in ways of their own."""
-    config = model.config.get_text_config()
-    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise EngineError(f"{type(model).__name__} has layers of type {unknown}; the engine runs dense decoders only")
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {str(part.get("rope_type")) for part in (rope, *rope.values()) if isinstance(part, dict)}
-    by_length = sorted(kinds & {"dynamic", "longrope"})
-    if by_length:
-        # Their frequencies follow the longest request of a step: what one says would depend on its company.
-        raise EngineError(
-            f"{type(model).__name__} has rotary embeddings of type {by_length}; the engine "
-            "knows those that do not depend on the length"
-        )
-    if not getattr(model, "_supports_attention_backend", False):
-        raise EngineError(f"{type(model).__name__} does not let its attention be replaced; the engine cannot run it")
