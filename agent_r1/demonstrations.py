@@ -7,15 +7,16 @@ teaches is what reinforcement learning later sees, token for token.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_r1.chat import ChatRenderer, Prompt
-from agent_r1.data import read_rows
+from agent_r1.constraints import unusable_parts
+from agent_r1.data import checked_messages, read_rows, wants_control_tokens
 from agent_r1.errors import DataError, report_problems
+from agent_r1.strict_json import read_json
 from agent_r1.types import Action, Message, Observation, TokenIds
 
 
@@ -36,7 +37,9 @@ def load_demonstrations(paths: Sequence[str | Path], renderer: ChatRenderer) -> 
     for path in map(Path, paths):
         for number, row in enumerate(read_rows(path)):
             try:
-                conversations.append(tokenise_conversation(renderer, *_checked(row)))
+                messages, tools = _checked(row)
+                trusts = wants_control_tokens(row)
+                conversations.append(tokenise_conversation(renderer, messages, tools, control_tokens=trusts))
             except ValueError as error:
                 problems.append(f"{path}, row {number}: {error}")
     if not conversations and not problems:
@@ -46,11 +49,16 @@ def load_demonstrations(paths: Sequence[str | Path], renderer: ChatRenderer) -> 
 
 
 def tokenise_conversation(
-    renderer: ChatRenderer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    renderer: ChatRenderer,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    control_tokens: bool = False,
 ) -> list[DemonstrationRow]:
     """A conversation as rows: one row, or several where the template would rewrite what came before.
 
-    user "2+2?" / assistant "4" becomes one row whose actions are the tokens of "4" and of the end of turn.
+    user "2+2?" / assistant "4" becomes one row whose actions are the tokens of "4" and of the end of turn. Control
+    tokens in the messages are ordinary characters unless `control_tokens` is set.
     """
     rows: list[DemonstrationRow] = []
     turn: tuple[Prompt, Action] | None = None
@@ -62,11 +70,16 @@ def tokenise_conversation(
             history.append(message)
             continue
         observation = Observation(messages=tuple(history), tools=tuple(tools))
-        prompt = renderer.render(observation) if turn is None else renderer.next_prompt(*turn, observation)
+        trusted = (*history, message) if control_tokens else ()
+        prompt = (
+            renderer.render(observation, trusted=trusted)
+            if turn is None
+            else renderer.next_prompt(*turn, observation, trusted=trusted)
+        )
         if not prompt.bridged and actions:
             rows.append(DemonstrationRow(token_ids=ids, actions=tuple(actions)))
             actions = []
-        action = renderer.parse(renderer.encode_turn(prompt, message), truncated=False)
+        action = renderer.parse(renderer.encode_turn(prompt, message, trusted=trusted), truncated=False)
         turn = prompt, action
         ids = prompt.token_ids + action.token_ids
         actions.extend(range(len(prompt.token_ids), len(ids)))
@@ -82,8 +95,12 @@ def _checked(row: Any) -> tuple[list[Message], list[Mapping[str, Any]]]:
     if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
         found = ", ".join(sorted(row)) if isinstance(row, dict) else type(row).__name__
         raise ValueError(f"a demonstration needs 'messages', a list; found: {found}")
-    for index, message in enumerate(row["messages"]):
-        if not isinstance(message, dict) or "role" not in message:
-            raise ValueError(f"message {index} needs a 'role', found {message!r:.80}")
     tools = row.get("tools") or []
-    return row["messages"], json.loads(tools) if isinstance(tools, str) else tools
+    tools = read_json(tools) if isinstance(tools, str) else tools
+    for column, value in (("messages", row["messages"]), ("tools", tools)):
+        problem = next(unusable_parts(value, f"'{column}'"), None)
+        if problem is not None:
+            raise ValueError(problem)
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ValueError(f"'tools' must be a list of schemas, which are objects; found {tools!r:.80}")
+    return list(checked_messages(row["messages"], "'messages'")), tools

@@ -3,16 +3,19 @@
     AgentR1Error
     |-- ConfigError (ValueError)           a key, value or combination in the configuration
     |-- DataError (ValueError)             a row, a column or a file
+    |-- UnsupportedMediaError (ValueError) images, video or audio, which nothing here reads yet
     |-- ChatTemplateError (ValueError)     a conversation that the model's chat template refuses
     |-- UnknownNameError (LookupError)     a name that is in no registry
     |-- MissingExtraError (ImportError)    an optional dependency; the message has the pip line
     |-- CheckpointError (RuntimeError)     a checkpoint that cannot be read or does not fit
+    |-- RunLockedError (RuntimeError)      a run folder that another process uses
     |-- StorageError (OSError)             a file or folder that cannot be written
+    |-- ExportError (RuntimeError)         a trained model that cannot be made into a Hugging Face folder
     |-- EngineError (RuntimeError)         an engine that cannot answer
     |-- EnvTimeoutError (TimeoutError)     an environment that took too long
     |-- EnvServerError (ConnectionError)   an environment server that cannot be reached or does not answer as it should
     |   `-- EpisodeLostError               it does not know the episode: it was restarted, or closed an idle episode
-    |-- DivergenceError (ArithmeticError)  too many non-finite updates in a row
+    |-- DivergenceError (ArithmeticError)  too many non-finite updates in a row, or weights that exploded
     |-- DeviceMemoryError (MemoryError)    a GPU with too little memory for an update
     |-- RolloutsFailingError (RuntimeError) every rollout of a batch failed
     `-- EpisodeError (RuntimeError)        one rollout broke; carries its StopReason and traceback
@@ -22,15 +25,23 @@ A message says what was wrong, what was found and what to do.
 
 from __future__ import annotations
 
+import asyncio
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
+from types import TracebackType
+from typing import Any
 
-from agent_r1.types import StopReason
+from agent_r1.types import StopReason, media_in
 
 MAX_TRACEBACK_CHARS = 20_000
+
+INTERRUPTIONS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""What ends a run, a generator or a task from outside: it passes through every boundary. Everything else that foreign
+code raises is its failure, also a `SystemExit` and other exceptions that are no `Exception`, such as panics of Rust
+code."""
 
 
 class AgentR1Error(Exception):
@@ -43,6 +54,10 @@ class ConfigError(AgentR1Error, ValueError):
 
 class DataError(AgentR1Error, ValueError):
     """A data file is wrong."""
+
+
+class UnsupportedMediaError(AgentR1Error, ValueError):
+    """Content that is not text."""
 
 
 class ChatTemplateError(AgentR1Error, ValueError):
@@ -70,8 +85,16 @@ class CheckpointError(AgentR1Error, RuntimeError):
     """A checkpoint cannot be used."""
 
 
+class RunLockedError(AgentR1Error, RuntimeError):
+    """Another live process uses the run folder."""
+
+
 class StorageError(AgentR1Error, OSError):
     """A file or folder cannot be written: the disk is full, or closed to us."""
+
+
+class ExportError(AgentR1Error, RuntimeError):
+    """A trained model cannot be exported."""
 
 
 class EngineError(AgentR1Error, RuntimeError):
@@ -91,7 +114,7 @@ class EpisodeLostError(EnvServerError):
 
 
 class DivergenceError(AgentR1Error, ArithmeticError):
-    """Updates stayed non-finite."""
+    """Updates stayed non-finite, or weights exploded."""
 
 
 class DeviceMemoryError(AgentR1Error, MemoryError):
@@ -112,21 +135,94 @@ class EpisodeError(AgentR1Error, RuntimeError):
         self.details = details
 
 
-@contextmanager
-def boundary(reason: StopReason, where: str) -> Iterator[None]:
-    """Turn any exception of foreign code into `EpisodeError(reason)`; the one broad `except` of the rollout.
+class boundary:  # noqa: N801 - it is used like a function
+    """Turn any exception of foreign code into `EpisodeError(reason)`; the one broad `except` of the rollout. Only
+    `INTERRUPTIONS` go through.
+
+    It is a class because a context manager made of a generator lets `StopIteration` (a `next` of nothing) through.
 
     >>> with boundary(StopReason.ENV_ERROR, "reset of env 'shop'"):
     ...     raise OSError("connection lost")
     Traceback (most recent call last):
     agent_r1.errors.EpisodeError: reset of env 'shop' failed (env_error): ...
     """
+
+    def __init__(self, reason: StopReason, where: str) -> None:
+        self._reason = reason
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, (EpisodeError, *INTERRUPTIONS)):
+            return
+        raise EpisodeError(self._reason, self._where, _traceback(error)) from error
+
+
+@contextmanager
+def no_exit(where: str) -> Iterator[None]:
+    """Outside of episodes: what foreign code raises goes through as it is, but it cannot end the program. A
+    `SystemExit` and the like become a `ConfigError`: no run ends in success because somebody called `sys.exit(0)`.
+
+    >>> with no_exit("the data preparation 'prepare:main'"):
+    ...     raise SystemExit(0)
+    Traceback (most recent call last):
+    agent_r1.errors.ConfigError: the data preparation 'prepare:main' raised SystemExit: 0; ...
+    """
     try:
         yield
-    except EpisodeError:
+    except (Exception, *INTERRUPTIONS):
+        raise
+    except BaseException as error:
+        raise ConfigError(
+            f"{where} raised {described(error)}; code that a run calls must return, or raise an exception that says "
+            "what is wrong"
+        ) from error
+
+
+def portable(error: BaseException) -> Exception:
+    """The same failure as an exception that a future can carry: a `SystemExit` would end the event loop on its way, and
+    a future refuses a `StopIteration`."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    carried = RuntimeError(described(error))
+    carried.__cause__ = error
+    return carried
+
+
+def described(error: BaseException) -> str:
+    """The type of an exception and what it says, if it says anything.
+
+    >>> described(SystemExit(0)), described(StopIteration())
+    ('SystemExit: 0', 'StopIteration')
+    """
+    try:
+        text = str(error)
+    except INTERRUPTIONS:
+        raise
+    except BaseException:  # an exception may refuse to be printed
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def raising(kind: type[AgentR1Error], what: str) -> Iterator[None]:
+    """Turn any exception of a library into `kind`; errors that we raise on purpose stay what they are.
+
+    >>> with raising(ExportError, "hf cannot be exported"):
+    ...     raise KeyError("lm_head")
+    Traceback (most recent call last):
+    agent_r1.errors.ExportError: hf cannot be exported (KeyError: 'lm_head')
+    """
+    try:
+        yield
+    except AgentR1Error:
         raise
     except Exception as error:
-        raise EpisodeError(reason, where, _traceback(error)) from error
+        raise kind(f"{what} ({type(error).__name__}: {str(error).strip()})") from error
 
 
 def _traceback(error: BaseException) -> str:
@@ -136,6 +232,19 @@ def _traceback(error: BaseException) -> str:
         return text
     half = MAX_TRACEBACK_CHARS // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+
+
+def refuse_media(where: str, messages: Iterable[Any] = (), images: Sequence[Any] = ()) -> None:
+    """Raise `UnsupportedMediaError` when there is content that is not text: a model that never sees an image must not
+    be trained as if it did."""
+    kinds = media_in(messages)
+    if images and "image" not in kinds:
+        kinds = ["image", *kinds]
+    if kinds:
+        raise UnsupportedMediaError(
+            f"{where} holds {' and '.join(kinds)} content, which no model or engine of Agent-R1 reads yet: only text "
+            "is supported. Put what it shows into words, or leave it out"
+        )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ can be written and tested without torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -27,6 +27,14 @@ ToolSchema = Mapping[str, Any]
 
 TEXT_ARGUMENT = "input"
 """The argument that plain text is, in formats where a call may have it instead of names and values."""
+
+_MEDIA = {
+    f"{before}{kind}{after}": kind
+    for kind in ("image", "video", "audio")
+    for before in ("", "input_")
+    for after in ("", "s", "_url")
+}
+"""The types and keys of content parts and messages that hold what is not text, and what kind that is."""
 
 FinishReason = Literal["stop", "length"]
 
@@ -69,6 +77,24 @@ class StopReason(StrEnum):
 _TRUNCATIONS = frozenset({StopReason.MAX_STEPS, StopReason.MAX_TOKENS, StopReason.CONTEXT_FULL})
 
 
+def media_in(messages: Iterable[Any]) -> list[str]:
+    """The kinds of content in messages that are not text: of image, video, audio those there are.
+
+    >>> media_in([{"role": "user", "content": [{"type": "image_url", "image_url": {}}, {"type": "text", "text": "?"}]}])
+    ['image']
+    """
+    found: set[str] = set()
+    for message in messages:
+        if not isinstance(message, Mapping):
+            continue
+        content = message.get("content")
+        parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list | tuple) else []
+        names = [str(part.get("type")) for part in parts]
+        names += [str(key) for holder in (message, *parts) for key, value in holder.items() if value is not None]
+        found.update(_MEDIA[name] for name in names if name in _MEDIA)
+    return [kind for kind in ("image", "video", "audio") if kind in found]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
     """One dataset row."""
@@ -87,6 +113,13 @@ class Task:
     """Evaluation figures are given per data source."""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     """Anything else from the row; never read by the library."""
+    control_tokens: bool = False
+    """Control tokens in `prompt` count: the model sees the tokens. By default their characters are ordinary text."""
+
+    @property
+    def trusted(self) -> tuple[Message, ...]:
+        """The messages in which control tokens count: the row's own, when the row says so."""
+        return self.prompt if self.control_tokens else ()
 
     @property
     def ground_truth(self) -> Any:
@@ -104,11 +137,11 @@ class Observation:
     messages: tuple[Message, ...] | None = None
     """Chat messages, to be rendered with the model's chat template."""
     text: str | None = None
-    """A raw prompt, tokenised as it stands."""
+    """A raw prompt. Control tokens in it are ordinary characters: give `token_ids` where they must count."""
     token_ids: TokenIds | None = None
     """The exact prompt."""
     images: tuple[Any, ...] = ()
-    """Images referred to by the messages."""
+    """Images referred to by the messages. No engine reads images yet: a prompt with any is refused."""
     tools: tuple[ToolSchema, ...] = ()
     """Tools the chat template shows to the model."""
     anchor: str | None = None
@@ -276,7 +309,8 @@ class Episode:
 
     @property
     def final_text(self) -> str:
-        """The text of the last action, or only its answer where the format marks one; "" if there was no action."""
+        """The text of the last action whatever it is: a sentence that was cut, a tool call, an answer (only the answer
+        where the format marks one); "" if there was no action. Rewards should read `answer`."""
         if not self.steps:
             return ""
         action = self.steps[-1].action
@@ -284,9 +318,10 @@ class Episode:
 
     @property
     def answer(self) -> str:
-        """`final_text` where it is an answer: "" when the episode was cut, or its last action calls a tool or is
-        malformed. A right number in a call, or in a sentence that was never ended, is not an answer."""
-        if not self.steps or self.stop_reason.is_truncation:
+        """`final_text` where it is an answer, the text of a finished last turn: "" when the episode was cut, or its
+        last action calls a tool, is malformed or was cut by the token limit. A right number in a call, or in a sentence
+        that was never ended, is not an answer."""
+        if not self.steps or self.stop_reason is not StopReason.DONE:
             return ""
         action = self.steps[-1].action
         return "" if action.tool_calls or action.parse_error is not None else self.final_text
@@ -332,7 +367,7 @@ class Trajectory:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """What the reward function reported beside the score."""
     answer: str = ""
-    """What a majority vote counts: the reward function's `answer`, else the last action's text."""
+    """What a majority vote counts: the reward function's `answer`, else that of the episode; "" is no vote."""
     next_prompt_ids: TokenIds | None = None
     """For truncated episodes: the prompt after the last step."""
     next_privileged: str | None = None

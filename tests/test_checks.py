@@ -129,9 +129,7 @@ def rows(*truths: Any) -> list[Task]:
 
 
 def after_hashes(task: Task, episode: Episode) -> float:
-    return float(
-        episode.final_text.split("####")[-1].strip() == str(task.ground_truth) and "####" in episode.final_text
-    )
+    return float(episode.answer.split("####")[-1].strip() == str(task.ground_truth) and "####" in episode.answer)
 
 
 def anything(task: Task, episode: Episode) -> float:
@@ -139,7 +137,7 @@ def anything(task: Task, episode: Episode) -> float:
 
 
 async def one_of(task: Task, episode: Episode) -> dict[str, float]:
-    return {"score": 0.5, "success": float(episode.final_text in task.ground_truth)}
+    return {"score": 0.5, "success": float(episode.answer in task.ground_truth)}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +158,7 @@ def test_gold_answers_score_full_marks_and_wrong_ones_do_not(
 
 def test_a_reward_that_no_usual_form_satisfies_asks_for_the_recipes_own() -> None:
     def mumbled(task: Task, episode: Episode) -> float:
-        return float(episode.final_text == f"well, {task.ground_truth}, I think")
+        return float(episode.answer == f"well, {task.ground_truth}, I think")
 
     [finding] = (asyncio.run(gold_result(mumbled, rows("4", "5")))).findings
     assert finding.severity == "warning"
@@ -327,7 +325,7 @@ def test_tokens_that_were_not_sampled_are_found(check: Callable[..., dict[str, R
     tasks = write_tasks(tmp_path / "other.jsonl")
     lines = [json.loads(line) | {"agent_name": flow} for line in tasks.read_text().splitlines()]
     tasks.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    results = check(f"data.train=[{tasks}]")
+    results = check(f"data.train=[{tasks}]", f"data.agent_name={flow}")
     assert rules(list(results["tokens in the loss"].findings)) == ["only sampled tokens carry loss"]
     assert results["engine and trainer"].skipped
     assert results["environment"].skipped

@@ -262,7 +262,7 @@ def test_file_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> None:
     assert "is neither .parquet nor .jsonl" in problems_of(write_lines(tmp_path / "a.csv", "prompt"))
     assert "is not a parquet file" in problems_of(write_lines(tmp_path / "a.parquet", {"prompt": "x"}))
     (tmp_path / "b.jsonl").write_bytes(b'{"prompt": "\xff"}\n')
-    assert "is not UTF-8 text" in problems_of(tmp_path / "b.jsonl")
+    assert "row 0: not UTF-8 text" in problems_of(tmp_path / "b.jsonl")
 
 
 # The sampler
@@ -411,7 +411,7 @@ def test_problems_of_demonstrations_are_reported_at_once_by_row(renderer: ChatRe
     report = str(caught.value)
     assert f"{path}, row 1: a demonstration needs 'messages', a list; found: conversation" in report
     assert f"{path}, row 2: not JSON" in report
-    assert f"{path}, row 3: message 0 needs a 'role'" in report
+    assert f"{path}, row 3: message 0 of 'messages' needs 'role'" in report
     assert f"{path}, row 4: no assistant message to learn from" in report
 
 

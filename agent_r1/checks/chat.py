@@ -74,7 +74,7 @@ def _difference(renderer: ChatRenderer, bridged: Prompt, observation: Observatio
 
 
 def _thinking(renderer: ChatRenderer, prompt: Prompt, action: Action) -> list[Finding]:
-    ids = renderer.encode(_THINKING) + action.token_ids
+    ids = renderer.encode_rendered(_THINKING) + action.token_ids
     thought = renderer.parse(ids, truncated=False)
     if renderer.next_prompt(prompt, thought, _following(prompt.observation, thought)).bridged:
         return []

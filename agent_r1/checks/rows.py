@@ -1,4 +1,5 @@
-"""Do the rows fit: do gold answers score full marks, do wrong ones not, is there room in the context?
+"""Do the rows fit: has each a ground truth, do gold answers score full marks and wrong ones not, is there room in the
+context?
 
 What a perfect answer looks like only the recipe knows. A function `gold_answer(task)` beside the reward function says
 it: the text of the last action. Without it the ground truth is tried as it stands and in the usual dress (`#### 12`,
@@ -11,9 +12,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agent_r1.errors import EpisodeError
+from agent_r1.chat import ChatRenderer
+from agent_r1.errors import EpisodeError, boundary
 from agent_r1.findings import Finding
-from agent_r1.rewards import RewardFunction, score_episode
+from agent_r1.rewards import RewardFunction, accepted_answers, normalise_text, row_problem, score_episode, truth_problem
 from agent_r1.rewards.outcome import no_outcome_reward
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
 
@@ -32,19 +34,19 @@ class GoldResult:
     skipped: bool = False
 
 
-def answer_episode(text: str) -> Episode:
-    """An episode of one action that says `text` and ends."""
+def answer_episode(text: str, *, cut: bool = False) -> Episode:
+    """An episode of one action that says `text` and ends, or is cut by the token limit right after it."""
     step = Step(
         observation=Observation(messages=()),
         prompt_ids=(),
-        action=Action(text=text, content=text),
+        action=Action(text=text, content=text, parse_error="The answer was cut by the length limit." if cut else None),
         action_ids=(),
         rollout_logprobs=(),
         reward=0.0,
-        done=True,
+        done=not cut,
         policy_versions=(),
     )
-    return Episode(steps=(step,), stop_reason=StopReason.DONE)
+    return Episode(steps=(step,), stop_reason=StopReason.MAX_TOKENS if cut else StopReason.DONE)
 
 
 def _plain(task: Task) -> str:
@@ -66,40 +68,94 @@ def own_form(reward: RewardFunction) -> GoldAnswer | None:
     return getattr(module, "gold_answer", None)
 
 
+def truth_findings(reward: RewardFunction, tasks: Sequence[Task]) -> list[Finding]:
+    """Rows without a ground truth among rows that have one, and ground truths that are empty without punctuation.
+
+    What a reward function says it needs (`needs_ground_truth`) is a problem where it is missing, else a warning.
+    """
+    missing, empty = [], []
+    for task in tasks:
+        problem = row_problem(reward, task)
+        if problem is not None:
+            missing.append(f"'{task.task_id}' ({problem})")
+        elif truth_problem(task.ground_truth, "exact") is not None:
+            missing.append(f"'{task.task_id}'")
+        elif not any(map(normalise_text, accepted_answers(task.ground_truth))):
+            empty.append(f"'{task.task_id}' ({task.ground_truth!r:.40})")
+    findings = []
+    declared = getattr(reward, "needs_ground_truth", None) is not None
+    if missing and (declared or len(missing) < len(tasks)):
+        found = f"{len(missing)} of {len(tasks)} rows have none that the reward can use: {_some(missing)}"
+        do = "Give each row a reward_model.ground_truth, or leave it out: no answer to it can be right"
+        findings.append(
+            Finding(
+                what="every row has a ground truth",
+                found=found,
+                do=do,
+                severity="problem" if declared else "warning",
+            )
+        )
+    if empty:
+        found = f"{len(empty)} of {len(tasks)} ground truths are only punctuation: {_some(empty)}"
+        do = "exact_match never matches them; compare with same_text, or leave them out"
+        findings.append(Finding(what="a ground truth has a normal form", found=found, do=do, severity="warning"))
+    return findings
+
+
 async def gold_result(reward: RewardFunction, tasks: Sequence[Task]) -> GoldResult:
-    """Score the gold answer of every row, and the gold answer of another row in its place."""
+    """Score the gold answer of every row, and in its place what must not score: the gold answer of another row,
+    silence, and a gold answer that was cut."""
     own = own_form(reward)
     if reward is no_outcome_reward:
         return GoldResult(findings=(), seen="all reward comes from the environment", skipped=True)
-    with_truth = [task for task in tasks if own is not None or task.ground_truth is not None]
+    findings = truth_findings(reward, tasks)
+    with_truth = [task for task in tasks if own is not None or truth_problem(task.ground_truth, "exact") is None]
+    with_truth = [task for task in with_truth if row_problem(reward, task) is None]
     if not with_truth:
-        return GoldResult(findings=(), seen="no row has a ground truth", skipped=True)
+        seen = "no row has a ground truth"
+        return GoldResult(findings=tuple(findings), seen=seen, skipped=not findings)
     name, form = ("gold_answer", own) if own is not None else await _best_form(reward, with_truth[:_TRIED_ROWS])
     if form is None:
         found = f"none of {', '.join(USUAL_FORMS)} scores full marks on the first rows"
         do = "Write gold_answer(task) beside the reward function: the text a perfect last action has"
-        finding = Finding(what="gold answers score full marks", found=found, do=do, severity="warning")
-        return GoldResult(findings=(finding,), seen="")
-    texts = [form(task) for task in with_truth]
-    missed = [
-        f"'{task.task_id}'" for task, text in zip(with_truth, texts, strict=True) if not await _full(reward, task, text)
-    ]
+        findings.append(Finding(what="gold answers score full marks", found=found, do=do, severity="warning"))
+        return GoldResult(findings=tuple(findings), seen="")
+    try:
+        with boundary(StopReason.REWARD_ERROR, "gold_answer"):
+            texts = [form(task) for task in with_truth]
+    except EpisodeError as error:
+        findings.append(Finding(what="gold_answer gives a text", found=str(error), do="Mend gold_answer"))
+        return GoldResult(findings=tuple(findings), seen="")
+    scored, seen = await _scores(reward, with_truth, texts, name)
+    return GoldResult(findings=(*findings, *scored), seen=seen)
+
+
+async def _scores(
+    reward: RewardFunction, tasks: Sequence[Task], texts: Sequence[str], name: str
+) -> tuple[list[Finding], str]:
+    pairs = list(zip(tasks, texts, strict=True))
+    missed = [f"'{task.task_id}'" for task, text in pairs if not await _full(reward, task, text)]
     fooled = [
         f"'{task.task_id}' ({other!r})"
-        for task, other in _wrong_answers(with_truth, texts)
+        for task, other in _wrong_answers(tasks, texts)
         if await _full(reward, task, other)
     ]
+    cut = [f"'{task.task_id}'" for task, text in pairs[:_TRIED_ROWS] if await _full(reward, task, text, cut=True)]
     findings = []
     if missed:
-        found = f"{len(missed)} of {len(with_truth)} rows do not give full marks to {name}: {_some(missed)}"
+        found = f"{len(missed)} of {len(tasks)} rows do not give full marks to {name}: {_some(missed)}"
         findings.append(
             Finding(what="gold answers score full marks", found=found, do="Mend the rows or the reward function")
         )
     if fooled:
         found = f"{len(fooled)} rows give full marks to a wrong answer: {_some(fooled)}"
         findings.append(Finding(what="wrong answers do not", found=found, do="Make the reward function stricter"))
-    seen = f"{len(with_truth) - len(missed)} of {len(with_truth)} gold answers ({name}) score full marks"
-    return GoldResult(findings=tuple(findings), seen=f"{seen}, {len(fooled)} wrong ones do")
+    if cut and not fooled:
+        found = f"{len(cut)} of the first {len(pairs[:_TRIED_ROWS])} rows give full marks to one: {_some(cut)}"
+        do = "Read episode.answer, not episode.final_text: it is empty when the last turn was cut or calls a tool"
+        findings.append(Finding(what="an answer that was cut does not score", found=found, do=do, severity="warning"))
+    seen = f"{len(tasks) - len(missed)} of {len(tasks)} gold answers ({name}) score full marks"
+    return findings, f"{seen}, {len(fooled)} wrong ones do"
 
 
 async def _best_form(reward: RewardFunction, tasks: Sequence[Task]) -> tuple[str, GoldAnswer | None]:
@@ -134,10 +190,10 @@ def _truths(task: Task) -> set[str]:
     return {" ".join(str(entry).lower().split()) for entry in several}
 
 
-async def _full(reward: RewardFunction, task: Task, text: str) -> bool:
+async def _full(reward: RewardFunction, task: Task, text: str, *, cut: bool = False) -> bool:
     """Full marks; a reward function that raises gives none, and the trial episodes tell of it."""
     try:
-        score = await score_episode(reward, task, answer_episode(text))
+        score = await score_episode(reward, task, answer_episode(text, cut=cut))
     except EpisodeError:
         return False
     return float(score.parts.get("success", score.value)) >= 1.0
@@ -162,6 +218,22 @@ def room_findings(
         do = "Raise rollout.context_length, or use a context policy (env.context) that forgets"
         return [Finding(what="the longest row has room for two turns", found=found, do=do, severity="warning")]
     return []
+
+
+def control_token_findings(renderer: ChatRenderer, tasks: Sequence[Task]) -> list[Finding]:
+    """Which rows have control tokens in their text although they do not say that these count."""
+    named = []
+    for task in tasks:
+        found = [] if task.control_tokens else renderer.control_tokens.found_in(task.prompt)
+        if found:
+            named.append(f"'{task.task_id}' ({', '.join(found[:_SHOWN])})")
+    if not named:
+        return []
+    found_in = (
+        f"{len(named)} rows have control tokens in their text, which the model reads as plain text: {_some(named)}"
+    )
+    do = 'Nothing, when it is plain text; set "control_tokens": true in rows whose control tokens must count'
+    return [Finding(what="rows have no control tokens in their text", found=found_in, do=do, severity="warning")]
 
 
 def _some(entries: Sequence[str]) -> str:

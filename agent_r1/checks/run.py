@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from agent_r1.chat import ChatRenderer
 from agent_r1.checks.chat import call_findings, template_findings
 from agent_r1.checks.report import Report, Result, without_repeats
-from agent_r1.checks.rows import gold_result, room_findings
+from agent_r1.checks.rows import control_token_findings, gold_result, room_findings
 from agent_r1.checks.trials import (
     Trials,
     agreement_result,
@@ -27,7 +26,6 @@ from agent_r1.envs import check_env
 from agent_r1.errors import AgentR1Error, RolloutsFailingError
 from agent_r1.findings import Finding
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
-from agent_r1.tools import BaseTool
 from agent_r1.tools.check import check_tool
 from agent_r1.training.preflight import (
     Plan,
@@ -38,8 +36,10 @@ from agent_r1.training.preflight import (
     one_per_use,
     prepare_model,
     tool_policies,
+    tools_in_use,
 )
 from agent_r1.training.run import load_parts, model_made
+from agent_r1.training.stopping import run_cancelling, stop_signals
 from agent_r1.types import Observation, Task, Trajectory
 
 _LONGEST_ROWS = 200
@@ -60,9 +60,10 @@ def check_recipe(
     skipped and says so. No run folder is written; a recipe's own preparation is run, and its warm start for trials.
     """
     results: list[Result] = []
-    for result in _all(config, console, groups, members, with_trials):
-        results.append(result)
-        on_result(result)
+    with stop_signals(quiet=console.console.quiet) as stop, stop.leaving("The check was not finished."):
+        for result in _all(config, console, groups, members, with_trials):
+            results.append(result)
+            on_result(result)
     return Report(results=tuple(results))
 
 
@@ -73,7 +74,7 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
         return
     tasks = [*plan.train_tasks, *plan.eval_tasks]
     yield _tools(plan, tasks)
-    gold = asyncio.run(gold_result(plan.reward, tasks))
+    gold = run_cancelling(lambda: gold_result(plan.reward, tasks))
     yield Result(title="gold answers", findings=gold.findings, seen=gold.seen, skipped=gold.skipped)
     plan = _with_model(plan, console, warm_start=with_trials)
     renderer, result = _attempt("model", lambda: check_model(plan), lambda renderer: "found")
@@ -81,6 +82,8 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
     if renderer is None:
         return
     yield _room(plan, renderer, tasks)
+    found = control_token_findings(renderer, tasks)
+    yield Result(title="control tokens", findings=tuple(found), seen="" if found else "no row has any in its text")
     shown = [first_observation(plan, task) for task in one_per_use(tasks)]
     yield _about(shown, "chat template", lambda observation: template_findings(renderer, observation))
     yield _about(shown, "calls", lambda observation: call_findings(renderer, observation))
@@ -111,11 +114,7 @@ def _sizes(plan: Plan) -> str:
 
 
 def _tools(plan: Plan, tasks: Sequence[Task]) -> Result:
-    entries = [
-        *plan.config.env.get("tools", []),
-        *(entry for task in one_per_use(tasks) for entry in task.env_kwargs.get("tools", [])),
-    ]
-    tools = {tool.name: tool for entry in entries for tool in BaseTool.find(entry)}
+    tools = {tool.name: tool for tool in tools_in_use(plan.config, tasks)}
     if not tools:
         return Result(title="tools", seen="the recipe names none", skipped=True)
     policies = tool_policies(plan.config)
@@ -126,7 +125,10 @@ def _tools(plan: Plan, tasks: Sequence[Task]) -> Result:
 def _room(plan: Plan, renderer: ChatRenderer, tasks: Sequence[Task]) -> Result:
     """Only the rows with the most characters can be the longest; `check_model` has seen that all fit at all."""
     longest = sorted(tasks, key=lambda task: len(str(task.prompt)), reverse=True)[:_LONGEST_ROWS]
-    lengths = [(task.task_id, len(renderer.render(first_observation(plan, task)).token_ids)) for task in longest]
+    lengths = [
+        (task.task_id, len(renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids))
+        for task in longest
+    ]
     settings, context = plan.config.rollout, context_length(plan.config)
     found = room_findings(lengths, context=context, max_tokens=settings.max_tokens, max_steps=settings.max_steps)
     seen = f"the longest first prompt has {max(length for _, length in lengths)} of {context} tokens" if lengths else ""
@@ -147,7 +149,7 @@ def _trials(plan: Plan, renderer: ChatRenderer, console: RunConsole, groups: int
             bar.advance()
 
         try:
-            trials = asyncio.run(run_trials(plan, parts, tasks, members=members, on_finished=advance))
+            trials = run_cancelling(lambda: run_trials(plan, parts, tasks, members=members, on_finished=advance))
         except RolloutsFailingError as error:
             yield failed_trials(error)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from agent_r1.findings import Finding
 from agent_r1.training.compute import make_compute
 from agent_r1.training.preflight import Plan
 from agent_r1.training.rows import Sample
-from agent_r1.training.run import Parts, tools_at_hand
+from agent_r1.training.run import Parts, closing_engine, tools_at_hand
 from agent_r1.training.scoring import score_all
 from agent_r1.types import Completion, Group, SamplingParams, Step, StopReason, Task, TokenIds, Trajectory
 
@@ -40,6 +40,11 @@ class WitnessEngine:
     def context_length(self) -> int:
         """Of the engine."""
         return self._engine.context_length
+
+    @property
+    def adapters(self) -> Collection[str]:
+        """Of the engine."""
+        return self._engine.adapters
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Ask the engine, and remember."""
@@ -90,13 +95,12 @@ async def run_trials(
         top_k=settings.top_k,
     )
     try:
-        async with tools_at_hand(parts.tools):
+        async with closing_engine(parts), tools_at_hand(parts.tools):
             groups = await parts.rollout.run(
                 tasks, group_size=members, sampling=sampling, seed=plan.config.trainer.seed, on_finished=on_finished
             )
     finally:
         parts.rollout.engine = parts.engine
-        await parts.engine.close()
     return Trials(groups=tuple(groups), said=frozenset(witness.said))
 
 

@@ -1,7 +1,9 @@
 """Configuration: dataclasses as the schema, composed with Hydra."""
 
-from agent_r1.config.compose import from_yaml, known_keys, load_config, presets, to_yaml
+from agent_r1.config.compose import from_yaml, known_keys, load_config, presets, to_yaml, value_problems
+from agent_r1.config.differences import config_differences
 from agent_r1.config.naming import algorithm_name
+from agent_r1.config.quoting import quoted
 from agent_r1.config.schema import AlgorithmConfig, Config, OptimizerConfig
 from agent_r1.registry import bind_part
 
@@ -11,9 +13,12 @@ __all__ = [
     "OptimizerConfig",
     "algorithm_name",
     "bind_part",
+    "config_differences",
     "from_yaml",
     "known_keys",
     "load_config",
     "presets",
+    "quoted",
     "to_yaml",
+    "value_problems",
 ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -17,7 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from agent_r1.cache import cached
+from agent_r1.config.quoting import readable
 from agent_r1.config.schema import Config
+from agent_r1.constraints import field_problems, unusable_parts
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 
 OPEN_KEYS = ("env", "algorithm.estimator", "algorithm.loss", "algorithm.aggregation", "algorithm.off_policy")
@@ -28,8 +30,15 @@ _NAMED_KEYS = ("tools",)
 """Keys that hold a section for each name the user chooses: `tools.search.timeout=5`. What the sections hold is checked
 by those who use it."""
 
+_REFUSALS = (
+    *(HydraException, OmegaConfBaseException, YAMLError),
+    *(ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, AssertionError),
+)
+"""What Hydra and OmegaConf raise for a file or an override that they cannot use: not only errors of their own."""
+
 _PACKAGE_FOLDER = Path(__file__).parent
 OmegaConf.register_new_resolver("cached", lambda name: str(cached(name)), replace=True)
+_PRESET = re.compile(r"(?!(?:nan|inf|null|true|false)$)[a-z_][a-z0-9_./-]*", re.IGNORECASE | re.ASCII)
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
@@ -37,23 +46,31 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Con
     """The configuration of a recipe folder (its `base.yaml`) with `key=value` overrides on top."""
     folder = _PACKAGE_FOLDER if recipe is None else Path(recipe)
     name = "default" if recipe is None else "base"
-    if not (folder / f"{name}.yaml").is_file():
+    if not _is_file(folder / f"{name}.yaml"):
         raise ConfigError(
             f"'{folder}' is not a recipe: there is no file {folder / 'base.yaml'}. "
             "Give a folder such as recipes/quickstart"
         )
     ConfigStore.instance().store(name="agent_r1", node=Config)
     GlobalHydra.instance().clear()
+    opened = _opened(overrides)
     try:
         with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3"):
-            composed = _composed(name, ["hydra.searchpath=[pkg://agent_r1.config]", *_opened(overrides)])
+            composed = _composed(name, ["hydra.searchpath=[pkg://agent_r1.config]", *opened])
         OmegaConf.resolve(composed)
-        config = _without_stale_arguments(cast(Config, OmegaConf.to_object(composed)), overrides)
-        return _without_stale_preparation(config, overrides, folder)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        config = cast(Config, OmegaConf.to_object(composed))
+    except _REFUSALS as error:
         raise _explained(error, folder / f"{name}.yaml") from error
     finally:
         GlobalHydra.instance().clear()
+    return _without_stale_preparation(_without_stale_arguments(config, overrides), overrides, folder)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a path that the file system does not take
+        return False
 
 
 def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
@@ -114,12 +131,23 @@ def to_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
+def value_problems(config: Config) -> list[str]:
+    """Every value that its key does not take, and every value inside `env`, `tools` and the parts of the algorithm that
+    nothing could use (NaN, infinity, NUL characters)."""
+    problems = list(field_problems(config))
+    told = {problem.partition("=")[0] for problem in problems}
+    for problem in unusable_parts(asdict(config), "", from_data=False):
+        if problem.partition(" ")[0] not in told:
+            problems.append(problem)
+    return problems
+
+
 def from_yaml(text: str) -> Config:
     """The configuration that `to_yaml` wrote."""
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
         return cast(Config, OmegaConf.to_object(cast(DictConfig, merged)))
-    except (OmegaConfBaseException, YAMLError) as error:
+    except _REFUSALS as error:
         raise ConfigError(f"a saved configuration cannot be read: {error}") from error
 
 
@@ -147,6 +175,10 @@ def _opened(overrides: Sequence[str]) -> list[str]:
         if _replaced_part(override) is not None:
             result.append(f"++{key}.name={match['value']}")
             continue
+        if key in _groups() and match["sign"] != "~" and _PRESET.fullmatch(match["value"]) is None:
+            problems.append(f"unknown {key} '{match['value']:.60}'. {did_you_mean(match['value'][:60], presets(key))}")
+            continue
+        override = _quoted_where_needed(match)
         is_open = any(key == name or key.startswith(f"{name}.") for name in (*OPEN_KEYS, *_NAMED_KEYS))
         if not is_open and key not in keys and key not in sections:
             problems.append(f"unknown key '{key}'. {_nearest_key(key, keys)}")
@@ -154,6 +186,31 @@ def _opened(overrides: Sequence[str]) -> list[str]:
     if problems:
         raise ConfigError("the command line has overrides that cannot be used:\n  - " + "\n  - ".join(problems))
     return result
+
+
+def _quoted_where_needed(override: re.Match[str]) -> str:
+    """The override with its value in a form that Hydra reads; a preset's name (`algorithm=ppo`) stays as it is."""
+    value, key = override["value"], override["key"].lstrip("/")
+    if value is None:
+        return override[0]
+    is_group = key in _groups()
+    return (
+        override[0]
+        if is_group
+        else f"{override['sign'] or ''}{override['key']}={readable(value, is_text=_is_text(key))}"
+    )
+
+
+def _groups() -> set[str]:
+    return {path.name for path in _PACKAGE_FOLDER.iterdir() if path.is_dir() and not path.name.startswith("_")}
+
+
+def _is_text(key: str) -> bool:
+    """Whether the schema says that the key holds text."""
+    schema: Any = Config
+    for part in key.split("."):
+        schema = get_type_hints(schema).get(part) if is_dataclass(schema) else None
+    return schema is str or schema == str | None
 
 
 def _nearest_key(key: str, keys: Sequence[str]) -> str:

@@ -57,7 +57,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 def _changes(preset: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     """Keys that differ; what a recipe says of a critic is no change where there is none."""
-    without_critic = not (preset.get("critic.enabled") or found.get("critic.enabled"))
+    without_critic = not (preset.get("critic.kind") or found.get("critic.kind"))
     return {
         key: found.get(key)
         for key in {**preset, **found}

@@ -4,12 +4,30 @@
 
 A key set to `{name: ..., <argument>: ...}` (`env`, and `estimator`, `loss`, `aggregation`, `off_policy` of `algorithm`)
 names something in a registry and gives its keyword arguments; they are checked against its signature.
+
+The type of a key says what values it takes (`agent_r1/constraints.py`): `Count` is a whole number from 1. Every number
+has a range and is finite, and every text that is a choice lists its choices.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
+
+from pydantic import Field
+
+from agent_r1.constraints import (
+    Count,
+    CountOrZero,
+    Fraction,
+    NotNegative,
+    PathText,
+    Positive,
+    Seconds,
+    Seed,
+    like,
+    one_of,
+)
 
 
 @dataclass
@@ -17,21 +35,22 @@ class RunConfig:
     """Where a run lives."""
 
     name: str = "run"
-    """The run's folder is `<folder>/<name>`."""
-    folder: str = "runs"
+    """The run's folder is `<folder>/<name>`. One folder's name: no slashes, no dot at its start."""
+    folder: PathText = "runs"
     """Parent of all run folders."""
-    resume: str = "auto"
-    """auto: go on with an unfinished run of the same configuration, else move the old folder aside and start afresh.
-    never: always start afresh. must: refuse to start when there is nothing to go on with."""
+    resume: Annotated[str, one_of("auto", "never", "must")] = "auto"
+    """auto: resume an unfinished run of the same configuration, data and model; otherwise rename the old folder and
+    start a new run. never: always start a new run. must: resume, also with another configuration; refuse when there is
+    no checkpoint, or when data or model have changed."""
 
 
 @dataclass
 class LoraConfig:
     """Training small matrices beside the weights instead of the weights (extra `lora`)."""
 
-    rank: int = 0
+    rank: CountOrZero = 0
     """Rank of the adapters; 0: no adapters, all weights are trained."""
-    alpha: float = 32.0
+    alpha: Positive = 32.0
     """What adapters add to a layer is scaled by alpha / rank."""
     targets: list[str] = field(default_factory=lambda: ["all-linear"])
     """Layers that get one, by the end of their names (`q_proj`); all-linear: every linear layer of the decoder, not the
@@ -42,14 +61,15 @@ class LoraConfig:
 class ModelConfig:
     """The policy."""
 
-    path: str = "???"
+    path: PathText = "???"
     """A Hugging Face folder or id, or a GGUF file. `model=smollm2` is a preset."""
     prepare: Optional[str] = None
     """`module:function` that makes the recipe's own `path` when it is missing; called with the configuration."""
     tool_format: str = "hermes"
     """How the model writes tool calls: hermes, qwen3_coder, llama3, mistral, harmony, retool, react or one's own."""
-    dtype: str = "float32"
-    """Type of the trained weights: float32 or bfloat16."""
+    dtype: Annotated[str, one_of("float32", "bfloat16")] = "float32"
+    """Type of the weights that stand still (a LoRA base), of matrix products on a CPU, and of the exported model unless
+    `model.path` holds float32: float32 or bfloat16. Weights that are trained are float32 in either case."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Only for models whose code you have read."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -60,9 +80,9 @@ class ModelConfig:
 class DataConfig:
     """The rows."""
 
-    train: list[str] = field(default_factory=list)
+    train: list[PathText] = field(default_factory=list)
     """Parquet or JSONL files to train on."""
-    eval: list[str] = field(default_factory=list)
+    eval: list[PathText] = field(default_factory=list)
     """Held-out files; empty: no evaluation."""
     prepare: Optional[str] = None
     """`module:function` that makes the recipe's own data files when they are missing; called with the configuration."""
@@ -76,9 +96,9 @@ class RewardConfig:
 
     function: str = "none"
     """The outcome reward: a registered name or `module:function`."""
-    process_weight: float = 1.0
+    process_weight: NotNegative = 1.0
     """Weight of the steps' own rewards; 0 switches them off."""
-    timeout: Optional[float] = None
+    timeout: Optional[Seconds] = None
     """Seconds the outcome reward may take: it runs in a worker process, which is killed then, and the rollout fails.
     null: it runs in this process, and one that hangs holds up the run."""
 
@@ -87,29 +107,29 @@ class RewardConfig:
 class RolloutConfig:
     """How experience is made."""
 
-    groups_per_step: int = 16
+    groups_per_step: Count = 16
     """Tasks in a batch."""
-    group_size: int = 8
+    group_size: Count = 8
     """Rollouts of each task."""
-    max_steps: int = 8
+    max_steps: Count = 8
     """Steps an episode."""
-    max_tokens: int = 256
+    max_tokens: Count = 256
     """Tokens an action."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Sampling temperature; the policy that is trained is the one at this temperature."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling."""
-    top_k: int = 0
+    top_k: CountOrZero = 0
     """Keep this many most likely tokens; 0 keeps all."""
-    context_length: Optional[int] = None
+    context_length: Optional[Annotated[int, Field(ge=2, le=2**31 - 1)]] = None
     """Longest prompt and action together; null: the model's own."""
-    concurrency: int = 256
+    concurrency: Count = 256
     """Episodes alive at once."""
-    deadline_seconds: float = 600.0
+    deadline_seconds: Seconds = 600.0
     """An episode that takes longer fails."""
-    retries: int = 2
+    retries: CountOrZero = 2
     """Further attempts at a rollout that failed."""
-    max_staleness: int = 0
+    max_staleness: CountOrZero = 0
     """Training steps that the oldest token of a group may be behind when it is trained. 0: a step waits for all its
     groups. Above: it starts when enough groups are complete, and the others go on over the update."""
 
@@ -118,12 +138,12 @@ class RolloutConfig:
 class EngineConfig:
     """What samples from the policy: a copy of the model with a paged cache of keys and values."""
 
-    dtype: str = "auto"
+    dtype: Annotated[str, one_of("auto", "float32", "bfloat16")] = "auto"
     """Type of the copy's weights and cache. auto: bfloat16 on a GPU, `model.dtype` elsewhere. float32, bfloat16."""
-    kv_memory: Optional[float] = None
+    kv_memory: Optional[Positive] = None
     """Tokens whose keys and values are kept, or a fraction of the memory; null: enough for `rollout.concurrency`
     requests of moderate length, at most a quarter of the memory."""
-    prefill_tokens: int = 16384
+    prefill_tokens: Count = 16384
     """Tokens of prompts computed at once."""
     compile: bool = True
     """On a GPU, compile the decoder layers: some twenty seconds at the start, faster generation."""
@@ -133,15 +153,15 @@ class EngineConfig:
 class KLConfig:
     """Staying close to the policy the run started from."""
 
-    coefficient: float = 0.0
+    coefficient: NotNegative = 0.0
     """0: no reference model is loaded."""
     estimator: str = "k3"
     """k1, abs, k2 or k3; with a `+` (`k3+`) its value with the gradient of k2."""
-    place: str = "loss"
+    place: Annotated[str, one_of("loss", "reward")] = "loss"
     """loss: added to the loss. reward: taken off the reward, token by token."""
-    target: Optional[float] = None
+    target: Optional[Positive] = None
     """Divergence per token to hold by moving the coefficient; null: the coefficient is fixed."""
-    horizon: float = 10000.0
+    horizon: Positive = 10000.0
     """Trajectories over which the coefficient adapts; fewer is faster."""
 
 
@@ -149,30 +169,37 @@ class KLConfig:
 class CriticConfig:
     """The value model of algorithms that need one."""
 
-    enabled: bool = False
-    """Set by the algorithm."""
-    learning_rate: float = 1e-4
-    """Of the critic's own optimizer."""
-    value_clip: Optional[float] = 0.5
-    """How far a value may move from its old one in one update; null: as far as it likes."""
-    warmup_steps: int = 0
+    kind: Optional[Annotated[str, one_of("closed_form", "own", "shared")]] = None
+    """null: none. closed_form: a linear head on the policy's hidden states, solved from sums over batches; no second
+    model, no optimizer. own: a copy of the policy that is trained. shared: a trained head on the policy's own trunk,
+    which the value loss reaches."""
+    bootstrap: bool = False
+    """false: an episode that is cut by a limit is scored, and ends there. true: its outcome is left out, and the
+    critic's value of its next state takes the outcome's place."""
+    learning_rate: Positive = 1e-4
+    """own, shared: of the critic's own optimizer."""
+    value_clip: Optional[Positive] = 0.5
+    """own, shared: how far a value may move from its old one in one update; null: as far as it likes."""
+    warmup_steps: CountOrZero = 0
     """First training steps in which only the critic learns."""
-    shared_weight: Optional[float] = None
-    """Set (0.1, say): a value head on the policy's own trunk, one pass for both, and the value loss has this weight in
-    the trunk's gradient. null: the critic is a model of its own."""
-    privileged: Optional[str] = None
+    privileged: Optional[Annotated[str, one_of("ground_truth", "observation")]] = None
     """Text that only the critic reads. ground_truth: the row's. observation: what the environment gives as
     `Observation.privileged`."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a critic."""
+        return self.kind is not None
 
 
 @dataclass
 class ProcessConfig:
     """How the steps' own rewards are balanced against the outcome; `reward.process_weight` is their weight."""
 
-    normalisation: str = "none"
+    normalisation: Annotated[str, one_of("none", "return_max", "group_std", "running")] = "none"
     """What they are divided by. none, return_max: the batch's largest return-to-go, group_std: the spread of their
     sums in the group, running: the spread over the whole run."""
-    bound: Optional[float] = None
+    bound: Optional[NotNegative] = None
     """Cut a step's process reward to this size first; null: take it as it is."""
 
 
@@ -189,21 +216,21 @@ class AlgorithmConfig:
     off_policy: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
     """Correction for the difference between the engine's and the trainer's probabilities: none, token, sequence or
     mask."""
-    old_logprobs: str = "auto"
+    old_logprobs: Annotated[str, one_of("auto", "rollout", "trainer")] = "auto"
     """Whose log-probs the ratio starts from. rollout: the engine's, no extra pass. trainer: the trainer's own, one
     extra pass when several updates follow a rollout. auto: rollout when one update follows and nothing asks for more.
     """
-    epochs: int = 1
+    epochs: Count = 1
     """Passes over each batch."""
-    minibatches: int = 1
+    minibatches: Count = 1
     """Updates a pass; whole groups go into each."""
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: NotNegative = 0.0
     """Weight of the entropy bonus."""
-    refill_rounds: int = 0
+    refill_rounds: CountOrZero = 0
     """Up to this many further rounds of rollouts take the place of groups whose members all earned the same."""
     greedy_baseline: bool = False
     """Roll every task out once more, greedily, as a baseline."""
-    overlong_fraction: float = 0.0
+    overlong_fraction: Fraction = 0.0
     """The last part of `rollout.max_tokens` in which an action is charged, up to 1 at the limit; 0: never."""
     process: ProcessConfig = field(default_factory=ProcessConfig)
     """Balance of process and outcome rewards."""
@@ -217,15 +244,15 @@ class AlgorithmConfig:
 class OptimizerConfig:
     """AdamW."""
 
-    learning_rate: float = 1e-5
+    learning_rate: Positive = 1e-5
     """Of the policy."""
-    warmup_steps: int = 0
+    warmup_steps: CountOrZero = 0
     """Training steps over which the rate rises from 0."""
-    final_fraction: float = 1.0
+    final_fraction: Fraction = 1.0
     """The rate falls in a straight line to this share of itself at the last step; 1: it stays."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Decoupled decay."""
-    gradient_clip: float = 1.0
+    gradient_clip: Positive = 1.0
     """Largest gradient norm."""
 
 
@@ -233,27 +260,28 @@ class OptimizerConfig:
 class TrainerConfig:
     """The training loop."""
 
-    steps: int = 100
+    steps: Count = 100
     """Training steps: one batch of rollouts and its updates each."""
-    seed: int = 0
+    seed: Seed = 0
     """Everything random follows from it."""
-    device: str = "auto"
-    """auto: cuda when there is one, else cpu."""
-    micro_batch_tokens: int = 16384
+    device: Annotated[str, like(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")] = "auto"
+    """auto: cuda when there is one, else cpu. cpu, cuda, or one GPU by its number: cuda:1."""
+    micro_batch_tokens: Count = 16384
     """Tokens, padding included, in one forward and backward pass."""
-    packing: str = "trie"
+    packing: Annotated[str, one_of("trie", "rows")] = "trie"
     """trie: prefixes that steps share are computed once. rows: one padded row a step, slower, for comparison."""
-    precision: str = "auto"
-    """Of matrix products in training; the weights keep `model.dtype`. auto: bfloat16 on a GPU. float32, bfloat16."""
+    precision: Annotated[str, one_of("auto", "float32", "bfloat16")] = "auto"
+    """Of matrix products in training; the weights keep their own. auto: bfloat16 on a GPU, `model.dtype` elsewhere.
+    float32, bfloat16."""
     compile: bool = False
     """Compile the decoder layers for training: half a minute at the start, faster updates on a GPU."""
     gradient_checkpointing: bool = False
     """Recompute each layer going backward instead of keeping it: less memory, more time."""
-    max_skipped_updates: int = 5
+    max_skipped_updates: Count = 5
     """The run stops after this many non-finite updates in a row."""
-    save_every: int = 10
+    save_every: Count = 10
     """Steps between checkpoints; the last step is always saved."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Count = 2
     """How many to keep; there is one more while it is written."""
 
 
@@ -263,13 +291,13 @@ class EvalConfig:
 
     before: bool = True
     """Evaluate before the first step."""
-    every: int = 0
+    every: CountOrZero = 0
     """Steps between evaluations; 0: only before and after."""
-    max_tasks: Optional[int] = None
+    max_tasks: Optional[Count] = None
     """Use only this many rows, always the same, evenly over the data sources."""
-    samples: int = 0
+    samples: CountOrZero = 0
     """Sampled rollouts a row, for mean, best@k and maj@k; 0: greedy only."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Field(ge=1e-6, le=1000)] = 1.0
     """Of the sampled rollouts."""
 
 
@@ -281,7 +309,7 @@ class TrackingConfig:
     """Write TensorBoard events (extra `tensorboard`)."""
     wandb_project: Optional[str] = None
     """Log to this Weights & Biases project (extra `wandb`)."""
-    record_every: int = 1
+    record_every: CountOrZero = 1
     """Steps between recorded batches of trajectories; 0: never."""
 
 
@@ -289,16 +317,16 @@ class TrackingConfig:
 class SftConfig:
     """A warm start on demonstrations (`agent-r1 sft`)."""
 
-    folder: Optional[str] = None
+    folder: Optional[PathText] = None
     """Set in a recipe: runs start from the model in this folder, `model.path` tuned on `data`; the first one makes it.
     null: they start from `model.path`."""
-    data: list[str] = field(default_factory=list)
+    data: list[PathText] = field(default_factory=list)
     """JSONL or parquet rows with `messages` (a whole conversation) and optional `tools`."""
-    steps: int = 100
+    steps: Count = 100
     """Optimizer steps."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Conversations a step."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """Peak rate; it rises over the first tenth and falls to a tenth."""
 
 

@@ -1,0 +1,61 @@
+"""JSON without surprises: what others wrote is a value or one `ValueError`, and what is written has no NaN in it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def read_json(text: str | bytes) -> Any:
+    """The value of a JSON text, read strictly: each way in which it is no JSON is a plain `ValueError` that says so.
+
+    Python's own reader takes NaN and keys that stand twice, and fails on deep nesting and long numbers in ways of its
+    own.
+    """
+    try:
+        whole = text.decode() if isinstance(text, bytes) else text
+        return json.loads(whole, parse_constant=_refuse_constant, object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at character {error.pos}): {whole[:60]!r}") from None
+    except RecursionError:
+        raise ValueError(f"nested too deeply: {whole[:60]!r}") from None
+    except ValueError as error:
+        raise ValueError(_digits_explained(str(error))) from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON; numbers must be finite")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {repeated!r:.60} stands twice in one object")
+    return made
+
+
+def _digits_explained(message: str) -> str:
+    return "an integer of thousands of digits; write it as text" if "integer string conversion" in message else message
+
+
+def write_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON text with null for numbers that are not finite, which JSON cannot hold.
+
+    >>> write_json({"eval/all/greedy": float("nan")})
+    '{"eval/all/greedy": null}'
+    """
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
