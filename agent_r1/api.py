@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.config import Config, load_config
+from agent_r1.config import Config, load_config, quoted
 from agent_r1.console import RunConsole
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
+from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean, no_exit
 from agent_r1.registry import recipe_folder
 from agent_r1.rewards import RewardFunction, reward_functions
 from agent_r1.tools import BaseTool, FunctionTool
@@ -42,7 +42,7 @@ def train(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Summ
     from agent_r1.training.run import train_run
 
     recipe, config = resolve(recipe_and_overrides, **parts)
-    with recipe_folder(recipe):
+    with no_exit("the code of the recipe"), recipe_folder(recipe):
         return train_run(config, RunConsole(quiet=quiet))
 
 
@@ -65,7 +65,7 @@ def evaluate(*recipe_and_overrides: str, baseline: str | None = None, quiet: boo
     as_it_came = baseline is not None or named
     overrides = [*BASELINES.get(baseline or "", ()), *(["sft.folder=null"] if as_it_came else [])]
     recipe, config = resolve([*recipe_and_overrides, *overrides], **parts)
-    with recipe_folder(recipe):
+    with no_exit("the code of the recipe"), recipe_folder(recipe):
         return eval_run(config, RunConsole(quiet=quiet))
 
 
@@ -74,7 +74,7 @@ def sft(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Path:
     from agent_r1.training.sft import sft_run
 
     recipe, config = resolve(recipe_and_overrides, **parts)
-    with recipe_folder(recipe):
+    with no_exit("the code of the recipe"), recipe_folder(recipe):
         return sft_run(config, RunConsole(quiet=quiet))
 
 
@@ -100,7 +100,7 @@ def check(
 
     recipe, config = resolve(recipe_and_overrides, **parts)
     console = RunConsole(quiet=quiet)
-    with recipe_folder(recipe):
+    with no_exit("the code of the recipe"), recipe_folder(recipe):
         return check_recipe(
             config, console, groups=groups, members=members, with_trials=trials, on_result=console.check_line
         )
@@ -124,7 +124,8 @@ def resolve(
     given = {"model.path": model, "data.train": data, "data.eval": eval_data}
     for key, path in given.items():
         if path is not None:
-            overrides.append(f"{key}={_quoted(path)}" if key == "model.path" else f"{key}=[{_quoted(path)}]")
+            text = quoted(str(path))
+            overrides.append(f"{key}={text}" if key == "model.path" else f"{key}=[{text}]")
     if tools:
         names = [_register_tool(entry) for entry in tools]
         overrides.append(f"env.tools=[{','.join(names)}]")
@@ -133,10 +134,6 @@ def resolve(
     if reward is not None:
         overrides.append(f"reward.function={_register(reward_functions, reward)}")
     return recipe, load_config(recipe, overrides)
-
-
-def _quoted(path: str | Path) -> str:
-    return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _register_tool(entry: str | BaseTool | Callable[..., Any]) -> str:

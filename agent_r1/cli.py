@@ -3,9 +3,9 @@ line."""
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +13,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from agent_r1.errors import AgentR1Error
+from agent_r1.errors import AgentR1Error, no_exit
 from agent_r1.scaffold import Kind, write_recipe
+from agent_r1.strict_json import write_json
+from agent_r1.training.stopping import RunInterrupted, ours_to_end
 
 app = typer.Typer(
     help="Train language-model agents with reinforcement learning over whole multi-turn interactions.",
@@ -35,6 +37,14 @@ Overrides = Annotated[
     ),
 ]
 
+
+def _finite(number: float) -> float:
+    """NaN and infinity are in every range that click checks."""
+    if not math.isfinite(number):
+        raise typer.BadParameter(f"{number} is not a finite number")
+    return number
+
+
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, for example runs/quickstart.", metavar="RUN...")]
 
 
@@ -49,7 +59,8 @@ def train(
     """Train an agent with reinforcement learning.
 
     The run's folder (runs/<name>) holds config.yaml, metrics.jsonl, trajectories/, checkpoints/, the trained model in
-    hf/ and summary.json. A run that was interrupted goes on from its last checkpoint when started again.
+    hf/ and summary.json. Ctrl-C, SIGTERM and SIGHUP save a checkpoint of the last finished step; the same command
+    started again resumes from it.
 
     Example: agent-r1 train recipes/quickstart algorithm=ppo trainer.steps=20
     """
@@ -64,7 +75,7 @@ def train(
         from agent_r1.training import run
 
         folder, config = api.resolve([recipe, *(overrides or [])])
-        with recipe_folder(folder):
+        with no_exit("the code of the recipe"), recipe_folder(folder):
             run.dry_run(config, RunConsole())
 
 
@@ -107,7 +118,7 @@ def evaluate(
             write_trajectories(trajectories, evaluation.greedy, policy_step=0)
         if json_file is not None:
             asked = {"recipe": recipe, "overrides": overrides or [], "model": model, "baseline": baseline}
-            write_atomically(json_file, json.dumps({**asked, **evaluation.as_json()}, indent=2) + "\n")
+            write_atomically(json_file, write_json({**asked, **evaluation.as_json()}, indent=2) + "\n")
 
 
 @app.command()
@@ -189,7 +200,7 @@ def check(
     with _clear_errors():
         report = api.check(recipe, *(overrides or []), groups=groups, members=members, trials=trials)
         if json_file is not None:
-            write_atomically(json_file, json.dumps(report.as_json(), indent=2) + "\n")
+            write_atomically(json_file, write_json(report.as_json(), indent=2) + "\n")
     typer.echo(f"{len(report.problems)} problems, {len(report.warnings)} warnings")
     if report.problems:
         raise typer.Exit(1)
@@ -273,15 +284,41 @@ def serve_env(
         ),
     ],
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8700,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8700,
     max_episodes: Annotated[int, typer.Option(min=1, help="Episodes open at once; more have to wait.")] = 256,
     idle_seconds: Annotated[
-        float, typer.Option(min=0.1, help="An episode that nobody used for so long is closed.")
+        float,
+        typer.Option(min=0.1, callback=_finite, help="An episode that was not used for this long is closed."),
     ] = 600.0,
+    call_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0.1, callback=_finite, help="The deadline of one reset or step; after it the episode is closed."
+        ),
+    ] = 300.0,
+    gone_seconds: Annotated[
+        float, typer.Option(min=0.1, callback=_finite, help="A call whose client is gone is cancelled after this long.")
+    ] = 30.0,
+    body_mb: Annotated[
+        float, typer.Option(min=0.001, callback=_finite, help="The largest request, in megabytes.")
+    ] = 32.0,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="AGENT_R1_ENV_TOKEN",
+            help="What clients must send. Without one a token is made and printed, unless only this machine can reach "
+            "the address. Prefer the variable: others on this machine can read the options of a command.",
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name by which clients call this server, besides localhost, its own name and addresses."),
+    ] = None,
 ) -> None:
     """Serve an environment over HTTP, for runs on other machines or in another Python.
 
-    Whoever can reach the address can run the environment: keep it inside your network. Ctrl-C closes all episodes.
+    Whoever has the token can run the environment, and without TLS others on the network can read it: keep the address
+    inside your network. Ctrl-C closes all episodes.
 
     Example: agent-r1 env serve my_envs:Maze --port 8700, and in the run: env=remote env.url=http://127.0.0.1:8700
     """
@@ -292,14 +329,23 @@ def serve_env(
         from agent_r1.envs import service
         from agent_r1.registry import recipe_folder
 
+        access = service.make_access(host, token=token, allowed=allow_host or ())
+        limits = service.ServiceLimits(
+            max_episodes=max_episodes,
+            idle_seconds=idle_seconds,
+            call_seconds=call_seconds,
+            gone_seconds=gone_seconds,
+            body_mb=body_mb,
+        )
+
+        def announce(address: str) -> None:
+            typer.echo(f"serving {environment} at {address}")
+            if access.token is not None and not token:
+                typer.echo(f"clients need AGENT_R1_ENV_TOKEN={access.token} (or env.token)")
+
         with recipe_folder(Path.cwd()):  # its files may import each other, as in a run
-            served = service.EnvService(
-                service.find_factory(environment),
-                name=environment,
-                max_episodes=max_episodes,
-                idle_seconds=idle_seconds,
-            )
-            service.serve(served, host, port, lambda address: typer.echo(f"serving {environment} at {address}"))
+            served = service.EnvService(service.find_factory(environment), name=environment, limits=limits)
+            service.serve(served, host, port, announce, access=access)
 
 
 @app.command()
@@ -336,12 +382,17 @@ def init(
 def _clear_errors() -> Iterator[None]:
     """What a user can mend is told in one message, without a traceback."""
     try:
-        yield
+        with ours_to_end():
+            yield
     except AgentR1Error as error:
         Console(stderr=True, highlight=False).print(Text(f"error: {error}", style="red"), soft_wrap=True)
         raise typer.Exit(2) from None
+    except RunInterrupted as interrupted:
+        with suppress(OSError):  # the terminal may be gone
+            Console(stderr=True, highlight=False).print(Text(str(interrupted)), soft_wrap=True)
+        raise typer.Exit(interrupted.exit_code) from None
     except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; the same command goes on from the last checkpoint")
+        Console(stderr=True).print("Interrupted.")
         raise typer.Exit(130) from None
 
 

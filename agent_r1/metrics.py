@@ -77,12 +77,13 @@ def best_of(group: Sequence[Trajectory]) -> float:
 
 
 def majority(group: Sequence[Trajectory]) -> float:
-    """The success of the answer most members gave; ties go to the answer given first.
+    """The success of the answer most members gave; ties go to the answer given first. No answer is no vote.
 
-    Answers (4, 5, 4) with successes (1, 0, 1) give 1.
+    Answers (4, 5, 4) with successes (1, 0, 1) give 1; ("", "", 4) with successes (0, 0, 1) give 1.
     """
     votes: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in group:
-        votes[trajectory.answer.strip()].append(trajectory.success)
+        if answer := trajectory.answer.strip():
+            votes[answer].append(trajectory.success)
     sizes = {answer: len(successes) for answer, successes in votes.items()}
     return mean(votes[max(sizes, key=sizes.__getitem__)]) if votes else 0.0

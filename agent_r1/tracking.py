@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent_r1.errors import MissingExtraError
+from agent_r1.errors import DataError, MissingExtraError
 from agent_r1.storage import storing
+
+NOT_FINITE = "error/non_finite_metrics"
+"""How many metrics of a step were NaN or infinite."""
 
 
 class Tracker(Protocol):
@@ -36,10 +40,13 @@ class JsonlTracker:
             self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a line."""
-        rounded = {name: float(f"{value:.6g}") for name, value in sorted(metrics.items())}
+        """Append a line. JSON has no NaN and no infinity: such values are left out, and counted."""
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        if len(finite) < len(metrics):
+            finite[NOT_FINITE] = float(len(metrics) - len(finite))
+        rounded = {name: float(f"{value:.6g}") for name, value in sorted(finite.items())}
         with storing(self._path):
-            self._file.write(json.dumps({"step": step, **rounded}) + "\n")
+            self._file.write(json.dumps({"step": step, **rounded}, allow_nan=False) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -50,16 +57,33 @@ class JsonlTracker:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines that a `JsonlTracker` wrote; a last line cut short by a kill is left out."""
+    """The lines that a `JsonlTracker` wrote; a last line cut short by a kill is left out. Any other line that cannot be
+    read is a `DataError`: what comes after it must not be lost unseen."""
     if not path.is_file():
         return []
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    raw = path.read_bytes().split(b"\n")
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(raw, start=1):
+        if not text.strip():
+            continue
+        line = _metrics_line(text)
+        if line is None:
+            if not any(rest.strip() for rest in raw[number:]):
+                break
+            raise DataError(
+                f"line {number} of {path} is not a line of metrics (JSON in UTF-8 with a step); restore the file, or "
+                "remove that line"
+            )
+        lines.append(line)
     return lines
+
+
+def _metrics_line(text: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text.decode("utf-8"))
+    except ValueError:  # no JSON, or not UTF-8
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
 
 
 class TensorBoardTracker:

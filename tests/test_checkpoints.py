@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from omegaconf import OmegaConf
 from agent_r1.config import Config, from_yaml
 from agent_r1.errors import CheckpointError, ConfigError
 from agent_r1.training.checkpoint import (
+    Checkpoint,
     list_checkpoints,
-    load_latest,
+    load_checkpoint,
+    newest_readable,
     replace_folder,
     save_checkpoint,
 )
@@ -25,6 +29,23 @@ CPU = torch.device("cpu")
 
 def save(folder: Path, step: int, keep: int = 10) -> Path:
     return save_checkpoint(folder, step=step, state={"step": step, "weight": torch.full((3,), float(step))}, keep=keep)
+
+
+def load_latest(
+    folder: Path, device: torch.device, say: Callable[[str], None] = lambda text: None
+) -> Checkpoint | None:
+    """As a resumed run loads it; None when there is no checkpoint at all."""
+    return load_checkpoint(*newest_readable(folder, say), device) if list_checkpoints(folder) else None
+
+
+def flip_a_bit(file: Path) -> None:
+    """Of a weight: torch reads such a file without complaint."""
+    content = bytearray(file.read_bytes())
+    step = float(file.parent.name.removeprefix("step_"))
+    place = content.find(struct.pack("<3f", step, step, step))
+    assert place > 0
+    content[place] ^= 1
+    file.write_bytes(content)
 
 
 # --- checkpoints ---------------------------------------------------------------------------------------------------
@@ -145,13 +166,46 @@ def test_a_folder_replaces_another_with_other_files(tmp_path: Path) -> None:
         pytest.param(lambda file: file.write_bytes(b""), id="empty"),
         pytest.param(lambda file: file.write_bytes(b"not a checkpoint at all"), id="garbage"),
         pytest.param(lambda file: file.write_bytes(file.read_bytes()[:-200]), id="cut short"),
+        pytest.param(lambda file: flip_a_bit(file), id="one bit of a weight"),
     ],
 )
-def test_an_unreadable_checkpoint_says_which_and_what_to_do(tmp_path: Path, damage: Any) -> None:
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path, damage: Any) -> None:
     save(tmp_path, 4)
     damage(save(tmp_path, 5) / "state.pt")
-    with pytest.raises(CheckpointError, match=r"(?s)step_5 cannot be read.*remove that folder"):
+    said: list[str] = []
+    loaded = load_latest(tmp_path, CPU, said.append)
+    assert loaded is not None
+    assert loaded.step == 4
+    assert loaded.state["weight"].tolist() == [4.0] * 3
+    [told] = said
+    assert "step_5 is damaged" in told
+    assert "renamed to step_5.corrupt; the run resumes from step 4" in told
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_4", "step_5.corrupt"]
+
+
+def test_a_damaged_checkpoint_before_an_undamaged_one_is_left_alone(tmp_path: Path) -> None:
+    flip_a_bit(save(tmp_path, 4) / "state.pt")
+    save(tmp_path, 5)
+    loaded = load_latest(tmp_path, CPU)
+    assert loaded is not None
+    assert loaded.step == 5
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [4, 5]
+
+
+def test_when_every_checkpoint_is_damaged_one_error_names_them_and_nothing_is_renamed(tmp_path: Path) -> None:
+    for step in (4, 5):
+        flip_a_bit(save(tmp_path, step) / "state.pt")
+    with pytest.raises(CheckpointError, match=r"every checkpoint is damaged: .*step_5.*; .*step_4.*run\.resume=never"):
         load_latest(tmp_path, CPU)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [4, 5]
+
+
+def test_two_damaged_checkpoints_of_one_step_are_both_kept(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    for _ in range(2):
+        flip_a_bit(save(tmp_path, 5) / "state.pt")
+        load_latest(tmp_path, CPU)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_4", "step_5.corrupt", "step_5.corrupt1"]
 
 
 def test_removing_an_unreadable_checkpoint_goes_on_from_the_one_before(tmp_path: Path) -> None:

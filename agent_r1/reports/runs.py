@@ -96,11 +96,27 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
             label=name if names.count(name) == 1 else str(folder),
             lines=read_metrics(folder / "metrics.jsonl"),
             config_text=_text(folder / "config.yaml"),
-            summary=json.loads(_text(folder / "summary.json") or "{}"),
+            summary=_summary(folder / "summary.json"),
         )
         for folder, name in zip(folders, names, strict=True)
     ]
 
 
+def _summary(path: Path) -> Mapping[str, Any]:
+    """An empty one for a run that is unfinished."""
+    if not path.is_file():
+        return {}
+    try:
+        summary = json.loads(_text(path))
+    except json.JSONDecodeError:
+        summary = None
+    if not isinstance(summary, dict):
+        raise DataError(f"{path} is not the summary of a run; delete it, and the run counts as unfinished")
+    return summary
+
+
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error}") from error

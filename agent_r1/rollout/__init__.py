@@ -1,12 +1,13 @@
 """Rollout: groups of episodes, retries, deadlines, the recorder."""
 
 from agent_r1.rollout.recorder import read_trajectories, write_atomically, write_trajectories
-from agent_r1.rollout.runner import Rollout, RolloutLimits, choose_env, refuse_total_failure
+from agent_r1.rollout.runner import Rollout, RolloutLimits, choose_env, env_of_row, refuse_total_failure
 
 __all__ = [
     "Rollout",
     "RolloutLimits",
     "choose_env",
+    "env_of_row",
     "read_trajectories",
     "refuse_total_failure",
     "write_atomically",

@@ -1,8 +1,8 @@
 """Writing trajectories so that nothing about a rollout is lost, and reading them back.
 
 One JSON object a line, one line a trajectory. A step's prompt repeats nearly all that came before, so only what differs
-is written: `shared` leading ids are those of the previous step's prompt and action, `prompt_ids` is the rest. Messages
-are written the same way.
+is written: `shared` leading ids are those of the previous step's prompt and action, `prompt_ids` is the rest. Messages,
+raw text and images are written the same way. `form` says which of messages, text and token ids the environment gave.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_r1.envs.wire import observation_from_json, observation_to_json
 from agent_r1.storage import storing
-from agent_r1.types import Action, FailedAttempt, Group, Observation, Step, StopReason, ToolCall, Trajectory
+from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory
+
+_FORMS = ("messages", "text", "token_ids")
+_NOTHING_SEEN: Mapping[str, Any] = {"messages": None, "text": None, "images": [], "tools": None}
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -50,23 +54,16 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
 
 def _as_json(trajectory: Trajectory) -> dict[str, Any]:
     ids_before: tuple[int, ...] = ()
-    messages_before: Sequence[Mapping[str, Any]] = ()
-    tools_before: Any = None
+    before = _NOTHING_SEEN
     steps: list[dict[str, Any]] = []
     for step in trajectory.steps:
-        messages = step.observation.messages or ()
-        shared, shared_messages = _common(ids_before, step.prompt_ids), _common(messages_before, messages)
+        shared = _common(ids_before, step.prompt_ids)
+        seen = observation_to_json(step.observation)
         steps.append(
             {
                 "shared": shared,
                 "prompt_ids": step.prompt_ids[shared:],
-                "shared_messages": shared_messages,
-                "messages": [dict(message) for message in messages[shared_messages:]],
-                "tools": "same"
-                if step.observation.tools == tools_before
-                else [dict(tool) for tool in step.observation.tools],
-                "anchor": step.observation.anchor,
-                "privileged": step.observation.privileged,
+                **_what_is_new(before, seen, step.prompt_ids),
                 "text": step.action.text,
                 "content": step.action.content,
                 "tool_calls": [
@@ -86,8 +83,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
                 "timings": {name: round(value, 6) for name, value in step.timings.items()},
             }
         )
-        ids_before = step.prompt_ids + step.action_ids
-        messages_before, tools_before = messages, step.observation.tools
+        ids_before, before = step.prompt_ids + step.action_ids, seen
     return {
         "task_id": trajectory.task_id,
         "group_id": trajectory.group_id,
@@ -116,8 +112,47 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
+def _what_is_new(before: Mapping[str, Any], seen: Mapping[str, Any], prompt_ids: tuple[int, ...]) -> dict[str, Any]:
+    """An observation, without what it repeats of the one before and of its own prompt."""
+    messages, text, images = seen["messages"] or [], seen["text"] or "", seen["images"]
+    shared_messages = _common(before["messages"] or [], messages)
+    shared_text = _common(before["text"] or "", text)
+    shared_images = _common(before["images"], images)
+    return {
+        "form": next(form for form in _FORMS if seen[form] is not None),
+        "shared_messages": shared_messages,
+        "messages": messages[shared_messages:],
+        "shared_text": shared_text,
+        "prompt_text": text[shared_text:],
+        "token_ids": None if seen["token_ids"] in (None, prompt_ids) else seen["token_ids"],
+        "shared_images": shared_images,
+        "images": images[shared_images:],
+        "tools": "same" if seen["tools"] == before["tools"] else seen["tools"],
+        "anchor": seen["anchor"],
+        "privileged": seen["privileged"],
+    }
+
+
+def _what_was_seen(before: Mapping[str, Any], entry: Mapping[str, Any], prompt_ids: tuple[int, ...]) -> dict[str, Any]:
+    """The observation of an entry, in the form of `observation_to_json`."""
+    messages = [*(before["messages"] or [])[: entry["shared_messages"]], *entry["messages"]]
+    # Records of earlier versions have no form: what is no chat is its token ids.
+    form = entry.get("form") or ("messages" if messages else "token_ids")
+    text = (before["text"] or "")[: entry.get("shared_text", 0)] + entry.get("prompt_text", "")
+    token_ids = entry.get("token_ids")
+    return {
+        "messages": messages if form == "messages" else None,
+        "text": text if form == "text" else None,
+        "token_ids": list(prompt_ids if token_ids is None else token_ids) if form == "token_ids" else None,
+        "images": [*before["images"][: entry.get("shared_images", 0)], *entry.get("images", ())],
+        "tools": before["tools"] or [] if entry["tools"] == "same" else entry["tools"],
+        "anchor": entry["anchor"],
+        "privileged": entry["privileged"],
+    }
+
+
 def _in_words(value: Any) -> str:
-    """What JSON does not know. An image that a message holds is not written out."""
+    """What JSON does not know."""
     return f"<{len(value):,} bytes>" if isinstance(value, bytes) else str(value)
 
 
@@ -134,22 +169,19 @@ def _common(left: Sequence[Any], right: Sequence[Any]) -> int:
 
 def _from_json(line: Mapping[str, Any]) -> Trajectory:
     ids_before: tuple[int, ...] = ()
-    messages_before: tuple[Any, ...] = ()
-    tools: tuple[Any, ...] = ()
+    seen = _NOTHING_SEEN
     steps = []
     for entry in line["steps"]:
         prompt_ids = ids_before[: entry["shared"]] + tuple(entry["prompt_ids"])
-        messages = messages_before[: entry["shared_messages"]] + tuple(entry["messages"])
-        tools = tools if entry["tools"] == "same" else tuple(entry["tools"])
+        seen = _what_was_seen(seen, entry, prompt_ids)
         calls = tuple(
             ToolCall(name=call["name"], arguments=call["arguments"], call_id=call["call_id"])
             for call in entry["tool_calls"]
         )
         action_ids = tuple(entry["action_ids"])
-        seen: dict[str, Any] = {"messages": messages, "tools": tools} if messages else {"token_ids": prompt_ids}
         steps.append(
             Step(
-                observation=Observation(**seen, anchor=entry["anchor"], privileged=entry["privileged"]),
+                observation=observation_from_json(seen),
                 prompt_ids=prompt_ids,
                 action=Action(
                     text=entry["text"],
@@ -170,7 +202,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
                 timings=entry["timings"],
             )
         )
-        ids_before, messages_before = prompt_ids + action_ids, messages
+        ids_before = prompt_ids + action_ids
     following = line["next_prompt_ids"]
     return Trajectory(
         task_id=line["task_id"],

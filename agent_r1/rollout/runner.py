@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines.base import Engine
 from agent_r1.envs import AgentEnv, within_limits
-from agent_r1.errors import EpisodeError, RolloutsFailingError, boundary
+from agent_r1.errors import DataError, EpisodeError, RolloutsFailingError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext, checked_episode
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
@@ -167,7 +167,7 @@ class Rollout:
                     outcome_reward=0.0,
                     stop_reason=failure.reason,
                     error=str(failure),
-                    metrics=flow.episode(failure.reason).metrics if flow is not None else {},
+                    metrics=_counted(flow, failure.reason),
                 )
             trajectory = trajectory if failed is None else _after(failed, trajectory)
             if not trajectory.is_failure:
@@ -185,6 +185,7 @@ class Rollout:
                 make_env=self.make_env,
                 max_steps=self.limits.max_steps,
                 seed=seed,
+                trusted=task.trusted,
             )
         )
 
@@ -196,14 +197,17 @@ class Rollout:
     async def _attempt(self, flow: AgentFlowBase, task: Task, group_id: int, index: int) -> Trajectory:
         deadline = self.limits.deadline_seconds
         running = asyncio.create_task(self._scored(flow, task))
+        end = self._clock() + deadline
         try:
-            end = self._clock() + deadline
             while not running.done() and (left := end - self._clock()) > 0:
                 await asyncio.wait({running}, timeout=left)
         finally:
             if not running.done():
                 running.cancel()
                 await asyncio.wait({running}, timeout=min(deadline, 10.0))
+        if running.cancelled() and self._clock() < end:
+            where = f"flow '{task.agent_name}' or the reward on task '{task.task_id}'"
+            raise EpisodeError(StopReason.FLOW_ERROR, where, "it cancelled its own task (asyncio.CancelledError)")
         if not running.done() or running.cancelled():
             raise EpisodeError(
                 StopReason.TIMEOUT,
@@ -227,6 +231,15 @@ class Rollout:
             next_privileged=episode.next_privileged,
             metrics=episode.metrics,
         )
+
+
+def _counted(flow: AgentFlowBase | None, reason: StopReason) -> Mapping[str, float]:
+    """What a flow that failed had counted; nothing when its counts are what failed."""
+    if flow is None:
+        return {}
+    with suppress(EpisodeError), boundary(StopReason.FLOW_ERROR, "the metrics of the flow"):
+        return flow.episode(reason).metrics
+    return {}
 
 
 def _after(failed: Trajectory, trajectory: Trajectory) -> Trajectory:
@@ -269,9 +282,17 @@ def choose_env(task: Task, default_name: str, default_args: dict[str, object]) -
     """The environment of a task: its own `env_kwargs["env"]`, else the configured one, inside the configured limits."""
     arguments = dict(default_args)
     limits: Any = arguments.pop("limits", ())
-    own = task.env_kwargs.get("env")
+    own = env_of_row(task)
     if own is None or own == default_name:
         env = AgentEnv.registry.get(default_name)(**arguments)
     else:
-        env = AgentEnv.registry.get(str(own))()
+        env = AgentEnv.registry.registered(own)()
     return within_limits(env, limits)
+
+
+def env_of_row(task: Task) -> str | None:
+    """The environment that a row names instead of the configured one: registered, and made without arguments."""
+    name = task.env_kwargs.get("env")
+    if name is not None and not isinstance(name, str):
+        raise DataError(f"task '{task.task_id}': env_kwargs.env must be the name of an environment, found {name!r:.80}")
+    return name

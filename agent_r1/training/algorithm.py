@@ -66,6 +66,12 @@ class Algorithm:
         return self.bypasses_old_policy and _reads_ratio(self.loss)
 
     @property
+    def values_within_steps(self) -> bool:
+        """The estimator asks for values before all action tokens, not only before the first token of a step."""
+        valued_N = self.estimate(_two_trajectories(self.settings)).valued_N
+        return valued_N is not None and bool(valued_N[1])
+
+    @property
     def kl_in_reward(self) -> bool:
         """Divergence is taken off the reward."""
         return bool(self.settings.kl.coefficient) and self.settings.kl.place == "reward"
@@ -90,7 +96,7 @@ def _refuse_contradictions(config: AlgorithmConfig) -> None:
     """Settings that exclude each other, or that nothing would read."""
     critic = config.critic
     given = {
-        "shared_weight": critic.shared_weight is not None,
+        "bootstrap": critic.bootstrap,
         "privileged": critic.privileged is not None,
         "warmup_steps": critic.warmup_steps > 0,
     }
@@ -100,10 +106,11 @@ def _refuse_contradictions(config: AlgorithmConfig) -> None:
             f"algorithm.critic.{unread[0]} is set, but this algorithm has no critic; use one that has (ppo, steppo, "
             "pspo) or leave it out"
         )
-    if critic.shared_weight is not None and critic.privileged is not None:
+    if critic.kind == "shared" and critic.privileged is not None:
         raise ConfigError(
-            "algorithm.critic.shared_weight and algorithm.critic.privileged exclude each other: a head on the policy's "
-            "trunk sees what the policy sees. Set one of them to null"
+            "algorithm.critic.kind=shared and algorithm.critic.privileged exclude each other: a head that is trained "
+            "in the policy's own pass sees what the policy sees. Use kind=closed_form or kind=own, or set privileged "
+            "to null"
         )
     if config.kl.target is not None and not config.kl.coefficient:
         raise ConfigError("algorithm.kl.target moves a coefficient; start it above 0 with algorithm.kl.coefficient")
@@ -114,21 +121,25 @@ def _refuse_contradictions(config: AlgorithmConfig) -> None:
         )
 
 
-def _rehearse(algorithm: Algorithm) -> None:
-    """Run the parts once on two tiny trajectories, so that what cannot work is known before a model is loaded."""
-    settings = algorithm.settings
+def _two_trajectories(settings: AlgorithmConfig) -> StepTable:
+    """A tiny batch, with all that the algorithm's settings promise an estimator."""
     critic = settings.critic.enabled
-    table = StepTable(
+    return StepTable(
         rewards_S=torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64),
         lengths_S=torch.tensor([2, 1, 3]),
         trajectory_S=torch.tensor([0, 0, 1]),
         group_R=torch.tensor([0, 0]),
-        truncated_R=torch.tensor([False, True]),
         values_N=torch.zeros(6, dtype=torch.float64) if critic else None,
         bootstrap_R=torch.zeros(2, dtype=torch.float64) if critic else None,
         greedy_returns_R=torch.zeros(2, dtype=torch.float64) if settings.greedy_baseline else None,
         observations_S=(Observation(text="a"), Observation(text="b"), Observation(text="a")),
     )
+
+
+def _rehearse(algorithm: Algorithm) -> None:
+    """Run the parts once on two tiny trajectories, so that what cannot work is known before a model is loaded."""
+    settings = algorithm.settings
+    critic, table = settings.critic.enabled, _two_trajectories(settings)
     logprobs_N, step_N = torch.full((6,), -1.0), table.step_of_token_N
     with _trying("estimator", settings.estimator):
         credit = algorithm.estimate(table)
@@ -146,8 +157,8 @@ def _rehearse(algorithm: Algorithm) -> None:
         algorithm.aggregate(credit.credited_N, step_N, table.trajectory_of_token_N)
     if critic and credit.returns_N is None:
         raise ConfigError(
-            f"algorithm.critic.enabled=true, but the estimator '{settings.estimator.get('name')}' gives a "
-            "critic nothing to learn; use token_gae or step_gae, or switch the critic off"
+            f"algorithm.critic.kind={settings.critic.kind}, but the estimator '{settings.estimator.get('name')}' gives "
+            "a critic nothing to learn; use token_gae or step_gae, or set algorithm.critic.kind=null"
         )
 
 

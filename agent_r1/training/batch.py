@@ -13,8 +13,6 @@ from agent_r1.rewards import RewardShaping, ShapedRewards
 from agent_r1.training.rows import Sample
 from agent_r1.types import Group, Task, TokenIds, Trajectory
 
-PRIVILEGED_SOURCES = ("ground_truth", "observation")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
@@ -27,7 +25,7 @@ class Experience:
     critic_samples: tuple[Sample, ...]
     """The same for the critic, which may read more."""
     cut_states: Mapping[int, TokenIds]
-    """By trajectory: the state a truncated one was cut in, as the critic reads it."""
+    """By trajectory: the state a bootstrapped one was cut in, as the critic reads it. Others are scored."""
     table: StepTable
     """Rewards and structure; no values yet."""
     rollout_logprobs_N: Tensor
@@ -76,7 +74,7 @@ def gather_experience(groups: Sequence[Group], shaping: RewardShaping, view: Cri
             index: view.prefix(group.task, trajectory.next_privileged, len(trajectory.next_prompt_ids))
             + trajectory.next_prompt_ids
             for index, (group, trajectory) in enumerate(members)
-            if trajectory.next_prompt_ids
+            if trajectory.next_prompt_ids and shaping.is_bootstrapped(trajectory)
         },
         table=_table(
             [trajectory for _, trajectory in members], shaped, with_greedy=any(group.greedy for group in groups)
@@ -95,9 +93,6 @@ def _table(trajectories: Sequence[Trajectory], shaped: ShapedRewards, *, with_gr
         lengths_S=torch.tensor([len(step.action_ids) for step in steps], dtype=torch.long),
         trajectory_S=torch.tensor(owners, dtype=torch.long),
         group_R=torch.tensor([trajectory.group_id for trajectory in trajectories], dtype=torch.long),
-        truncated_R=torch.tensor(
-            [trajectory.stop_reason.is_truncation for trajectory in trajectories], dtype=torch.bool
-        ),
         greedy_returns_R=torch.tensor(greedy, dtype=torch.float64) if with_greedy else None,
         observations_S=tuple(step.observation for step in steps),
     )

@@ -1,7 +1,8 @@
 """Checkpoints that are there or not there, never half there.
 
-A checkpoint is written into a folder beside its place, flushed to disk, and renamed. Whatever is called `step_<n>` is
-complete.
+A checkpoint is written into a folder beside its place, flushed to disk, and renamed. Whatever is called `step_<n>` was
+complete when it was written. What a disk or a copy has damaged since is found before it is used: the file holds a
+checksum of each of its parts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,8 @@ class Checkpoint:
 
     step: int
     """Training steps done."""
+    path: Path
+    """Its folder."""
     state: Mapping[str, Any]
     """What was saved."""
 
@@ -96,17 +101,49 @@ def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def load_latest(folder: Path, device: torch.device) -> Checkpoint | None:
-    """The newest checkpoint, or None when there is none."""
-    checkpoints = list_checkpoints(folder)
-    if not checkpoints:
-        return None
-    step, path = checkpoints[-1]
+def newest_readable(folder: Path, say: Callable[[str], None] = lambda text: None) -> tuple[int, Path]:
+    """The newest checkpoint that is undamaged. Damaged ones after it are renamed to `step_<n>.corrupt`, and `say` hears
+    of them; when none is left they stay as they are and the error names each."""
+    damaged: list[tuple[Path, str]] = []
+    for step, path in reversed(list_checkpoints(folder)):
+        damage = find_damage(path)
+        if damage is not None:
+            damaged.append((path, damage))
+            continue
+        for bad, reason in damaged:
+            aside = _put_aside(bad).name
+            say(f"{bad} is damaged ({reason}). It is renamed to {aside}; the run resumes from step {step}")
+        return step, path
+    if not damaged:
+        raise CheckpointError(f"there is no checkpoint in {folder}")
+    named = "; ".join(f"{path} ({reason})" for path, reason in damaged)
+    raise CheckpointError(
+        f"every checkpoint is damaged: {named}. Restore one of them, or begin a new run with run.resume=never"
+    )
+
+
+def find_damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint's file, in a few words; None when all of it is as it was written."""
+    try:
+        with zipfile.ZipFile(path / "state.pt") as file:
+            bad = file.testzip()
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
+        return str(error) or type(error).__name__
+    return None if bad is None else f"the checksum of {bad} is wrong"
+
+
+def _put_aside(path: Path) -> Path:
+    aside, number = path.with_name(f"{path.name}.corrupt"), 1
+    while aside.exists():
+        aside, number = path.with_name(f"{path.name}.corrupt{number}"), number + 1
+    path.rename(aside)
+    return aside
+
+
+def load_checkpoint(step: int, path: Path, device: torch.device) -> Checkpoint:
+    """Read a checkpoint."""
     try:
         state = torch.load(path / "state.pt", map_location=device, weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"the checkpoint {path} cannot be read ({type(error).__name__}); "
-            "remove that folder to go on from the one before"
-        ) from error
-    return Checkpoint(step=step, state=state)
+        raise CheckpointError(f"the checkpoint {path} cannot be read ({type(error).__name__})") from error
+    return Checkpoint(step=step, path=path, state=state)

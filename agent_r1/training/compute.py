@@ -55,9 +55,10 @@ class Compute:
 
 
 def make_compute(config: Config, policy: nn.Module) -> Compute:
-    """As the configuration says; `trainer.precision=auto` is bfloat16 on a GPU and the weights' own type elsewhere."""
+    """As the configuration says; `trainer.precision=auto` is bfloat16 on a GPU and `model.dtype` elsewhere."""
     device = next(policy.parameters()).device
-    bfloat16 = {"auto": device.type == "cuda", "bfloat16": True, "float32": False}[config.trainer.precision]
+    by_default = device.type == "cuda" or config.model.dtype == "bfloat16"
+    bfloat16 = {"auto": by_default, "bfloat16": True, "float32": False}[config.trainer.precision]
     return Compute(
         device=device,
         pack=_packer(config, policy, device),

@@ -13,9 +13,10 @@ from agent_r1.algorithms import Credit, StepTable, engine_divergence
 from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.batch import Experience
 from agent_r1.training.compute import Compute
+from agent_r1.training.critics import AnyCritic, ClosedFormCritic
 from agent_r1.training.lora import adapters_off
 from agent_r1.training.rows import send
-from agent_r1.training.scoring import AnyCritic, score_all, value_all, value_of_states
+from agent_r1.training.scoring import hidden_before, score_all, value_of_states
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +67,8 @@ class CreditedBatch:
     """Who deserves what."""
     arrays: TokenArrays
     """What the losses read, where the models are."""
+    critic_hidden_N: Tensor | None
+    """What a critic that is trained by gradient read before each token, before the updates; None without one."""
     metrics: Mapping[str, float]
     """What was found."""
 
@@ -92,16 +95,16 @@ def assign_credit(
     metrics: dict[str, float] = dict(experience.metrics)
     old_N = _old_logprobs(experience, models, algorithm, metrics)
     reference_N = _reference_logprobs(experience, models)
-    table, values_N = experience.table, None
+    table, values_N, hidden_N = experience.table, None, None
     if reference_N is not None and algorithm.kl_in_reward:
         assert old_N is not None
         kl_N = algorithm.kl(old_N, reference_N).double()
         metrics["reward/kl_penalty"] = float(kl_coefficient * kl_N.sum() / max(1, table.num_trajectories))
         table = with_token_penalty(table, kl_coefficient * kl_N)
     if models.critic is not None:
-        values_N = value_all(models.critic, experience.critic_samples, models.compute)
-        bootstrap_R = _values_after_the_cut(experience, models, models.critic)
-        table = replace(table, values_N=values_N.double(), bootstrap_R=bootstrap_R)
+        table = replace(table, bootstrap_R=_values_after_the_cut(experience, models, models.critic))
+        values_N, hidden_N = _values(experience, table, models, algorithm, metrics)
+        table = replace(table, values_N=values_N.double())
     credit = algorithm.estimate(table)
     return CreditedBatch(
         experience=experience,
@@ -116,6 +119,7 @@ def assign_credit(
             valued_N=credit.valued_N,
             old_values_N=values_N,
         ).to(models.compute.device),
+        critic_hidden_N=hidden_N,
         metrics=metrics | _credit_metrics(credit, table),
     )
 
@@ -155,14 +159,61 @@ def with_token_penalty(table: StepTable, penalty_N: Tensor) -> StepTable:
     return replace(table, rewards_S=table.rewards_S - penalty_S, token_rewards_N=-penalty_N)
 
 
+def _values(
+    experience: Experience, table: StepTable, models: Models, algorithm: Algorithm, metrics: dict[str, float]
+) -> tuple[Tensor, Tensor | None]:
+    """The critic's value before each action token [N], from what it knew before it saw this return; and what a critic
+    that is trained read there.
+
+    A critic in closed form takes the batch in on the way, see `RidgeValues.fit`; it values only the tokens that the
+    estimator asks for.
+    """
+    critic = models.critic
+    assert critic is not None
+    if not isinstance(critic, ClosedFormCritic):
+        everywhere_N = torch.ones(table.num_tokens, dtype=torch.bool)
+        hidden_N = hidden_before(critic, experience.critic_samples, models.compute, everywhere_N)
+        with torch.no_grad():
+            return critic.value_of(hidden_N).cpu(), hidden_N
+    values_N = torch.zeros(table.num_tokens, dtype=torch.float64)
+    # What was earned does not depend on values, so the estimator can say it before there are any.
+    blank = algorithm.estimate(replace(table, values_N=values_N))
+    if blank.valued_N is not None and blank.valued_N.any():
+        hidden_M = hidden_before(critic, experience.critic_samples, models.compute, blank.valued_N)
+        place_N = blank.valued_N.cumsum(0) - 1
+        begin_M = place_N[table.first_token_S[table.step_of_token_N[blank.valued_N]]]
+        earned_M, episode_M = observed_returns(blank), table.trajectory_of_token_N[blank.valued_N]
+        values_N[blank.valued_N], earlier_M = critic.fit(hidden_M, begin_M, earned_M, episode_M)
+        metrics |= explained_variance(earned_M, earlier_M, "critic/explained_variance_new_tasks")
+    return values_N, None
+
+
+def explained_variance(earned_M: Tensor, predicted_M: Tensor, name: str) -> dict[str, float]:
+    """The share of the returns' variance that predictions explain, under a name; nothing when returns do not vary.
+
+    Returns (1, 3) predicted as (1, 2): what is left varies by 0.25, where returns vary by 1, so 0.75.
+    """
+    spread = float(earned_M.var(correction=0))
+    if not spread > 0:
+        return {}
+    return {name: 1.0 - float((earned_M - predicted_M).var(correction=0)) / spread}
+
+
+def observed_returns(credit: Credit) -> Tensor:
+    """What was earned after each valued token."""
+    assert credit.valued_N is not None
+    earned_N = credit.returns_N if credit.observed_N is None else credit.observed_N
+    assert earned_N is not None
+    return earned_N[credit.valued_N]
+
+
 def _values_after_the_cut(experience: Experience, models: Models, critic: AnyCritic) -> Tensor:
-    """The critic's value of the state each truncated trajectory was cut in; 0 elsewhere."""
+    """The critic's value of the state each bootstrapped trajectory was cut in; 0 for all that ended or were scored."""
     values_R = torch.zeros(len(experience.trajectories), dtype=torch.float64)
     cut = sorted(experience.cut_states)
     if cut:
         states = [experience.cut_states[index] for index in cut]
-        values = value_of_states(critic, states, models.compute)
-        values_R[torch.tensor(cut)] = values.double()
+        values_R[torch.tensor(cut)] = value_of_states(critic, states, models.compute).double()
     return values_R
 
 
@@ -173,9 +224,7 @@ def _credit_metrics(credit: Credit, table: StepTable) -> dict[str, float]:
     )
     metrics = {"policy/credited_trajectories": float((credited_R > 0).float().mean())}
     if credit.returns_N is not None and credit.valued_N is not None and table.values_N is not None:
-        targets, predicted = credit.returns_N[credit.valued_N], table.values_N[credit.valued_N]
-        metrics["critic/value"] = float(predicted.mean())
-        spread = float(targets.var(correction=0))
-        if spread > 0:
-            metrics["critic/explained_variance"] = 1.0 - float((targets - predicted).var(correction=0)) / spread
+        earned_M, predicted_M = observed_returns(credit), table.values_N[credit.valued_N]
+        metrics["critic/value"] = float(predicted_M.mean())
+        metrics |= explained_variance(earned_M, predicted_M, "critic/explained_variance")
     return metrics

@@ -38,7 +38,7 @@ def _advice(config: Config) -> str:
         ways.append("trainer.gradient_checkpointing=true")
     if not config.model.lora.rank:
         ways.append("adapters (model.lora.rank=16)")
-    if config.algorithm.critic.enabled and config.algorithm.critic.shared_weight is None:
-        ways.append("a critic that shares the policy's trunk (algorithm.critic.shared_weight=0.1)")
+    if config.algorithm.critic.kind == "own":
+        ways.append("a critic without a model of its own (algorithm.critic.kind=closed_form)")
     ways.append("a bound for the engine's cache (engine.kv_memory)")
     return f"These need less: {', '.join(ways)}. Or stop what else is on the GPU"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from agent_r1.config import Config
 from agent_r1.storage import free_bytes, size_in_words
 from agent_r1.training.checkpoint import list_checkpoints
@@ -10,8 +12,9 @@ from agent_r1.training.run_folder import RunFolder
 
 
 def checkpoint_bytes(learner: Learner) -> int:
-    """About the size of a checkpoint: what is trained, and AdamW's two means of its gradients."""
-    parts = [part for part in (learner.policy, learner.critic) if part is not None]
+    """About the size of a checkpoint: what is trained, and AdamW's two means of its gradients. The sums of a critic in
+    closed form are one small matrix."""
+    parts = [part for part in (learner.policy, learner.critic) if isinstance(part, nn.Module)]
     return 3 * sum(weight.nbytes for part in parts for weight in part.parameters() if weight.requires_grad)
 
 

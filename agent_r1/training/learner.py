@@ -22,9 +22,9 @@ from agent_r1.engines.local.pauses import spare_what_is_loaded
 from agent_r1.seeds import mix_seed
 from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.batch import Experience
-from agent_r1.training.credit import CreditedBatch, Models, TokenArrays, assign_credit
+from agent_r1.training.credit import CreditedBatch, Models, TokenArrays, assign_credit, observed_returns
+from agent_r1.training.critics import ClosedFormCritic, SharedCritic, correct_head
 from agent_r1.training.lora import restore_state, saved_state
-from agent_r1.training.models import SharedCritic
 from agent_r1.training.optimize import SkipCounter, guarded_step, make_optimizer
 from agent_r1.training.rows import MicroBatch, Sample, send
 from agent_r1.training.scoring import Scores, score, value
@@ -34,9 +34,11 @@ CRITIC_UPDATES = 4
 same, a regression need not stay near where it began, and a critic starts out knowing nothing. A head on the policy's
 trunk takes them while it warms up; from then on its gradient comes with the policy's, and so does its one step."""
 
-CENTRING = 0.5
-"""How much of the way to the mean return all values go after each batch, together. A head that starts at zero would
-spend its first steps on nothing else: on a trunk that it shares it took 40 of them to get a third of the way."""
+SHARED_WEIGHT = 0.1
+"""The weight of the value loss in the gradient of a trunk that policy and critic share."""
+
+CORRECTION = 0.5
+"""How much of what the closed form would change in a trained critic's head is changed after each batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +136,12 @@ class Learner:
         self._is_warm = self.device.type != "cuda"
         self.policy_optimizer = make_optimizer(self.policy, optimizer, optimizer.learning_rate)
         critic_rate = algorithm.settings.critic.learning_rate
-        self.critic_optimizer = make_optimizer(self.critic, optimizer, critic_rate) if self.critic is not None else None
+        self.critic_optimizer = (
+            None
+            if self.critic is None or isinstance(self.critic, ClosedFormCritic)
+            else make_optimizer(self.critic, optimizer, critic_rate)
+        )
+        self._head_is_solved = False
 
     def learn(self, experience: Experience, *, step: int) -> dict[str, float]:
         """All updates of one training step; what happened, as metrics."""
@@ -149,7 +156,7 @@ class Learner:
                 if times[name] == 0 or not name.startswith("offpolicy/"):
                     times[name] += 1
                     metrics[name] = metrics.get(name, 0.0) + (amount - metrics.get(name, 0.0)) / times[name]
-        self._centre_values(batch)
+        self._correct_head(batch)
         self._adapt_kl(metrics, experience.table.num_trajectories)
         metrics["loss/skipped_updates"] = float(self.policy_skips.total + self.critic_skips.total)
         if not self._is_warm:  # the first update on a GPU compiled what it needs
@@ -191,6 +198,8 @@ class Learner:
             return self._update_policy(batch, _share(batch, samples, chosen, credit.credited_N), step)
         if step < warmup:
             return {"loss/updates": 0.0, **self._update_critic(batch, chosen, step)}
+        if isinstance(self.critic, ClosedFormCritic):
+            return self._update_policy(batch, _share(batch, samples, chosen, credit.credited_N), step)
         if isinstance(self.critic, SharedCritic):
             either_N = credit.credited_N | credit.valued_N
             return self._update_policy(batch, _share(batch, samples, chosen, either_N), step)
@@ -239,8 +248,7 @@ class Learner:
         settings = self.algorithm.settings
         value_of = None
         if isinstance(self.critic, SharedCritic):
-            assert settings.critic.shared_weight is not None
-            value_of = partial(self.critic.value_of, trunk_weight=settings.critic.shared_weight)
+            value_of = partial(self.critic.value_of, trunk_weight=SHARED_WEIGHT)
         scores = score(
             self.policy,
             micro.to(self.device),
@@ -296,8 +304,10 @@ class Learner:
     # --- the critic ------------------------------------------------------------------------------------------------
 
     def _update_critic(self, batch: CreditedBatch, chosen: Sequence[int], step: int) -> dict[str, float]:
-        """Some steps of the critic on the chosen samples; the mean of what they did."""
+        """Some steps of the critic on the chosen samples; the mean of what they did. One in closed form takes none."""
         assert batch.credit.valued_N is not None
+        if isinstance(self.critic, ClosedFormCritic):
+            return {}
         samples, sums = batch.experience.critic_samples, list[_Sums]()
         for part in _by_group(batch.experience, chosen, CRITIC_UPDATES):
             share = _share(batch, samples, part, batch.credit.valued_N)
@@ -312,6 +322,7 @@ class Learner:
 
     def _update_critic_once(self, batch: CreditedBatch, share: _Share, step: int) -> _Sums:
         assert self.critic is not None
+        assert not isinstance(self.critic, ClosedFormCritic)
         num_valued = self._num_valued(batch, share)
         running = _Sums()
         for micro in self.models.compute.pack(share.samples, share.useful):
@@ -337,18 +348,27 @@ class Learner:
         )
         return loss_N.masked_fill(~here.valued_N, 0.0).sum() / max(1, num_valued)
 
-    def _centre_values(self, batch: CreditedBatch) -> None:
-        """Move all values towards the mean return; what is left for the critic to learn is the differences."""
-        arrays = batch.arrays
-        if self.critic is None or arrays.returns_N is None or arrays.valued_N is None or arrays.old_values_N is None:
+    def _correct_head(self, batch: CreditedBatch) -> None:
+        """After a batch, do for a trained critic's head what gradient steps are bad at: all of the way from zero after
+        the first batch, part of the way after later ones."""
+        critic, credit, values_N = self.critic, batch.credit, batch.arrays.old_values_N
+        if critic is None or isinstance(critic, ClosedFormCritic):
             return
-        errors_N = (arrays.returns_N - arrays.old_values_N).float().masked_fill(~arrays.valued_N, 0.0)
-        mean = errors_N.sum() / arrays.valued_N.sum().clamp(min=1)
-        with torch.no_grad():
-            self.critic.head.bias.add_(CENTRING * mean.nan_to_num(0.0, 0.0, 0.0))
+        if credit.valued_N is None or values_N is None or batch.critic_hidden_N is None or not credit.valued_N.any():
+            return
+        chosen_N = credit.valued_N
+        group_N = batch.experience.table.group_R[batch.experience.table.trajectory_of_token_N]
+        self._head_is_solved |= correct_head(
+            critic.head,
+            batch.critic_hidden_N[send(chosen_N, self.device)],
+            observed_returns(credit) - values_N.cpu()[chosen_N],
+            group_N[chosen_N],
+            share=CORRECTION if self._head_is_solved else 1.0,
+        )
 
     def _step_critic(self, running: _Sums, step: int) -> None:
         assert self.critic is not None
+        assert not isinstance(self.critic, ClosedFormCritic)
         assert self.critic_optimizer is not None
         norm = guarded_step(
             self.critic_optimizer,
@@ -376,8 +396,10 @@ class Learner:
             "kl_coefficient": self.kl_coefficient,
             "skips": [[skips.total, skips.in_a_row] for skips in (self.policy_skips, self.critic_skips)],
         }
-        if self.critic is not None and self.critic_optimizer is not None:
-            state |= {"critic": self.critic.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict()}
+        if self.critic is not None:
+            state |= {"critic": self.critic.state_dict(), "head_is_solved": self._head_is_solved}
+        if self.critic_optimizer is not None:
+            state["critic_optimizer"] = self.critic_optimizer.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -387,6 +409,8 @@ class Learner:
         self.kl_coefficient = float(state["kl_coefficient"])
         for skips, saved in zip((self.policy_skips, self.critic_skips), state["skips"], strict=True):
             skips.total, skips.in_a_row = saved
-        if self.critic is not None and self.critic_optimizer is not None:
+        if self.critic is not None:
             self.critic.load_state_dict(state["critic"])
+            self._head_is_solved = bool(state["head_is_solved"])
+        if self.critic_optimizer is not None:
             self.critic_optimizer.load_state_dict(state["critic_optimizer"])

@@ -1,8 +1,8 @@
-"""Loading and exporting the policy; critics."""
+"""Loading and exporting the policy."""
 
 from __future__ import annotations
 
-import copy
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,38 +12,53 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from agent_r1.engines.local.attention_features import check_attention
 from agent_r1.engines.local.fused import fuse_projections
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, EngineError
 from agent_r1.storage import storing
 from agent_r1.training.checkpoint import replace_folder, stored_bytes
+from agent_r1.training.head import check_head
 from agent_r1.training.lora import merged_weights
-from agent_r1.training.rows import MicroBatch
-from agent_r1.training.visibility import TRIE_ATTENTION, last_hidden
+from agent_r1.training.visibility import TRIE_ATTENTION
+from agent_r1.types import SamplingParams
 
 
 def choose_device(name: str) -> torch.device:
     """`auto` is a GPU when there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    device = torch.device(name)
+    num_gpus = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        raise ConfigError(f"trainer.device={name}: there are {num_gpus} GPUs here; use auto or cpu")
+    return device
 
 
-def load_policy(path: str, *, dtype: str, device: torch.device, trust_remote_code: bool = False) -> nn.Module:
-    """A causal language model from a Hugging Face folder or id."""
+def open_model(path: str, *, dtype: torch.dtype, trust_remote_code: bool = False) -> nn.Module:
+    """A causal language model from a Hugging Face folder or id, on the CPU, with the trainer's attention."""
     from transformers import AutoModelForCausalLM
 
     try:
         with no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(
-                path,
-                dtype=getattr(torch, dtype),
-                trust_remote_code=trust_remote_code,
-                attn_implementation=TRIE_ATTENTION,
+                path, dtype=dtype, trust_remote_code=trust_remote_code, attn_implementation=TRIE_ATTENTION
             )
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model '{path}' cannot be loaded: {error}") from error
+    return cast(nn.Module, model)
+
+
+def load_policy(path: str, *, dtype: str, device: torch.device, trust_remote_code: bool = False) -> nn.Module:
+    """The model that a run trains; one that would be computed otherwise than it is meant is refused."""
+    policy = open_model(path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
     # Dropout, if the model has any, would make every score of the same tokens a different one.
-    return cast(nn.Module, model).to(device).eval()
+    policy = policy.to(device).eval()
+    try:
+        check_attention(policy)
+        check_head(policy)
+    except EngineError as error:
+        raise ConfigError(f"model.path={path}: {error}") from error
+    return policy
 
 
 def checkpoint_layers(model: nn.Module) -> None:
@@ -72,74 +87,6 @@ def compile_layers(decoder: nn.Module) -> None:
         layer.compile()
 
 
-class Critic(nn.Module):
-    """Values the state after each token: a language model's trunk of its own with one linear output."""
-
-    def __init__(self, policy: nn.Module) -> None:
-        super().__init__()
-        self.trunk: nn.Module = copy.deepcopy(cast(Any, policy).get_decoder())
-        self.head = _value_head(policy)
-
-    def hidden(self, batch: MicroBatch) -> Tensor:
-        """The hidden states of a micro-batch [rows, width, hidden]."""
-        return last_hidden(self.trunk, batch)
-
-    def value_of(self, hidden: Tensor) -> Tensor:
-        """The values of hidden states."""
-        return _values(self.head, hidden)
-
-
-class SharedCritic(nn.Module):
-    """A value head on the policy's own trunk. Only the head is its own: it alone is saved and counted as parameters.
-
-    Asked for `hidden` states it takes the trunk as given: no gradient reaches the policy. The policy's own pass shows
-    its hidden states to `value_of`, with gradient.
-    """
-
-    def __init__(self, policy: nn.Module) -> None:
-        super().__init__()
-        self._borrowed: tuple[nn.Module] = (cast(Any, policy).get_decoder(),)  # a tuple: not a part of this module
-        self.head = _value_head(policy)
-
-    @property
-    def trunk(self) -> nn.Module:
-        """The policy's decoder."""
-        return self._borrowed[0]
-
-    def hidden(self, batch: MicroBatch) -> Tensor:
-        """The hidden states of a micro-batch [rows, width, hidden], taken as given: without gradient."""
-        with torch.no_grad():
-            return last_hidden(self.trunk, batch)
-
-    def value_of(self, hidden: Tensor, trunk_weight: float = 1.0) -> Tensor:
-        """The values of hidden states; the weight is that of what flows back into the trunk, not into the head."""
-        return _values(self.head, hidden.detach() + trunk_weight * (hidden - hidden.detach()))
-
-
-def _value_head(policy: nn.Module) -> nn.Linear:
-    """From zero: an untrained critic must not invent differences between states."""
-    parameter = next(policy.parameters())
-    hidden_size = int(cast(Any, policy).config.get_text_config().hidden_size)
-    head = nn.Linear(hidden_size, 1, device=parameter.device, dtype=parameter.dtype)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head
-
-
-VALUE_REACH = 256
-"""About how far one optimizer step can move a value, in learning rates, however wide the model is and however large its
-hidden states are. A step changes every weight of the head by about the rate, so a value by the rate times the sum of a
-hidden state's entries. Taken as they come these are 600 in SmolLM2-135M and 3,900 in Qwen2.5-Coder-1.5B: a rate of 1e-4
-would let the second's values jump by 0.4 in each step, where rewards are between 0 and 1."""
-
-
-def _values(head: nn.Linear, hidden: Tensor) -> Tensor:
-    width = hidden.shape[-1]
-    features = nn.functional.rms_norm(hidden, (width,)) * (VALUE_REACH / width)
-    values: Tensor = head(features).squeeze(-1).float()
-    return values
-
-
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
     """Reading and writing a local file needs no bar, and one would break into ours."""
@@ -154,14 +101,74 @@ def no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def export_model(policy: nn.Module, tokenizer: Any, folder: Path) -> None:
-    """Write a Hugging Face folder that `from_pretrained` (and vLLM, and `model.path`) can open."""
+def export_model(
+    policy: nn.Module,
+    tokenizer: Any,
+    folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    sampling: SamplingParams | None = None,
+) -> None:
+    """Write a Hugging Face folder that `from_pretrained` (and vLLM, and `model.path`) can open.
+
+    Weights are written as `dtype`, by default each as its own. What the folder says about generation is which tokens
+    end it and, with `sampling`, how the policy was sampled from; what its base model said is left out.
+    """
     beside = folder.with_name(f"{folder.name}.partial")
-    # What is merged waits on the CPU: a second copy might not fit beside the models of a run.
-    weights = dict(merged_weights(policy, device=torch.device("cpu")))
+    weights = _exported_weights(policy, dtype)
     with storing(folder, partial=beside, num_bytes=stored_bytes(weights)), no_progress_bars():
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
+        _set_generation(policy, sampling)
         cast(Any, policy).save_pretrained(beside, state_dict=weights)
+        if dtype is not None:
+            _note_dtype(beside / "config.json", dtype)
         tokenizer.save_pretrained(beside)
         replace_folder(beside, folder)
+
+
+def _exported_weights(policy: nn.Module, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """The merged weights as they are written. Copies wait on the CPU: a second model might not fit beside a run's."""
+    parameters = policy.named_parameters(remove_duplicate=False)
+    types = {name.replace(".base_layer.", "."): dtype or parameter.dtype for name, parameter in parameters}
+    own = {parameter.data_ptr() for parameter in policy.parameters()}
+    weights: dict[str, Tensor] = {}
+    copies: dict[int, Tensor] = {}  # of the policy's own weights: those that are tied stay tied
+    for name, tensor in merged_weights(policy, device=torch.device("cpu")):
+        wanted, place = types.get(name, tensor.dtype), tensor.data_ptr()
+        if tensor.dtype == wanted:
+            weights[name] = tensor
+        elif place in own:
+            weights[name] = copies.setdefault(place, tensor.detach().to(wanted).cpu())
+        else:
+            weights[name] = tensor.to(wanted)
+    return weights
+
+
+def _set_generation(policy: nn.Module, sampling: SamplingParams | None) -> None:
+    """Let the model say how to generate as it was trained. Its base model's temperature or penalties belong to other
+    weights, and `transformers` refuses to write some of them."""
+    from transformers import GenerationConfig
+
+    model = cast(Any, policy)
+    tokens = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    known = getattr(model, "generation_config", None)
+    settings = {name: getattr(known, name, None) for name in tokens}
+    if sampling is not None:
+        settings |= {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+        }
+    model.generation_config = GenerationConfig(**settings)  # type: ignore[no-untyped-call]
+    for name in getattr(model.config, "_get_generation_parameters", dict)():  # refused in a model's configuration
+        setattr(model.config, name, None)
+
+
+def _note_dtype(file: Path, dtype: torch.dtype) -> None:
+    """`transformers` writes down the type of the weights in memory; note that of the weights in the folder."""
+    written = json.loads(file.read_text())
+    for part in (written, *(part for part in written.values() if isinstance(part, dict) and "dtype" in part)):
+        part["dtype"] = str(dtype).removeprefix("torch.")
+    file.write_text(json.dumps(written, indent=2) + "\n")

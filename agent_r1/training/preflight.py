@@ -6,8 +6,8 @@ All problems are reported together.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,78 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
-from agent_r1.config import Config, bind_part, presets
+from agent_r1.config import Config, bind_part, presets, value_problems
 from agent_r1.console import RunConsole
 from agent_r1.data import load_tasks
-from agent_r1.envs import AgentEnv, bind_limit, make_policy
-from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, report_problems
+from agent_r1.envs import AgentEnv, bind_limit, checked_limits, make_policy
+from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, no_exit, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
-from agent_r1.registry import find_module, load_object
-from agent_r1.rewards import NORMALISATIONS, RewardFunction, reward_functions
-from agent_r1.rollout import choose_env
-from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool
+from agent_r1.registry import find_module, load_function, signature_of
+from agent_r1.rewards import RewardFunction, reward_functions, row_problem
+from agent_r1.rollout import choose_env, env_of_row
+from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.mcp import declare_servers, make_server
 from agent_r1.tools.references import Reference
 from agent_r1.training.algorithm import Algorithm, bind_algorithm
-from agent_r1.training.batch import PRIVILEGED_SOURCES
 from agent_r1.training.gguf import convert_gguf, gguf_folder, is_gguf
 from agent_r1.training.lora import check_form, check_targets, require_peft
+from agent_r1.training.run_lock import lock_folder
+from agent_r1.training.run_names import folder_problems
 from agent_r1.types import Observation, Task
 
-_POSITIVE = (
-    "trainer.steps",
-    "trainer.micro_batch_tokens",
-    "trainer.max_skipped_updates",
-    "trainer.save_every",
-    "trainer.keep_checkpoints",
-    "rollout.groups_per_step",
-    "rollout.group_size",
-    "rollout.max_steps",
-    "rollout.max_tokens",
-    "rollout.concurrency",
-    "rollout.deadline_seconds",
-    "rollout.temperature",
-    "rollout.top_p",
-    "engine.prefill_tokens",
-    "algorithm.epochs",
-    "algorithm.minibatches",
-    "algorithm.kl.horizon",
-    "model.lora.alpha",
-    "optimizer.learning_rate",
-    "optimizer.gradient_clip",
-    "sft.steps",
-    "sft.batch_size",
-    "sft.learning_rate",
-)
-_CHOICES = {
-    "algorithm.kl.place": ("loss", "reward"),
-    "algorithm.old_logprobs": ("auto", "rollout", "trainer"),
-    "algorithm.critic.privileged": (None, *PRIVILEGED_SOURCES),
-    "algorithm.process.normalisation": NORMALISATIONS,
-    "model.dtype": ("float32", "bfloat16"),
-    "engine.dtype": ("auto", "float32", "bfloat16"),
-    "trainer.packing": ("trie", "rows"),
-    "trainer.precision": ("auto", "float32", "bfloat16"),
-    "run.resume": ("auto", "never", "must"),
-}
-_RANGES = {
-    "rollout.max_staleness": (0, math.inf),
-    "rollout.retries": (0, math.inf),
-    "reward.timeout": (1e-3, math.inf),
-    "algorithm.overlong_fraction": (0.0, 1.0),
-    "algorithm.refill_rounds": (0, math.inf),
-    "algorithm.critic.warmup_steps": (0, math.inf),
-    "algorithm.critic.shared_weight": (0.0, math.inf),
-    "algorithm.kl.coefficient": (0.0, math.inf),
-    "algorithm.kl.target": (1e-12, math.inf),
-    "algorithm.process.bound": (0.0, math.inf),
-    "engine.kv_memory": (1e-12, math.inf),
-    "model.lora.rank": (0, math.inf),
-    "eval.max_tasks": (1, math.inf),
-    "eval.samples": (0, math.inf),
-    "eval.every": (0, math.inf),
-    "eval.temperature": (1e-6, math.inf),
-}
+_TITLE = "the configuration cannot be used:"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,28 +92,34 @@ def tool_policies(config: Config) -> dict[str, Any]:
 def make_plan(config: Config) -> Plan:
     """Check configuration, names and data. Raises one error that lists every problem."""
     problems = _Problems()
+    wrong_values = value_problems(config)
     for module in config.imports:
-        problems.run(find_module, module, f"module '{module}' of imports")
-    _check_numbers(config, problems.found)
+        if isinstance(module, str):  # what is not is among the wrong values
+            problems.run(find_module, module, f"module '{module}' of imports")
+    problems.found.extend(wrong_values)
+    if all(isinstance(name, str) for name in (config.run.name, config.run.folder, config.sft.folder or "")):
+        problems.found += folder_problems(config)
     algorithm = problems.run(bind_algorithm, config.algorithm)
     if algorithm is not None:
         problems.run(_check_staleness, config, algorithm)
     reward = problems.run(reward_functions.get, config.reward.function)
     problems.run(tool_formats.get, config.model.tool_format)
-    problems.run(_check_env, config)
+    # Paths that cannot be paths are not asked for.
+    problems.run(_check_env, config, not wrong_values and not _must_prepare_data(config))
     if config.reward.timeout is not None and reward is not None:
         problems.run(Reference.of, reward)
     if config.sft.folder is not None and not config.sft.data:
         problems.found.append("sft.folder is set and sft.data is empty; give demonstrations, or set sft.folder=null")
-    if config.model.lora.rank > 0:
+    if config.model.lora.rank > 0 and not wrong_values:
         problems.run(check_form, config.model.lora)
         problems.run(require_peft, config.model.lora)
-    report_problems(problems.found, ConfigError, "the configuration cannot be used:")
+    report_problems(problems.found, ConfigError, _TITLE)
     _prepare_data(config)
     problems.run(_find_tools, config)
-    report_problems(problems.found, ConfigError, "the configuration cannot be used:")
+    report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
     _check_tools(config, [*train_tasks, *eval_tasks])
+    _check_ground_truths(config.reward.function, reward, [*train_tasks, *eval_tasks])
     return Plan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
 
 
@@ -185,7 +139,7 @@ def check_model(plan: Plan) -> ChatRenderer:
         )
     too_long = []
     for task in [*plan.train_tasks, *plan.eval_tasks]:
-        length = len(renderer.render(first_observation(plan, task)).token_ids)
+        length = len(renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids)
         if length >= context:
             too_long.append(f"task '{task.task_id}': a prompt of {length} tokens")
     if too_long:
@@ -222,26 +176,6 @@ def context_length(config: Config) -> int:
     return wanted or min(own, trainable)
 
 
-def _check_numbers(config: Config, problems: list[str]) -> None:
-    for key in _POSITIVE:
-        if _lookup(config, key) <= 0:
-            problems.append(f"{key}={_lookup(config, key)} must be more than 0")
-    for key, known in _CHOICES.items():
-        if _lookup(config, key) not in known:
-            problems.append(f"{key}={_lookup(config, key)} is not one of {', '.join(map(str, known))}")
-    for key, (low, high) in _RANGES.items():
-        value = _lookup(config, key)
-        if value is not None and not low <= value <= high:
-            problems.append(f"{key}={value} must be between {low:g} and {high:g}")
-
-
-def _lookup(config: Config, key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
-
-
 def _check_staleness(config: Config, algorithm: Algorithm) -> None:
     if config.rollout.max_staleness > 0 and not algorithm.accounts_for_stale_tokens:
         raise ConfigError(
@@ -251,36 +185,70 @@ def _check_staleness(config: Config, algorithm: Algorithm) -> None:
         )
 
 
-def _check_env(config: Config) -> None:
+def _check_env(config: Config, are_tools_ready: bool) -> None:
     arguments = dict(config.env)
-    for limit in arguments.pop("limits", ()):
+    for limit in checked_limits(arguments.pop("limits", ())):
         bind_limit(limit)
     bind_part(AgentEnv.registry, "env", arguments)
     if "context" in arguments:
         make_policy(arguments["context"])
-    declare_servers({name: make_server(name, given) for name, given in config.tools.get("mcp", {}).items()})
-    if not _must_prepare_data(config):
+    declare_servers({name: make_server(name, given) for name, given in _mcp_section(config).items()})
+    listed = _listed_tools(config)
+    if are_tools_ready:
         _find_tools(config)
-    for entry in arguments.get("tools", []):
+    for entry in listed:
         # What stands beside a tool's name may be there only after the preparation, as an index is.
-        if not isinstance(entry, Mapping):
-            BaseTool.find(entry)
-        elif "name" in entry:
-            BaseTool.registry.get(str(entry["name"]))
+        if isinstance(entry, Mapping):
+            BaseTool.registry.get(str(entry.get("name")))
+
+
+def _mcp_section(config: Config) -> Mapping[str, Any]:
+    section = config.tools.get("mcp", {})
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"tools.mcp={section!r:.80} must name servers: tools.mcp.shop.url=http://localhost:8000/mcp")
+    return section
+
+
+def _listed_tools(config: Config, keys: Sequence[str] = ("tools", "row_tools")) -> list[Any]:
+    """The entries of `env.tools` and `env.row_tools`; anything that is no list of entries is refused."""
+    listed: list[Any] = []
+    for key in keys:
+        entries = config.env.get(key, [])
+        if not isinstance(entries, list | tuple) or not all(
+            isinstance(entry, str | BaseTool) or (isinstance(entry, Mapping) and isinstance(entry.get("name"), str))
+            for entry in entries
+        ):
+            raise ConfigError(
+                f"env.{key}={entries!r:.80} must be a list of names and of entries like {{name: search, index: wiki}}"
+            )
+        listed.extend(entries)
+    return listed
 
 
 def _find_tools(config: Config) -> None:
-    for entry in config.env.get("tools", []):
+    for entry in _listed_tools(config, ["tools"]):
         BaseTool.find(entry)
+
+
+def tools_in_use(config: Config, tasks: Sequence[Task]) -> list[BaseTool]:
+    """The tools of the configuration, and those that rows name."""
+    found = [tool for entry in _listed_tools(config, ["tools"]) for tool in BaseTool.find(entry)]
+    for task in one_per_use(tasks):
+        found.extend(_tools_of(config, task))
+    return found
+
+
+def _tools_of(config: Config, task: Task) -> list[BaseTool]:
+    """The tools that a row names itself; in an environment of its own it has none of the configured ones."""
+    if "tools" not in task.env_kwargs:
+        return []
+    listed = _listed_tools(config) if env_of_row(task) in (None, config.env.get("name", "tool")) else []
+    return tools_of_row(task.task_id, task.env_kwargs["tools"], listed)
 
 
 def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
     """Refuse policies for tools that do not exist, keys no policy has, and process tools that no process could find."""
-    named = [
-        *config.env.get("tools", []),
-        *(name for t in one_per_use(tasks) for name in t.env_kwargs.get("tools", [])),
-    ]
-    used = [tool for entry in named for tool in BaseTool.find(entry)]
+    used = tools_in_use(config, tasks)
     known = {*BaseTool.registry.names(), *(tool.name for tool in used)}
     problems = _Problems()
     for name, changes in tool_policies(config).items():
@@ -290,7 +258,7 @@ def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
             problems.found.append(f"tools.{name}={changes} is not a policy; write for example tools.{name}.timeout=5")
         else:
             problems.run(ToolPolicy().changed, name, changes)
-    report_problems(problems.found, ConfigError, "the configuration cannot be used:")
+    report_problems(problems.found, ConfigError, _TITLE)
     runner = ToolRunner(tool_policies(config))
     for tool in {id(tool): tool for tool in used}.values():
         if runner.policy_of(tool).process:
@@ -302,8 +270,13 @@ def prepare_model(config: Config, console: RunConsole) -> Config:
     """Make the model, when it is not there and the configuration says how; gives the configuration to go on with, in
     which its folder takes the place of a GGUF file."""
     if config.model.prepare is not None and not Path(config.model.path).exists():
-        console.say(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
-        prepare(config.model.prepare, "model preparation", config)
+        # Of runs that start together one makes the model. The lock is no lock of the model's folder, which the
+        # preparation may lock itself.
+        place = Path(config.run.folder) / f"prepare-{hashlib.sha256(config.model.path.encode()).hexdigest()[:12]}"
+        with lock_folder(place, wait=True, on_wait=console.say):
+            if not Path(config.model.path).exists():
+                console.say(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
+                prepare(config.model.prepare, "model preparation", config)
     if not is_gguf(config.model.path):
         return config
     folder = gguf_folder(Path(config.model.path))
@@ -326,9 +299,11 @@ def _prepare_data(config: Config) -> None:
 
 def prepare(reference: str, kind: str, config: Config) -> None:
     """Call a recipe's preparation, `def` or `async def`, with the configuration."""
-    returned = load_object(reference, kind=kind)(config)
-    if inspect.iscoroutine(returned):
-        asyncio.run(returned)
+    preparation = load_function(reference, kind=kind)
+    with no_exit(f"the {kind} '{reference}'"):
+        returned = preparation(config)
+        if inspect.iscoroutine(returned):
+            asyncio.run(returned)
 
 
 def _load(config: Config) -> tuple[list[Task], list[Task]]:
@@ -340,11 +315,42 @@ def _load(config: Config) -> tuple[list[Task], list[Task]]:
     problems = _Problems()
     for task in one_per_use([*train, *held_out]):
         problems.run(AgentFlowBase.registry.get, task.agent_name)
-        problems.run(AgentEnv.registry.get, str(task.env_kwargs.get("env", config.env["name"])))
-        for tool in task.env_kwargs.get("tools", []):
-            problems.run(BaseTool.find, tool)
-    report_problems(list(dict.fromkeys(problems.found)), DataError, "the data names things that do not exist:")
+        problems.run(_check_env_of_row, config, task)
+        problems.run(_tools_of, config, task)
+    report_problems(
+        list(dict.fromkeys(problems.found)),
+        DataError,
+        "the data names things that do not exist or that rows may not name:",
+    )
     return train, held_out
+
+
+def _check_env_of_row(config: Config, task: Task) -> None:
+    """Another environment than the configured one must be registered, and work without arguments."""
+    own = env_of_row(task)
+    if own is None or own == config.env.get("name", "tool"):
+        return
+    try:
+        signature_of(AgentEnv.registry.registered(own)).bind()
+    except AgentR1Error as error:
+        raise DataError(f"task '{task.task_id}', env_kwargs.env: {error}") from error
+    except TypeError as error:
+        raise DataError(
+            f"task '{task.task_id}': env_kwargs.env='{own}' needs arguments ({error}), which rows cannot give; set "
+            f"env.name={own} and its arguments in the configuration"
+        ) from None
+
+
+def _check_ground_truths(name: str, reward: RewardFunction, tasks: Sequence[Task]) -> None:
+    """Refuse rows that the reward function says it cannot score: no answer to them would ever be right."""
+    problems = [(task.task_id, problem) for task in tasks if (problem := row_problem(reward, task)) is not None]
+    if problems:
+        shown = "\n".join(f"  - row '{task_id}': {problem}" for task_id, problem in problems[:10])
+        more = f"\n  - ... and {len(problems) - 10} more" if len(problems) > 10 else ""
+        raise DataError(
+            f"the reward function '{name}' cannot score {len(problems)} of {len(tasks)} rows; give each a "
+            f"reward_model.ground_truth, leave them out, or choose another reward.function:\n{shown}{more}"
+        )
 
 
 def one_per_use(tasks: Sequence[Task]) -> list[Task]:

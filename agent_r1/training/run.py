@@ -23,25 +23,23 @@ from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
 from agent_r1.tools import ToolRunner, tool_runner
 from agent_r1.tools.mcp import close_servers
-from agent_r1.training.checkpoint import list_checkpoints
+from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.compute import make_compute
 from agent_r1.training.credit import Models
+from agent_r1.training.critics import Critic, make_critic
 from agent_r1.training.disk_room import shortage_foreseen
 from agent_r1.training.gguf import is_gguf
 from agent_r1.training.learner import Learner
-from agent_r1.training.lora import add_adapters
-from agent_r1.training.models import (
-    Critic,
-    SharedCritic,
-    checkpoint_layers,
-    choose_device,
-    compile_layers,
-    load_policy,
-)
+from agent_r1.training.lora import add_adapters, find_targets
+from agent_r1.training.models import checkpoint_layers, choose_device, compile_layers, load_policy
+from agent_r1.training.optimize import train_in_float32
 from agent_r1.training.preflight import Plan, check_model, context_length, make_plan, prepare_model, tool_policies
-from agent_r1.training.run_folder import open_run, open_trackers
-from agent_r1.training.scoring import AnyCritic
-from agent_r1.training.sft import warm_started
+from agent_r1.training.resuming import resume_run
+from agent_r1.training.run_folder import RunFolder, locked_run, open_run, open_trackers, plan_opening
+from agent_r1.training.run_lock import FolderLock
+from agent_r1.training.run_names import check_reads_outside
+from agent_r1.training.sft import started_config, warm_started
+from agent_r1.training.stopping import StopSignals, stop_signals
 from agent_r1.training.trainer import EVAL_STREAM, Summary, Trainer
 from agent_r1.types import SamplingParams
 
@@ -65,17 +63,36 @@ class Parts:
 def train_run(config: Config, console: RunConsole) -> Summary:
     """Train from a configuration. A recipe's preparations run before there is an event loop: they may have their own,
     to play an environment for instance, and Ctrl-C ends them."""
-    plan, renderer = _checked(config, console)
-    return asyncio.run(_train(plan, renderer, console))
+    with stop_signals(quiet=console.console.quiet) as stop:
+        plan = make_plan(config)
+        check_reads_outside(config)
+        with locked_run(config) as lock:
+            plan = model_made(plan, console)
+            return asyncio.run(_train(plan, check_model(plan), console, lock, stop))
 
 
-async def _train(plan: Plan, renderer: ChatRenderer, console: RunConsole) -> Summary:
+async def _train(
+    plan: Plan, renderer: ChatRenderer, console: RunConsole, lock: FolderLock, stop: StopSignals
+) -> Summary:
     config = plan.config
-    folder, resume = open_run(config)
-    if resume:
-        folder.rewind(list_checkpoints(folder.checkpoints)[-1][0])
+    folder, resumes = open_run(config, say=console.say, lock=lock)
     parts = load_parts(plan, renderer)
-    models = _models(config, parts)
+    async with closing_engine(parts):
+        return await _train_with(parts, plan, renderer, console, folder, stop, resumes=resumes)
+
+
+async def _train_with(
+    parts: Parts,
+    plan: Plan,
+    renderer: ChatRenderer,
+    console: RunConsole,
+    folder: RunFolder,
+    stop: StopSignals,
+    *,
+    resumes: bool,
+) -> Summary:
+    config = plan.config
+    models = _models(config, plan.algorithm, parts)
     if config.trainer.compile:
         for decoder in _decoders(models):
             compile_layers(decoder)
@@ -94,22 +111,33 @@ async def _train(plan: Plan, renderer: ChatRenderer, console: RunConsole) -> Sum
     shortage = shortage_foreseen(config, learner, folder)
     if shortage is not None:
         console.warn(shortage)
+    checkpoint = resume_run(folder, learner, console.warn) if resumes else None
     tracker = open_trackers(config, folder)
+    with stop.deferred():
+        try:
+            trainer = Trainer(
+                plan=plan,
+                folder=folder,
+                renderer=renderer,
+                engine=parts.engine,
+                rollout=parts.rollout,
+                learner=learner,
+                tracker=tracker,
+                console=console,
+                stop=stop,
+            )
+            async with tools_at_hand(parts.tools):
+                return await trainer.run(resume=checkpoint)
+        finally:
+            tracker.close()
+
+
+@asynccontextmanager
+async def closing_engine(parts: Parts) -> AsyncIterator[None]:
+    """Within this block the engine works; at its end, however that comes, it is closed."""
     try:
-        trainer = Trainer(
-            plan=plan,
-            folder=folder,
-            renderer=renderer,
-            engine=parts.engine,
-            rollout=parts.rollout,
-            learner=learner,
-            tracker=tracker,
-            console=console,
-        )
-        async with tools_at_hand(parts.tools):
-            return await trainer.run(resume=resume)
+        yield
     finally:
-        tracker.close()
         await parts.engine.close()
 
 
@@ -125,31 +153,33 @@ async def tools_at_hand(runner: ToolRunner) -> AsyncIterator[None]:
 
 def eval_run(config: Config, console: RunConsole) -> Evaluation:
     """Evaluate a model on the held-out rows (the training rows when there are none)."""
-    plan, renderer = _checked(config, console)
-    return asyncio.run(_evaluate(plan, renderer, console))
+    outcome = "An evaluation saves nothing before its end: run the same command again to start over."
+    with stop_signals(quiet=console.console.quiet) as stop, stop.leaving(outcome):
+        plan, renderer = _checked(config, console)
+        return asyncio.run(_evaluate(plan, renderer, console, stop))
 
 
-async def _evaluate(plan: Plan, renderer: ChatRenderer, console: RunConsole) -> Evaluation:
+async def _evaluate(plan: Plan, renderer: ChatRenderer, console: RunConsole, stop: StopSignals) -> Evaluation:
     config = plan.config
     parts = load_parts(plan, renderer)
     tasks = choose_panel(plan.eval_tasks or plan.train_tasks, config.eval.max_tasks)
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
-        async with tools_at_hand(parts.tools):
-            evaluation = await evaluate(
-                parts.rollout,
-                tasks,
-                sampling=SamplingParams(max_tokens=config.rollout.max_tokens, temperature=config.eval.temperature),
-                num_samples=config.eval.samples,
-                seed=mix_seed(config.trainer.seed, EVAL_STREAM),
-                on_finished=lambda trajectory: bar.advance(),
-            )
-    await parts.engine.close()
-    return evaluation
+        async with closing_engine(parts), tools_at_hand(parts.tools):
+            with stop.cancelling():
+                return await evaluate(
+                    parts.rollout,
+                    tasks,
+                    sampling=SamplingParams(max_tokens=config.rollout.max_tokens, temperature=config.eval.temperature),
+                    num_samples=config.eval.samples,
+                    seed=mix_seed(config.trainer.seed, EVAL_STREAM),
+                    on_finished=lambda trajectory: bar.advance(),
+                )
 
 
 def dry_run(config: Config, console: RunConsole) -> Plan:
     """Check configuration, data and names, print the resolved configuration, load no model."""
     plan = make_plan(config)
+    check_reads_outside(config)
     if config.model.prepare is not None and not Path(config.model.path).exists():
         model_note = f"will be made by {config.model.prepare}"
     elif is_gguf(config.model.path):
@@ -160,25 +190,32 @@ def dry_run(config: Config, console: RunConsole) -> Plan:
     if config.sft.folder is not None:
         model_note += f", warm-started in {config.sft.folder}"
     console.say(to_yaml(config).rstrip())
+    if not is_gguf(config.model.path):
+        opening = plan_opening(started_config(config))
+        if opening.story:
+            console.say(opening.story)
     console.say(f"train: {len(plan.train_tasks)} tasks   eval: {len(plan.eval_tasks)} tasks   model: {model_note}")
     return plan
 
 
-def _models(config: Config, parts: Parts) -> Models:
+def _models(config: Config, algorithm: Algorithm, parts: Parts) -> Models:
     """The policy with the models its algorithm asks for; a coefficient of 0 asks for no reference.
 
     Adapters come last: a critic of its own is a whole model, copied before them. A policy that has them is its own
     reference.
     """
     settings = config.algorithm
-    critic: AnyCritic | None = None
-    if settings.critic.enabled:
-        critic = SharedCritic(parts.policy) if settings.critic.shared_weight is not None else Critic(parts.policy)
+    critic = (
+        make_critic(parts.policy, settings.critic, within_steps=algorithm.values_within_steps)
+        if settings.critic.enabled
+        else None
+    )
     reference: nn.Module | None = None
     if config.model.lora.rank:
         add_adapters(parts.policy, config.model.lora, seed=config.trainer.seed)
         reference = parts.policy if settings.kl.coefficient else None
     elif settings.kl.coefficient:
+        train_in_float32(parts.policy)  # before it is copied: at the start both must say the same
         reference = copy.deepcopy(parts.policy).eval().requires_grad_(False)
     return Models(
         policy=parts.policy,
@@ -245,4 +282,14 @@ def make_engine(config: Config, policy: nn.Module) -> LocalEngine:
         kv_memory=settings.kv_memory,
         dtype=getattr(torch, dtype),
         compile_layers=settings.compile,
+        adapters=_adapters_apart(config, policy, dtype),
     )
+
+
+def _adapters_apart(config: Config, policy: nn.Module, engine_dtype: str) -> dict[str, int]:
+    """The adapters that the engine applies beside its weights, with their ranks: all, when its weights are too coarse
+    to merge them."""
+    lora = config.model.lora
+    if not lora.rank or engine_dtype == "float32":
+        return {}
+    return dict.fromkeys(find_targets(policy, lora.targets), lora.rank)

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.training.compute import Compute
+from agent_r1.training.critics import AnyCritic, TrainedCritic
 from agent_r1.training.head import action_scores
-from agent_r1.training.models import Critic, SharedCritic
-from agent_r1.training.rows import MicroBatch, Sample
+from agent_r1.training.rows import MicroBatch, Sample, send
 from agent_r1.training.visibility import last_hidden
 from agent_r1.types import TokenIds
-
-AnyCritic = Critic | SharedCritic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,44 +52,56 @@ def score(
 
 
 def score_all(policy: nn.Module, samples: Sequence[Sample], compute: Compute) -> Tensor:
-    """Log-probabilities of all action tokens [N], without gradient, on the CPU."""
-    return _for_all(samples, compute, lambda batch: score(policy, batch, compute).logprobs_N)
+    """Log-probabilities of all action tokens [N], without gradient, on the CPU. The host waits for the device once."""
+    result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
+    tokens, found = [], []
+    with torch.no_grad():
+        for batch in compute.pack(samples, range(len(samples))):
+            tokens.append(batch.tokens_N)
+            found.append(score(policy, batch.to(compute.device), compute).logprobs_N)
+    if found:
+        result_N[torch.cat(tokens)] = torch.cat(found).cpu()
+    return result_N
 
 
-def value(critic: AnyCritic, batch: MicroBatch, compute: Compute) -> Tensor:
+def value(critic: TrainedCritic, batch: MicroBatch, compute: Compute) -> Tensor:
     """The critic's value of the state before each action token of a micro-batch."""
     with compute.autocast():
         hidden = critic.hidden(batch)
     return critic.value_of(hidden[batch.rows_N, batch.columns_N])
 
 
-def value_all(critic: AnyCritic, samples: Sequence[Sample], compute: Compute) -> Tensor:
-    """Values before all action tokens [N], without gradient, on the CPU."""
-    return _for_all(samples, compute, lambda batch: value(critic, batch, compute))
-
-
-def _for_all(samples: Sequence[Sample], compute: Compute, score_batch: Callable[[MicroBatch], Tensor]) -> Tensor:
-    """A number for every action token [N], on the CPU. The device is waited for once, at the end."""
-    result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
-    places, found = [], []
-    with torch.no_grad():
-        for batch in compute.pack(samples, range(len(samples))):
-            places.append(batch.tokens_N)
-            found.append(score_batch(batch.to(compute.device)))
-    if found:
-        result_N[torch.cat(places)] = torch.cat(found).cpu()
-    return result_N
+def hidden_before(critic: AnyCritic, samples: Sequence[Sample], compute: Compute, wanted_N: Tensor) -> Tensor:
+    """The critic's hidden state before each wanted action token [M, hidden], without gradient, where the models are."""
+    return _hidden_rows(critic, samples, compute, wanted_N, lambda batch: batch.columns_N)
 
 
 def value_of_states(critic: AnyCritic, states: Sequence[TokenIds], compute: Compute) -> Tensor:
-    """The critic's value at the end of each token sequence, for bootstrapping truncated trajectories."""
+    """The critic's value at the end of each token sequence, for bootstrapping truncated trajectories; on the CPU."""
     samples = [Sample(token_ids=state, actions=(len(state) - 1,)) for state in states]
-    result = torch.zeros(len(states))
+    # The marked token is the state's last: its own column, not the one before it.
+    everywhere_N = torch.ones(len(states), dtype=torch.bool)
+    hidden = _hidden_rows(critic, samples, compute, everywhere_N, lambda batch: batch.own_columns_N)
+    with torch.no_grad():
+        return critic.value_of(hidden).cpu()
+
+
+def _hidden_rows(
+    critic: AnyCritic,
+    samples: Sequence[Sample],
+    compute: Compute,
+    wanted_N: Tensor,
+    columns_of: Callable[[MicroBatch], Tensor],
+) -> Tensor:
+    """The hidden states [M, hidden] in the columns that `columns_of` names, in the order of their tokens."""
+    tokens, found = [], []
     with torch.no_grad():
         for batch in compute.pack(samples, range(len(samples))):
-            moved = batch.to(compute.device)
+            chosen = wanted_N[batch.tokens_N].nonzero().squeeze(1)
+            moved, here = batch.to(compute.device), send(chosen, compute.device)
             with compute.autocast():
                 hidden = critic.hidden(moved)
-            # The marked token is the state's last: its own column, not the one before it.
-            result[batch.tokens_N] = critic.value_of(hidden[moved.rows_N, moved.own_columns_N]).cpu()
-    return result
+            found.append(hidden[moved.rows_N[here], columns_of(moved)[here]])
+            tokens.append(batch.tokens_N[chosen])
+    order = torch.cat(tokens).argsort()
+    return torch.cat(found)[send(order, compute.device)]

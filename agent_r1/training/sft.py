@@ -8,8 +8,7 @@ A recipe that sets `sft.folder` has all its runs start from the model in there, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,31 +20,44 @@ from agent_r1.console import RunConsole
 from agent_r1.demonstrations import load_demonstrations
 from agent_r1.errors import ConfigError
 from agent_r1.rollout import write_atomically
+from agent_r1.training import fingerprints
 from agent_r1.training.compute import make_compute
 from agent_r1.training.device_memory import shortage_explained
+from agent_r1.training.export import export_policy
 from agent_r1.training.lora import add_adapters
-from agent_r1.training.models import choose_device, export_model, load_policy
+from agent_r1.training.models import choose_device, load_policy
 from agent_r1.training.preflight import check_model, make_plan, prepare_model
-from agent_r1.training.run_folder import RunFolder, open_run, open_trackers
+from agent_r1.training.run_folder import RunFolder, locked_run, open_run, open_trackers
+from agent_r1.training.run_lock import FolderLock, lock_folder
+from agent_r1.training.run_names import check_reads_outside
+from agent_r1.training.stopping import stop_signals
 from agent_r1.training.warm_start import fit_demonstrations
+from agent_r1.training.weight_growth import WeightGrowth
 
 _MADE_OF = "demonstrations.sha256"
+_INTERRUPTED = "A warm start has no checkpoints: run the same command again to start it over."
 
 
 def sft_run(config: Config, console: RunConsole) -> Path:
     """Tune `model.path` on `sft.data`; gives the folder of the tuned model. Where `sft.folder` is set, it is in there,
     and is made only when it is not there yet."""
-    plan = make_plan(config)
-    config = prepare_model(config, console)
-    plan = replace(plan, config=config)
-    if config.sft.folder is not None:
-        return Path(warm_started(config, console).model.path)
-    renderer = check_model(plan)
+    with stop_signals(quiet=console.console.quiet):
+        make_plan(config)
+        check_reads_outside(config)
+        config = prepare_model(config, console)
+        if config.sft.folder is not None:
+            return Path(warm_started(config, console).model.path)
+        with locked_run(config) as lock:
+            return _tune(config, console, lock)
+
+
+def _tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
+    renderer = check_model(make_plan(config))
     if not config.sft.data:
         raise ConfigError("sft.data is empty; give one or more .jsonl or .parquet files of demonstrations")
     conversations = load_demonstrations(config.sft.data, renderer)
     # A warm start has no checkpoints to go on from, and must not write into a run that has.
-    folder, _ = open_run(replace(config, run=replace(config.run, resume="never")))
+    folder, _ = open_run(replace(config, run=replace(config.run, resume="never")), say=console.say, lock=lock)
     device = choose_device(config.trainer.device)
     policy = load_policy(
         config.model.path, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
@@ -53,17 +65,18 @@ def sft_run(config: Config, console: RunConsole) -> Path:
     if config.model.lora.rank:
         add_adapters(policy, config.model.lora, seed=config.trainer.seed)
     tracker = open_trackers(config, folder)
-    settings = config.sft
+    settings, growth = config.sft, WeightGrowth(policy)
     try:
         with console.progress("warm start", settings.steps, in_logs=False) as bar:
 
             def note(step: int, loss: float) -> None:
+                growth.check(**{"sft.learning_rate": settings.learning_rate})
                 tracker.log(step + 1, {"loss/sft": loss})
                 bar.advance(f"loss {loss:.3f}")
                 if (step + 1) % max(1, settings.steps // 5) == 0:
                     console.say(f"warm start: step {step + 1}/{settings.steps}  loss {loss:.3f}")
 
-            with shortage_explained(config):
+            with shortage_explained(config), stop_signals() as stop, stop.leaving(_INTERRUPTED):
                 fit_demonstrations(
                     policy,
                     conversations,
@@ -77,7 +90,9 @@ def sft_run(config: Config, console: RunConsole) -> Path:
                 )
     finally:
         tracker.close()
-    export_model(policy, renderer.tokenizer, folder.model)
+    rounding = export_policy(policy, renderer.tokenizer, folder.model, config)
+    if rounding is not None:
+        console.say(f"{rounding}")
     return folder.model
 
 
@@ -90,20 +105,33 @@ def warm_started(config: Config, console: RunConsole) -> Config:
     if config.sft.folder is None:
         return config
     folder = RunFolder(Path(config.sft.folder))
-    with _alone(folder.path):
+    if not _is_made(folder, config):
+        _make_warm_start(folder, config, console)
+    return started_config(config)
+
+
+def _make_warm_start(folder: RunFolder, config: Config, console: RunConsole) -> None:
+    """Of runs that start together one makes the warm start, and the others wait for it."""
+    with lock_folder(folder.path, wait=True, on_wait=console.say) as lock:
         if not _is_made(folder, config):
             there = (
                 "is of another model, other demonstrations or settings" if folder.path.exists() else "is not there yet"
             )
             console.say(f"{folder.path} {there}: warm-starting {config.model.path}")
-            sft_run(warm_start_recipe(config, folder.path), console)
+            _tune(warm_start_recipe(config, folder.path), console, lock)
             write_atomically(folder.path / _MADE_OF, _digest(config.sft.data))
             if torch.cuda.is_available():  # what it held is no part of the run that comes
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
+
+
+def started_config(config: Config) -> Config:
+    """The configuration of a run that starts from the model in `sft.folder`, once that is there."""
+    if config.sft.folder is None:
+        return config
     return replace(
         config,
-        model=replace(config.model, path=str(folder.model), prepare=None),
+        model=replace(config.model, path=str(RunFolder(Path(config.sft.folder)).model), prepare=None),
         sft=replace(config.sft, folder=None),
     )
 
@@ -131,7 +159,17 @@ def _is_made(folder: RunFolder, config: Config) -> bool:
     except (OSError, ConfigError):
         return False
     same_model = replace(made.model, prepare=None) == replace(recipe.model, prepare=None)
-    return folder.model.is_dir() and same_model and made.sft == recipe.sft and digest == _digest(config.sft.data)
+    known = fingerprints.read_fingerprints(folder.path)
+    same_weights = not known or not fingerprints.fingerprint_differences(
+        _of_model(known), _of_model(fingerprints.run_fingerprints(recipe))
+    )
+    same_settings = same_model and made.sft == recipe.sft
+    return folder.model.is_dir() and same_settings and same_weights and digest == _digest(config.sft.data)
+
+
+def _of_model(known: Mapping[str, str]) -> dict[str, str]:
+    """Only what is of the model: a warm start reads no rows of a run."""
+    return {name: value for name, value in known.items() if name.startswith("model.path ")}
 
 
 def _digest(paths: Sequence[str]) -> str:
@@ -140,17 +178,3 @@ def _digest(paths: Sequence[str]) -> str:
     for path in map(Path, paths):
         known.update(path.read_bytes() if path.is_file() else b"")
     return known.hexdigest()
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Runs that start together make one warm start: the others wait for the first."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: whoever starts several at once there makes it with `agent-r1 sft` first
-        yield
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

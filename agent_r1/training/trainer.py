@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, algorithm_name, to_yaml
 from agent_r1.console import RunConsole, pick_pair
 from agent_r1.engines.base import Engine
-from agent_r1.errors import RolloutsFailingError, StorageError
+from agent_r1.errors import AgentR1Error, ExportError, StorageError
 from agent_r1.evaluation import Evaluation, choose_panel, evaluate
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.health import HealthMonitor
@@ -29,14 +29,17 @@ from agent_r1.rollout import Rollout, write_atomically, write_trajectories
 from agent_r1.seeds import mix_seed
 from agent_r1.tracking import Tracker
 from agent_r1.training.batch import CriticView, gather_experience
-from agent_r1.training.checkpoint import list_checkpoints, load_latest, save_checkpoint
+from agent_r1.training.checkpoint import Checkpoint
 from agent_r1.training.device_memory import shortage_explained
+from agent_r1.training.export import Rounding, export_policy
+from agent_r1.training.last_step import LastStep
 from agent_r1.training.learner import Learner
 from agent_r1.training.lora import merged_weights
-from agent_r1.training.models import export_model
 from agent_r1.training.overlap import make_collector
 from agent_r1.training.preflight import Plan
-from agent_r1.training.run_folder import RunFolder, base_model
+from agent_r1.training.run_folder import RunFolder, base_model, write_fingerprints
+from agent_r1.training.stopping import RunInterrupted, StopSignals
+from agent_r1.training.weight_growth import WeightGrowth
 from agent_r1.types import Group, SamplingParams, Trajectory
 
 EVAL_STREAM = 2
@@ -56,8 +59,10 @@ class Summary:
     """Training steps."""
     tool_calls_per_episode: float
     """In the evaluation after training, else in the last batch."""
-    model: str
-    """The exported Hugging Face folder."""
+    model: str | None
+    """The exported Hugging Face folder; None when it could not be exported."""
+    export_rounding: float | None
+    """What rounding for the export changed, as a share of what training changed; None when nothing was rounded."""
     base_model: str
     """The model it started from; a warm start counts as the model it was made of."""
     algorithm: str
@@ -74,14 +79,6 @@ class Summary:
     """What went wrong on the way, in words."""
 
 
-@dataclass
-class _Progress:
-    """What the loop carries from step to step."""
-
-    step: int = 0
-    train_seconds: float = 0.0
-
-
 class Trainer:
     """One run."""
 
@@ -96,6 +93,7 @@ class Trainer:
         learner: Learner,
         tracker: Tracker,
         console: RunConsole,
+        stop: StopSignals | None = None,
     ) -> None:
         self.config: Config = plan.config
         self.folder = folder
@@ -105,6 +103,7 @@ class Trainer:
         self.learner = learner
         self.tracker = tracker
         self.console = console
+        self.stop = stop or StopSignals()
         self.eval_tasks = choose_panel(plan.eval_tasks, self.config.eval.max_tasks)
         self.shaping = make_shaping(self.config)
         self.collector = make_collector(self.config, rollout, plan.train_tasks, self.shaping)
@@ -114,66 +113,76 @@ class Trainer:
             max_tokens=self.config.trainer.micro_batch_tokens,
         )
         self.health = HealthMonitor(has_tools=_offers_tools(plan))
-        self._progress = _Progress()
+        self._last_step = LastStep(self.config, folder, learner, self.shaping.process, self.collector)
+        self._progress = self._last_step.progress
+        self._evaluated: set[int] = set()
+        self._growth = WeightGrowth(learner.policy)
+        self._rounding: Rounding | None = None
 
-    async def run(self, *, resume: bool) -> Summary:
-        """Train to the last step; with `resume`, from the newest checkpoint. What cannot be written and cannot be done
-        without is a `StorageError` that says what is kept."""
-        try:
-            return await self._run(resume=resume)
-        except StorageError as error:
-            saved = self._last_saved()
-            kept = (
-                f"The last checkpoint is that of step {saved}: the same command goes on from there"
-                if saved
-                else "There is no checkpoint: the same command starts afresh"
-            )
-            raise StorageError(f"{error}. {kept}") from error
+    async def run(self, *, resume: Checkpoint | None) -> Summary:
+        """Train to the last step; with `resume`, from a checkpoint that the learner has loaded.
 
-    async def _run(self, *, resume: bool) -> Summary:
-        if resume:
-            self._load()
+        Whatever ends the run early leaves a checkpoint of its last finished step: an error, and a signal, which raises
+        `RunInterrupted`. What cannot be written and cannot be done without, and a model that cannot be exported, is an
+        error that says what is kept.
+        """
+        with self.stop.deferred():
+            try:
+                return await self._run(resume)
+            except (Exception, SystemExit, RunInterrupted) as error:
+                self._last_step.save_if_missing(self.console, is_error=not isinstance(error, RunInterrupted))
+                if isinstance(error, RunInterrupted):
+                    raise self.stop.interruption(self._last_step.outcome()) from None
+                if isinstance(error, StorageError | ExportError):
+                    raise type(error)(f"{error}. {self._last_step.outcome()}") from error
+                raise
+            finally:
+                await self.collector.close()
+
+    async def _run(self, resume: Checkpoint | None) -> Summary:
+        logged = self.folder.read_metrics()
+        if resume is not None:
+            self._load(resume, logged)
+        self._evaluated = {line["step"] for line in logged if _is_evaluation(line)}
         await self._push_weights()
         before = await self._evaluate_before()
-        metrics: Mapping[str, float] = {}
+        metrics = self._last_metrics(logged)
         total = self.config.trainer.steps
-        try:
-            with self.console.progress("training", total, done=self._progress.step, in_logs=False) as bar:
-                while self._progress.step < total:
-                    metrics = await self._step()
-                    bar.advance(f"reward {metrics['reward/outcome']:.3f}")
-                    if self._due(self.config.trainer.save_every) or self._progress.step == total:
-                        with self.rollout.clock_stopped():
-                            self._save()
-                    if self._due(self.config.eval.every) and self._progress.step < total and self.eval_tasks:
-                        self._log_evaluation((await self._evaluate("evaluating")).metrics)
-        except RolloutsFailingError:
-            if self._progress.step:  # nothing that was learned is lost: the same command goes on from here
-                self._save()
-            raise
-        except StorageError:
-            if self._progress.step > self._last_saved():  # others may have left some room by now
-                with suppress(StorageError):
-                    self._write_checkpoint()
-            raise
-        finally:
-            await self.collector.close()
+        await self._evaluate_when_due()  # a run that was killed between a checkpoint and its evaluation
+        with self.console.progress("training", total, done=self._progress.step, in_logs=False) as bar:
+            while self._progress.step < total:
+                self.stop.check()
+                metrics = await self._step()
+                bar.advance(f"reward {metrics['reward/outcome']:.3f}")
+                if self._due(self.config.trainer.save_every) or self._progress.step == total:
+                    with self.rollout.clock_stopped():
+                        self._save()
+                await self._evaluate_when_due()
+        await self.collector.close()
+        self.stop.check()
         return await self._finish(before, metrics)
+
+    def _interruptible(self) -> AbstractContextManager[None]:
+        """Inside, a signal saves the last finished step, then cancels the rollouts: they may take long to stop."""
+        return self.stop.cancelling(lambda: self._last_step.save_if_missing(self.console, is_error=False))
 
     # --- one step --------------------------------------------------------------------------------------------------
 
     async def _step(self) -> dict[str, float]:
         started = time.perf_counter()
         step = self._progress.step
-        with self.console.progress("rollout", self.collector.rollouts_per_batch) as bar:
+        with self._interruptible(), self.console.progress("rollout", self.collector.rollouts_per_batch) as bar:
             collected = await self.collector.collect(step, on_finished=lambda trajectory: bar.advance())
         groups = collected.groups
         rolled_out = time.perf_counter()
+        self.folder.ensure_owned()
         experience = gather_experience(groups, self.shaping, self.critic_view)
         with self.rollout.clock_stopped(), shortage_explained(self.config):
             learned = self.learner.learn(experience, step=step)
+        self._check_growth()
         updated = time.perf_counter()
         self._progress.step += 1
+        self._last_step.note()
         await self._push_weights()
         self._record(groups)
         finished = time.perf_counter()
@@ -201,7 +210,8 @@ class Trainer:
         return every > 0 and self._progress.step % every == 0
 
     async def _push_weights(self) -> None:
-        await self.engine.update_weights(merged_weights(self.learner.policy), self._progress.step)
+        weights = merged_weights(self.learner.policy, apart=self.engine.adapters)
+        await self.engine.update_weights(weights, self._progress.step)
 
     def _record(self, groups: Sequence[Group]) -> None:
         if self._due(self.config.tracking.record_every):
@@ -215,7 +225,7 @@ class Trainer:
         settings = self.config.eval
         sampling = SamplingParams(max_tokens=self.config.rollout.max_tokens, temperature=settings.temperature)
         num_rollouts = len(self.eval_tasks) * (1 + settings.samples)
-        with self.console.progress(title, num_rollouts) as bar:
+        with self._interruptible(), self.console.progress(title, num_rollouts) as bar:
             return await evaluate(
                 self.rollout,
                 self.eval_tasks,
@@ -229,16 +239,29 @@ class Trainer:
         """The evaluation before the first step; a resumed run reads the one it made."""
         if not self.eval_tasks or not self.config.eval.before:
             return None, []
-        logged = [line for line in self.folder.read_metrics() if line["step"] == 0]
+        logged = [line for line in self.folder.read_metrics() if line["step"] == 0 and _is_evaluation(line)]
         if logged:
             return {name: value for name, value in logged[0].items() if name != "step"}, []
+        if self._progress.step:
+            return None, []
         evaluation = await self._evaluate("evaluating before training")
         self._log_evaluation(evaluation.metrics)
         self._write_evaluation("before", evaluation)
         self.console.say(f"before training: {evaluation.success:.1%} of {len(self.eval_tasks)} held-out tasks solved")
         return evaluation.metrics, [trajectory for group in evaluation.greedy for trajectory in group]
 
+    async def _evaluate_when_due(self) -> None:
+        """The evaluation in the middle of a run, unless it is in the metrics already."""
+        step = self._progress.step
+        is_between = 0 < step < self.config.trainer.steps and step not in self._evaluated
+        if is_between and self.eval_tasks and self._due(self.config.eval.every):
+            self._log_evaluation((await self._evaluate("evaluating")).metrics)
+
     def _log_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Each step's evaluation is logged once, also when a run was killed before it could write its summary."""
+        if self._progress.step in self._evaluated:
+            return
+        self._evaluated.add(self._progress.step)
         self.tracker.log(self._progress.step, metrics)
         for warning in self.health.look_at_evaluation(metrics):
             self.console.warn(warning)
@@ -251,12 +274,9 @@ class Trainer:
     async def _finish(
         self, before: tuple[Mapping[str, float] | None, list[Trajectory]], metrics: Mapping[str, float]
     ) -> Summary:
-        """Export, evaluate, report. A model that cannot be written is tried again after the evaluation, which is not
-        lost with it."""
-        exported = False
-        with suppress(StorageError):
-            self._export()
-            exported = True
+        """Export, evaluate, report. A model that cannot be exported costs nothing else: the evaluation is made and the
+        summary written, and then its error ends the run. What could not be written is tried again before that."""
+        failure = self._export()
         metrics_before, trajectories_before = before
         final = dict(metrics)
         tool_calls = final.get("episode/tool_calls", 0.0)
@@ -271,15 +291,18 @@ class Trainer:
             pair = pick_pair(trajectories_before, [trajectory for group in after.greedy for trajectory in group])
             for title, trajectory in zip(("before training", "after training"), pair or (), strict=False):
                 self.console.trajectory(f"{title}: {trajectory.task_id}", trajectory)
-        if not exported:
-            self._export()
+        if isinstance(failure, StorageError):
+            failure = self._export()
+        if failure is not None:
+            self.health.warnings.append(f"step {self._progress.step}: {failure}")
         summary = Summary(
             success_before=None if metrics_before is None else metrics_before.get("eval/all/greedy"),
             success_after=success_after,
             train_seconds=round(self._progress.train_seconds, 1),
             steps=self._progress.step,
             tool_calls_per_episode=tool_calls,
-            model=str(self.folder.model),
+            model=str(self.folder.model) if failure is None else None,
+            export_rounding=None if self._rounding is None else self._rounding.share,
             base_model=base_model(self.config.model.path),
             algorithm=algorithm_name(self.config),
             seed=self.config.trainer.seed,
@@ -289,6 +312,11 @@ class Trainer:
             warnings=self.health.warnings,
         )
         write_atomically(self.folder.summary, json.dumps(asdict(summary), indent=2) + "\n")
+        if failure is not None:
+            self.console.say(f"summary: {self.folder.summary}")
+            raise failure
+        if self._rounding is not None:
+            self.console.say(str(self._rounding))
         self.console.say(f"model: {self.folder.model}   summary: {self.folder.summary}")
         return summary
 
@@ -305,46 +333,51 @@ class Trainer:
             self.health.warnings.append(f"step {self._progress.step}: {message}")
             self.tracker.log(self._progress.step, {metric: 1.0})
 
-    def _export(self) -> None:
-        export_model(self.learner.policy, self.renderer.tokenizer, self.folder.model)
+    def _export(self) -> AgentR1Error | None:
+        """Write the model; gives the error when that fails."""
+        settings = self.config.rollout
+        sampling = SamplingParams(temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k)
+        try:
+            self._check_growth()
+            self._rounding = export_policy(
+                self.learner.policy, self.renderer.tokenizer, self.folder.model, self.config, sampling=sampling
+            )
+        except AgentR1Error as error:
+            return error
+        return None
+
+    def _check_growth(self) -> None:
+        self._growth.check(**{"optimizer.learning_rate": self.config.optimizer.learning_rate})
 
     def _save(self) -> None:
         keep = self.config.trainer.keep_checkpoints
         advice = f"; less room is needed with a smaller trainer.keep_checkpoints (it is {keep})" if keep > 1 else ""
         with self._spared("error/failed_checkpoints", advice):
-            self._write_checkpoint()
+            self._last_step.save()
 
-    def _last_saved(self) -> int:
-        """The step of the newest checkpoint; 0 when there is none."""
-        return max((step for step, _ in list_checkpoints(self.folder.checkpoints)), default=0)
-
-    def _write_checkpoint(self) -> None:
-        state: dict[str, Any] = {
-            "learner": self.learner.state_dict(),
-            "process_balance": self.shaping.process.state_dict(),
-            "collector": self.collector.state_dict(self._progress.step),
-            "train_seconds": self._progress.train_seconds,
-        }
-        save_checkpoint(
-            self.folder.checkpoints,
-            step=self._progress.step,
-            state=state,
-            keep=self.config.trainer.keep_checkpoints,
-        )
-
-    def _load(self) -> None:
-        checkpoint = load_latest(self.folder.checkpoints, self.learner.device)
-        if checkpoint is None:
-            return
-        self.learner.load_state_dict(checkpoint.state["learner"])
+    def _load(self, checkpoint: Checkpoint, logged: Sequence[Mapping[str, Any]]) -> None:
+        """Take over what the learner does not hold."""
         self.shaping.process.load_state_dict(checkpoint.state["process_balance"])
         # Checkpoints from before groups could outlive a step have no entry: batch after batch was trained.
         started = {"pending": [], "next": checkpoint.step * self.config.rollout.groups_per_step}
         self.collector.load_state_dict(checkpoint.state.get("collector", started))
-        self.health.replay(self.folder.read_metrics())
-        self._progress = _Progress(step=checkpoint.step, train_seconds=float(checkpoint.state["train_seconds"]))
+        self.health.replay(logged)
+        self._progress.step = checkpoint.step
+        self._progress.train_seconds = float(checkpoint.state["train_seconds"])
+        self._last_step.note()
         write_atomically(self.folder.config, to_yaml(self.config))
-        self.console.say(f"going on from step {checkpoint.step} of {self.folder.path}")
+        if not self.folder.fingerprints.exists():
+            write_fingerprints(self.folder, self.config)
+        self.console.say(f"resuming from step {checkpoint.step} of {self.folder.path}")
+
+    def _last_metrics(self, logged: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
+        """Those of the step that a resumed run resumes from."""
+        lines = [line for line in logged if line["step"] == self._progress.step and "time/step" in line]
+        return {name: value for name, value in lines[-1].items() if name != "step"} if lines else {}
+
+
+def _is_evaluation(line: Mapping[str, Any]) -> bool:
+    return any(name.startswith("eval/") for name in line)
 
 
 def _peak_gpu_gb(device: torch.device) -> float | None:
@@ -363,6 +396,7 @@ def make_shaping(config: Config) -> RewardShaping:
         process=process,
         max_tokens=config.rollout.max_tokens,
         overlong_fraction=config.algorithm.overlong_fraction,
+        bootstrap=config.algorithm.critic.bootstrap,
     )
 
 

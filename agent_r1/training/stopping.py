@@ -1,0 +1,224 @@
+"""Ctrl-C, SIGTERM and SIGHUP end a run between two steps, not in the middle of one.
+
+    with stop_signals() as stop:
+        ...                           # a signal raises `RunInterrupted` at once
+        with stop.deferred():         # a signal is only noted: weights may be changing
+            with stop.cancelling():   # a signal cancels what this task waits for, such as rollouts
+                await rollouts()
+            stop.check()              # raises `RunInterrupted` when a signal has come
+
+The second signal quits at once: the process when it is a command of ours, else with a plain `KeyboardInterrupt`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
+
+ResultT = TypeVar("ResultT")
+
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_QUIT = b"quitting at once; whatever was not saved is lost\n"
+
+_owns_process: ContextVar[bool] = ContextVar("owns_process", default=False)
+"""Whether the program is a command of ours, which a second signal may end without asking anyone."""
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """A signal ended the run. The message says what was saved and how to resume."""
+
+    def __init__(self, signal_number: int, message: str) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
+        self.exit_code = 128 + signal_number
+        """What a shell expects of a program that a signal ended: 130, 143, 129."""
+
+
+class _Waiting(NamedTuple):
+    """A task that a signal cancels."""
+
+    loop: asyncio.AbstractEventLoop
+    task: asyncio.Task[Any]
+    first: Callable[[], None]
+
+
+class StopSignals:
+    """What came in, and what to do about it."""
+
+    def __init__(self, *, quiet: bool = True) -> None:
+        self.received: int | None = None
+        """The first signal that came in."""
+        self._outcome = "Nothing was saved: run the same command again to start over."
+        self._quiet = quiet
+        self._may_exit = _owns_process.get()
+        self._num_deferred = 0
+        self._waiting: _Waiting | None = None
+        self._before: dict[int, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """The signal's name, for people."""
+        return signal.Signals(self.received).name if self.received is not None else ""
+
+    def install(self) -> None:
+        """Handle those signals that nobody else handles; signals that are ignored, as under nohup, stay ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            before = signal.getsignal(number)
+            if before in (signal.SIG_DFL, signal.default_int_handler):
+                self._before[number] = before
+                signal.signal(number, self._handle)
+
+    def uninstall(self) -> None:
+        """Handle them as before."""
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before.clear()
+
+    def check(self) -> None:
+        """Raise `RunInterrupted` when a signal has come in."""
+        if self.received is not None:
+            raise self.interruption()
+
+    def interruption(self, outcome: str | None = None) -> RunInterrupted:
+        """The error that ends the run, with what it leaves."""
+        number = self.received if self.received is not None else int(signal.SIGINT)
+        name = signal.Signals(number).name
+        return RunInterrupted(number, f"Interrupted by {name}. {self._outcome if outcome is None else outcome}")
+
+    @contextmanager
+    def leaving(self, outcome: str) -> Iterator[None]:
+        """Inside, this is what an interruption leaves, for the user."""
+        before, self._outcome = self._outcome, outcome
+        try:
+            yield
+        finally:
+            self._outcome = before
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Inside, a signal is noted and raises nothing by itself."""
+        self._num_deferred += 1
+        try:
+            yield
+        finally:
+            self._num_deferred -= 1
+
+    @contextmanager
+    def cancelling(self, first: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Inside, a signal calls `first`, cancels what the current task waits for and raises `RunInterrupted`."""
+        task = asyncio.current_task()
+        assert task is not None
+        with self.deferred():
+            self._waiting = _Waiting(asyncio.get_running_loop(), task, first)
+            try:
+                self.check()
+                yield
+            except asyncio.CancelledError:
+                if self.received is None:
+                    raise
+                raise self.interruption() from None
+            finally:
+                self._waiting = None
+                if self.received is not None and task.cancelling():
+                    task.uncancel()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            self._quit(number)
+        self.received = number
+        if number == getattr(signal, "SIGHUP", None):
+            _leave_closed_terminals()
+        if not self._num_deferred:
+            raise self.interruption()
+        if not self._quiet:
+            what = "stopping" if self._waiting is not None else "stopping after the step under way"
+            _write(f"{self.name}: {what}; a second Ctrl-C quits at once\n".encode())
+        if self._waiting is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._waiting.loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        waiting = self._waiting
+        if waiting is not None:
+            try:
+                waiting.first()
+            finally:
+                waiting.task.cancel()
+
+    def _quit(self, number: int) -> None:
+        if not self._may_exit:
+            raise KeyboardInterrupt
+        _write(_QUIT)
+        os._exit(128 + number)
+
+
+_active: ContextVar[StopSignals | None] = ContextVar("stop_signals", default=None)
+
+
+@contextmanager
+def stop_signals(*, quiet: bool = True) -> Iterator[StopSignals]:
+    """Handle signals inside the block; blocks inside it share the first one's handling. With `quiet`, a signal prints
+    nothing."""
+    outer = _active.get()
+    if outer is not None:
+        yield outer
+        return
+    stop = StopSignals(quiet=quiet)
+    token = _active.set(stop)
+    stop.install()
+    try:
+        yield stop
+    finally:
+        stop.uninstall()
+        _active.reset(token)
+
+
+@contextmanager
+def ours_to_end() -> Iterator[None]:
+    """Inside, a second signal ends the process."""
+    token = _owns_process.set(True)
+    try:
+        yield
+    finally:
+        _owns_process.reset(token)
+
+
+def run_cancelling(main: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+    """`asyncio.run(main())`, in which a signal cancels all of it and raises `RunInterrupted`."""
+
+    async def cancellable() -> ResultT:
+        with stop_signals() as stop, stop.cancelling():
+            return await main()
+
+    return asyncio.run(cancellable())
+
+
+def _leave_closed_terminals() -> None:
+    """Every write to a terminal that was closed fails: print to nowhere instead, so that the run can save."""
+    with suppress(OSError, AttributeError):
+        for descriptor in (sys.__stdout__, sys.__stderr__):
+            if descriptor is None:
+                continue
+            poll = select.poll()
+            poll.register(descriptor.fileno(), 0)
+            if any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0)):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor.fileno())
+                os.close(nowhere)
+
+
+def _write(text: bytes) -> None:
+    """Straight to standard error: a handler must not enter a buffered writer that it may have interrupted."""
+    with suppress(OSError):
+        os.write(2, text)
