@@ -1,15 +1,16 @@
-# Two commands, each doing all the set-up in .venv from nothing:
+# Commands, each doing all the set-up in .venv from nothing:
 #
 #   make train                  a tiny model learns to use tools, in minutes, on a CPU
 #   make train algorithm=ppo    any config group or key=value through args="trainer.steps=10 ..."
 #   make test                   lint, types, tests (make test-whole: pages followed word for word, faults, kills)
+#   make fuzz                   10,000 random rows, configurations, service requests and tool outputs
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.agent-r1-installed
 
 overrides = $(if $(algorithm),algorithm=$(algorithm)) $(args)
 
-.PHONY: train test test-whole test-slow lint clean
+.PHONY: train test test-whole test-slow fuzz lint clean
 
 train: $(SETUP)
 	$(BIN)/agent-r1 train recipes/quickstart $(overrides)
@@ -22,6 +23,10 @@ test-whole: $(SETUP)
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow
+
+# 2,500 cases for each of rows and configurations (both in test_fuzz_inputs.py), service requests and tool output.
+fuzz: $(SETUP)
+	FUZZ_CASES=2500 $(BIN)/python -m pytest $(wildcard tests/test_fuzz_*.py)
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

@@ -151,7 +151,12 @@ def episodes_of(
     end = renderer.stop_ids[0]
     calls = [
         [
-            (*renderer.encode(f'<tool_call>{{"name": "slow", "arguments": {{"seconds": {one}}}}}</tool_call>'), end)
+            (
+                *renderer.encode_rendered(
+                    f'<tool_call>{{"name": "slow", "arguments": {{"seconds": {one}}}}}</tool_call>'
+                ),
+                end,
+            )
             for one in seconds
         ]
         + [(*renderer.encode("over"), end)]

@@ -250,11 +250,11 @@ class ServedShop(ToolEnv):
 
 def serve_late_and_swapped(port: int) -> None:
     """A server whose answers come late, or go to somebody else's request."""
-    from agent_r1.envs.service import EnvService, serve
+    from agent_r1.envs.service import EnvService, ServiceLimits, serve
 
     class Disturbed(EnvService):
         def __init__(self) -> None:
-            super().__init__(ServedShop, name="shop", max_episodes=4096)
+            super().__init__(ServedShop, name="shop", limits=ServiceLimits(max_episodes=4096))
             self._task_ids: dict[str, str] = {}
             self._held: tuple[asyncio.Future[bytes], bytes, str] | None = None
 

@@ -45,7 +45,7 @@ def answer_after_mark(text: str) -> float | None:
 
 def answer(task: Task, episode: Episode) -> float:
     """1 for the right number after `####`."""
-    return float(answer_after_mark(episode.final_text) == float(task.ground_truth))
+    return float(answer_after_mark(episode.answer) == float(task.ground_truth))
 
 
 def spread(task: Task, episode: Episode) -> float:
@@ -105,8 +105,8 @@ class StepPlan:
         return f"GSM8K {self.groups} x {self.members}, <= {self.new_tokens} new"
 
 
-class _Measured(Exception):  # noqa: N818 - not an error: the run has shown what was asked of it
-    """Ends the run after its last step, before anything is saved."""
+class _Measured(BaseException):
+    """Ends the run after its last step, before anything is saved. A run that ends with an error would save."""
 
 
 class _Meter(RunConsole):

@@ -151,7 +151,6 @@ class Batch:
             lengths_S=self.lengths_R,
             trajectory_S=torch.arange(num),
             group_R=self.group_R,
-            truncated_R=torch.zeros(num, dtype=torch.bool),
         )
 
     @property

@@ -21,10 +21,9 @@ from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.training.batch import CriticView, Experience, gather_experience
 from agent_r1.training.compute import Compute
 from agent_r1.training.credit import CreditedBatch, Models, assign_credit
+from agent_r1.training.critics import AnyCritic, ClosedFormCritic, Critic, SharedCritic, TrainedCritic
 from agent_r1.training.learner import Learner
-from agent_r1.training.models import Critic, SharedCritic
 from agent_r1.training.rows import Packer, pack
-from agent_r1.training.scoring import AnyCritic
 from agent_r1.types import Action, Episode, Group, Observation, Step, StopReason, Task, TokenIds, Trajectory
 
 CPU = torch.device("cpu")
@@ -39,9 +38,11 @@ def rows_on_cpu(max_tokens: int = 4096, temperature: float = 1.0) -> Compute:
     return Compute(device=CPU, pack=partial(pack, max_tokens=max_tokens), temperature=temperature)
 
 
-def gather(groups: Sequence[Group], *, view: CriticView | None = None, **process: Any) -> Experience:
+def gather(
+    groups: Sequence[Group], *, view: CriticView | None = None, bootstrap: bool = False, **process: Any
+) -> Experience:
     """The experience of some groups; without a view, for a critic that reads what the policy reads."""
-    shaping = RewardShaping(process=ProcessBalance(**process), max_tokens=1000)
+    shaping = RewardShaping(process=ProcessBalance(**process), max_tokens=1000, bootstrap=bootstrap)
     return gather_experience(groups, shaping, view or CriticView(None, lambda text: ()))
 
 
@@ -109,7 +110,7 @@ def make_trajectory(
     )
 
 
-def experience_of(*trajectories: Trajectory) -> Experience:
+def experience_of(*trajectories: Trajectory, bootstrap: bool = False) -> Experience:
     ids = sorted({trajectory.group_id for trajectory in trajectories})
     groups = [
         Group(
@@ -119,7 +120,7 @@ def experience_of(*trajectories: Trajectory) -> Experience:
         )
         for group_id in ids
     ]
-    return gather(groups)
+    return gather(groups, bootstrap=bootstrap)
 
 
 def random_ids(rng: random.Random, length: int) -> TokenIds:
@@ -164,13 +165,12 @@ def make_learner(
     aggregation: str = "trajectory-mean-token-mean",
     **numbers: Any,
 ) -> Learner:
-    shared_weight = 0.1 if isinstance(critic, SharedCritic) else None
     config = AlgorithmConfig(
         estimator=dict(estimator),
         loss=loss or {"name": "clip"},
         aggregation={"name": aggregation},
         kl=kl or KLConfig(),
-        critic=critic_settings or CriticConfig(enabled=critic is not None, shared_weight=shared_weight),
+        critic=critic_settings or CriticConfig(kind=kind_of(critic)),
         **numbers,
     )
     models = Models(
@@ -187,6 +187,13 @@ def make_learner(
         total_steps=5,
         seed=0,
     )
+
+
+def kind_of(critic: AnyCritic | None) -> str | None:
+    """What the configuration calls it."""
+    if critic is None:
+        return None
+    return {SharedCritic: "shared", ClosedFormCritic: "closed_form"}.get(type(critic), "own")
 
 
 def credited(learner: Learner, experience: Experience) -> CreditedBatch:
@@ -212,7 +219,7 @@ def with_opinions(critic: CriticT) -> CriticT:
     return critic
 
 
-def value_after(critic: AnyCritic, state: TokenIds) -> float:
+def value_after(critic: TrainedCritic, state: TokenIds) -> float:
     """The critic's value at the end of one unpadded row."""
     with torch.no_grad():
         hidden = critic.trunk(input_ids=torch.tensor([state]), use_cache=False).last_hidden_state

@@ -453,7 +453,7 @@ def test_a_resumed_run_with_a_shared_critic_an_adaptive_kl_and_a_running_balance
         tmp_path,
         model_folder,
         "algorithm=ppo",
-        "algorithm.critic.shared_weight=0.1",
+        "algorithm.critic.kind=shared",
         "algorithm.critic.warmup_steps=1",
         "algorithm.process.normalisation=running",
         "algorithm.kl.coefficient=0.1",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agent_r1
+from agent_r1.algorithms import Credit
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import AlgorithmConfig, OptimizerConfig
 from agent_r1.config.schema import CriticConfig
@@ -24,13 +25,15 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError
 from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories
+from agent_r1.training import learner as learner_module
 from agent_r1.training.algorithm import bind_algorithm
 from agent_r1.training.batch import CriticView, Experience
 from agent_r1.training.credit import CreditedBatch
-from agent_r1.training.learner import CENTRING, Learner
-from agent_r1.training.models import VALUE_REACH, Critic, SharedCritic
+from agent_r1.training.critics import VALUE_REACH, ClosedFormCritic, Critic, SharedCritic, TrainedCritic
+from agent_r1.training.critics import make_critic as make_critic_of_kind
+from agent_r1.training.learner import Learner
 from agent_r1.training.rows import MicroBatch, Sample, pack
-from agent_r1.training.scoring import AnyCritic, score, value
+from agent_r1.training.scoring import score, value
 from agent_r1.types import Action, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
 from tests.hand_made import (
     CPU,
@@ -41,6 +44,7 @@ from tests.hand_made import (
     experience_of,
     gather,
     gradients_of,
+    kind_of,
     make_critic,
     make_learner,
     make_shared_critic,
@@ -67,7 +71,7 @@ def policy(tiny_model: LlamaForCausalLM) -> LlamaForCausalLM:
     return sharpened(tiny_model)
 
 
-def critic_of(learner: Learner) -> AnyCritic:
+def critic_of(learner: Learner) -> TrainedCritic:
     assert learner.critic is not None
     return learner.critic
 
@@ -134,15 +138,16 @@ def separate_gradients(
 @pytest.mark.parametrize("estimator", [TOKEN_GAE, STEP_GAE])
 @pytest.mark.parametrize("shared_weight", [0.1, 2.0])
 def test_a_shared_trunks_gradient_is_the_policys_plus_the_weighted_value_loss(
-    policy: LlamaForCausalLM, estimator: dict[str, Any], shared_weight: float
+    policy: LlamaForCausalLM, estimator: dict[str, Any], shared_weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(learner_module, "SHARED_WEIGHT", shared_weight)
     critic = make_shared_critic(policy)
     experience = experience_of(*random_group(policy, 3, [1.0, 0.0, 2.0]))
     learner = make_learner(
         policy,
         estimator=estimator,
         critic=critic,
-        critic_settings=CriticConfig(enabled=True, shared_weight=shared_weight),
+        critic_settings=CriticConfig(kind="shared"),
         aggregation="token-mean",
     )
     of_policy, of_values, of_head = separate_gradients(
@@ -167,7 +172,7 @@ def test_micro_batches_do_not_change_the_gradient_of_a_shared_trunk(
             own,
             estimator=estimator,
             critic=make_shared_critic(own),
-            critic_settings=CriticConfig(enabled=True, shared_weight=0.1),
+            critic_settings=CriticConfig(kind="shared"),
             micro_batch_tokens=budget,
         )
         metrics.append(learner.learn(experience, step=0))
@@ -180,9 +185,7 @@ def test_micro_batches_do_not_change_the_gradient_of_a_shared_trunk(
 def test_only_the_head_of_a_shared_critic_is_its_own(policy: LlamaForCausalLM) -> None:
     critic = SharedCritic(policy)
     assert set(critic.state_dict()) == {"head.weight", "head.bias"}
-    learner = make_learner(
-        policy, estimator=TOKEN_GAE, critic=critic, critic_settings=CriticConfig(enabled=True, shared_weight=0.1)
-    )
+    learner = make_learner(policy, estimator=TOKEN_GAE, critic=critic, critic_settings=CriticConfig(kind="shared"))
     assert learner.critic_optimizer is not None
     (of_critic,) = learner.critic_optimizer.param_groups
     (of_policy,) = learner.policy_optimizer.param_groups
@@ -210,12 +213,13 @@ def test_a_shared_critic_and_one_of_its_own_start_from_the_same_values(policy: L
 
 
 def test_a_shared_weight_of_0_keeps_the_value_loss_out_of_the_trunk_but_the_head_learns(
-    policy: LlamaForCausalLM,
+    policy: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(learner_module, "SHARED_WEIGHT", 0.0)
     critic = make_shared_critic(policy)
     before = weights_of(critic)
     experience = experience_of(*random_group(policy, 3, [1.0, 0.0]))
-    settings = CriticConfig(enabled=True, shared_weight=0.0)
+    settings = CriticConfig(kind="shared")
     learner = make_learner(policy, estimator=TOKEN_GAE, critic=critic, critic_settings=settings)
     learner.learn(experience, step=0)
     assert not same_weights(critic, before)
@@ -226,12 +230,11 @@ def test_a_shared_weight_of_0_keeps_the_value_loss_out_of_the_trunk_but_the_head
 
 @pytest.mark.parametrize("make", [make_critic, make_shared_critic])
 def test_in_the_warm_up_only_the_critic_learns(
-    policy: LlamaForCausalLM, make: Callable[[nn.Module], AnyCritic]
+    policy: LlamaForCausalLM, make: Callable[[nn.Module], TrainedCritic]
 ) -> None:
     critic = make(policy)
     experience = experience_of(*random_batch(policy))
-    shared_weight = 0.1 if isinstance(critic, SharedCritic) else None
-    settings = CriticConfig(enabled=True, warmup_steps=2, shared_weight=shared_weight)
+    settings = CriticConfig(warmup_steps=2, kind=kind_of(critic))
     learner = make_learner(
         policy,
         estimator=TOKEN_GAE,
@@ -256,9 +259,8 @@ def test_in_the_warm_up_only_the_critic_learns(
 
 
 @pytest.mark.parametrize("kind", [Critic, SharedCritic])
-def test_a_warm_up_makes_the_values_better(policy: LlamaForCausalLM, kind: type[AnyCritic]) -> None:
-    shared_weight = 0.1 if kind is SharedCritic else None
-    settings = CriticConfig(enabled=True, warmup_steps=9, learning_rate=1e-2, shared_weight=shared_weight)
+def test_a_warm_up_makes_the_values_better(policy: LlamaForCausalLM, kind: type[TrainedCritic]) -> None:
+    settings = CriticConfig(warmup_steps=9, learning_rate=1e-3, kind="shared" if kind is SharedCritic else "own")
     learner = make_learner(
         policy, estimator={**TOKEN_GAE, "lam": 1.0}, critic=kind(policy), critic_settings=settings, epochs=3
     )
@@ -266,6 +268,138 @@ def test_a_warm_up_makes_the_values_better(policy: LlamaForCausalLM, kind: type[
     explained = [learner.learn(experience, step=step)["critic/explained_variance"] for step in range(5)]
     assert explained[0] == pytest.approx(0.0)
     assert explained[-1] > 0.2
+
+
+# --- a critic in closed form ---------------------------------------------------------------------------------------
+
+
+def closed_form_learner(policy: nn.Module, estimator: dict[str, Any], **settings: Any) -> Learner:
+    critic = ClosedFormCritic(policy, within_steps=estimator["name"] == "token_gae")
+    return make_learner(
+        policy, estimator=estimator, critic=critic, critic_settings=CriticConfig(kind="closed_form", **settings)
+    )
+
+
+def told_by_the_prompt(policy: nn.Module, seed: int, num_groups: int = 8) -> Experience:
+    """Groups of four one-step episodes whose return is in their prompt, but for some noise."""
+    rng, batch = random.Random(seed), []
+    for group_id in range(num_groups):
+        good = rng.random() < 0.5
+        step = make_step(policy, (20 if good else 30, rng.randint(40, 90)), (7, 8))
+        batch += [make_trajectory([step], float(good) + rng.gauss(0.0, 0.1), group_id=group_id) for _ in range(4)]
+    return experience_of(*batch)
+
+
+@pytest.mark.parametrize("estimator", [TOKEN_GAE, STEP_GAE])
+def test_a_critic_in_closed_form_explains_new_returns_after_one_batch(
+    policy: LlamaForCausalLM, estimator: dict[str, Any]
+) -> None:
+    learner = closed_form_learner(policy, estimator)
+    learner.policy_optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+    first, second = (learner.learn(told_by_the_prompt(policy, seed), step=seed) for seed in (0, 1))
+    assert first["critic/explained_variance"] > 0.3  # from the other episodes of the same batch
+    assert first["critic/explained_variance_new_tasks"] == pytest.approx(0.0)
+    assert second["critic/explained_variance"] > 0.7
+    assert second["critic/explained_variance_new_tasks"] > 0.5
+
+
+@pytest.mark.parametrize("estimator", [TOKEN_GAE, STEP_GAE])
+def test_the_values_of_a_closed_form_are_not_moved_by_the_episodes_own_return(
+    policy: LlamaForCausalLM, estimator: dict[str, Any]
+) -> None:
+    rng = random.Random(0)
+    prompts = [(5 + number, 40) for number in range(6)]
+    outcomes = [rng.random() for _ in prompts]
+    found = []
+    for shift in (0.0, 3.0):
+        batch = [
+            make_trajectory([make_step(policy, prompt, (7, 8))], outcome + shift * (number == 2), group_id=number // 2)
+            for number, (prompt, outcome) in enumerate(zip(prompts, outcomes, strict=True))
+        ]
+        values_N = credited(closed_form_learner(policy, estimator), experience_of(*batch)).arrays.old_values_N
+        assert values_N is not None
+        found.append(values_N.reshape(6, 2))
+    assert torch.allclose(found[0][2], found[1][2])
+    assert not torch.allclose(found[0][3], found[1][3])
+
+
+def test_a_closed_form_values_only_what_the_estimator_asks_for(policy: LlamaForCausalLM) -> None:
+    learner = closed_form_learner(policy, STEP_GAE)
+    values_N = credited(learner, told_by_the_prompt(policy, 0)).arrays.old_values_N
+    assert values_N is not None
+    assert (values_N.reshape(-1, 2)[:, 0] != 0).all()
+    assert (values_N.reshape(-1, 2)[:, 1] == 0).all()
+
+
+def test_a_closed_form_has_no_optimizer_and_leaves_the_policys_update_alone(policy: LlamaForCausalLM) -> None:
+    """One update on its advantages is that of a learner without a critic on the same advantages."""
+    experience = told_by_the_prompt(policy, 0)
+    own = copy.deepcopy(policy)
+    learner = closed_form_learner(policy, TOKEN_GAE)
+    advantages_N = credited(closed_form_learner(own, TOKEN_GAE), experience).credit.advantages_N
+
+    def same(table: Any) -> Credit:
+        return Credit(advantages_N=advantages_N, credited_N=torch.ones(table.num_tokens, dtype=torch.bool))
+
+    plain = with_parts(make_learner(own), estimate=same)
+    metrics = learner.learn(experience, step=0)
+    plain.learn(experience, step=0)
+    assert learner.critic_optimizer is None
+    assert "loss/critic" not in metrics
+    assert_same_gradients(gradients_of(learner.policy_optimizer), gradients_of(plain.policy_optimizer))
+
+
+def test_in_the_warm_up_a_closed_form_takes_batches_in_and_the_policy_stands_still(policy: LlamaForCausalLM) -> None:
+    before = weights_of(policy)
+    learner = closed_form_learner(policy, STEP_GAE, warmup_steps=1)
+    assert learner.learn(told_by_the_prompt(policy, 0), step=0)["loss/updates"] == 0.0
+    assert same_weights(policy, before)
+    assert learner.learn(told_by_the_prompt(policy, 1), step=1)["critic/explained_variance"] > 0.5
+    assert not same_weights(policy, before)
+
+
+@pytest.mark.parametrize("kind", ["closed_form", "own", "shared"])
+def test_a_restored_critic_goes_on_as_if_nothing_had_happened(policy: LlamaForCausalLM, kind: str) -> None:
+    def learner_of(model: nn.Module) -> Learner:
+        settings = CriticConfig(kind=kind)
+        critic = make_critic_of_kind(model, settings, within_steps=True)
+        return make_learner(model, estimator=TOKEN_GAE, critic=critic, critic_settings=settings)
+
+    first = learner_of(copy.deepcopy(policy))
+    first.learn(told_by_the_prompt(policy, 0), step=0)
+    second = learner_of(copy.deepcopy(policy))
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    found = [learner.learn(told_by_the_prompt(policy, 1), step=1) for learner in (first, second)]
+    assert found[0] == found[1]
+    assert same_weights(second.policy, weights_of(first.policy))
+
+
+@pytest.mark.parametrize("source", ["ground_truth", None])
+def test_a_closed_form_can_read_what_the_policy_never_sees(policy: LlamaForCausalLM, source: str | None) -> None:
+    """The same prompt and action in every episode; what it earns is known to the hidden text alone."""
+    groups = [
+        one_group(
+            [make_step(policy, (5, 6), (7,))], ground_truth=truth, outcome=float(truth == "left"), group_id=number
+        )
+        for number, truth in enumerate(("left", "right") * 6)
+    ]
+    learner = closed_form_learner(policy, STEP_GAE, privileged=source)
+    experience = gather(groups, view=view(source))
+    explained = [learner.learn(experience, step=step)["critic/explained_variance"] for step in range(2)]
+    assert (explained[-1] > 0.9) == (source is not None)
+
+
+@pytest.mark.parametrize("kind", [Critic, SharedCritic])
+def test_after_the_first_batch_a_trained_head_is_the_closed_form_of_it(
+    policy: LlamaForCausalLM, kind: type[TrainedCritic]
+) -> None:
+    """Without a step of its own, a head that said 0 explains most of the next batch."""
+    settings = CriticConfig(learning_rate=0.0, kind="shared" if kind is SharedCritic else "own")
+    learner = make_learner(policy, estimator=STEP_GAE, critic=kind(policy), critic_settings=settings)
+    learner.policy_optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+    first, second = (learner.learn(told_by_the_prompt(policy, seed), step=seed) for seed in (0, 1))
+    assert first["critic/explained_variance"] == pytest.approx(0.0)
+    assert second["critic/explained_variance"] > 0.5
 
 
 # --- what the critic is trained on ---------------------------------------------------------------------------------
@@ -295,19 +429,21 @@ def test_equal_targets_have_no_variance_to_explain(policy: LlamaForCausalLM) -> 
 
 
 @pytest.mark.parametrize("kind", [Critic, SharedCritic])
-def test_after_a_batch_all_values_have_gone_half_of_the_way_to_the_mean_return(
-    policy: LlamaForCausalLM, kind: type[AnyCritic]
+def test_after_later_batches_all_values_have_gone_half_of_the_way_to_the_mean_return(
+    policy: LlamaForCausalLM, kind: type[TrainedCritic]
 ) -> None:
-    """Returns 3 and 1 where a critic said 0: without a step of its own it says 1 next, and 1.5 after that."""
-    batch = experience_of(
-        make_trajectory([make_step(policy, (5, 6), (7,))], 3.0),
-        make_trajectory([make_step(policy, (8, 9), (7,))], 1.0),
-    )
-    settings = CriticConfig(enabled=True, learning_rate=0.0, shared_weight=0.1 if kind is SharedCritic else None)
+    """One state with returns 3 and 1: the first batch solves the head, which says 2. Then the returns rise by 2, and
+    without a step of its own the critic says 3 next, and 3.5 after that."""
+
+    def batch(more: float) -> Experience:
+        returns = (3.0 + more, 1.0 + more)
+        return experience_of(*(make_trajectory([make_step(policy, (5, 6), (7,))], earned) for earned in returns))
+
+    settings = CriticConfig(learning_rate=0.0, kind="shared" if kind is SharedCritic else "own")
     learner = make_learner(policy, estimator=TOKEN_GAE, critic=kind(policy), critic_settings=settings)
     learner.policy_optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
-    said = [learner.learn(batch, step=step)["critic/value"] for step in range(3)]
-    assert said == pytest.approx([0.0, 1.0, 1.5])
+    said = [learner.learn(batch(0.0 if step == 0 else 2.0), step=step)["critic/value"] for step in range(4)]
+    assert said == pytest.approx([0.0, 2.0, 3.0, 3.5], abs=1e-4)
 
 
 def test_returns_that_are_no_numbers_leave_the_values_where_they_were(policy: LlamaForCausalLM) -> None:
@@ -357,7 +493,7 @@ def test_a_value_that_moved_further_than_its_clip_pays_for_the_distance(policy: 
     experience = experience_of(*random_group(policy, 3, [1.0, -1.0]))
 
     def learn(epochs: int) -> tuple[Learner, dict[str, float]]:
-        settings = CriticConfig(enabled=True, value_clip=clip, learning_rate=0.02)
+        settings = CriticConfig(kind="own", value_clip=clip, learning_rate=0.02)
         learner = make_learner(
             copy.deepcopy(policy),
             estimator=TOKEN_GAE,
@@ -365,6 +501,7 @@ def test_a_value_that_moved_further_than_its_clip_pays_for_the_distance(policy: 
             critic_settings=settings,
             epochs=epochs,
         )
+        learner._correct_head = lambda batch: None  # type: ignore[method-assign]  # gradient steps alone
         return learner, learner.learn(experience, step=0)
 
     once, metrics = learn(1)
@@ -372,12 +509,11 @@ def test_a_value_that_moved_further_than_its_clip_pays_for_the_distance(policy: 
     assert batch.credit.returns_N is not None
     assert batch.arrays.old_values_N is not None
     states = [sample.token_ids[:place] for sample in experience.samples for place in sample.actions]
-    centred = CENTRING * float((batch.credit.returns_N - batch.arrays.old_values_N).mean())  # after the last update
     losses, plain = [], []
     for state, old, target in zip(
         states, batch.arrays.old_values_N.tolist(), batch.credit.returns_N.tolist(), strict=True
     ):
-        moved = value_after(critic_of(once), state) - centred
+        moved = value_after(critic_of(once), state)
         held = min(max(moved, old - clip), old + clip)
         plain.append(0.5 * (moved - target) ** 2)
         losses.append(max(plain[-1], 0.5 * (held - target) ** 2))
@@ -431,7 +567,7 @@ PREFIXES: dict[str | None, list[TokenIds]] = {
 def test_the_critics_rows_stand_behind_what_is_hidden_and_the_policys_do_not(
     policy: LlamaForCausalLM, source: str | None
 ) -> None:
-    experience = gather([cut_group(policy)], view=view(source))
+    experience = gather([cut_group(policy)], view=view(source), bootstrap=True)
     first, second, end = PREFIXES[source]
     assert [sample.token_ids for sample in experience.samples] == [(5, 6, 7, 8), (5, 6, 7, 8, 9, 10)]
     assert [sample.actions for sample in experience.samples] == [(2, 3), (5,)]
@@ -450,7 +586,7 @@ def test_values_and_bootstraps_are_those_of_the_states_with_what_is_hidden(
 ) -> None:
     critic = make_critic(policy)
     learner = with_parts(make_learner(policy, estimator=TOKEN_GAE, critic=critic), estimate=Fixed())
-    batch = credited(learner, gather([cut_group(policy)], view=view(source)))
+    batch = credited(learner, gather([cut_group(policy)], view=view(source), bootstrap=True))
     first, second, end = PREFIXES[source]
     states = [(*first, 5, 6), (*first, 5, 6, 7), (*second, 5, 6, 7, 8, 9)]
     assert batch.arrays.old_values_N is not None
@@ -513,8 +649,8 @@ def test_a_ground_truth_that_is_a_number_is_read_as_text(policy: LlamaForCausalL
 
 
 def test_a_trunk_that_is_shared_cannot_read_what_the_policy_must_not() -> None:
-    settings = CriticConfig(enabled=True, shared_weight=0.1, privileged="ground_truth")
-    with pytest.raises(ConfigError, match=r"critic\.shared_weight and algorithm\.critic\.privileged exclude"):
+    settings = CriticConfig(kind="shared", privileged="ground_truth")
+    with pytest.raises(ConfigError, match=r"critic\.kind=shared and algorithm\.critic\.privileged exclude"):
         bind_algorithm(AlgorithmConfig(estimator=dict(TOKEN_GAE), critic=settings))
 
 
@@ -526,7 +662,7 @@ def explained_after_learning(policy: nn.Module, source: str | None) -> list[floa
         )
         for number, truth in enumerate(("left", "right") * 3)
     ]
-    settings = CriticConfig(enabled=True, learning_rate=5e-3, value_clip=None, privileged=source, warmup_steps=99)
+    settings = CriticConfig(kind="own", learning_rate=5e-3, value_clip=None, privileged=source, warmup_steps=99)
     learner = make_learner(policy, estimator=TOKEN_GAE, critic=Critic(policy), critic_settings=settings)
     experience = gather(groups, view=view(source))
     return [learner.learn(experience, step=step)["critic/explained_variance"] for step in range(25)]
@@ -571,6 +707,7 @@ def train(folder: Path, model: Path, name: str, *overrides: str) -> dict[str, An
     """A run of one step with `Guess`; gives its learner's state."""
     agent_r1.train(
         "algorithm=ppo",
+        "algorithm.critic.kind=own",
         f"run.folder={folder}",
         f"run.name={name}",
         "trainer.steps=1",
@@ -637,7 +774,7 @@ def test_no_hidden_word_is_in_a_prompt_the_engine_sees_or_in_a_row_of_the_policy
         task_id="a", prompt=({"role": "user", "content": "guess"},), reward_model={"ground_truth": "zebra true"}
     )
     groups = asyncio.run(rollout.run([task], group_size=2, sampling=SamplingParams(max_tokens=4), seed=0))
-    experience: Experience = gather(groups, view=CriticView(source, renderer.encode))
+    experience: Experience = gather(groups, view=CriticView(source, renderer.encode), bootstrap=True)
 
     def shown(rows: Sequence[TokenIds]) -> list[str]:
         return [renderer.tokenizer.decode(ids) for ids in rows]

@@ -24,13 +24,15 @@ from agent_r1.errors import StorageError
 from agent_r1.rollout import write_atomically
 from agent_r1.storage import free_bytes, size_in_words, storing
 from agent_r1.tracking import JsonlTracker, read_metrics
-from agent_r1.training.checkpoint import list_checkpoints, load_latest, save_checkpoint, stored_bytes
+from agent_r1.training.checkpoint import list_checkpoints, save_checkpoint, stored_bytes
+from agent_r1.training.critics import Critic
 from agent_r1.training.disk_room import checkpoint_bytes, shortage_foreseen
 from agent_r1.training.lora import add_adapters
-from agent_r1.training.models import Critic, export_model
+from agent_r1.training.models import export_model
 from agent_r1.training.run_folder import RunFolder
 from tests.full_disks import files_of_at_most, half_written, small_disk
 from tests.hand_made import TOKEN_GAE, experience_of, make_learner, random_group
+from tests.test_checkpoints import load_latest
 from tests.test_runs import same_weights, score_variety
 from tests.tiny_runs import tiny_overrides, write_tasks
 
@@ -266,11 +268,11 @@ def test_a_model_that_cannot_be_written_is_one_clear_error_on_the_command_line(r
     assert result.exit_code == 2
     assert result.output.count("error: ") == 1
     assert f"error: {folder / 'hf'} cannot be written (File too large)" in result.output
-    assert "There is no checkpoint: the same command starts afresh" in result.output
+    assert "There is no checkpoint: the same command starts over" in result.output
     assert "Traceback" not in result.output
     assert half_written(folder) == []
     assert not (folder / "hf").exists()
-    assert not (folder / "summary.json").exists()
+    assert json.loads((folder / "summary.json").read_text())["model"] is None
     assert "eval/all/greedy" in read_metrics(folder / "metrics.jsonl")[-1]
 
 

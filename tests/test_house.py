@@ -10,16 +10,18 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "agent_r1"
 
-FOUNDATION = {"types", "errors", "registry", "seeds", "cache", "findings", "storage"}
+FOUNDATION = {"types", "errors", "constraints", "strict_json", "registry", "seeds", "cache", "findings", "storage"}
 MIDDLE = {"health", "data", "downloads", "metrics", "evaluation", "demonstrations", "tracking", "console"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "seeds": set(),
     "cache": set(),
     "findings": set(),
+    "constraints": set(),
+    "strict_json": set(),
     "errors": {"types"},
     "storage": {"errors"},
-    "registry": {"errors"},
+    "registry": {"errors", "constraints"},
     "chat": FOUNDATION,
     "tools": FOUNDATION,
     "envs": FOUNDATION | {"chat", "tools"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import subprocess
 import sys
@@ -213,6 +214,7 @@ def test_recipe_file_that_imports_its_neighbour_without_the_dot_is_told_about_th
         ("UnknownNameError", LookupError),
         ("MissingExtraError", ImportError),
         ("CheckpointError", RuntimeError),
+        ("RunLockedError", RuntimeError),
         ("StorageError", OSError),
         ("EngineError", RuntimeError),
         ("DivergenceError", ArithmeticError),
@@ -261,7 +263,7 @@ def test_inner_boundary_decides_the_reason() -> None:
     assert (caught.value.reason, caught.value.where) == (StopReason.ENGINE_ERROR, "the engine")
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
 def test_boundary_lets_a_wish_to_stop_through(stop: type[BaseException]) -> None:
     with pytest.raises(stop), boundary(StopReason.ENV_ERROR, "reset"):
         raise stop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -631,12 +632,51 @@ def test_trajectories_recorded_without_repairs_read_as_having_none(tmp_path: Pat
     assert list(read_trajectories(tmp_path / "0.jsonl")) == [trajectory]
 
 
-def test_images_are_mentioned_and_not_written_out(tmp_path: Path) -> None:
-    parts = [{"type": "image", "image": b"\x89PNG" * 1000}, {"type": "text", "text": "a map"}]
-    seen = Observation(messages=({"role": "tool", "content": parts},))
-    [read] = round_trip(tmp_path, trajectory_of(0, step_of((1, 2), (3,), observation=seen)))
-    shown = [{"type": "image", "image": "<4,000 bytes>"}, {"type": "text", "text": "a map"}]
-    assert read.steps[0].observation.messages == ({"role": "tool", "content": shown},)
+PIXEL = b"\x89PNG\x00\xff"
+CHAT = ({"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "u"}]})
+SEEN = [
+    Observation(messages=CHAT),
+    Observation(messages=(*CHAT, {"role": "tool", "content": "t"}), tools=({"type": "function"},)),
+    Observation(messages=({"role": "tool", "content": [{"type": "image", "image": PIXEL}, {"text": "a map"}]},)),
+    Observation(messages=CHAT, images=(PIXEL, "http://x/y.png"), anchor="a", privileged="p"),
+    Observation(messages=(), images=(PIXEL,)),
+    Observation(text="a raw prompt"),
+    Observation(text="a raw prompt, and more", images=(PIXEL,), tools=({"type": "function"},)),
+    Observation(text=""),
+    Observation(token_ids=(1, 2)),
+    Observation(token_ids=(), tools=({"type": "function"},), privileged="p"),
+    Observation(token_ids=(7, 8, 9), images=(PIXEL,), anchor=""),
+]
+
+
+@given(st.lists(st.sampled_from(SEEN), min_size=1, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_every_form_of_observation_reads_back_after_any_other(seen: list[Observation]) -> None:
+    trajectory = trajectory_of(0, *(step_of((1, 2), (3,), observation=observation) for observation in seen))
+    with tempfile.TemporaryDirectory() as folder:
+        [read] = round_trip(Path(folder), trajectory)
+    assert [step.observation for step in read.steps] == seen
+    assert read == trajectory
+
+
+def test_what_an_observation_repeats_is_written_once(tmp_path: Path) -> None:
+    texts = ["x" * 5000, "x" * 5000 + "y"]
+    picture = b"z" * 5000
+    steps = [step_of((1,), (2,), observation=Observation(text=text, images=(picture,))) for text in texts]
+    round_trip(tmp_path, trajectory_of(0, *steps))
+    assert (tmp_path / "0.jsonl").stat().st_size < 14_000
+
+
+def test_trajectories_recorded_without_the_form_of_observations_are_read(tmp_path: Path) -> None:
+    seen = [Observation(messages=CHAT, tools=({"type": "function"},)), Observation(token_ids=(1, 2))]
+    trajectory = trajectory_of(0, *(step_of((1, 2), (3,), observation=observation) for observation in seen))
+    round_trip(tmp_path, trajectory)
+    line = json.loads((tmp_path / "0.jsonl").read_text())
+    for entry in line["steps"]:
+        for name in ("form", "shared_text", "prompt_text", "token_ids", "shared_images", "images"):
+            del entry[name]
+    (tmp_path / "0.jsonl").write_text(json.dumps(line) + "\n")
+    assert list(read_trajectories(tmp_path / "0.jsonl")) == [trajectory]
 
 
 def test_members_of_a_group_are_not_merged(tmp_path: Path) -> None:

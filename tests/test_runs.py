@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import agent_r1
 from agent_r1.cli import app
 from agent_r1.config import from_yaml
+from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, RolloutsFailingError, UnknownNameError
 from agent_r1.rollout import read_trajectories
 from tests.tiny_runs import tiny_overrides, write_tasks
@@ -67,6 +68,24 @@ def run(tmp_path: Path, model_folder: Path) -> list[str]:
 def score_variety(task: Any, episode: Any) -> float:
     """Differs between the members of a group whatever a random model says."""
     return float(len(set(episode.final_text)))
+
+
+def test_a_run_that_fails_before_its_first_step_closes_its_engine(
+    run: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[LocalEngine] = []
+
+    async def close(engine: LocalEngine) -> None:
+        closed.append(engine)
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError("no room for an optimizer")
+
+    monkeypatch.setattr(LocalEngine, "close", close)
+    monkeypatch.setattr("agent_r1.training.run.Learner", broken)
+    with pytest.raises(MemoryError, match="no room"):
+        agent_r1.train(*run, quiet=True)
+    assert len(closed) == 1
 
 
 def test_a_run_folder_is_complete(run: list[str], tmp_path: Path) -> None:
@@ -204,9 +223,9 @@ BAD_INPUT: list[tuple[list[str], type[AgentR1Error], list[str]]] = [
     (["algorithm=grop"], UnknownNameError, ["grop", "Did you mean 'grpo'"]),
     (["algorithm.loss.clip_hihg=0.3"], ConfigError, ["clip_hihg", "clip_high"]),
     (["algorithm.estimator.name=grup"], ConfigError, ["grup", "group"]),
-    (["algorithm=ppo", "algorithm.critic.enabled=false"], ConfigError, ["token_gae", "algorithm.critic.enabled=true"]),
+    (["algorithm=ppo", "algorithm.critic.kind=null"], ConfigError, ["token_gae", "algorithm.critic.kind=closed_form"]),
     (["algorithm.loss.clip_low=much"], ConfigError, ["clip_low", "much"]),
-    (["algorithm.critic.enabled=true"], ConfigError, ["group", "token_gae"]),
+    (["algorithm.critic.kind=own"], ConfigError, ["group", "token_gae"]),
     (["env.tools=[price,calculat]"], ConfigError, ["calculat", "Did you mean 'calculate'"]),
     (["env.context=windw"], ConfigError, ["unknown context policy 'windw'", "Did you mean 'window'"]),
     (["env.limits=[{name: time, second: 3}]"], ConfigError, ["takes no argument 'second'", "Did you mean 'seconds'"]),
@@ -317,8 +336,8 @@ def test_compiled_layers_learn_what_plain_ones_learn(tmp_path: Path, model_folde
     for compiled in ("false", "true"):
         folder = tmp_path / compiled
         folder.mkdir()
-        settings = ["algorithm=ppo", "algorithm.kl.coefficient=0.01", "trainer.steps=2", f"trainer.compile={compiled}"]
-        agent_r1.train(*tiny_overrides(folder, model_folder, *settings), quiet=True)
+        settings = ["algorithm=ppo", "algorithm.critic.kind=own", "algorithm.kl.coefficient=0.01", "trainer.steps=2"]
+        agent_r1.train(*tiny_overrides(folder, model_folder, *settings, f"trainer.compile={compiled}"), quiet=True)
         lines = [json.loads(line) for line in (folder / "tiny" / "metrics.jsonl").read_text().splitlines()]
         norms.append([(line["policy/gradient_norm"], line["critic/gradient_norm"]) for line in lines])
     assert len(norms[0]) == 2

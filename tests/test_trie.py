@@ -29,10 +29,11 @@ from transformers import (
 from agent_r1.config.schema import CriticConfig
 from agent_r1.errors import ConfigError
 from agent_r1.training.compute import Compute
+from agent_r1.training.critics import Critic
 from agent_r1.training.head import action_scores
-from agent_r1.training.models import Critic, checkpoint_layers
+from agent_r1.training.models import checkpoint_layers
 from agent_r1.training.rows import MicroBatch, Packer, Sample, pack
-from agent_r1.training.scoring import score_all, value_all, value_of_states
+from agent_r1.training.scoring import hidden_before, score_all, value_of_states
 from agent_r1.training.trie import TrieRow, build_rows, iter_tries, pack_tries
 from agent_r1.training.visibility import block_mask, dense_mask
 from agent_r1.types import TokenIds, Trajectory
@@ -271,7 +272,8 @@ def test_log_probs_and_values_equal_those_of_padded_rows_in_every_architecture(n
     assert found.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
     assert float(expected.std()) > 0.1
     critic = make_critic(model)
-    found, expected = (value_all(critic, samples, on_cpu(p)) for p in (tries, ROWS))
+    everywhere_N = torch.ones(sum(len(sample.actions) for sample in samples), dtype=torch.bool)
+    found, expected = (critic.value_of(hidden_before(critic, samples, on_cpu(p), everywhere_N)) for p in (tries, ROWS))
     assert found.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
     states = [sample.token_ids for sample in samples]
     found, expected = (value_of_states(critic, states, on_cpu(p)) for p in (tries, ROWS))
@@ -313,7 +315,7 @@ def test_the_gradient_of_a_trie_equals_that_of_padded_rows(
         if kind == "critic":
             options |= {"estimator": {"name": "token_gae"}, "critic": make_critic(own)}
         elif kind == "shared critic":
-            settings_ = CriticConfig(enabled=True, shared_weight=0.1)
+            settings_ = CriticConfig(kind="shared")
             options |= {"estimator": {"name": "step_gae"}, "critic": make_shared_critic(own)}
             options |= {"critic_settings": settings_}
         elif kind == "entropy and KL":
@@ -386,7 +388,7 @@ def test_uniform_logits_have_the_entropy_of_their_number(tiny_model: LlamaForCau
 def test_a_critic_of_its_own_needs_no_policy_pass(policy: LlamaForCausalLM) -> None:
     critic, passes = Critic(policy), []
     policy.get_decoder().register_forward_hook(lambda *arguments: passes.append(1))
-    value_all(critic, [Sample.of_step((5, 6), (7,))], on_cpu(ROWS))
+    hidden_before(critic, [Sample.of_step((5, 6), (7,))], on_cpu(ROWS), torch.tensor([True]))
     assert not passes
 
 
