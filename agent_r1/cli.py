@@ -106,7 +106,8 @@ def evaluate(
     """
     from agent_r1 import api
     from agent_r1.console import RunConsole
-    from agent_r1.rollout import write_atomically, write_trajectories
+    from agent_r1.files import write_atomically
+    from agent_r1.rollout import write_trajectories
 
     with _clear_errors():
         evaluation = api.evaluate(recipe, *(overrides or []), model=model, baseline=baseline)
@@ -195,7 +196,7 @@ def check(
     Example: agent-r1 check recipes/quickstart --groups 8 --members 4
     """
     from agent_r1 import api
-    from agent_r1.rollout import write_atomically
+    from agent_r1.files import write_atomically
 
     with _clear_errors():
         report = api.check(recipe, *(overrides or []), groups=groups, members=members, trials=trials)

@@ -24,10 +24,10 @@ from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from agent_r1.cache import cached
 from agent_r1.console import counting
 from agent_r1.data import read_rows
 from agent_r1.errors import DataError
+from agent_r1.paths import cache_dir
 
 DATA_VARIABLE = "AGENT_R1_DATA"
 
@@ -44,7 +44,7 @@ def locate(task: str, wanted: Mapping[str, Sequence[str]], folder: Path | None =
     given = _given_folder(task, folder)
     if given is not None:
         return {name: find_files(given, name) for name in wanted}
-    cache = cached("data") / task
+    cache = cache_dir("data") / task
     return {
         name: [_cached(task, name, address, cache / f"{name}-{number}") for number, address in enumerate(addresses)]
         for name, addresses in wanted.items()

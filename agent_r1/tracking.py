@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent_r1.errors import DataError, MissingExtraError
-from agent_r1.storage import storing
+from agent_r1.files import atomic_write
 
 NOT_FINITE = "error/non_finite_metrics"
 """How many metrics of a step were NaN or infinite."""
@@ -35,7 +35,7 @@ class JsonlTracker:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with storing(path):
+        with atomic_write(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8")
 
@@ -45,7 +45,7 @@ class JsonlTracker:
         if len(finite) < len(metrics):
             finite[NOT_FINITE] = float(len(metrics) - len(finite))
         rounded = {name: float(f"{value:.6g}") for name, value in sorted(finite.items())}
-        with storing(self._path):
+        with atomic_write(self._path):
             self._file.write(json.dumps({"step": step, **rounded}, allow_nan=False) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -98,7 +98,7 @@ class TensorBoardTracker:
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary
         self._folder = folder
-        with storing(folder):
+        with atomic_write(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._writer: Any = EventFileWriter(str(folder))
 
@@ -106,7 +106,7 @@ class TensorBoardTracker:
         """Write one scalar a metric."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
-        with storing(self._folder):
+        with atomic_write(self._folder):
             self._writer.add_event(event)
             self._writer.flush()
 

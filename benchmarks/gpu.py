@@ -66,7 +66,7 @@ from workloads import Conversations, Request, complete_all, multi_turn_experienc
 
 from agent_r1.config import Config
 from agent_r1.engines.local import LocalEngine
-from agent_r1.rollout import write_atomically
+from agent_r1.files import write_atomically
 from agent_r1.training.models import choose_device
 
 KINDS = ("generation", "update", "grpo_step", "multi_turn", "mfu", "peer")

@@ -32,7 +32,7 @@ from updates import synchronise
 from workloads import Request, complete_all
 
 from agent_r1.engines.local import LocalEngine
-from agent_r1.rollout import write_atomically
+from agent_r1.files import write_atomically
 from agent_r1.training.models import choose_device
 
 KINDS = (

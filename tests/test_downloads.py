@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agent_r1.cache import cached
 from agent_r1.downloads import download, find_files, locate, read_raw
 from agent_r1.errors import DataError
+from agent_r1.paths import cache_dir
 
 ROWS = [{"question": "2 + 2?", "answer": "#### 4"}, {"question": "é?", "answer": "#### 5"}]
 TEXT = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
@@ -159,8 +159,8 @@ def test_a_file_is_fetched_once_and_kept(server: Server, tmp_path: Path, capsys:
     assert f"downloading {address}" in capsys.readouterr().err
     assert locate("gsm8k", {"train": [address]}) == {"train": [file]}
     assert server.asked == ["/train.jsonl"]
-    assert file.is_relative_to(cached("data"))
-    assert cached("data") == tmp_path / "cache" / "data"
+    assert file.is_relative_to(cache_dir("data"))
+    assert cache_dir("data") == tmp_path / "cache" / "data"
 
 
 def test_files_of_one_name_from_two_places_do_not_meet(server: Server) -> None:
@@ -177,7 +177,7 @@ def test_what_cannot_be_fetched_leaves_nothing_and_says_the_other_ways(server: S
         locate("gsm8k", {"train": [server.address(path)]})
     assert "--local_dataset_path FOLDER" in str(caught.value)
     assert "AGENT_R1_DATA=FOLDER" in str(caught.value)
-    assert not [file for file in cached("data").rglob("*") if file.is_file()]
+    assert not [file for file in cache_dir("data").rglob("*") if file.is_file()]
 
 
 def test_without_a_server_the_other_ways_are_said() -> None:

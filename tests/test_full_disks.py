@@ -21,8 +21,7 @@ from agent_r1.cli import app
 from agent_r1.config import Config
 from agent_r1.config.schema import LoraConfig
 from agent_r1.errors import StorageError
-from agent_r1.rollout import write_atomically
-from agent_r1.storage import free_bytes, size_in_words, storing
+from agent_r1.files import atomic_write, free_bytes, size_in_words, write_atomically
 from agent_r1.tracking import JsonlTracker, read_metrics
 from agent_r1.training.checkpoint import list_checkpoints, save_checkpoint, stored_bytes
 from agent_r1.training.critics import Critic
@@ -78,7 +77,7 @@ def test_an_error_that_is_not_about_writing_stays_what_it_is_and_leaves_nothing(
     tmp_path: Path, error: BaseException
 ) -> None:
     partial = tmp_path / "x.partial"
-    with pytest.raises(type(error)) as caught, storing(tmp_path / "x", partial=partial):  # noqa: PT012
+    with pytest.raises(type(error)) as caught, atomic_write(tmp_path / "x", partial=partial):  # noqa: PT012
         partial.mkdir()
         raise error
     assert caught.value is error

@@ -16,11 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from agent_r1.cache import cached
 from agent_r1.config.quoting import readable
 from agent_r1.config.schema import Config
 from agent_r1.constraints import field_problems, unusable_parts
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
+from agent_r1.paths import cache_dir
 
 OPEN_KEYS = ("env", "algorithm.estimator", "algorithm.loss", "algorithm.aggregation", "algorithm.off_policy")
 """Keys whose arguments are checked against a signature rather than the schema. On the command line `key=name` names the
@@ -37,7 +37,7 @@ _REFUSALS = (
 """What Hydra and OmegaConf raise for a file or an override that they cannot use: not only errors of their own."""
 
 _PACKAGE_FOLDER = Path(__file__).parent
-OmegaConf.register_new_resolver("cached", lambda name: str(cached(name)), replace=True)
+OmegaConf.register_new_resolver("cached", lambda name: str(cache_dir(name)), replace=True)
 _PRESET = re.compile(r"(?!(?:nan|inf|null|true|false)$)[a-z_][a-z0-9_./-]*", re.IGNORECASE | re.ASCII)
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)
 

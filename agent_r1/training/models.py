@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from agent_r1.engines.local.attention_features import check_attention
 from agent_r1.engines.local.fused import fuse_projections
 from agent_r1.errors import ConfigError, EngineError
-from agent_r1.storage import storing
-from agent_r1.training.checkpoint import replace_folder, stored_bytes
+from agent_r1.files import atomic_write, replace_folder
+from agent_r1.training.checkpoint import stored_bytes
 from agent_r1.training.head import check_head
 from agent_r1.training.lora import merged_weights
 from agent_r1.training.visibility import TRIE_ATTENTION
@@ -116,7 +116,7 @@ def export_model(
     """
     beside = folder.with_name(f"{folder.name}.partial")
     weights = _exported_weights(policy, dtype)
-    with storing(folder, partial=beside, num_bytes=stored_bytes(weights)), no_progress_bars():
+    with atomic_write(folder, partial=beside, num_bytes=stored_bytes(weights)), no_progress_bars():
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         _set_generation(policy, sampling)

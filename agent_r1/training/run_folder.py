@@ -18,7 +18,7 @@ from typing import Any
 
 from agent_r1.config import Config, config_differences, from_yaml, to_yaml
 from agent_r1.errors import CheckpointError, ConfigError
-from agent_r1.rollout import write_atomically
+from agent_r1.files import write_atomically
 from agent_r1.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker, read_metrics
 from agent_r1.training import fingerprints
 from agent_r1.training.checkpoint import list_checkpoints

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agent_r1.errors import RunLockedError
-from agent_r1.storage import storing
+from agent_r1.files import atomic_write
 
 HEARTBEAT_SECONDS = 20.0
 STALE_SECONDS = 600.0
@@ -87,7 +87,7 @@ class FolderLock:
         """Take the lock; gives None when it is ours, else its holder. A stale lock is taken over."""
         mine = _this_process()
         candidate = self.path.with_name(f"{self.path.name}.{mine.token}")
-        with storing(self.path, partial=candidate):
+        with atomic_write(self.path, partial=candidate):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = _write_holder(candidate, mine)
             try:

@@ -19,7 +19,7 @@ from agent_r1.config.schema import AlgorithmConfig, OptimizerConfig, RunConfig
 from agent_r1.console import RunConsole
 from agent_r1.demonstrations import load_demonstrations
 from agent_r1.errors import ConfigError
-from agent_r1.rollout import write_atomically
+from agent_r1.files import write_atomically
 from agent_r1.training import fingerprints
 from agent_r1.training.compute import make_compute
 from agent_r1.training.device_memory import shortage_explained

@@ -21,11 +21,12 @@ from agent_r1.console import RunConsole, pick_pair
 from agent_r1.engines.base import Engine
 from agent_r1.errors import AgentR1Error, ExportError, StorageError
 from agent_r1.evaluation import Evaluation, choose_panel, evaluate
+from agent_r1.files import write_atomically
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.health import HealthMonitor
 from agent_r1.metrics import rollout_metrics
 from agent_r1.rewards import ProcessBalance, RewardShaping
-from agent_r1.rollout import Rollout, write_atomically, write_trajectories
+from agent_r1.rollout import Rollout, write_trajectories
 from agent_r1.seeds import mix_seed
 from agent_r1.tracking import Tracker
 from agent_r1.training.batch import CriticView, gather_experience

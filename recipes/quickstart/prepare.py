@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent_r1.config import Config
-from agent_r1.rollout import write_atomically
+from agent_r1.files import write_atomically
 from agent_r1.training import tiny_model
 
 from .shop import demonstration, draw_basket, json_lines, task_row

@@ -22,7 +22,7 @@ _ADVICE = {
 
 
 @contextmanager
-def storing(place: Path, *, partial: Path | None = None, num_bytes: int | None = None) -> Iterator[None]:
+def atomic_write(place: Path, *, partial: Path | None = None, num_bytes: int | None = None) -> Iterator[None]:
     """Inside, a write that fails is a `StorageError`; `num_bytes`, where known, is what `place` needs.
 
     Whatever ends the block early, `partial` (a file or a folder, where it is written before it is complete) is removed:
@@ -41,6 +41,40 @@ def storing(place: Path, *, partial: Path | None = None, num_bytes: int | None =
         if failed is None:
             raise
         raise StorageError(_message(place, failed, num_bytes)) from error
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old one or the new one, never half. Two processes that write
+    it at once do not meet: the later one's stays."""
+    data = content.encode() if isinstance(content, str) else content
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with atomic_write(path, partial=beside, num_bytes=len(data)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+
+def replace_folder(beside: Path, place: Path) -> None:
+    """Put `beside` in the place of `place`, durably. The old folder goes only when the new one is there."""
+    old = place.with_name(f".{place.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    try:
+        beside.rename(place)
+    except OSError:
+        if old.exists():
+            old.rename(place)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    directory = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def free_bytes(place: Path) -> int:

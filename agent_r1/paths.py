@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 
-def cached(name: str) -> Path:
+def cache_dir(name: str) -> Path:
     """The place of `name` in the cache; `${cached:name}` in a configuration.
 
-    With AGENT_R1_CACHE=/data/cache, `cached("smollm2")` is /data/cache/smollm2.
+    With AGENT_R1_CACHE=/data/cache, `cache_dir("smollm2")` is /data/cache/smollm2.
     """
     return Path(os.environ.get("AGENT_R1_CACHE") or "~/.cache/agent-r1").expanduser() / name
