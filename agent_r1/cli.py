@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from agent_r1.codec.strict_json import write_json
 from agent_r1.errors import AgentR1Error, no_exit
 from agent_r1.scaffold import Kind, write_recipe
-from agent_r1.strict_json import write_json
 from agent_r1.training.stopping import RunInterrupted, ours_to_end
 
 app = typer.Typer(
@@ -239,7 +239,7 @@ def index(
     In a run: agent-r1 train RECIPE 'env.tools=[{name: search, index: indexes/wiki, k: 3}]'
     """
     from agent_r1.console import counting
-    from agent_r1.tools.search import BM25Index, DenseIndex, PassageFields, read_passages
+    from agent_r1.tools.builtin.search import BM25Index, DenseIndex, PassageFields, read_passages
 
     with _clear_errors(), counting("passages") as progress:
         rows = read_passages(passages, PassageFields(passage_id=id_field, title=title_field, text=text_field))
@@ -262,8 +262,8 @@ def search(
 
     Example: agent-r1 search indexes/wiki "a drink made of leaves"
     """
-    from agent_r1.tools.search import open_index
-    from agent_r1.tools.search.tool import shorten
+    from agent_r1.tools.builtin.search import open_index
+    from agent_r1.tools.builtin.search.tool import shorten
 
     with _clear_errors():
         [found] = open_index(folder).search([query], k)
@@ -327,7 +327,7 @@ def serve_env(
 
     sys.path.insert(0, "")  # the console script does not look in the current folder by itself
     with _clear_errors():
-        from agent_r1.envs import service
+        from agent_r1.envs.remote import server as service
         from agent_r1.registry import recipe_folder
 
         access = service.make_access(host, token=token, allowed=allow_host or ())

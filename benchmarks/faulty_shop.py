@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_r1.envs import ToolEnv, wire
+from agent_r1.codec import records
+from agent_r1.envs import ToolEnv
 from agent_r1.seeds import unit_float
 from agent_r1.tools import ToolContext, calculate
 from agent_r1.tools.function import FunctionTool
@@ -250,7 +251,7 @@ class ServedShop(ToolEnv):
 
 def serve_late_and_swapped(port: int) -> None:
     """A server whose answers come late, or go to somebody else's request."""
-    from agent_r1.envs.service import EnvService, ServiceLimits, serve
+    from agent_r1.envs.remote.server import EnvService, ServiceLimits, serve
 
     class Disturbed(EnvService):
         def __init__(self) -> None:
@@ -258,11 +259,11 @@ def serve_late_and_swapped(port: int) -> None:
             self._task_ids: dict[str, str] = {}
             self._held: tuple[asyncio.Future[bytes], bytes, str] | None = None
 
-        async def begin(self, body: wire.Json) -> bytes:
+        async def begin(self, body: records.Json) -> bytes:
             self._task_ids[body["request_id"]] = body["task"]["task_id"]
             return await self._disturb(body["request_id"], await super().begin(body))
 
-        async def step(self, episode_id: str, body: wire.Json) -> bytes:
+        async def step(self, episode_id: str, body: records.Json) -> bytes:
             return await self._disturb(episode_id, await super().step(episode_id, body))
 
         async def _disturb(self, episode_id: str, answer: bytes) -> bytes:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_r1.tools.search import BM25Index, PassageFields, PassageIndex, read_passages
+from agent_r1.tools.builtin.search import BM25Index, PassageFields, PassageIndex, read_passages
 
 BATCH = 256
 

@@ -14,8 +14,8 @@ import pytest
 
 from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
-from agent_r1.data import read_rows
-from agent_r1.demonstrations import tokenise_conversation
+from agent_r1.data.demonstrations import tokenise_conversation
+from agent_r1.data.tasks import read_rows
 from agent_r1.engines import ScriptedEngine
 from agent_r1.registry import recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits

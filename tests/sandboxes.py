@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from agent_r1.errors import ConfigError
-from agent_r1.tools.python import _CELLS
-from agent_r1.tools.sandbox import Sandbox, SandboxKind, SandboxLimits
-from agent_r1.tools.sandbox_session import SandboxReply
+from agent_r1.tools.builtin.python import _CELLS
+from agent_r1.tools.sandbox.sandbox import Sandbox, SandboxKind, SandboxLimits
+from agent_r1.tools.sandbox.session import SandboxReply
 
 KINDS: tuple[SandboxKind, ...] = ("bubblewrap", "namespaces", "limits")
 SMALL = SandboxLimits(memory_mb=256, processes=8, file_mb=4, disk_mb=8, open_files=32, cpu_seconds=20)

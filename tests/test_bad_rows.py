@@ -15,11 +15,11 @@ import pyarrow.parquet
 import pytest
 
 from agent_r1.chat import ChatRenderer
-from agent_r1.data import load_tasks
-from agent_r1.demonstrations import load_demonstrations
+from agent_r1.codec.strict_json import read_json
+from agent_r1.data.demonstrations import load_demonstrations
+from agent_r1.data.tasks import load_tasks
 from agent_r1.errors import DataError
-from agent_r1.strict_json import read_json
-from agent_r1.tools.search import read_passages
+from agent_r1.tools.builtin.search import read_passages
 
 DEEP = "[" * 50_000 + "]" * 50_000
 LONG = "9" * 5000

@@ -17,7 +17,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv, ToolEnv, check_env
 from agent_r1.envs.gym import GymEnv
-from agent_r1.envs.limits import TimeLimit
+from agent_r1.envs.wrappers import TimeLimit
 from agent_r1.errors import ConfigError, boundary, no_exit, portable
 from agent_r1.flows import AgentFlowBase
 from agent_r1.registry import load_object

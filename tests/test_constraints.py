@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from agent_r1.algorithms import aggregations, corrections, estimators, kl_estimators, policy_losses
 from agent_r1.api import resolve
 from agent_r1.cli import app
+from agent_r1.codec.strict_json import read_json, write_json
 from agent_r1.config import Config, load_config, value_problems
 from agent_r1.constraints import (
     MAX_NESTING,
@@ -32,9 +33,8 @@ from agent_r1.envs import AgentEnv, as_step_result, context_policies, env_limits
 from agent_r1.errors import ConfigError
 from agent_r1.registry import Registry, recipe_folder
 from agent_r1.rewards import NORMALISATIONS
-from agent_r1.strict_json import read_json, write_json
 from agent_r1.tools import BaseTool
-from agent_r1.tools.answers import as_result
+from agent_r1.tools.results import as_result
 from agent_r1.tracking import NOT_FINITE, JsonlTracker
 from agent_r1.training.models import choose_device
 from agent_r1.training.preflight import make_plan

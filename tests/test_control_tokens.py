@@ -21,8 +21,8 @@ from agent_r1.chat import ChatRenderer, Prompt
 from agent_r1.chat.chatml import CHATML_WITH_TOOLS
 from agent_r1.chat.control_tokens import SPLIT, ControlTokens, _pattern, pieces_of, without_cuts
 from agent_r1.checks.rows import control_token_findings
-from agent_r1.data import load_tasks
-from agent_r1.demonstrations import load_demonstrations, tokenise_conversation
+from agent_r1.data.demonstrations import load_demonstrations, tokenise_conversation
+from agent_r1.data.tasks import load_tasks
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import ChatTemplateError, DataError
@@ -228,7 +228,7 @@ def test_answers_written_without_the_template_are_those_of_the_template(
         return prompts
 
     learned = play()
-    monkeypatch.setattr("agent_r1.chat.stencils.TIMES_AGREED", 10**9)
+    monkeypatch.setattr("agent_r1.chat.delta_cache.TIMES_AGREED", 10**9)
     assert learned == play()
     assert all(prompt.bridged for prompt in learned)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.data import COLUMNS
+from agent_r1.data.tasks import COLUMNS
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "your_own_recipe.md").read_text()

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agent_r1.downloads import download, find_files, locate, read_raw
+from agent_r1.data.downloads import download, find_files, locate, read_raw
 from agent_r1.errors import DataError
 from agent_r1.paths import cache_dir
 

@@ -19,9 +19,10 @@ import pytest
 from PIL import Image
 
 from agent_r1.chat import ChatRenderer
+from agent_r1.codec import records
 from agent_r1.engines import ScriptedEngine
-from agent_r1.envs import AgentEnv, RemoteEnv, ToolEnv, wire
-from agent_r1.envs.service import EnvService
+from agent_r1.envs import AgentEnv, RemoteEnv, ToolEnv
+from agent_r1.envs.remote.server import EnvService
 from agent_r1.errors import ConfigError, EnvServerError, EpisodeError, EpisodeLostError, MissingExtraError
 from agent_r1.rewards import reward_functions
 from agent_r1.rollout import Rollout, RolloutLimits
@@ -82,19 +83,19 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 def through(to_json: Callable[[Any], Any], from_json: Callable[[Any], Any], value: Any) -> Any:
-    return from_json(wire.loads(wire.dumps(to_json(value))))
+    return from_json(records.loads(records.dumps(to_json(value))))
 
 
 def test_records_come_back_from_the_wire_exactly_as_they_went() -> None:
     call = ToolCall(name="f", arguments={"x": [1, 2.5, None, "\ud800"]}, call_id="call_0")
     action = Action(text="\ud800 é", content="c", token_ids=(5, 0, 2**40), tool_calls=(call,), parse_error="bad")
-    assert through(wire.action_to_json, wire.action_from_json, action) == action
+    assert through(records.action_to_json, records.action_from_json, action) == action
     action = Action(text="x", tool_calls=(call,), repairs=("call 1: trailing comma",))
-    assert through(wire.action_to_json, wire.action_from_json, action) == action
+    assert through(records.action_to_json, records.action_from_json, action) == action
     task = Task(
         task_id="a", prompt=({"role": "user", "content": "x"},), env_kwargs={"n": {"deep": [1]}}, data_source="d"
     )
-    assert through(wire.task_to_json, wire.task_from_json, task) == task
+    assert through(records.task_to_json, records.task_from_json, task) == task
     for seen in (
         Observation(token_ids=(3, 1, 2)),
         Observation(text="raw", images=(b"\x89PNG", "http://x/y.png")),
@@ -102,20 +103,22 @@ def test_records_come_back_from_the_wire_exactly_as_they_went() -> None:
         Observation(messages=({"role": "tool", "content": [{"type": "image", "image": b"\x89PNG"}, {"text": "t"}]},)),
     ):
         result = StepResult(observation=seen, reward=0.1 + 0.2, truncated=True, info={"k": [1, {"a": None}]})
-        assert through(wire.result_to_json, wire.result_from_json, result) == result
+        assert through(records.result_to_json, records.result_from_json, result) == result
     over = StepResult(observation=None, done=True)
-    assert through(wire.result_to_json, wire.result_from_json, over) == over
+    assert through(records.result_to_json, records.result_from_json, over) == over
 
 
 def test_a_picture_comes_back_with_the_same_pixels() -> None:
     picture = Image.new("RGB", (2, 1), (1, 2, 3))
-    seen = through(wire.observation_to_json, wire.observation_from_json, Observation(text="look", images=(picture,)))
+    seen = through(
+        records.observation_to_json, records.observation_from_json, Observation(text="look", images=(picture,))
+    )
     assert list(seen.images[0].tobytes()) == [1, 2, 3, 1, 2, 3]
 
 
 def test_what_json_cannot_hold_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="a set cannot be sent"):
-        wire.dumps({"a": {1}})
+        records.dumps({"a": {1}})
 
 
 # Episodes
@@ -205,7 +208,7 @@ def test_arguments_the_environment_does_not_take_are_an_env_error(url: str) -> N
 
 
 async def post(client: httpx.AsyncClient, path: str, **body: Any) -> httpx.Response:
-    return await client.post(path, content=wire.dumps(body))
+    return await client.post(path, content=records.dumps(body))
 
 
 def with_client(url: str, run: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
@@ -222,12 +225,12 @@ def test_a_retried_request_is_answered_from_memory_and_never_run_twice(url: str,
     async def run(client: httpx.AsyncClient) -> None:
         begin = {
             "request_id": "twice",
-            "task": wire.task_to_json(task_of(reset_seconds=0.1)),
+            "task": records.task_to_json(task_of(reset_seconds=0.1)),
             "args": {"log": str(log)},
         }
         resets = await asyncio.gather(*(post(client, "/episodes", **begin) for _ in range(3)))
         assert len({answer.content for answer in resets}) == 1
-        step = {"request_id": "s1", "step": 1, "action": wire.action_to_json(say("wait 0.1"))}
+        step = {"request_id": "s1", "step": 1, "action": records.action_to_json(say("wait 0.1"))}
         steps = await asyncio.gather(*(post(client, "/episodes/twice/step", **step) for _ in range(3)))
         steps.append(await post(client, "/episodes/twice/step", **step))
         assert [answer.status_code for answer in steps] == [200] * 4
@@ -248,8 +251,8 @@ def test_a_failed_step_that_is_retried_fails_from_memory(url: str, tmp_path: Pat
     log = tmp_path / "log"
 
     async def run(client: httpx.AsyncClient) -> None:
-        await post(client, "/episodes", request_id="f", task=wire.task_to_json(task_of()), args={"log": str(log)})
-        step = {"request_id": "s1", "step": 1, "action": wire.action_to_json(say("raise it"))}
+        await post(client, "/episodes", request_id="f", task=records.task_to_json(task_of()), args={"log": str(log)})
+        step = {"request_id": "s1", "step": 1, "action": records.action_to_json(say("raise it"))}
         answers = [await post(client, "/episodes/f/step", **step) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [500, 500]
         await client.delete("/episodes/f")
@@ -408,7 +411,7 @@ def test_a_full_server_answers_503_and_a_client_waits_for_a_place() -> None:
         first, second = RemoteEnv(url), RemoteEnv(url, pause_seconds=0.05)
         await first.reset(task_of("first"))
         async with httpx.AsyncClient(base_url=url) as client:
-            answer = await post(client, "/episodes", request_id="x", task=wire.task_to_json(task_of()))
+            answer = await post(client, "/episodes", request_id="x", task=records.task_to_json(task_of()))
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
         impatient = RemoteEnv(url, wait_seconds=0.5)
         with pytest.raises(EnvServerError, match=r"no place for another episode in 0\.5 s"):
@@ -482,7 +485,7 @@ def test_an_episode_that_is_given_up_during_its_reset_is_closed(url: str, tmp_pa
         ("no_such_module", "there is no module 'no_such_module'"),
         ("tests.served_env:Countr", "Did you mean 'Counter'?"),
         ("tests.served_env:ROOT", "has no 'ROOT'"),
-        ("agent_r1.envs.limits", "must define exactly one environment, found: "),
+        ("agent_r1.envs.wrappers", "must define exactly one environment, found: "),
     ],
 )
 def test_a_wrong_name_is_one_clear_error(reference: str, expected: str) -> None:

@@ -23,7 +23,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.engines.local import LocalEngine
 from agent_r1.envs import AgentEnv, RemoteEnv, ToolEnv
-from agent_r1.envs.limits import TimeLimit
+from agent_r1.envs.wrappers import TimeLimit
 from agent_r1.errors import (
     CheckpointError,
     ConfigError,

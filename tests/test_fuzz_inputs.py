@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, from_yaml, known_keys, load_config, to_yaml
-from agent_r1.data import COLUMNS
-from agent_r1.demonstrations import load_demonstrations
+from agent_r1.data.demonstrations import load_demonstrations
+from agent_r1.data.tasks import COLUMNS
 from agent_r1.errors import AgentR1Error
 from agent_r1.registry import recipe_folder
 from agent_r1.training.preflight import first_observation, make_plan

@@ -17,8 +17,9 @@ import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.envs import AgentEnv, wire
-from agent_r1.envs.service import EnvService, ServiceLimits, create_app
+from agent_r1.codec import records
+from agent_r1.envs import AgentEnv
+from agent_r1.envs.remote.server import EnvService, ServiceLimits, create_app
 from agent_r1.types import Action, Observation, StepResult, Task
 from tests.fuzzing import fuzz_settings
 
@@ -96,7 +97,7 @@ numbers_of_episodes = itertools.count()
 
 
 def good_task() -> dict[str, Any]:
-    return wire.task_to_json(Task(task_id="t", prompt=({"role": "user", "content": "hi"},)))
+    return records.task_to_json(Task(task_id="t", prompt=({"role": "user", "content": "hi"},)))
 
 
 def still_serves(server: Server) -> None:

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from agent_r1.chat.formats import tool_formats
 from agent_r1.tools import ToolResponse, ToolRunner, tool
 from agent_r1.tools.base import BaseTool, ToolContext, ToolResult
-from agent_r1.tools.mcp import McpToolError, _as_result
-from agent_r1.tools.python import PythonTool
-from agent_r1.tools.sandbox_session import SandboxSession
+from agent_r1.tools.builtin.mcp import McpToolError, _as_result
+from agent_r1.tools.builtin.python import PythonTool
+from agent_r1.tools.sandbox.session import SandboxSession
 from agent_r1.types import Task, ToolCall
 from tests.fuzzing import fuzz_settings
 

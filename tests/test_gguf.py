@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import agent_r1
 from agent_r1.chat import ChatRenderer, HermesFormat
 from agent_r1.chat.chatml import CHATML_WITH_TOOLS, template_with_tools
-from agent_r1.chat.toolless import knows_tools
+from agent_r1.chat.tools_as_text import knows_tools
 from agent_r1.cli import app
 from agent_r1.config import load_config, presets
 from agent_r1.errors import ConfigError, UnknownNameError

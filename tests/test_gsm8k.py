@@ -9,7 +9,7 @@ import pytest
 
 import agent_r1
 from agent_r1.checks.rows import answer_episode, gold_result
-from agent_r1.data import load_tasks
+from agent_r1.data.tasks import load_tasks
 from agent_r1.engines import ScriptedEngine
 from agent_r1.errors import DataError
 from agent_r1.rewards import last_number, marked_number

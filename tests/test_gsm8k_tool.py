@@ -18,7 +18,7 @@ from agent_r1.envs import ToolEnv
 from agent_r1.errors import DataError
 from agent_r1.flows import AgentEnvLoop, try_flow
 from agent_r1.tools import CallOutcome, ToolContext, calculate, run_call, try_tool
-from agent_r1.tools.calculator import evaluate
+from agent_r1.tools.builtin.calculator import evaluate
 from agent_r1.types import Episode, StopReason, Task, ToolCall
 from recipes.gsm8k.data_preprocess import process_gsm8k as gsm8k
 from recipes.gsm8k_tool import reward_fn, tools

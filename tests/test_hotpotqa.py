@@ -26,7 +26,7 @@ import agent_r1
 from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
 from agent_r1.checks.rows import answer_episode, gold_result
-from agent_r1.data import load_tasks, read_rows
+from agent_r1.data.tasks import load_tasks, read_rows
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import History, make_policy
 from agent_r1.errors import ConfigError, DataError, UnknownNameError

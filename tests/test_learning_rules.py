@@ -23,7 +23,7 @@ import agent_r1
 from agent_r1.algorithms import Credit, LossInputs, StepTable, TokenLosses
 from agent_r1.config import OptimizerConfig
 from agent_r1.config.schema import CriticConfig, KLConfig
-from agent_r1.demonstrations import DemonstrationRow
+from agent_r1.data.demonstrations import DemonstrationRow
 from agent_r1.errors import ConfigError, DivergenceError
 from agent_r1.training.critics import Critic, SharedCritic
 from agent_r1.training.learner import CRITIC_UPDATES, Learner

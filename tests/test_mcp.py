@@ -22,7 +22,7 @@ from agent_r1.envs import ToolEnv
 from agent_r1.errors import ConfigError, EpisodeError, UnknownNameError
 from agent_r1.rollout import read_trajectories
 from agent_r1.tools import BaseTool, CallOutcome, ToolContext, run_call
-from agent_r1.tools.mcp import McpServer, declare_servers, make_server
+from agent_r1.tools.builtin.mcp import McpServer, declare_servers, make_server
 from agent_r1.types import StopReason, Task, ToolCall
 from tests.mcp_server import PIXEL
 from tests.tiny_runs import tiny_overrides
@@ -229,7 +229,7 @@ def test_closing_ends_the_process_and_a_later_call_starts_another(stdio: McpServ
 
 USER = """
 import sys, time
-from agent_r1.tools.mcp import McpServer, declare_servers, tools_of
+from agent_r1.tools.builtin.mcp import McpServer, declare_servers, tools_of
 import asyncio
 declare_servers({"s": McpServer("s", command=[sys.executable, sys.argv[1]])})
 [tool] = tools_of("s/process")

@@ -11,8 +11,8 @@ import pytest
 
 import agent_r1
 from agent_r1.chat import ChatRenderer
-from agent_r1.data import load_tasks
-from agent_r1.demonstrations import load_demonstrations
+from agent_r1.data.demonstrations import load_demonstrations
+from agent_r1.data.tasks import load_tasks
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv, check_env
 from agent_r1.errors import DataError, UnsupportedMediaError

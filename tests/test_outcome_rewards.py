@@ -15,7 +15,7 @@ from agent_r1.errors import DataError, EpisodeError
 from agent_r1.metrics import majority
 from agent_r1.rewards import RewardFunction, Score, in_workers, reward_functions, score_episode
 from agent_r1.scaffold.templates.common import reward_fn as scaffold
-from agent_r1.tools.workers import WorkerPool
+from agent_r1.tools.workers.pool import WorkerPool
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task, ToolCall, Trajectory
 from recipes.gsm8k import reward_fn as gsm8k
 from recipes.gsm8k_tool import reward_fn as gsm8k_tool

@@ -25,8 +25,8 @@ from agent_r1.tools import (
     run_call,
 )
 from agent_r1.tools.base import ToolResult
-from agent_r1.tools.sandbox import SandboxKind
-from agent_r1.tools.sandbox_session import SandboxSession
+from agent_r1.tools.sandbox.sandbox import SandboxKind
+from agent_r1.tools.sandbox.session import SandboxSession
 from agent_r1.types import Action, StopReason, Task, ToolCall
 
 TASK = Task(task_id="t", prompt=({"role": "user", "content": "Compute."},), env_kwargs={})

@@ -11,12 +11,12 @@ from typing import Any
 
 from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
-from agent_r1.demonstrations import tokenise_conversation
+from agent_r1.data.demonstrations import tokenise_conversation
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import ToolEnv
 from agent_r1.registry import load_object, recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.tools.calculator import evaluate
+from agent_r1.tools.builtin.calculator import evaluate
 from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
 from recipes.quickstart.reward_fn import score
 from recipes.quickstart.shop import Basket, demonstration, draw_basket, task_row

@@ -39,7 +39,7 @@ def same_weights(left: Path, right: Path) -> bool:
 
 PLAYS = """
 import asyncio
-from agent_r1.data import write_rows
+from agent_r1.data.tasks import write_rows
 
 def rows(config):
     asyncio.run(rows_async(config))

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from agent_r1.errors import ConfigError, EpisodeError
-from agent_r1.tools import sandbox as sandbox_module
-from agent_r1.tools.python import _CELLS, PythonTool
-from agent_r1.tools.sandbox import Layers, Sandbox, SandboxLimits
-from agent_r1.tools.sandbox_session import SandboxReply
+from agent_r1.tools.builtin.python import _CELLS, PythonTool
+from agent_r1.tools.sandbox import sandbox as sandbox_module
+from agent_r1.tools.sandbox.sandbox import Layers, Sandbox, SandboxLimits
+from agent_r1.tools.sandbox.session import SandboxReply
 from tests.sandboxes import KINDS, attempt, needs, shown, small_sandbox
 
 
@@ -291,7 +291,7 @@ def test_nothing_survives_a_killed_parent(sandbox: Sandbox) -> None:
     marker = f"8{time.time_ns() % 10**8}"
     script = f"""
 import asyncio
-from agent_r1.tools.python import PythonTool
+from agent_r1.tools.builtin.python import PythonTool
 tool = PythonTool(sandbox={sandbox.describe().kind!r}, seconds=60)
 code = "import subprocess, time; subprocess.Popen(['/bin/sleep', '{marker}'], start_new_session=True); time.sleep(60)"
 asyncio.run(tool.execute({{"code": code}}, context=None))

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from agent_r1.errors import ConfigError
-from agent_r1.tools import sandbox as sandbox_module
-from agent_r1.tools import sandbox_cgroup
-from agent_r1.tools.python import _CELLS
-from agent_r1.tools.sandbox import Sandbox, SandboxLimits
-from agent_r1.tools.sandbox_cgroup import find_parent, make_group, own_group, remove_group
+from agent_r1.tools.builtin.python import _CELLS
+from agent_r1.tools.sandbox import cgroup
+from agent_r1.tools.sandbox import sandbox as sandbox_module
+from agent_r1.tools.sandbox.cgroup import find_parent, make_group, own_group, remove_group
+from agent_r1.tools.sandbox.sandbox import Sandbox, SandboxLimits
 
 V2 = "31 24 0:27 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n"
 V1 = "33 32 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
@@ -58,7 +58,7 @@ def proc_folder(path: Path, group: str, mount: Path) -> Path:
 def test_root_stays_inside_its_own_group_and_others_may_use_the_one_above(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(sandbox_cgroup.VARIABLE, raising=False)
+    monkeypatch.delenv(cgroup.VARIABLE, raising=False)
     mount = group_folder(tmp_path / "cgroup")
     proc = proc_folder(tmp_path / "proc", "/mine", mount)
     (mount / "mine").mkdir()  # it has no file of controllers: they cannot be turned on
@@ -72,15 +72,15 @@ def test_root_stays_inside_its_own_group_and_others_may_use_the_one_above(
 
 
 def test_machine_without_groups_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(sandbox_cgroup.VARIABLE, raising=False)
+    monkeypatch.delenv(cgroup.VARIABLE, raising=False)
     assert find_parent(tmp_path) is None
 
 
 def test_named_group_that_cannot_be_used_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(sandbox_cgroup.VARIABLE, str(tmp_path / "missing"))
+    monkeypatch.setenv(cgroup.VARIABLE, str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match=r"AGENT_R1_CGROUP=.*missing cannot hold .*No such file"):
         find_parent()
-    monkeypatch.setenv(sandbox_cgroup.VARIABLE, str(group_folder(tmp_path / "group")))
+    monkeypatch.setenv(cgroup.VARIABLE, str(group_folder(tmp_path / "group")))
     assert find_parent() == tmp_path / "group"
 
 
@@ -105,8 +105,8 @@ def refuse(*arguments: Any, **options: Any) -> int:
 
 def test_sandbox_works_without_a_group_that_cannot_be_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that is no group takes the files, but no process can enter it: the sandbox says so and goes on."""
-    monkeypatch.setenv(sandbox_cgroup.VARIABLE, str(group_folder(tmp_path)))
-    monkeypatch.setattr(sandbox_cgroup, "_REMOVE_SECONDS", 0.0)
+    monkeypatch.setenv(cgroup.VARIABLE, str(group_folder(tmp_path)))
+    monkeypatch.setattr(cgroup, "_REMOVE_SECONDS", 0.0)
     sandbox_module._try.cache_clear()
     try:
         assert Sandbox().describe().memory_limited == "per process"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.tools.sandbox import Sandbox
+from agent_r1.tools.sandbox.sandbox import Sandbox
 from tests.sandboxes import KINDS, SMALL, attempt, needs, shown, small_sandbox
 
 MB = 1 << 20

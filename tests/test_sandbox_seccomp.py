@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.tools import sandbox_seccomp
-from agent_r1.tools.sandbox_seccomp import assemble, is_known_machine
+from agent_r1.tools.sandbox import seccomp
+from agent_r1.tools.sandbox.seccomp import assemble, is_known_machine
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW = 0x7FFF0000
@@ -47,7 +47,7 @@ def test_ordinary_calls_are_allowed(machine: str) -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_listed_call_is_refused(machine: str) -> None:
     column = list(MACHINES).index(machine)
-    for name, numbers in sandbox_seccomp._REFUSED.items():
+    for name, numbers in seccomp._REFUSED.items():
         number = numbers[column]
         if number is not None:
             assert verdict(machine, number) == "EPERM", name
@@ -104,11 +104,11 @@ def test_numbers_are_those_of_the_system_headers(column: int, header: str) -> No
     lines = Path(header).read_text()
     known = {name: int(number) for name, number in re.findall(r"^#define __NR_(\w+)\s+(\d+)$", lines, re.MULTILINE)}
     named = {
-        **sandbox_seccomp._REFUSED,
-        "clone": sandbox_seccomp._CLONE,
-        "socket": sandbox_seccomp._SOCKET,
-        "socketpair": sandbox_seccomp._SOCKETPAIR,
-        "setsockopt": sandbox_seccomp._SETSOCKOPT,
+        **seccomp._REFUSED,
+        "clone": seccomp._CLONE,
+        "socket": seccomp._SOCKET,
+        "socketpair": seccomp._SOCKETPAIR,
+        "setsockopt": seccomp._SETSOCKOPT,
     }
     wrong = {
         name: numbers[column] for name, numbers in named.items() if known.get(name, numbers[column]) != numbers[column]

@@ -29,9 +29,9 @@ from hypothesis import strategies as st
 from agent_r1.errors import ConfigError, DataError, MissingExtraError
 from agent_r1.tools import BaseTool, CallOutcome, SearchTool, ToolInputError, run_call
 from agent_r1.tools.base import ToolContext
-from agent_r1.tools.search import BM25Index, DenseIndex, Hit, Passage, PassageFields, open_index, read_passages
-from agent_r1.tools.search.index import best
-from agent_r1.tools.search.tool import INDEX_VARIABLE, shorten
+from agent_r1.tools.builtin.search import BM25Index, DenseIndex, Hit, Passage, PassageFields, open_index, read_passages
+from agent_r1.tools.builtin.search.index import best
+from agent_r1.tools.builtin.search.tool import INDEX_VARIABLE, shorten
 from agent_r1.types import Task, ToolCall
 
 ROOT = Path(__file__).parent.parent
@@ -150,7 +150,7 @@ def test_reloaded_index_gives_identical_results_also_in_another_process(index: B
     assert again.search(queries, 5) == before
     assert len(again) == len(index) == len(CORPUS)
     code = (
-        "import sys, json; from agent_r1.tools.search import open_index; from pathlib import Path\n"
+        "import sys, json; from agent_r1.tools.builtin.search import open_index; from pathlib import Path\n"
         "found = open_index(Path(sys.argv[1])).search(json.loads(sys.argv[2]), 5)\n"
         "print(json.dumps([[[h.passage.passage_id, h.score] for h in hits] for hits in found]))"
     )
@@ -189,7 +189,7 @@ def test_build_that_fails_leaves_the_old_index(index: BM25Index, tmp_path: Path)
 
 def test_killed_build_leaves_no_index_and_the_next_one_succeeds(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from agent_r1.tools.search import BM25Index, Passage\n"
+        "import os, signal, sys; from agent_r1.tools.builtin.search import BM25Index, Passage\n"
         "def killed(stage, done):\n"
         "    if stage == 'scoring words': os.kill(os.getpid(), signal.SIGKILL)\n"
         "BM25Index.build([Passage(passage_id='1', title='', text='tea')], sys.argv[1], progress=killed)"
@@ -408,7 +408,7 @@ def test_searching_does_not_hold_up_the_event_loop(
             threads.append(threading.current_thread().name)
             return [[] for _ in queries]
 
-    monkeypatch.setattr("agent_r1.tools.search.tool._shared_index", lambda folder: Watched())
+    monkeypatch.setattr("agent_r1.tools.builtin.search.tool._shared_index", lambda folder: Watched())
     call(SearchTool(index=tmp_path / "index"), query="tea")
     assert threads != [threading.current_thread().name]
 
@@ -426,7 +426,7 @@ def test_calls_of_many_episodes_at_one_moment_are_one_search(
             searches.append(len(queries))
             return index.search(queries, k)
 
-    monkeypatch.setattr("agent_r1.tools.search.tool._shared_index", lambda folder: Watched())
+    monkeypatch.setattr("agent_r1.tools.builtin.search.tool._shared_index", lambda folder: Watched())
     entry = {"name": "search", "index": str(tmp_path / "index"), "k": 1}
 
     async def one(arguments: Mapping[str, Any]) -> CallOutcome:
@@ -559,7 +559,8 @@ def test_searching_does_not_start_jax_which_would_take_the_memory_of_the_gpu(ind
     (tmp_path / "path" / "jax" / "__init__.py").write_text("A_STAND_IN = True")
     (tmp_path / "path" / "jax" / "lax.py").write_text("raise SystemExit('jax was started')")
     code = (
-        "from agent_r1.tools.search import BM25Index; import sys; BM25Index.load(sys.argv[1]).search(['tea'], 1);"
+        "from agent_r1.tools.builtin.search import BM25Index; import sys;"
+        "BM25Index.load(sys.argv[1]).search(['tea'], 1);"
         "import bm25s, jax; assert jax.A_STAND_IN"
     )
     python(code, str(tmp_path / "index"), PYTHONPATH=os.pathsep.join([str(tmp_path / "path"), *sys.path]))

@@ -16,8 +16,9 @@ import httpx
 import pytest
 from PIL import Image
 
-from agent_r1.envs import RemoteEnv, wire
-from agent_r1.envs.service import EnvService, ServiceLimits, create_app, make_access
+from agent_r1.codec import records
+from agent_r1.envs import RemoteEnv
+from agent_r1.envs.remote.server import EnvService, ServiceLimits, create_app, make_access
 from agent_r1.errors import ConfigError, EnvServerError, EpisodeError
 from agent_r1.types import StopReason
 from tests.served_env import Counter
@@ -33,7 +34,7 @@ def url() -> Iterator[str]:
 
 
 def begin_body(name: str, **env_kwargs: Any) -> dict[str, Any]:
-    return {"request_id": name, "task": wire.task_to_json(task_of(name, **env_kwargs))}
+    return {"request_id": name, "task": records.task_to_json(task_of(name, **env_kwargs))}
 
 
 def post(url: str, path: str, body: Any, **options: Any) -> httpx.Response:
@@ -249,7 +250,7 @@ def test_unknown_paths_and_methods_are_refused_as_json(url: str) -> None:
 
 def test_second_beginning_of_an_episode_that_has_taken_steps_is_refused(url: str) -> None:
     assert post(url, "/episodes", begin_body("b")).status_code == 200
-    step = {"request_id": "b", "step": 1, "action": wire.action_to_json(say("a"))}
+    step = {"request_id": "b", "step": 1, "action": records.action_to_json(say("a"))}
     assert "result" in post(url, "/episodes/b/step", step).json()
     assert kind_of(post(url, "/episodes", begin_body("b"))) == (409, "out_of_order")
     assert httpx.delete(f"{url}/episodes/b").json()["closed"] is True

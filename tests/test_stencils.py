@@ -86,7 +86,7 @@ def test_prompts_are_those_of_a_template_that_is_always_asked(
     learning, asking = (ChatRenderer(Counted(tokenizer, template)) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
         found = [play(learning, *episode) for episode in episodes]
-        patch.setattr("agent_r1.chat.stencils.TIMES_AGREED", 10**9)
+        patch.setattr("agent_r1.chat.delta_cache.TIMES_AGREED", 10**9)
         assert found == [play(asking, *episode) for episode in episodes]
 
 

@@ -37,10 +37,10 @@ from agent_r1.tools import (
     tool,
     tool_runner,
 )
-from agent_r1.tools.answers import cut_middle
 from agent_r1.tools.batching import Batcher
-from agent_r1.tools.threads import num_abandoned_threads
-from agent_r1.tools.workers import WorkerPool
+from agent_r1.tools.results import cut_middle
+from agent_r1.tools.workers.pool import WorkerPool
+from agent_r1.tools.workers.threads import num_abandoned_threads
 from agent_r1.types import Action, Episode, SamplingParams, StopReason, Task, ToolCall
 from tests import foreign_code
 from tests.test_rollout import ids_of, rollout_with, run, task

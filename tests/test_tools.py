@@ -26,7 +26,7 @@ from agent_r1.tools import (
     run_call,
     tool,
 )
-from agent_r1.tools.calculator import evaluate, format_number
+from agent_r1.tools.builtin.calculator import evaluate, format_number
 from agent_r1.types import Action, Task, ToolCall
 
 CONTEXT = ToolContext(task=Task(task_id="t", prompt=(), env_kwargs={"stock": {"tea": 4}}))

@@ -16,8 +16,8 @@ import pytest
 
 from agent_r1.errors import ConfigError
 from agent_r1.registry import load_object, recipe_folder
-from agent_r1.tools.references import Reference
-from agent_r1.tools.workers import WorkerDiedError, WorkerPool, WorkerRaisedError, WorkerTimeoutError
+from agent_r1.tools.workers.function_ref import Reference
+from agent_r1.tools.workers.pool import WorkerDiedError, WorkerPool, WorkerRaisedError, WorkerTimeoutError
 from tests import foreign_code
 
 ROOT = Path(__file__).parent.parent
@@ -288,7 +288,7 @@ def test_closing_fails_calls_under_way(tmp_path: Path) -> None:
 
 PARENT = """
 import asyncio, sys
-from agent_r1.tools.workers import WorkerPool
+from agent_r1.tools.workers.pool import WorkerPool
 from tests import foreign_code
 
 async def main():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent_r1.chat.stencils import TIMES_AGREED, Stencils
+from agent_r1.chat.delta_cache import TIMES_AGREED, Stencils
 from agent_r1.errors import ChatTemplateError
 from agent_r1.types import Action, Message
 

@@ -6,7 +6,7 @@ from the exported folder too.
 
 from __future__ import annotations
 
-from agent_r1.chat.toolless import knows_tools
+from agent_r1.chat.tools_as_text import knows_tools
 
 TURN_MARKS = ("<|im_start|>", "<|im_end|>")
 """What a vocabulary must hold whole for the template to make sense to its model."""

@@ -30,7 +30,7 @@ from agent_r1.chat.bridge import Before, Deltas, Written
 from agent_r1.chat.control_tokens import ControlTokens, encode_pieces
 from agent_r1.chat.formats import ToolFormat, tool_formats
 from agent_r1.chat.formats.base import end_of_turn_of, marks_of_own_turn, writes_as_text
-from agent_r1.chat.toolless import knows_tools, with_stray_answers_as_users, without_tools
+from agent_r1.chat.tools_as_text import knows_tools, with_stray_answers_as_users, without_tools
 from agent_r1.errors import ChatTemplateError, ConfigError, refuse_media
 from agent_r1.types import Action, Completion, Message, Observation, TokenIds
 

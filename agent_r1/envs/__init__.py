@@ -4,7 +4,9 @@ from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.envs.check import check_env
 from agent_r1.envs.context import ContextPolicy, Conversation, History, context_policies, make_policy
 from agent_r1.envs.gym import GymEnv
-from agent_r1.envs.limits import (
+from agent_r1.envs.remote.client import RemoteEnv
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.envs.wrappers import (
     ObservationLimit,
     StepLimit,
     TimeLimit,
@@ -13,8 +15,6 @@ from agent_r1.envs.limits import (
     env_limits,
     within_limits,
 )
-from agent_r1.envs.remote import RemoteEnv
-from agent_r1.envs.tool_env import ToolEnv
 
 __all__ = [
     "AgentEnv",

@@ -2,6 +2,6 @@
 
 from agent_r1.flows.base import AgentFlowBase, FlowContext, Turn, checked_episode
 from agent_r1.flows.env_loop import AgentEnvLoop, SingleStepFlow
-from agent_r1.flows.trial import try_flow
+from agent_r1.flows.try_flow import try_flow
 
 __all__ = ["AgentEnvLoop", "AgentFlowBase", "FlowContext", "SingleStepFlow", "Turn", "checked_episode", "try_flow"]

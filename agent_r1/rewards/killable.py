@@ -11,7 +11,7 @@ from agent_r1.types import Episode, Task
 
 
 class Workers(Protocol):
-    """What runs a function elsewhere; `agent_r1.tools.workers.WorkerPool` is one."""
+    """What runs a function elsewhere; `agent_r1.tools.workers.pool.WorkerPool` is one."""
 
     async def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
         """What `function(*args)` returns; raises when it raises, dies or takes longer than `timeout` seconds."""

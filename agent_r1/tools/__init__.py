@@ -9,17 +9,17 @@ from agent_r1.tools.base import (
     ToolTimeoutError,
     ToolUnavailableError,
 )
-from agent_r1.tools.calculator import calculate
+from agent_r1.tools.builtin.calculator import calculate
+from agent_r1.tools.builtin.mcp import McpServer
+from agent_r1.tools.builtin.python import PythonTool
+from agent_r1.tools.builtin.search import SearchTool
 from agent_r1.tools.check import check_tool
 from agent_r1.tools.function import FunctionTool, tool
-from agent_r1.tools.mcp import McpServer
 from agent_r1.tools.policy import ToolPolicy
-from agent_r1.tools.python import PythonTool
 from agent_r1.tools.row_tools import ToolEntry, tools_of_row
 from agent_r1.tools.runner import CallOutcome, ToolRunner, check_process_tool, run_call, tool_runner
-from agent_r1.tools.sandbox import Sandbox, SandboxLimits
-from agent_r1.tools.search import SearchTool
-from agent_r1.tools.trial import try_tool
+from agent_r1.tools.sandbox.sandbox import Sandbox, SandboxLimits
+from agent_r1.tools.try_tool import try_tool
 
 __all__ = [
     "BaseTool",

@@ -11,10 +11,10 @@ from typing import Any, overload
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from agent_r1.errors import ConfigError
-from agent_r1.tools.answers import as_result
 from agent_r1.tools.base import BaseTool, ToolContext, ToolResult, checked_arguments
 from agent_r1.tools.policy import ToolPolicy
-from agent_r1.tools.threads import call_off_loop
+from agent_r1.tools.results import as_result
+from agent_r1.tools.workers.threads import call_off_loop
 
 _ARGS_SECTION = re.compile(
     r"\n\s*(?:Args|Arguments|Parameters):\s*\n(.*?)(?=\n\s*(?:Returns|Raises|Yields|Example)|\Z)", re.S

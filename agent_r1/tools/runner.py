@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agent_r1.errors import INTERRUPTIONS, ConfigError, EpisodeError, did_you_mean, portable, refuse_media
 from agent_r1.seeds import unit_float
-from agent_r1.tools.answers import checked_result, cut_middle, describe
 from agent_r1.tools.base import (
     BaseTool,
     ToolContext,
@@ -31,11 +30,12 @@ from agent_r1.tools.base import (
 )
 from agent_r1.tools.batching import Batcher
 from agent_r1.tools.policy import ToolPolicy
-from agent_r1.tools.threads import call_off_loop
+from agent_r1.tools.results import checked_result, cut_middle, describe
+from agent_r1.tools.workers.threads import call_off_loop
 from agent_r1.types import ToolCall
 
 if TYPE_CHECKING:
-    from agent_r1.tools.workers import WorkerPool
+    from agent_r1.tools.workers.pool import WorkerPool
 
 CallStatus = Literal["ok", "error", "invalid", "timeout"]
 
@@ -100,7 +100,7 @@ class ToolRunner:
     def workers(self) -> WorkerPool:
         """The worker processes, started when first needed."""
         if self._workers is None:
-            from agent_r1.tools.workers import WorkerPool  # not for Windows, where everything else works
+            from agent_r1.tools.workers.pool import WorkerPool  # not for Windows, where everything else works
 
             self._workers = WorkerPool()
         return self._workers
@@ -187,8 +187,8 @@ class ToolRunner:
     async def _run_in_worker(
         self, policy: ToolPolicy, tool: BaseTool, args: Mapping[str, Any], context: ToolContext
     ) -> tuple[ToolResult, bool]:
-        from agent_r1.tools.in_process import origin_of, run_tool, unpack
-        from agent_r1.tools.workers import WorkerDiedError, WorkerTimeoutError
+        from agent_r1.tools.workers.pool import WorkerDiedError, WorkerTimeoutError
+        from agent_r1.tools.workers.tool_call import origin_of, run_tool, unpack
 
         arguments = (origin_of(tool), tool.name, dict(args), context, policy.max_output_chars)
         try:
@@ -197,7 +197,7 @@ class ToolRunner:
             raise ToolTimeoutError from None
         except WorkerDiedError as error:
             raise ToolUnavailableError(
-                describe(error).replace("agent_r1.tools.in_process:run_tool", tool.name)
+                describe(error).replace("agent_r1.tools.workers.tool_call:run_tool", tool.name)
             ) from error
         return unpack(packed, context)
 
@@ -227,7 +227,7 @@ class ToolRunner:
 
 def check_process_tool(tool: BaseTool) -> None:
     """Raise `ConfigError` when a tool cannot run in a worker process."""
-    from agent_r1.tools.in_process import origin_of
+    from agent_r1.tools.workers.tool_call import origin_of
 
     if tool.can_batch:
         raise ConfigError(f"tool '{tool.name}' has batch_execute and process=True; choose one of the two")

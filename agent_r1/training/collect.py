@@ -10,7 +10,7 @@ import torch
 
 from agent_r1.algorithms import group_statistics
 from agent_r1.config import Config
-from agent_r1.data import TaskSampler
+from agent_r1.data.tasks import TaskSampler
 from agent_r1.rewards import RewardShaping
 from agent_r1.rollout import Rollout
 from agent_r1.seeds import mix_seed

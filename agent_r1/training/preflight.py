@@ -17,7 +17,7 @@ from typing import Any
 from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
 from agent_r1.config import Config, bind_part, presets, value_problems
 from agent_r1.console import RunConsole
-from agent_r1.data import load_tasks
+from agent_r1.data.tasks import load_tasks
 from agent_r1.envs import AgentEnv, bind_limit, checked_limits, make_policy
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, no_exit, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
@@ -25,8 +25,8 @@ from agent_r1.registry import find_module, load_function, signature_of
 from agent_r1.rewards import RewardFunction, reward_functions, row_problem
 from agent_r1.rollout import choose_env, env_of_row
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
-from agent_r1.tools.mcp import declare_servers, make_server
-from agent_r1.tools.references import Reference
+from agent_r1.tools.builtin.mcp import declare_servers, make_server
+from agent_r1.tools.workers.function_ref import Reference
 from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.training.gguf import convert_gguf, gguf_folder, is_gguf
 from agent_r1.training.lora import check_form, check_targets, require_peft

@@ -22,7 +22,7 @@ from agent_r1.rewards import in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.seeds import mix_seed
 from agent_r1.tools import ToolRunner, tool_runner
-from agent_r1.tools.mcp import close_servers
+from agent_r1.tools.builtin.mcp import close_servers
 from agent_r1.training.algorithm import Algorithm
 from agent_r1.training.compute import make_compute
 from agent_r1.training.credit import Models

@@ -17,7 +17,7 @@ import torch
 from agent_r1.config import Config, from_yaml
 from agent_r1.config.schema import AlgorithmConfig, OptimizerConfig, RunConfig
 from agent_r1.console import RunConsole
-from agent_r1.demonstrations import load_demonstrations
+from agent_r1.data.demonstrations import load_demonstrations
 from agent_r1.errors import ConfigError
 from agent_r1.files import write_atomically
 from agent_r1.training import fingerprints

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agent_r1.config.schema import Config, ModelConfig
 from agent_r1.console import RunConsole
-from agent_r1.data import read_rows
+from agent_r1.data.tasks import read_rows
 from agent_r1.errors import DataError
 from agent_r1.training.models import export_model
 from agent_r1.training.sft import sft_run, warm_start_recipe

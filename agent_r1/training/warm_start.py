@@ -11,7 +11,7 @@ from torch import nn
 
 from agent_r1.algorithms import LossInputs, aggregations, policy_losses
 from agent_r1.config import OptimizerConfig
-from agent_r1.demonstrations import DemonstrationRow
+from agent_r1.data.demonstrations import DemonstrationRow
 from agent_r1.seeds import mix_seed
 from agent_r1.training.compute import Compute
 from agent_r1.training.optimize import SkipCounter, guarded_step, make_optimizer

@@ -3,7 +3,7 @@
     python recipes/gsm8k/data_preprocess/process_gsm8k.py --local_save_dir runs/gsm8k_data
 
 The official files are downloaded, unless `--local_dataset_path FOLDER` or AGENT_R1_DATA says where they are
-(agent_r1/downloads.py). `agent-r1 train` calls `make_data` when a file that `base.yaml` names is missing.
+(agent_r1/data/downloads.py). `agent-r1 train` calls `make_data` when a file that `base.yaml` names is missing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config
-from agent_r1.data import write_rows
-from agent_r1.downloads import locate, read_raw
+from agent_r1.data.downloads import locate, read_raw
+from agent_r1.data.tasks import write_rows
 from agent_r1.errors import DataError
 from agent_r1.registry import load_module, recipe_folder
 

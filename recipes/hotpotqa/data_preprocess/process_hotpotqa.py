@@ -19,12 +19,12 @@ from typing import Any
 
 from agent_r1.config import Config, load_config
 from agent_r1.console import counting
-from agent_r1.data import write_rows
+from agent_r1.data.tasks import write_rows
 from agent_r1.envs import make_policy
 from agent_r1.errors import ConfigError
 from agent_r1.registry import load_module, recipe_folder
 from agent_r1.tools import BaseTool, SearchTool
-from agent_r1.tools.search import BM25Index, Passage
+from agent_r1.tools.builtin.search import BM25Index, Passage
 
 RECIPE = Path(__file__).resolve().parents[1]
 

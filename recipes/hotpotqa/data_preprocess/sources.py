@@ -15,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agent_r1.downloads import DATA_VARIABLE, find_files, locate, read_raw
+from agent_r1.data.downloads import DATA_VARIABLE, find_files, locate, read_raw
 from agent_r1.errors import DataError
-from agent_r1.tools.search import Passage, read_passages
+from agent_r1.tools.builtin.search import Passage, read_passages
 
 HUB = "https://huggingface.co/datasets"
 HOTPOTQA = {

@@ -13,8 +13,8 @@ import pytest
 import agent_r1
 from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
-from agent_r1.data import load_tasks
-from agent_r1.demonstrations import tokenise_conversation
+from agent_r1.data.demonstrations import tokenise_conversation
+from agent_r1.data.tasks import load_tasks
 from agent_r1.engines import ScriptedEngine
 from agent_r1.registry import recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits

@@ -14,8 +14,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from agent_r1.codec.strict_json import read_json
 from agent_r1.errors import DataError, did_you_mean
-from agent_r1.strict_json import read_json
 
 _TEXT_FILE = "passages.jsonl"
 _STARTS_FILE = "passages.starts.npy"

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_r1.errors import ConfigError
-from agent_r1.tools.answers import as_result, checked_result, cut_middle
 from agent_r1.tools.base import BaseTool, ToolContext, ToolResponse, ToolResult
 from agent_r1.tools.function import FunctionTool
-from agent_r1.tools.references import Reference
+from agent_r1.tools.results import as_result, checked_result, cut_middle
+from agent_r1.tools.workers.function_ref import Reference
 
 Origin = tuple[Reference, Mapping[str, Any]]
 """Where a tool's function or class is defined, and the arguments of the class."""

@@ -22,14 +22,14 @@ from typing import Any
 
 from agent_r1.constraints import Count, Seconds
 from agent_r1.errors import ConfigError
-from agent_r1.tools.answers import cut_middle
 from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult, ToolTimeoutError
 from agent_r1.tools.exit_status import signal_name
 from agent_r1.tools.policy import ToolPolicy
-from agent_r1.tools.sandbox import Sandbox, SandboxKind, SandboxLimits
-from agent_r1.tools.sandbox_session import SandboxReply, SandboxSession
+from agent_r1.tools.results import cut_middle
+from agent_r1.tools.sandbox.sandbox import Sandbox, SandboxKind, SandboxLimits
+from agent_r1.tools.sandbox.session import SandboxReply, SandboxSession
 
-_CELLS = (Path(__file__).parent / "python_cells.py").read_text()
+_CELLS = (Path(__file__).parent.parent / "sandbox" / "cells.py").read_text()
 _MAX_CODE = 100_000
 _MACHINERY_SECONDS = 30.0
 _CALLS_OF_A_TURN = 20

@@ -4,7 +4,7 @@
 (1, 2)
 >>> text(3, "task.task_id")
 Traceback (most recent call last):
-agent_r1.envs.wire_checks.WireError: task.task_id must be text, got int
+agent_r1.codec.checks.WireError: task.task_id must be text, got int
 """
 
 from __future__ import annotations

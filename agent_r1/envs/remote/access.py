@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_r1.envs import wire
-from agent_r1.envs.service_episodes import RefusedError
+from agent_r1.codec import records
+from agent_r1.envs.remote.episodes import RefusedError
 
 TOKEN_VARIABLE = "AGENT_R1_ENV_TOKEN"
 
@@ -126,7 +126,7 @@ class AccessControl:
 
 
 async def _send_refusal(refused: RefusedError, send: _Send) -> None:
-    content = wire.dumps(refused.body)
+    content = records.dumps(refused.body)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     if refused.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.tools.search.tool import SearchTool
+from agent_r1.tools.builtin.search.tool import SearchTool
 
 if TYPE_CHECKING:
-    from agent_r1.tools.search.bm25 import BM25Index
-    from agent_r1.tools.search.dense import DenseIndex
-    from agent_r1.tools.search.index import Hit, PassageIndex, open_index
-    from agent_r1.tools.search.passages import Passage, PassageFields, read_passages
+    from agent_r1.tools.builtin.search.bm25 import BM25Index
+    from agent_r1.tools.builtin.search.dense import DenseIndex
+    from agent_r1.tools.builtin.search.index import Hit, PassageIndex, open_index
+    from agent_r1.tools.builtin.search.passages import Passage, PassageFields, read_passages
 
 _HOMES = {
     "bm25": ("BM25Index",),

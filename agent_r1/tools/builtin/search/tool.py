@@ -21,11 +21,11 @@ from agent_r1.errors import ConfigError
 from agent_r1.registry import check_arguments
 from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult
 from agent_r1.tools.policy import ToolPolicy
-from agent_r1.tools.threads import call_off_loop
+from agent_r1.tools.workers.threads import call_off_loop
 from agent_r1.types import ToolSchema
 
 if TYPE_CHECKING:
-    from agent_r1.tools.search.index import Hit, PassageIndex
+    from agent_r1.tools.builtin.search.index import Hit, PassageIndex
 
 INDEX_VARIABLE = "AGENT_R1_SEARCH_INDEX"
 
@@ -205,7 +205,7 @@ def _index_folder(index: str | Path | None) -> Path:
             "the tool 'search' needs an index. Build it: agent-r1 index PASSAGES.jsonl --out FOLDER; then name it: "
             f"env.tools=[{{name: search, index: FOLDER}}] or {INDEX_VARIABLE}=FOLDER"
         )
-    from agent_r1.tools.search.index import check_index
+    from agent_r1.tools.builtin.search.index import check_index
 
     check_index(Path(named))
     return Path(named).resolve()
@@ -217,7 +217,7 @@ _opening = threading.Lock()
 
 def _shared_index(folder: Path) -> PassageIndex:
     """The index of a folder, opened once a process, and again when it was built anew."""
-    from agent_r1.tools.search.index import MANIFEST, open_index, read_manifest
+    from agent_r1.tools.builtin.search.index import MANIFEST, open_index, read_manifest
 
     try:
         key = (folder, (folder / MANIFEST).stat().st_mtime_ns)

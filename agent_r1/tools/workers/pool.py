@@ -31,12 +31,12 @@ from typing import Any
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.tools.exit_status import signal_name
-from agent_r1.tools.references import Reference
-from agent_r1.tools.worker_side import HEADER, read_reply
+from agent_r1.tools.workers.child import HEADER, read_reply
+from agent_r1.tools.workers.function_ref import Reference
 
 START_SECONDS = 60.0
 MAX_RESULT_BYTES = 32 * 1024 * 1024
-_START = "import sys; from agent_r1.tools.worker_side import serve; serve(*map(int, sys.argv[1:]))"
+_START = "import sys; from agent_r1.tools.workers.child import serve; serve(*map(int, sys.argv[1:]))"
 
 
 class WorkerTimeoutError(AgentR1Error, TimeoutError):

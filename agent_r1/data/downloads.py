@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from agent_r1.console import counting
-from agent_r1.data import read_rows
+from agent_r1.data.tasks import read_rows
 from agent_r1.errors import DataError
 from agent_r1.paths import cache_dir
 

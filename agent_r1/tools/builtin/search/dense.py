@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.errors import MissingExtraError
-from agent_r1.tools.search.index import Hit, Progress, counted, hits, new_index, read_manifest
-from agent_r1.tools.search.passages import Passage, StoredPassages, write_passages
+from agent_r1.tools.builtin.search.index import Hit, Progress, counted, hits, new_index, read_manifest
+from agent_r1.tools.builtin.search.passages import Passage, StoredPassages, write_passages
 
 _VECTORS_FILE = "vectors.faiss"
 _BATCH = 256

@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from agent_r1.errors import ConfigError, EpisodeError, did_you_mean
-from agent_r1.tools import sandbox_cgroup, sandbox_seccomp
-from agent_r1.tools.sandbox_session import SandboxSession, parse_report
+from agent_r1.tools.sandbox import cgroup, seccomp
+from agent_r1.tools.sandbox.session import SandboxSession, parse_report
 from agent_r1.types import StopReason
 
 SandboxKind = Literal["auto", "bubblewrap", "namespaces", "limits"]
 
-_CHILD = (Path(__file__).parent / "sandbox_child.py").read_text()
+_CHILD = (Path(__file__).parent / "child.py").read_text()
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _FIRST_OWN_USER = 0x70000000
 _NUM_OWN_USERS = 0x0FFFFFFF
@@ -85,7 +85,7 @@ class Layers:
     processes_limited: Literal["by the kernel", "by counting"]
     """What stops a fork bomb: the kernel at once, or a guard that counts every few hundredths of a second."""
     calls_filtered: bool
-    """A seccomp filter refuses the system calls that get around the limits (`sandbox_seccomp.py`)."""
+    """A seccomp filter refuses the system calls that get around the limits (`seccomp.py`)."""
     memory_limited: Literal["in sum", "per process"]
     """What `memory_mb` limits: all processes of a session, in a control group, or each of them."""
 
@@ -126,7 +126,7 @@ class Sandbox:
         return self._layers
 
     def start(self, program: str) -> SandboxSession:
-        """Start `program`, Python text that finds `settings` (see `sandbox_child.py`) among its globals.
+        """Start `program`, Python text that finds `settings` (see `child.py`) among its globals.
 
         To be called on the event loop's thread. Ends with the session's `close`, or with this process.
         """
@@ -164,7 +164,7 @@ def _launch(program: str, layers: Layers, limits: SandboxLimits, packages: Seque
         "packages": list(packages),
         "reports": their_reports,
         "group": joining,
-        "filter": sandbox_seccomp.assemble(os.uname().machine) if layers.calls_filtered else b"",
+        "filter": seccomp.assemble(os.uname().machine) if layers.calls_filtered else b"",
         "namespaces": layers.kind == "namespaces",
         "own_user": layers.own_user,
         "user": _FIRST_OWN_USER + random.SystemRandom().randrange(_NUM_OWN_USERS),
@@ -196,7 +196,7 @@ def _launch(program: str, layers: Layers, limits: SandboxLimits, packages: Seque
     except OSError as error:
         for descriptor in (requests, reports, output):
             os.close(descriptor)
-        sandbox_cgroup.remove_group(group)
+        cgroup.remove_group(group)
         raise EpisodeError(StopReason.TOOL_ERROR, "starting a sandbox", str(error)) from error
     finally:
         for descriptor in (their_requests, their_reports, their_output):
@@ -210,18 +210,18 @@ def _launch(program: str, layers: Layers, limits: SandboxLimits, packages: Seque
 
 def _make_group(layers: Layers, limits: SandboxLimits) -> tuple[Path | None, int | None]:
     """A control group for a session, and a descriptor by which a process enters it without seeing its folder."""
-    parent = sandbox_cgroup.find_parent() if layers.memory_limited == "in sum" else None
+    parent = cgroup.find_parent() if layers.memory_limited == "in sum" else None
     if parent is None:
         return None, None
     group = None
     try:
         # Process 1 of a namespace is in the group too.
-        group = sandbox_cgroup.make_group(
+        group = cgroup.make_group(
             parent, memory_bytes=(limits.memory_mb + limits.disk_mb) << 20, processes=limits.processes + 1
         )
         return group, os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
     except OSError as error:
-        sandbox_cgroup.remove_group(group)
+        cgroup.remove_group(group)
         raise EpisodeError(StopReason.TOOL_ERROR, "making the cgroup of a sandbox", str(error)) from error
 
 
@@ -311,8 +311,8 @@ def _try(kind: Literal["bubblewrap", "namespaces", "limits"]) -> tuple[Layers | 
             processes_hidden=isolated,
             own_user=own_user,
             processes_limited="by counting" if is_root and not own_user else "by the kernel",
-            calls_filtered=sandbox_seccomp.is_known_machine(os.uname().machine),
-            memory_limited="per process" if sandbox_cgroup.find_parent() is None else "in sum",
+            calls_filtered=seccomp.is_known_machine(os.uname().machine),
+            memory_limited="per process" if cgroup.find_parent() is None else "in sum",
         )
         working, problem = _without_what_fails(layers)
         if working is not None:
@@ -349,7 +349,7 @@ def _probe(layers: Layers) -> str:
     for descriptor in (*ends, started.requests):
         os.close(descriptor)
     started.process.wait()
-    sandbox_cgroup.remove_group(started.group)
+    cgroup.remove_group(started.group)
     if started.folder is not None:
         shutil.rmtree(started.folder, ignore_errors=True)
     if b"works" in heard[started.reports]:

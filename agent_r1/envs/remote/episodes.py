@@ -18,9 +18,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import agent_r1
-from agent_r1.envs import wire
+from agent_r1.codec import records
+from agent_r1.codec.checks import WireError, integer, mapping, text
 from agent_r1.envs.base import AgentEnv, as_step_result
-from agent_r1.envs.wire_checks import WireError, integer, mapping, text
 from agent_r1.errors import INTERRUPTIONS, ConfigError, EpisodeError, boundary, portable, report_problems
 from agent_r1.types import Observation, StopReason
 
@@ -159,7 +159,7 @@ class EnvService:
         self._instance = secrets.token_hex(8)
         self._started = time.monotonic()
 
-    def health(self) -> wire.Json:
+    def health(self) -> records.Json:
         """Who serves, and how much."""
         return {
             "name": self.name,
@@ -171,12 +171,12 @@ class EnvService:
             "uptime_seconds": time.monotonic() - self._started,
         }
 
-    async def begin(self, body: wire.Json) -> bytes:
+    async def begin(self, body: records.Json) -> bytes:
         """Make an environment and reset it."""
         request_id = _request_id(body)
         where = f"reset of {self.name}"
         if request_id not in self._episodes:
-            task, args = wire.task_from_json(body.get("task")), mapping(body.get("args") or {}, "args")
+            task, args = records.task_from_json(body.get("task")), mapping(body.get("args") or {}, "args")
             self._end_overdue()
             if len(self._episodes) >= self.limits.max_episodes:
                 raise RefusedError(503, "full", f"all {self.limits.max_episodes} episodes of {self.name} are taken")
@@ -191,8 +191,8 @@ class EnvService:
                 seen = await episode.env.reset(task)
                 if not isinstance(seen, Observation):
                     raise ConfigError(f"reset must return an Observation, got {type(seen).__name__}")
-                observation = wire.observation_to_json(seen)
-                return wire.dumps({"request_id": request_id, "episode_id": request_id, "observation": observation})
+                observation = records.observation_to_json(seen)
+                return records.dumps({"request_id": request_id, "episode_id": request_id, "observation": observation})
 
             episode.begin(request_id, reset, self.limits.call_seconds, where)
         episode = self._episodes[request_id]
@@ -200,10 +200,10 @@ class EnvService:
             raise RefusedError(409, "out_of_order", f"the episode '{request_id}' has begun and taken steps already")
         return await self._answer(episode, where)
 
-    async def step(self, episode_id: str, body: wire.Json) -> bytes:
+    async def step(self, episode_id: str, body: records.Json) -> bytes:
         """Take a step, or repeat the answer to one that was taken."""
         request_id, number = _request_id(body), integer(body.get("step"), "step")
-        action = wire.action_from_json(body.get("action"))
+        action = records.action_from_json(body.get("action"))
         episode = self._episodes.get(episode_id)
         if episode is None:
             shown = episode_id[:128]
@@ -217,7 +217,9 @@ class EnvService:
 
             async def take() -> bytes:
                 result = as_step_result(await episode.env.step(action))
-                return wire.dumps({"request_id": request_id, "step": number, "result": wire.result_to_json(result)})
+                return records.dumps(
+                    {"request_id": request_id, "step": number, "result": records.result_to_json(result)}
+                )
 
             episode.num_steps = number
             episode.begin(request_id, take, self.limits.call_seconds, where)
@@ -243,7 +245,7 @@ class EnvService:
         ending = self._begin_end(episode_id)
         if ending is not None:
             await asyncio.shield(ending)
-        return wire.dumps({"episode_id": episode_id, "closed": ending is not None})
+        return records.dumps({"episode_id": episode_id, "closed": ending is not None})
 
     def _begin_end(self, episode_id: str) -> asyncio.Task[None] | None:
         """Free the slot now, and close the environment in the background."""
@@ -273,7 +275,7 @@ class EnvService:
             self._end_overdue()
 
 
-def _request_id(body: wire.Json) -> str:
+def _request_id(body: records.Json) -> str:
     request_id = text(body.get("request_id"), "request_id")
     if not _REQUEST_ID.fullmatch(request_id):
         raise WireError("request_id must be 1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit")

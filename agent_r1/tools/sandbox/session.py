@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent_r1.errors import EpisodeError
-from agent_r1.tools.sandbox_cgroup import remove_group
+from agent_r1.tools.sandbox.cgroup import remove_group
 from agent_r1.types import StopReason
 
 _CHUNK = 1 << 16

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+from agent_r1.codec import records
+from agent_r1.codec.checks import WireError
 from agent_r1.constraints import CountOrZero, NotNegative, Seconds
-from agent_r1.envs import wire
 from agent_r1.envs.base import AgentEnv
-from agent_r1.envs.wire_checks import WireError
 from agent_r1.errors import (
     ConfigError,
     EnvServerError,
@@ -97,21 +97,21 @@ class RemoteEnv(AgentEnv):
         self._num_lost = 0
         await self._server.healthy(self._check_health)
         self._episode_id = uuid.uuid4().hex
-        body = {"request_id": self._episode_id, "task": wire.task_to_json(task), "args": self._args}
+        body = {"request_id": self._episode_id, "task": records.task_to_json(task), "args": self._args}
         answer = await self._ask("POST", "/episodes", body, "reset")
         with self._wire_errors("reset"):
-            return wire.observation_from_json(answer.get("observation"))
+            return records.observation_from_json(answer.get("observation"))
 
     async def step(self, action: Action) -> StepResult:
         """Take the next step of the episode."""
         if not self._episode_id:
             raise RuntimeError("step of a RemoteEnv before its reset, or after its close")
         number = self._num_steps + 1
-        body = {"request_id": uuid.uuid4().hex, "step": number, "action": wire.action_to_json(action)}
+        body = {"request_id": uuid.uuid4().hex, "step": number, "action": records.action_to_json(action)}
         answer = await self._ask("POST", f"/episodes/{self._episode_id}/step", body, f"step {number}")
         self._num_steps = number
         with self._wire_errors(f"step {number}"):
-            return self._counted(wire.result_from_json(answer.get("result")))
+            return self._counted(records.result_from_json(answer.get("result")))
 
     @contextmanager
     def _wire_errors(self, what: str) -> Iterator[None]:
@@ -146,13 +146,13 @@ class RemoteEnv(AgentEnv):
     async def _check_health(self) -> None:
         await self._ask("GET", "/health", None, "health check")
 
-    async def _ask(self, method: str, path: str, body: wire.Json | None, what: str) -> wire.Json:
+    async def _ask(self, method: str, path: str, body: records.Json | None, what: str) -> records.Json:
         """The answer to one request, which may take several attempts."""
         server, client = self._server, self._client
         if server is None or client is None:
             raise RuntimeError(f"{what} of a RemoteEnv that is closed")
         clock = asyncio.get_running_loop().time
-        content = None if body is None else wire.dumps(body)
+        content = None if body is None else records.dumps(body)
         patience = clock() + self._wait_seconds
         num_lost = 0
         pause = self._pause_seconds
@@ -186,9 +186,9 @@ class RemoteEnv(AgentEnv):
         url = self._url + path
         return await client.request(method, url, content=content, headers=self._headers, timeout=timeout)
 
-    def _read(self, answer: httpx.Response, body: wire.Json | None, what: str) -> wire.Json:
+    def _read(self, answer: httpx.Response, body: records.Json | None, what: str) -> records.Json:
         try:
-            value = wire.loads(answer.content)
+            value = records.loads(answer.content)
         except ValueError as error:
             raise _WrongAnswerError(f"HTTP {answer.status_code} and no JSON object: {answer.text[:200]!r}") from error
         if answer.status_code == 200:

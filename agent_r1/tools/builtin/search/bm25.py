@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.errors import DataError, MissingExtraError
-from agent_r1.tools.search.index import Hit, Progress, best, counted, hits, new_index, read_manifest
-from agent_r1.tools.search.passages import Passage, StoredPassages, write_passages
+from agent_r1.tools.builtin.search.index import Hit, Progress, best, counted, hits, new_index, read_manifest
+from agent_r1.tools.builtin.search.passages import Passage, StoredPassages, write_passages
 
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 WORD = rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+"

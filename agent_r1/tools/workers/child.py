@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.registry import open_recipe_package, recipe_folder
-from agent_r1.tools.answers import describe
-from agent_r1.tools.references import Reference
+from agent_r1.tools.results import describe
+from agent_r1.tools.workers.function_ref import Reference
 
 HEADER = struct.Struct("!Q")
 _MAX_TRACEBACK_CHARS = 20_000

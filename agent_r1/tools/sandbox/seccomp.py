@@ -8,7 +8,7 @@ refuses what gets around the limits of a sandbox (memory that belongs to no proc
 families that a network namespace does not cover, and parts of the kernel that no ordinary program needs. A call that is
 newer than this list does not exist as far as the program can see.
 
-The filter is assembled here, outside; `sandbox_child.py` only installs the bytes.
+The filter is assembled here, outside; `child.py` only installs the bytes.
 """
 
 from __future__ import annotations

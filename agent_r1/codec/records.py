@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from agent_r1.envs.wire_checks import WireError, each, flag, integers, mapping, number, optional, record, text
+from agent_r1.codec.checks import WireError, each, flag, integers, mapping, number, optional, record, text
 from agent_r1.types import Action, Message, Observation, StepResult, Task, ToolCall
 
 Json = dict[str, Any]

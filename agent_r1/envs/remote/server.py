@@ -32,11 +32,11 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
-from agent_r1.envs import wire
+from agent_r1.codec import records
+from agent_r1.codec.checks import WireError
 from agent_r1.envs.base import AgentEnv
-from agent_r1.envs.service_access import Access, AccessControl, make_access
-from agent_r1.envs.service_episodes import EnvFactory, EnvService, RefusedError, ServiceLimits
-from agent_r1.envs.wire_checks import WireError
+from agent_r1.envs.remote.access import Access, AccessControl, make_access
+from agent_r1.envs.remote.episodes import EnvFactory, EnvService, RefusedError, ServiceLimits
 from agent_r1.errors import ConfigError, MissingExtraError, UnknownNameError
 from agent_r1.registry import load_module, load_object
 
@@ -75,7 +75,7 @@ def create_app(service: EnvService, access: Access | None = None) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        return _answer(wire.dumps(service.health()))
+        return _answer(records.dumps(service.health()))
 
     @app.post("/episodes")
     async def begin(request: Request) -> Response:
@@ -93,7 +93,7 @@ def create_app(service: EnvService, access: Access | None = None) -> FastAPI:
 
 
 async def _serve_request(
-    request: Request, service: EnvService, call: Callable[[wire.Json], Awaitable[bytes]]
+    request: Request, service: EnvService, call: Callable[[records.Json], Awaitable[bytes]]
 ) -> Response:
     try:
         body = _parse(await _read_body(request, service.limits))
@@ -106,9 +106,9 @@ async def _serve_request(
         return Response(status_code=_CLIENT_IS_GONE)
 
 
-def _parse(content: bytes) -> wire.Json:
+def _parse(content: bytes) -> records.Json:
     try:
-        return wire.loads(content)
+        return records.loads(content)
     except WireError as error:
         raise RefusedError(400, "bad_request", str(error)[:1000]) from None
 
@@ -156,7 +156,7 @@ def _answer(content: bytes) -> Response:
 
 def _refusal(refused: RefusedError) -> Response:
     headers = {"Retry-After": "1"} if refused.status == 503 else None
-    content = wire.dumps(refused.body)
+    content = records.dumps(refused.body)
     return Response(content, status_code=refused.status, headers=headers, media_type="application/json")
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.chat import ChatRenderer, Prompt
+from agent_r1.codec.strict_json import read_json
 from agent_r1.constraints import unusable_parts
-from agent_r1.data import checked_messages, read_rows, wants_control_tokens
+from agent_r1.data.tasks import checked_messages, read_rows, wants_control_tokens
 from agent_r1.errors import DataError, report_problems
-from agent_r1.strict_json import read_json
 from agent_r1.types import Action, Message, Observation, TokenIds
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.errors import ConfigError, DataError, require_installed
-from agent_r1.tools.search.passages import Passage
+from agent_r1.tools.builtin.search.passages import Passage
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -55,11 +55,11 @@ def open_index(folder: Path) -> PassageIndex:
     """The index in a folder, of whatever kind it is."""
     kind = read_manifest(folder)["kind"]
     if kind == "bm25":
-        from agent_r1.tools.search.bm25 import BM25Index
+        from agent_r1.tools.builtin.search.bm25 import BM25Index
 
         return BM25Index.load(folder)
     if kind == "dense":
-        from agent_r1.tools.search.dense import DenseIndex
+        from agent_r1.tools.builtin.search.dense import DenseIndex
 
         return DenseIndex.load(folder)
     raise ConfigError(f"{folder} holds an index of kind '{kind}'; known are bm25 and dense")

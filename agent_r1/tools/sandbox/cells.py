@@ -1,6 +1,6 @@
 """The program the Python tool runs inside its sandbox: cells in, what they showed out.
 
-Like `sandbox_child.py` it travels as text and starts quickly because it imports little. A request is a Python literal
+Like `child.py` it travels as text and starts quickly because it imports little. A request is a Python literal
 on one line, `{"code": "1 + 1"}`; the report is one line of JSON, `{"status": "ok", "shown": "2"}`. What a cell prints
 goes to standard output as it comes.
 """

@@ -1,0 +1,1 @@
+"""JSON: strict reading and writing, and records as JSON and back."""

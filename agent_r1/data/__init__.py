@@ -1,0 +1,1 @@
+"""Rows of files as tasks, demonstrations, and the public files recipes are made from."""

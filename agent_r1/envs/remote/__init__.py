@@ -1,0 +1,1 @@
+"""Environments on a server: `agent-r1 env serve` and its client `RemoteEnv`."""

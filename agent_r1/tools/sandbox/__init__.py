@@ -1,0 +1,1 @@
+"""Running Python programs that nobody has read."""

@@ -1,0 +1,1 @@
+"""Calls in processes that can be killed, and in threads beside the event loop."""
