@@ -22,7 +22,7 @@ from agent_r1.tools import BaseTool, FunctionTool
 
 if TYPE_CHECKING:
     from agent_r1.checks import Report
-    from agent_r1.evaluation import Evaluation
+    from agent_r1.evaluation.evaluate import Evaluation
     from agent_r1.training.trainer import Summary
 
 

@@ -137,7 +137,7 @@ def plot(
 
     Example: agent-r1 plot runs/grpo runs/ppo --out curves.png --keys reward/success,eval/all/greedy
     """
-    from agent_r1.reports import draw_curves, read_runs, save_figure
+    from agent_r1.runs import draw_curves, read_runs, save_figure
 
     with _clear_errors():
         named = [key.strip() for key in (keys or "").split(",") if key.strip()]
@@ -155,7 +155,7 @@ def table(
     Example: agent-r1 table runs/grpo runs/ppo --md
     """
     from agent_r1.console import RunConsole
-    from agent_r1.reports import markdown_table, read_runs, table_rows
+    from agent_r1.runs import markdown_table, read_runs, table_rows
 
     with _clear_errors():
         read = read_runs(runs)

@@ -29,11 +29,12 @@ from torch import nn
 from workloads import Conversations, Request, complete_all, grpo_learner, multi_turn_experience
 
 from agent_r1.engines.local import LocalEngine
-from agent_r1.training.batch import Experience
-from agent_r1.training.compute import Compute, cpu_row_tokens
-from agent_r1.training.models import load_policy
-from agent_r1.training.rows import Packer, pack
-from agent_r1.training.trie import pack_tries
+from agent_r1.learner.compute import Compute, cpu_row_tokens
+from agent_r1.learner.experience import Experience
+from agent_r1.learner.packing.samples import Packer, pack
+from agent_r1.learner.packing.trie import pack_tries
+from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
+from agent_r1.models.load import load_policy
 
 CPU = torch.device("cpu")
 
@@ -93,7 +94,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["generation", "update"])
     chosen = parser.parse_args()
     console = Console(stderr=True)
-    policy = load_policy(chosen.model or str(smollm2_folder()), dtype="float32", device=CPU)
+    policy = load_policy(chosen.model or str(smollm2_folder()), dtype="float32", device=CPU, attention=TRIE_ATTENTION)
     vocabulary = int(policy.config.vocab_size)  # type: ignore[union-attr, arg-type]
     figures: dict[str, float] = {}
     if chosen.only != "update":

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_r1.chat import ChatRenderer
-from agent_r1.training.tiny_model import train_tokenizer
+from agent_r1.models.tiny import train_tokenizer
 from recipes.quickstart.shop import demonstration, draw_basket
 
 # In models this small threads only wait for each other. The variable is for the processes that tests start: a run and

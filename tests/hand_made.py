@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from agent_r1.algorithms import Credit, StepTable
+from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
 from agent_r1.config import AlgorithmConfig, OptimizerConfig
 from agent_r1.config.schema import CriticConfig, KLConfig
+from agent_r1.learner.compute import Compute
+from agent_r1.learner.credit import CreditedBatch, Models, assign_credit
+from agent_r1.learner.critics import AnyCritic, ClosedFormCritic, Critic, SharedCritic, TrainedCritic
+from agent_r1.learner.experience import CriticView, Experience, gather_experience
+from agent_r1.learner.learner import Learner
+from agent_r1.learner.packing.samples import Packer, pack
 from agent_r1.rewards import ProcessBalance, RewardShaping
-from agent_r1.training.algorithm import Algorithm, bind_algorithm
-from agent_r1.training.batch import CriticView, Experience, gather_experience
-from agent_r1.training.compute import Compute
-from agent_r1.training.credit import CreditedBatch, Models, assign_credit
-from agent_r1.training.critics import AnyCritic, ClosedFormCritic, Critic, SharedCritic, TrainedCritic
-from agent_r1.training.learner import Learner
-from agent_r1.training.rows import Packer, pack
 from agent_r1.types import Action, Episode, Group, Observation, Step, StopReason, Task, TokenIds, Trajectory
 
 CPU = torch.device("cpu")

@@ -17,10 +17,10 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.data.demonstrations import tokenise_conversation
 from agent_r1.data.tasks import read_rows
 from agent_r1.engines import ScriptedEngine
+from agent_r1.models.tiny import build_tiny_model, train_tokenizer
 from agent_r1.registry import recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.training.preflight import Plan, make_plan
-from agent_r1.training.tiny_model import build_tiny_model, train_tokenizer
+from agent_r1.training.plan import Plan, make_plan
 from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
 
 ROOT = Path(__file__).parents[1]

@@ -17,15 +17,15 @@ from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
 from agent_r1.engines.local import LocalEngine
-from agent_r1.engines.local.attention_features import check_attention, layer_windows, refuse_features
 from agent_r1.errors import ConfigError, EngineError
-from agent_r1.training.compute import Compute
-from agent_r1.training.head import check_head
-from agent_r1.training.models import load_policy
-from agent_r1.training.rows import Packer, Sample, pack
-from agent_r1.training.scoring import score, score_all
-from agent_r1.training.trie import iter_tries
-from agent_r1.training.visibility import TRIE_ATTENTION
+from agent_r1.learner.compute import Compute
+from agent_r1.learner.packing.samples import Packer, Sample, pack
+from agent_r1.learner.packing.trie import iter_tries
+from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
+from agent_r1.learner.scoring import score, score_all
+from agent_r1.models.attention_features import check_attention, layer_windows, refuse_features
+from agent_r1.models.lm_head import check_head
+from agent_r1.models.load import load_policy
 from agent_r1.types import SamplingParams, TokenIds
 from tests.test_engine_architectures import ARCHITECTURES, MIXED, SHAPE, plain_logits, plain_logprobs, random_prompt
 
@@ -232,7 +232,7 @@ def test_a_model_with_a_feature_that_is_not_applied_is_refused_by_name(case: str
     if case != "an unheard window":  # that one does not survive its folder
         model.save_pretrained(tmp_path)
         with pytest.raises(ConfigError, match=message):
-            load_policy(str(tmp_path), dtype="float32", device=CPU)
+            load_policy(str(tmp_path), dtype="float32", device=CPU, attention=TRIE_ATTENTION)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -267,7 +267,7 @@ def test_a_folder_with_capped_scores_is_loaded_with_its_cap(tmp_path: Path) -> N
     model = Gemma2ForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
     model.set_attn_implementation("eager")
-    policy = load_policy(str(tmp_path), dtype="float32", device=CPU)
+    policy = load_policy(str(tmp_path), dtype="float32", device=CPU, attention=TRIE_ATTENTION)
     ids = random_prompt(1, 45)
     torch.testing.assert_close(plain_logits(policy, ids), plain_logits(model, ids), atol=1e-4, rtol=1e-4)  # type: ignore[arg-type]
 

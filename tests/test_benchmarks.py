@@ -17,10 +17,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_r1.engines.local.fused import fuse_projections
 from agent_r1.errors import DataError
-from agent_r1.training.rows import Sample
-from agent_r1.training.trie import pack_tries
+from agent_r1.learner.packing.samples import Sample
+from agent_r1.learner.packing.trie import pack_tries
+from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, which import each other by name

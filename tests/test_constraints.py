@@ -31,13 +31,13 @@ from agent_r1.constraints import (
 )
 from agent_r1.envs import AgentEnv, as_step_result, context_policies, env_limits
 from agent_r1.errors import ConfigError
+from agent_r1.models.load import choose_device
 from agent_r1.registry import Registry, recipe_folder
 from agent_r1.rewards import NORMALISATIONS
+from agent_r1.runs.tracking import NOT_FINITE, JsonlTracker
 from agent_r1.tools import BaseTool
 from agent_r1.tools.results import as_result
-from agent_r1.tracking import NOT_FINITE, JsonlTracker
-from agent_r1.training.models import choose_device
-from agent_r1.training.preflight import make_plan
+from agent_r1.training.plan import make_plan
 from agent_r1.types import StepResult
 from tests.tiny_runs import tiny_overrides
 

@@ -28,7 +28,7 @@ from agent_r1.envs.context import context_policies, num_characters, without_thin
 from agent_r1.errors import ConfigError, EpisodeError, UnknownNameError
 from agent_r1.flows import AgentEnvLoop
 from agent_r1.rollout import choose_env
-from agent_r1.rollout.recorder import read_trajectories, write_trajectories
+from agent_r1.runs.trajectories import read_trajectories, write_trajectories
 from agent_r1.tools import FunctionTool
 from agent_r1.types import Action, Episode, Group, Observation, StepResult, StopReason, Task, ToolCall, Trajectory
 from tests.test_envs_and_flows import DONE, ListEnv, call_text, context_of, going_on, reply, script

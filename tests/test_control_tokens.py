@@ -26,11 +26,11 @@ from agent_r1.data.tasks import load_tasks
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import ChatTemplateError, DataError
+from agent_r1.learner.experience import CriticView
+from agent_r1.models.tiny import CHAT_TEMPLATE
 from agent_r1.rewards.outcome import no_outcome_reward
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.tools import tool
-from agent_r1.training.batch import CriticView
-from agent_r1.training.tiny_model import CHAT_TEMPLATE
 from agent_r1.types import Action, Message, Observation, SamplingParams, Task, TokenIds, ToolCall
 from tests.test_bridge import NUMBERED
 from tests.test_chat import (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_r1.engines.local.cpu_linear import SteadyLinear, steady_linear, use_steady_products
+from agent_r1.engines.local.cpu.linear import SteadyLinear, steady_linear, use_steady_products
 
 ROWS = (16, 32, 48, 64, 128, 192, 208, 1024)
 WIDE = (1536, 576)

@@ -18,22 +18,22 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import agent_r1
 from agent_r1.algorithms import Credit
+from agent_r1.algorithms.algorithm import bind_algorithm
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import AlgorithmConfig, OptimizerConfig
 from agent_r1.config.schema import CriticConfig
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError
+from agent_r1.learner import learner as learner_module
+from agent_r1.learner.credit import CreditedBatch
+from agent_r1.learner.critics import VALUE_REACH, ClosedFormCritic, Critic, SharedCritic, TrainedCritic
+from agent_r1.learner.critics import make_critic as make_critic_of_kind
+from agent_r1.learner.experience import CriticView, Experience
+from agent_r1.learner.learner import Learner
+from agent_r1.learner.packing.samples import MicroBatch, Sample, pack
+from agent_r1.learner.scoring import score, value
 from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories
-from agent_r1.training import learner as learner_module
-from agent_r1.training.algorithm import bind_algorithm
-from agent_r1.training.batch import CriticView, Experience
-from agent_r1.training.credit import CreditedBatch
-from agent_r1.training.critics import VALUE_REACH, ClosedFormCritic, Critic, SharedCritic, TrainedCritic
-from agent_r1.training.critics import make_critic as make_critic_of_kind
-from agent_r1.training.learner import Learner
-from agent_r1.training.rows import MicroBatch, Sample, pack
-from agent_r1.training.scoring import score, value
 from agent_r1.types import Action, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
 from tests.hand_made import (
     CPU,

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_r1.training.compute import Compute
-from agent_r1.training.flex_tiles import LARGE_BLOCK, SMALL_BLOCK, block_tokens, small_tiles_are_chosen, tiles
-from agent_r1.training.models import compile_layers
-from agent_r1.training.rows import Packer, Sample, pack
-from agent_r1.training.scoring import score
-from agent_r1.training.trie import pack_tries
-from agent_r1.training.visibility import TRIE_ATTENTION
+from agent_r1.learner.compute import Compute
+from agent_r1.learner.packing.flex_tiles import LARGE_BLOCK, SMALL_BLOCK, block_tokens, small_tiles_are_chosen, tiles
+from agent_r1.learner.packing.samples import Packer, Sample, pack
+from agent_r1.learner.packing.trie import pack_tries
+from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
+from agent_r1.learner.scoring import score
+from agent_r1.models.load import compile_layers
 from tests.hand_made import random_ids
 
 pytestmark = [
@@ -96,7 +96,7 @@ def test_the_gradient_of_tries_is_that_of_padded_rows(
 def test_narrow_heads_in_half_precision_get_small_blocks(
     monkeypatch: pytest.MonkeyPatch, head_size: int, block: int
 ) -> None:
-    monkeypatch.setattr("agent_r1.training.flex_tiles.small_tiles_are_chosen", lambda: True)
+    monkeypatch.setattr("agent_r1.learner.packing.flex_tiles.small_tiles_are_chosen", lambda: True)
     config = small_llama(head_size).config
     assert block_tokens(config) == LARGE_BLOCK  # nothing is in half precision here
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
@@ -160,9 +160,9 @@ def test_tries_learn_after_plain_rows_were_compiled_in_the_same_process() -> Non
     script = (
         "import torch\n"
         "from functools import partial\n"
-        "from agent_r1.training.models import compile_layers\n"
-        "from agent_r1.training.rows import pack\n"
-        "from agent_r1.training.trie import pack_tries\n"
+        "from agent_r1.models.load import compile_layers\n"
+        "from agent_r1.learner.packing.samples import pack\n"
+        "from agent_r1.learner.packing.trie import pack_tries\n"
         "from tests.test_cuda_training import gradient, small_llama\n"
         "policy = small_llama(64).to('cuda')\n"
         "compile_layers(policy.get_decoder())\n"

@@ -28,11 +28,11 @@ from transformers import (
 )
 
 from agent_r1.engines.local import LocalEngine
-from agent_r1.engines.local.fused import fuse_projections
 from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import ModelRunner
 from agent_r1.engines.local.scheduler import Scheduler
 from agent_r1.errors import EngineError
+from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.types import Completion, SamplingParams, TokenIds
 
 SHAPE: dict[str, Any] = {

@@ -17,7 +17,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from agent_r1.engines.local import LocalEngine, cuda_runner
+from agent_r1.engines.local import LocalEngine
+from agent_r1.engines.local.cuda import runner as cuda_runner
 from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import Drawing, Drawn, ModelRunner
 from agent_r1.engines.local.scheduler import Chunk

@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_r1.engines.local import LocalEngine
 from agent_r1.engines.local.blocks import BlockPool
-from agent_r1.engines.local.memory import kv_blocks
-from agent_r1.engines.local.radix import ROOT, PrefixCache
+from agent_r1.engines.local.kv_cache import kv_blocks
+from agent_r1.engines.local.prefix_cache import ROOT, PrefixCache
 from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.scheduler import Scheduler
 from agent_r1.errors import EngineError

@@ -16,7 +16,7 @@ import pytest
 from agent_r1.config import load_config
 from agent_r1.envs import context_policies, env_limits
 from agent_r1.registry import Registry, recipe_folder
-from agent_r1.training.preflight import make_env
+from agent_r1.training.plan import make_env
 from agent_r1.types import Task
 from tests.tiny_runs import RECIPE, tiny_overrides
 

@@ -18,8 +18,8 @@ from agent_r1.cli import app
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import UnknownNameError
-from agent_r1.evaluation import Evaluation, choose_panel, evaluate
-from agent_r1.metrics import interval
+from agent_r1.evaluation.evaluate import Evaluation, choose_panel, evaluate
+from agent_r1.evaluation.metrics import interval
 from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories, write_trajectories
 from agent_r1.tools import FunctionTool
 from agent_r1.types import Completion, Episode, Observation, SamplingParams, Task

@@ -36,14 +36,14 @@ from agent_r1.errors import (
     RunLockedError,
     StorageError,
 )
-from agent_r1.evaluation import evaluate
-from agent_r1.metrics import rollout_metrics
+from agent_r1.evaluation.evaluate import evaluate
+from agent_r1.evaluation.metrics import rollout_metrics
+from agent_r1.learner.experience import Experience
+from agent_r1.learner.learner import Learner
 from agent_r1.rewards import RewardFunction, in_workers
 from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories, write_trajectories
+from agent_r1.runs.tracking import JsonlTracker, read_metrics
 from agent_r1.tools import ToolRunner, tool, tool_runner
-from agent_r1.tracking import JsonlTracker, read_metrics
-from agent_r1.training.batch import Experience
-from agent_r1.training.learner import Learner
 from agent_r1.training.stopping import RunInterrupted
 from agent_r1.types import Action, Episode, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
 from tests import foreign_code

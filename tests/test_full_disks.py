@@ -22,13 +22,14 @@ from agent_r1.config import Config
 from agent_r1.config.schema import LoraConfig
 from agent_r1.errors import StorageError
 from agent_r1.files import atomic_write, free_bytes, size_in_words, write_atomically
-from agent_r1.tracking import JsonlTracker, read_metrics
-from agent_r1.training.checkpoint import list_checkpoints, save_checkpoint, stored_bytes
-from agent_r1.training.critics import Critic
-from agent_r1.training.disk_room import checkpoint_bytes, shortage_foreseen
-from agent_r1.training.lora import add_adapters
-from agent_r1.training.models import export_model
-from agent_r1.training.run_folder import RunFolder
+from agent_r1.learner.critics import Critic
+from agent_r1.models.export import export_model, stored_bytes
+from agent_r1.models.lora import add_adapters
+from agent_r1.runs.checkpoints import list_checkpoints
+from agent_r1.runs.folder import RunFolder
+from agent_r1.runs.tracking import JsonlTracker, read_metrics
+from agent_r1.training.checkpoints.files import save_checkpoint
+from agent_r1.training.disk_space import checkpoint_bytes, shortage_foreseen
 from tests.full_disks import files_of_at_most, half_written, small_disk
 from tests.hand_made import TOKEN_GAE, experience_of, make_learner, random_group
 from tests.test_checkpoints import load_latest

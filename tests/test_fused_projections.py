@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from agent_r1.engines.local.fused import fuse_projections
+from agent_r1.models.fused_projections import fuse_projections
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50,

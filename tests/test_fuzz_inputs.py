@@ -21,7 +21,7 @@ from agent_r1.data.demonstrations import load_demonstrations
 from agent_r1.data.tasks import COLUMNS
 from agent_r1.errors import AgentR1Error
 from agent_r1.registry import recipe_folder
-from agent_r1.training.preflight import first_observation, make_plan
+from agent_r1.training.plan import first_observation, make_plan
 from tests.fuzzing import CASES, fuzz_settings
 from tests.tiny_runs import RECIPE, tiny_overrides
 

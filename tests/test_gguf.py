@@ -21,7 +21,7 @@ from agent_r1.chat.tools_as_text import knows_tools
 from agent_r1.cli import app
 from agent_r1.config import load_config, presets
 from agent_r1.errors import ConfigError, UnknownNameError
-from agent_r1.training.gguf import convert_gguf, gguf_folder, make_smollm2
+from agent_r1.models.gguf import convert_gguf, gguf_folder, make_smollm2
 from agent_r1.types import Message, Observation
 from tests.test_chat import CALL_TEXT, OTHER_TOOL, QUESTION, TOOL, after, decode, said
 from tests.tiny_runs import RECIPE, tiny_overrides
@@ -288,7 +288,7 @@ def test_a_template_is_replaced_only_where_it_shows_no_tools_and_the_model_speak
 def test_the_preset_is_chosen_on_the_command_line(cache: Path) -> None:
     config = load_config(RECIPE, ["model=smollm2", "trainer.steps=3"])
     assert config.model.path == str(cache / "smollm2-135m-instruct")
-    assert config.model.prepare == "agent_r1.training.gguf:make_smollm2"
+    assert config.model.prepare == "agent_r1.models.gguf:make_smollm2"
     assert config.trainer.steps == 3
 
 

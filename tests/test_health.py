@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 import agent_r1
 from agent_r1.algorithms import aggregations, corrections, estimators, policy_losses
+from agent_r1.algorithms.algorithm import bind_algorithm
 from agent_r1.config import AlgorithmConfig
 from agent_r1.config.compose import OPEN_KEYS, known_keys
-from agent_r1.health import WINDOW, HealthMonitor
+from agent_r1.evaluation.health import WINDOW, HealthMonitor
 from agent_r1.registry import Registry
-from agent_r1.training.algorithm import bind_algorithm
 from agent_r1.types import Episode, Task
 from tests.tiny_runs import tiny_overrides
 

@@ -30,11 +30,11 @@ from agent_r1.data.tasks import load_tasks, read_rows
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import History, make_policy
 from agent_r1.errors import ConfigError, DataError, UnknownNameError
+from agent_r1.models.tiny import train_tokenizer
 from agent_r1.registry import load_module, recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.tools import BaseTool
-from agent_r1.training.preflight import make_env, make_plan
-from agent_r1.training.tiny_model import train_tokenizer
+from agent_r1.training.plan import make_env, make_plan
 from agent_r1.types import SamplingParams, Task, Trajectory
 from recipes.hotpotqa import reward_fn
 from recipes.hotpotqa.demonstrations import Search, can_be_read, is_named, plan_searches, shown_titles

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent_r1.engines.local import kernels
-from agent_r1.engines.local.kernels import decode_attention, prefill_attention, write_kv
-from agent_r1.engines.local.launches import Launch, decode_launch
+from agent_r1.engines.local.cuda import attention_kernels as kernels
+from agent_r1.engines.local.cuda.attention_kernels import decode_attention, prefill_attention, write_kv
+from agent_r1.engines.local.cuda.launch_config import Launch, decode_launch
 from agent_r1.errors import EngineError
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None

@@ -25,13 +25,14 @@ from agent_r1.config import OptimizerConfig
 from agent_r1.config.schema import CriticConfig, KLConfig
 from agent_r1.data.demonstrations import DemonstrationRow
 from agent_r1.errors import ConfigError, DivergenceError
-from agent_r1.training.critics import Critic, SharedCritic
-from agent_r1.training.learner import CRITIC_UPDATES, Learner
-from agent_r1.training.models import load_policy
-from agent_r1.training.optimize import guarded_step
-from agent_r1.training.rows import Sample, pack
-from agent_r1.training.scoring import score, score_all, value_of_states
-from agent_r1.training.warm_start import fit_demonstrations
+from agent_r1.learner.critics import Critic, SharedCritic
+from agent_r1.learner.imitation import fit_demonstrations
+from agent_r1.learner.learner import CRITIC_UPDATES, Learner
+from agent_r1.learner.optimizer import guarded_step
+from agent_r1.learner.packing.samples import Sample, pack
+from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
+from agent_r1.learner.scoring import score, score_all, value_of_states
+from agent_r1.models.load import load_policy
 from agent_r1.types import Episode, StopReason, Task, TokenIds
 from tests.hand_made import (
     CPU,
@@ -806,7 +807,7 @@ def test_a_loaded_model_scores_the_same_twice_even_if_its_configuration_has_drop
     )
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(tmp_path)
-    policy = load_policy(str(tmp_path), dtype="float32", device=CPU)
+    policy = load_policy(str(tmp_path), dtype="float32", device=CPU, attention=TRIE_ATTENTION)
     sample = [Sample.of_step(tuple(range(20)), (20, 21))]
     first, second = (score_all(policy, sample, rows_on_cpu()) for _ in range(2))
     assert first.tolist() == second.tolist()
@@ -814,7 +815,7 @@ def test_a_loaded_model_scores_the_same_twice_even_if_its_configuration_has_drop
 
 def test_a_model_that_is_not_there_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        load_policy(str(tmp_path / "nothing"), dtype="float32", device=CPU)
+        load_policy(str(tmp_path / "nothing"), dtype="float32", device=CPU, attention=TRIE_ATTENTION)
 
 
 CONVERSATIONS = [

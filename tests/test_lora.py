@@ -20,13 +20,14 @@ from agent_r1.config import load_config
 from agent_r1.config.schema import KLConfig, LoraConfig
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import CheckpointError, ConfigError
+from agent_r1.learner.critics import Critic, SharedCritic
+from agent_r1.learner.scoring import score_all
+from agent_r1.models.export import export_model
+from agent_r1.models.load import checkpoint_layers
+from agent_r1.models.lora import adapters_off, add_adapters, find_targets, merged_weights, restore_state, saved_state
 from agent_r1.registry import recipe_folder
-from agent_r1.training.critics import Critic, SharedCritic
-from agent_r1.training.lora import adapters_off, add_adapters, find_targets, merged_weights, restore_state, saved_state
-from agent_r1.training.models import checkpoint_layers, export_model
-from agent_r1.training.preflight import check_model, make_plan
+from agent_r1.training.plan import check_model, make_plan
 from agent_r1.training.run import _models, load_parts
-from agent_r1.training.scoring import score_all
 from agent_r1.types import Completion, SamplingParams
 from tests.conftest import tiny_config
 from tests.hand_made import (

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 import agent_r1
+from agent_r1.algorithms.algorithm import bind_algorithm
 from agent_r1.config import AlgorithmConfig, load_config
 from agent_r1.config.schema import KLConfig
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import ConfigError
+from agent_r1.learner.learner import Learner
 from agent_r1.rollout import Rollout
 from agent_r1.tools import ToolRunner
-from agent_r1.training.algorithm import bind_algorithm
-from agent_r1.training.learner import Learner
 from agent_r1.training.run import Parts, _models
 from agent_r1.types import Trajectory
 from tests.hand_made import (

@@ -12,7 +12,7 @@ import pytest
 import agent_r1
 from agent_r1.checks.rows import answer_episode, gold_result
 from agent_r1.errors import DataError, EpisodeError
-from agent_r1.metrics import majority
+from agent_r1.evaluation.metrics import majority
 from agent_r1.rewards import RewardFunction, Score, in_workers, reward_functions, score_episode
 from agent_r1.scaffold.templates.common import reward_fn as scaffold
 from agent_r1.tools.workers.pool import WorkerPool

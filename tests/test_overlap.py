@@ -23,6 +23,7 @@ from transformers import LlamaForCausalLM
 
 import agent_r1
 from agent_r1.algorithms import LossInputs, TokenLosses, policy_losses
+from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
 from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import AlgorithmConfig, Config
@@ -32,14 +33,13 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.engines.local import LocalEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import AgentR1Error, ConfigError, RolloutsFailingError
-from agent_r1.health import HealthMonitor
+from agent_r1.evaluation.health import HealthMonitor
 from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories
+from agent_r1.rollout.collector import Collected, Collector
+from agent_r1.rollout.overlapping import can_wait, make_collector
+from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.seeds import mix_seed, unit_float
-from agent_r1.training.algorithm import Algorithm, bind_algorithm
-from agent_r1.training.checkpoint import list_checkpoints
-from agent_r1.training.collect import Collected, Collector
-from agent_r1.training.overlap import can_wait, make_collector
-from agent_r1.training.preflight import Plan, make_plan
+from agent_r1.training.plan import Plan, make_plan
 from agent_r1.training.trainer import make_shaping
 from agent_r1.types import (
     Action,

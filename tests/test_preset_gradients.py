@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from agent_r1.algorithms import LossInputs, StepTable
+from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
 from agent_r1.config import load_config, presets
-from agent_r1.training.algorithm import Algorithm, bind_algorithm
 from agent_r1.types import Observation
 
 PRESETS = sorted(presets("algorithm"))

@@ -19,11 +19,10 @@ import agent_r1
 from agent_r1.cli import app
 from agent_r1.config import Config, config_differences
 from agent_r1.errors import AgentR1Error, CheckpointError, DataError
-from agent_r1.reports import read_runs
-from agent_r1.tracking import read_metrics
-from agent_r1.training import fingerprints
-from agent_r1.training.checkpoint import list_checkpoints
-from agent_r1.training.fingerprints import fingerprint, model_fingerprints
+from agent_r1.runs import fingerprints, read_runs
+from agent_r1.runs.checkpoints import list_checkpoints
+from agent_r1.runs.fingerprints import fingerprint, model_fingerprints
+from agent_r1.runs.tracking import read_metrics
 from tests.conftest import tiny_config
 from tests.test_runs import same_weights, score_variety
 from tests.tiny_runs import tiny_overrides

@@ -18,10 +18,10 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv, ToolEnv
 from agent_r1.errors import RolloutsFailingError, UnknownNameError
-from agent_r1.evaluation import Evaluation, evaluate
+from agent_r1.evaluation.evaluate import Evaluation, evaluate
+from agent_r1.evaluation.metrics import best_of, majority, rollout_metrics
 from agent_r1.files import write_atomically
 from agent_r1.flows import AgentFlowBase
-from agent_r1.metrics import best_of, majority, rollout_metrics
 from agent_r1.rewards import RewardFunction, reward_functions, score_episode
 from agent_r1.rollout import Rollout, RolloutLimits, choose_env, read_trajectories, write_trajectories
 from agent_r1.tools import FunctionTool

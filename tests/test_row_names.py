@@ -17,7 +17,7 @@ from agent_r1.registry import recipe_folder
 from agent_r1.rollout import choose_env
 from agent_r1.tools import BaseTool, PythonTool, ToolContext, ToolEntry, ToolPolicy, ToolResponse, tool, tools_of_row
 from agent_r1.tools.base import ToolResult
-from agent_r1.training.preflight import Plan, make_plan
+from agent_r1.training.plan import Plan, make_plan
 from agent_r1.types import Action, Observation, StepResult, Task
 from tests.tiny_runs import tiny_overrides
 

@@ -21,16 +21,16 @@ from typer.testing import CliRunner
 import agent_r1
 from agent_r1.cli import app
 from agent_r1.errors import ConfigError, RunLockedError
-from agent_r1.training import run_lock
-from agent_r1.training.run_lock import STALE_SECONDS, FolderLock, lock_folder
-from agent_r1.training.run_names import name_problem
+from agent_r1.runs import lock as run_lock
+from agent_r1.runs.lock import STALE_SECONDS, FolderLock, lock_folder
+from agent_r1.runs.names import name_problem
 from tests.test_runs import ROOT, score_variety
 from tests.tiny_runs import tiny_overrides
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from agent_r1.training.run_lock import lock_folder
+from agent_r1.runs.lock import lock_folder
 with lock_folder(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from agent_r1.engines.local.cuda.sampling_kernels import DrawResults, DrawSettings, advance, draw
 from agent_r1.engines.local.sampling import sample, uniforms
-from agent_r1.engines.local.sampling_kernels import DrawResults, DrawSettings, advance, draw
 from agent_r1.types import SamplingParams
 
 CUDA = torch.cuda.is_available()

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import agent_r1
-from agent_r1.training import learner as learner_module
-from agent_r1.training import warm_start
-from agent_r1.training.checkpoint import list_checkpoints
-from agent_r1.training.learner import Learner
+from agent_r1.learner import imitation
+from agent_r1.learner import learner as learner_module
+from agent_r1.learner.learner import Learner
+from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.training.stopping import RunInterrupted
 from tests.test_runs import ROOT, same_weights, score_variety
 from tests.tiny_runs import tiny_overrides, write_tasks
@@ -211,8 +211,8 @@ def test_a_signal_during_a_warm_start_says_that_it_starts_over(
 ) -> None:
     row = {"messages": [{"role": "user", "content": "2 egg?"}, {"role": "assistant", "content": "6"}]}
     (tmp_path / "demonstrations.jsonl").write_text(json.dumps(row) + "\n")
-    stepping = calling(warm_start.guarded_step, 3, lambda: send(signal.SIGHUP))
-    monkeypatch.setattr(warm_start, "guarded_step", stepping)
+    stepping = calling(imitation.guarded_step, 3, lambda: send(signal.SIGHUP))
+    monkeypatch.setattr(imitation, "guarded_step", stepping)
     with pytest.raises(RunInterrupted, match="A warm start has no checkpoints"):
         agent_r1.sft(*run, f"sft.data=[{tmp_path}/demonstrations.jsonl]", quiet=True)
     assert not list(tmp_path.glob(".*.lock"))
@@ -346,7 +346,7 @@ def paid(task, episode):
     return score_variety(task, episode)
 reward_functions.add("paid", paid)
 if "HANG" in os.environ:
-    from agent_r1.training.learner import Learner
+    from agent_r1.learner.learner import Learner
     def hang(learner, experience, *, step):
         print("updating", flush=True)
         while True:

@@ -9,10 +9,10 @@ import pytest
 
 from agent_r1.config import Config, load_config
 from agent_r1.errors import DataError
-from agent_r1.training.tiny_model import make_warm_start
+from agent_r1.training.tiny_start import make_warm_start
 from tests.tiny_runs import write_tasks
 
-MODEL = "agent_r1.training.tiny_model:make_warm_start"
+MODEL = "agent_r1.training.tiny_start:make_warm_start"
 
 
 def warm_config(folder: Path, *overrides: str) -> Config:

@@ -28,14 +28,14 @@ from transformers import (
 
 from agent_r1.config.schema import CriticConfig
 from agent_r1.errors import ConfigError
-from agent_r1.training.compute import Compute
-from agent_r1.training.critics import Critic
-from agent_r1.training.head import action_scores
-from agent_r1.training.models import checkpoint_layers
-from agent_r1.training.rows import MicroBatch, Packer, Sample, pack
-from agent_r1.training.scoring import hidden_before, score_all, value_of_states
-from agent_r1.training.trie import TrieRow, build_rows, iter_tries, pack_tries
-from agent_r1.training.visibility import block_mask, dense_mask
+from agent_r1.learner.compute import Compute
+from agent_r1.learner.critics import Critic
+from agent_r1.learner.packing.samples import MicroBatch, Packer, Sample, pack
+from agent_r1.learner.packing.trie import TrieRow, build_rows, iter_tries, pack_tries
+from agent_r1.learner.packing.trie_attention import block_mask, dense_mask
+from agent_r1.learner.scoring import hidden_before, score_all, value_of_states
+from agent_r1.models.lm_head import action_scores
+from agent_r1.models.load import checkpoint_layers
 from agent_r1.types import TokenIds, Trajectory
 from tests.hand_made import (
     CPU,
@@ -163,7 +163,7 @@ def sorted_samples(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         numbers.append(len(chosen))
         return build_rows(samples, chosen, row_tokens=row_tokens)
 
-    monkeypatch.setattr("agent_r1.training.trie.build_rows", counted)
+    monkeypatch.setattr("agent_r1.learner.packing.trie.build_rows", counted)
     return numbers
 
 
@@ -350,7 +350,7 @@ def test_a_group_of_long_episodes_costs_a_fraction_of_its_padded_rows(policy: Ll
 def test_the_chunked_head_equals_the_plain_one_forward_and_backward(
     name: str, chunk_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_r1.training.head.CHUNK_LOGITS", {"cpu": chunk_logits})
+    monkeypatch.setattr("agent_r1.models.lm_head.CHUNK_LOGITS", {"cpu": chunk_logits})
     torch.manual_seed(0)
     model = sharpened(ARCHITECTURES[name]()).eval()
     ids = torch.randint(1, 97, (3, 15), generator=torch.Generator().manual_seed(0))

@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from agent_r1.algorithms.algorithm import bind_algorithm
 from agent_r1.config import AlgorithmConfig, load_config, presets
 from agent_r1.config.schema import CriticConfig
 from agent_r1.errors import ConfigError
+from agent_r1.learner.critics import make_critic
+from agent_r1.learner.experience import CriticView, gather_experience
 from agent_r1.rewards import ProcessBalance, RewardShaping
-from agent_r1.training.algorithm import bind_algorithm
-from agent_r1.training.batch import CriticView, gather_experience
-from agent_r1.training.critics import make_critic
 from agent_r1.types import Group, StopReason, Task, Trajectory
 from tests.hand_made import TOKEN_GAE, credited, experience_of, make_learner, make_step, make_trajectory, sharpened
 

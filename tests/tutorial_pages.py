@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"(?<![\w/.])-?\d+(?:\.\d+)?(?:e-?\d+)?(?![\w/])")  # 3/8 i
 # takes longer than most of them.
 _ZYGOTE = """
 import json, os, runpy, sys, traceback
-import torch, transformers, agent_r1.api, agent_r1.cli, agent_r1.training.tiny_model
+import torch, transformers, agent_r1.api, agent_r1.cli, agent_r1.models.tiny
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 torch.set_num_threads(1)
 

@@ -27,7 +27,7 @@ from agent_r1.errors import AgentR1Error, RolloutsFailingError
 from agent_r1.findings import Finding
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.tools.check import check_tool
-from agent_r1.training.preflight import (
+from agent_r1.training.plan import (
     Plan,
     check_model,
     context_length,

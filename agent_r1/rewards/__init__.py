@@ -1,6 +1,5 @@
 """Rewards: outcome functions, process rewards and their balance, text matching."""
 
-from agent_r1.rewards.killable import Workers, in_workers
 from agent_r1.rewards.matching import (
     accepted_answers,
     exact_match,
@@ -23,10 +22,12 @@ from agent_r1.rewards.outcome import (
     score_episode,
 )
 from agent_r1.rewards.process import NORMALISATIONS, ProcessBalance
-from agent_r1.rewards.shaping import RewardShaping, ShapedRewards, overlong_penalty
+from agent_r1.rewards.shaping import SPREAD_TOLERANCE, RewardShaping, ShapedRewards, overlong_penalty, returns_differ
+from agent_r1.rewards.workers import Workers, in_workers
 
 __all__ = [
     "NORMALISATIONS",
+    "SPREAD_TOLERANCE",
     "ProcessBalance",
     "RewardFunction",
     "RewardShaping",
@@ -47,6 +48,7 @@ __all__ = [
     "number_matches",
     "number_text",
     "overlong_penalty",
+    "returns_differ",
     "reward_functions",
     "row_problem",
     "same_text",

@@ -8,6 +8,17 @@ from dataclasses import dataclass
 from agent_r1.rewards.process import ProcessBalance
 from agent_r1.types import Group, Trajectory
 
+SPREAD_TOLERANCE = 1e-6
+"""Returns of a group that differ by less than this, relative to their size (or to 1 if they are smaller), are equal."""
+
+
+def returns_differ(returns: Sequence[float]) -> bool:
+    """At least two members of a group earned different returns: (1, 1, 0) do, (1, 1) and (1,) do not."""
+    if len(returns) < 2:
+        return False
+    lowest, highest = min(returns), max(returns)
+    return highest - lowest > SPREAD_TOLERANCE * max(abs(lowest), abs(highest), 1.0)
+
 
 def overlong_penalty(num_tokens: int, *, max_tokens: int, fraction: float) -> float:
     """DAPO's soft penalty for an action near its token limit (Yu et al. 2025, arXiv:2503.14476).

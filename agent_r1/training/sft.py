@@ -20,18 +20,19 @@ from agent_r1.console import RunConsole
 from agent_r1.data.demonstrations import load_demonstrations
 from agent_r1.errors import ConfigError
 from agent_r1.files import write_atomically
-from agent_r1.training import fingerprints
-from agent_r1.training.compute import make_compute
-from agent_r1.training.device_memory import shortage_explained
-from agent_r1.training.export import export_policy
-from agent_r1.training.lora import add_adapters
-from agent_r1.training.models import choose_device, load_policy
-from agent_r1.training.preflight import check_model, make_plan, prepare_model
-from agent_r1.training.run_folder import RunFolder, locked_run, open_run, open_trackers
-from agent_r1.training.run_lock import FolderLock, lock_folder
-from agent_r1.training.run_names import check_reads_outside
+from agent_r1.learner.compute import make_compute
+from agent_r1.learner.imitation import fit_demonstrations
+from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
+from agent_r1.models.export import export_policy
+from agent_r1.models.load import choose_device, load_policy
+from agent_r1.models.lora import add_adapters
+from agent_r1.runs import fingerprints
+from agent_r1.runs.folder import RunFolder, locked_run, open_run, open_trackers
+from agent_r1.runs.lock import FolderLock, lock_folder
+from agent_r1.runs.names import check_reads_outside
+from agent_r1.training.oom import shortage_explained
+from agent_r1.training.plan import check_model, make_plan, prepare_model
 from agent_r1.training.stopping import stop_signals
-from agent_r1.training.warm_start import fit_demonstrations
 from agent_r1.training.weight_growth import WeightGrowth
 
 _MADE_OF = "demonstrations.sha256"
@@ -60,7 +61,11 @@ def _tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     folder, _ = open_run(replace(config, run=replace(config.run, resume="never")), say=console.say, lock=lock)
     device = choose_device(config.trainer.device)
     policy = load_policy(
-        config.model.path, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
+        config.model.path,
+        dtype=config.model.dtype,
+        device=device,
+        attention=TRIE_ATTENTION,
+        trust_remote_code=config.model.trust_remote_code,
     )
     if config.model.lora.rank:
         add_adapters(policy, config.model.lora, seed=config.trainer.seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent_r1.config import Config
 from agent_r1.files import write_atomically
-from agent_r1.training import tiny_model
+from agent_r1.training import tiny_start
 
 from .shop import demonstration, draw_basket, json_lines, task_row
 
@@ -28,4 +28,4 @@ def make_warm_start(config: Config) -> None:
     demonstrations = Path(config.model.path).parent.with_name("quickstart_data") / "demonstrations.jsonl"
     rows = (demonstration(draw_basket(rng), rng) for _ in range(NUM_DEMONSTRATIONS))
     write_atomically(demonstrations, json_lines(rows))
-    tiny_model.make_warm_start(replace(config, sft=replace(config.sft, data=[str(demonstrations)])))
+    tiny_start.make_warm_start(replace(config, sft=replace(config.sft, data=[str(demonstrations)])))

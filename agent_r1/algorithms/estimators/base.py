@@ -10,9 +10,7 @@ from torch import Tensor
 
 from agent_r1.algorithms.table import StepTable
 from agent_r1.registry import Registry, takes
-
-SPREAD_TOLERANCE = 1e-6
-"""Numbers of a group that differ by less than this, relative to their size (or to 1 if they are smaller), are equal."""
+from agent_r1.rewards import SPREAD_TOLERANCE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,10 +13,10 @@ from typing import Any, cast
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from agent_r1.engines.local.attention_features import refuse_features
-from agent_r1.engines.local.cpu_attention import grouped_attention, write_kv
-from agent_r1.engines.local.memory import LayerCache
-from agent_r1.engines.local.paged import PagedBatch
+from agent_r1.engines.local.batch import PagedBatch
+from agent_r1.engines.local.cpu.attention import grouped_attention, write_kv
+from agent_r1.engines.local.kv_cache import LayerCache
+from agent_r1.models.attention_features import refuse_features
 
 ATTENTION_NAME = "agent_r1_paged"
 
@@ -75,7 +75,9 @@ def _attend_on_cuda(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    from agent_r1.engines.local import kernels  # needs Triton, which machines without CUDA lack
+    from agent_r1.engines.local.cuda import (
+        attention_kernels as kernels,  # needs Triton, which machines without CUDA lack
+    )
 
     if paged.max_query_length == 1 and queries.shape[0] == paged.context_lengths.shape[0]:
         return kernels.decode_attention(

@@ -370,6 +370,6 @@ def _check_sampling(sampling: SamplingParams) -> None:
 def _make_runner(model: nn.Module, *, compile_layers: bool, **settings: Any) -> ModelRunner:
     if next(model.parameters()).device.type != "cuda":
         return ModelRunner(model, **settings)
-    from agent_r1.engines.local.cuda_runner import CudaRunner  # needs Triton, which machines without CUDA lack
+    from agent_r1.engines.local.cuda.runner import CudaRunner  # needs Triton, which machines without CUDA lack
 
     return CudaRunner(model, compile_layers=compile_layers, **settings)

@@ -10,15 +10,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from agent_r1.engines.local.adapters import add_adapters
 from agent_r1.engines.local.attention import ATTENTION_NAME, give_caches
-from agent_r1.engines.local.attention_features import check_attention
-from agent_r1.engines.local.cpu_linear import use_steady_products
-from agent_r1.engines.local.memory import empty_caches, kv_blocks
-from agent_r1.engines.local.paged import step_inputs
+from agent_r1.engines.local.batch import step_inputs
+from agent_r1.engines.local.cpu.linear import use_steady_products
+from agent_r1.engines.local.kv_cache import empty_caches, kv_blocks
 from agent_r1.engines.local.sampling import sample
 from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.errors import EngineError
+from agent_r1.models.adapters import add_adapters
+from agent_r1.models.attention_features import check_attention
 
 
 @dataclass(frozen=True, slots=True)

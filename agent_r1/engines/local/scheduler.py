@@ -12,7 +12,7 @@ from collections import deque
 from typing import NamedTuple
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, BlockPool, blocks_for
-from agent_r1.engines.local.radix import PrefixCache
+from agent_r1.engines.local.prefix_cache import PrefixCache
 from agent_r1.engines.local.request import Request
 
 

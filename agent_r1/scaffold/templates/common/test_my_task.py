@@ -16,10 +16,10 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.data.demonstrations import tokenise_conversation
 from agent_r1.data.tasks import load_tasks
 from agent_r1.engines import ScriptedEngine
+from agent_r1.models.tiny import train_tokenizer
 from agent_r1.registry import recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.training.preflight import Plan, make_plan
-from agent_r1.training.tiny_model import train_tokenizer
+from agent_r1.training.plan import Plan, make_plan
 from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
 
 from .data_preprocess import process_my_task as process

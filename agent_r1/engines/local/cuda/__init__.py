@@ -1,0 +1,1 @@
+"""The engine on CUDA: graphs and Triton kernels."""

@@ -1,0 +1,149 @@
+"""Evaluating a policy on held-out tasks: greedy, and sampled with mean, best@k and maj@k."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agent_r1.evaluation.metrics import best_of, interval, majority, mean
+from agent_r1.rollout import Rollout
+from agent_r1.seeds import mix_seed
+from agent_r1.types import Group, SamplingParams, Task, Trajectory
+
+_PANEL_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """What an evaluation found."""
+
+    metrics: dict[str, float]
+    """Of each data source, and of all rows under `all`: `eval/<source>/{greedy,mean,best@k,maj@k}`, the outcome reward
+    and its parts (`reward`, `em`, ...), `rows`, `steps`, `tool_calls`, `response_tokens`, and `failed` when greedy
+    rollouts failed, which count as not solved."""
+    greedy: tuple[Group, ...]
+    """The greedy rollouts, one a task."""
+    sampled: tuple[Group, ...] = ()
+    """The sampled rollouts, k a task."""
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The 95 % confidence intervals, over tasks, of those metrics that have one."""
+
+    @property
+    def success(self) -> float:
+        """The share of tasks solved greedily."""
+        return self.metrics["eval/all/greedy"]
+
+    def as_json(self) -> dict[str, Any]:
+        """Metrics, intervals, the ids of the tasks and how well each was solved greedily."""
+        return {
+            "metrics": dict(sorted(self.metrics.items())),
+            "intervals": {name: list(pair) for name, pair in sorted(self.intervals.items())},
+            "tasks": [group.task.task_id for group in self.greedy],
+            "solved": [_success(trajectory) for group in self.greedy for trajectory in group],
+        }
+
+    def worst_first(self) -> list[Trajectory]:
+        """The greedy rollouts, those that were solved last; else in the order of the tasks."""
+        return sorted((trajectory for group in self.greedy for trajectory in group), key=_success)
+
+
+def choose_panel(tasks: Sequence[Task], max_tasks: int | None) -> list[Task]:
+    """The rows an evaluation uses: all, or `max_tasks` of them, as many of each data source as there are.
+
+    The same number gives the same rows, whatever the run's seed, and a smaller panel is part of a larger one. Of 90
+    rows of `math` and 10 of `shop`, a panel of 30 has 20 and 10.
+    """
+    if max_tasks is None or len(tasks) <= max_tasks:
+        return list(tasks)
+    rng = random.Random(_PANEL_SEED)
+    drawn: dict[str, list[int]] = defaultdict(list)
+    for place in rng.sample(range(len(tasks)), len(tasks)):
+        drawn[tasks[place].data_source].append(place)
+    rounds = [(turn, source, place) for source, places in drawn.items() for turn, place in enumerate(places)]
+    chosen = sorted(place for _, _, place in sorted(rounds)[:max_tasks])
+    return [tasks[place] for place in chosen]
+
+
+async def evaluate(
+    rollout: Rollout,
+    tasks: Sequence[Task],
+    *,
+    sampling: SamplingParams,
+    num_samples: int,
+    seed: int,
+    on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> Evaluation:
+    """Evaluate the engine's current weights. `sampling` is used for the sampled rollouts, at temperature 0 for greedy.
+
+    A rollout that fails counts as not solved: an evaluation must not look better because something broke.
+    """
+    greedy = await rollout.run(
+        tasks, group_size=1, sampling=replace(sampling, temperature=0.0), seed=seed, on_finished=on_finished
+    )
+    sampled = (
+        await rollout.run(
+            tasks, group_size=num_samples, sampling=sampling, seed=mix_seed(seed, 1), on_finished=on_finished
+        )
+        if num_samples
+        else []
+    )
+    metrics: dict[str, float] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    by_source = _by_source(greedy)
+    values = {f"eval/{source}/{name}": found for source in by_source for name, found in _scores(by_source[source])}
+    for source, groups in _by_source(sampled).items():
+        values[f"eval/{source}/mean"] = [mean(map(_success, group)) for group in groups]
+        values[f"eval/{source}/best@{num_samples}"] = [best_of(group.valid) for group in groups]
+        values[f"eval/{source}/maj@{num_samples}"] = [majority(group.valid) for group in groups]
+    for name, found in values.items():
+        metrics[name] = mean(found)
+        if (pair := interval(found)) is not None:
+            intervals[name] = pair
+    for source, groups in by_source.items():
+        metrics.update({f"eval/{source}/{name}": value for name, value in _counts(groups).items()})
+    return Evaluation(metrics=metrics, greedy=tuple(greedy), sampled=tuple(sampled), intervals=intervals)
+
+
+def _scores(groups: Sequence[Group]) -> list[tuple[str, list[float]]]:
+    """What the greedy rollouts of a source earned: success, reward and each part of it, one value a task.
+
+    A failed rollout has no parts and counts 0; a part that only some tasks have is a mean over those.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group]
+    scores = [
+        ("greedy", [_success(trajectory) for trajectory in trajectories]),
+        ("reward", [trajectory.outcome_reward for trajectory in trajectories]),
+    ]
+    taken = {"greedy", "reward", "mean", *_counts(groups)}
+    for part in sorted({part for trajectory in trajectories for part in trajectory.reward_parts} - {"success"}):
+        rows = [trajectory for trajectory in trajectories if trajectory.is_failure or part in trajectory.reward_parts]
+        name = f"reward_{part}" if part in taken else part
+        scores.append((name, [trajectory.reward_parts.get(part, 0.0) for trajectory in rows]))
+    return scores
+
+
+def _counts(groups: Sequence[Group]) -> dict[str, float]:
+    trajectories = [trajectory for group in groups for trajectory in group]
+    counts = {
+        "rows": float(len(groups)),
+        "steps": mean(len(trajectory.steps) for trajectory in trajectories),
+        "tool_calls": mean(trajectory.num_tool_calls for trajectory in trajectories),
+        "response_tokens": mean(trajectory.num_action_tokens for trajectory in trajectories),
+    }
+    failed = sum(trajectory.is_failure for trajectory in trajectories)
+    return {**counts, "failed": float(failed)} if failed else counts
+
+
+def _success(trajectory: Trajectory) -> float:
+    return 0.0 if trajectory.is_failure else trajectory.success
+
+
+def _by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Groups by data source, and all of them under `all`."""
+    sources: defaultdict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        sources[group.task.data_source].append(group)
+    return {**sources, "all": list(groups)} if groups else {}

@@ -1,0 +1,1 @@
+"""The learner: experience to credit to updates."""

@@ -1,0 +1,230 @@
+"""What must be known before the first update of a batch: old and reference log-probs, values, and the credit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agent_r1.algorithms import Credit, StepTable, engine_divergence
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.learner.compute import Compute
+from agent_r1.learner.critics import AnyCritic, ClosedFormCritic
+from agent_r1.learner.experience import Experience
+from agent_r1.learner.packing.samples import send
+from agent_r1.learner.scoring import hidden_before, score_all, value_of_states
+from agent_r1.models.lora import adapters_off
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenArrays:
+    """What the losses need of each token of a batch, where the models are: sent once, picked from for each micro-batch.
+
+    None where the algorithm has no use for it.
+    """
+
+    step_N: Tensor
+    """The step it belongs to."""
+    rollout_logprobs_N: Tensor
+    """Under the engine."""
+    advantages_N: Tensor
+    """Its credit."""
+    old_logprobs_N: Tensor | None
+    """Under the policy the updates start from; None: those of the one update's own pass."""
+    reference_logprobs_N: Tensor | None
+    """Under the reference; None without one."""
+    returns_N: Tensor | None
+    """What the critic should say."""
+    valued_N: Tensor | None
+    """Whether the critic learns from it."""
+    old_values_N: Tensor | None
+    """What the critic said before the updates."""
+
+    def at(self, tokens_N: Tensor) -> TokenArrays:
+        """Those of some tokens."""
+        return self._each(lambda tensor: tensor[tokens_N])
+
+    def to(self, device: torch.device) -> TokenArrays:
+        """The same on a device, numbers in float32."""
+        return self._each(lambda tensor: send(tensor.float() if tensor.is_floating_point() else tensor, device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> TokenArrays:
+        given: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        changed: dict[str, Any] = {name: None if old is None else change(old) for name, old in given.items()}
+        return TokenArrays(**changed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreditedBatch:
+    """Experience with everything the updates need, at token granularity."""
+
+    experience: Experience
+    """The rollouts."""
+    credit: Credit
+    """Who deserves what."""
+    arrays: TokenArrays
+    """What the losses read, where the models are."""
+    critic_hidden_N: Tensor | None
+    """What a critic that is trained by gradient read before each token, before the updates; None without one."""
+    metrics: Mapping[str, float]
+    """What was found."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Models:
+    """The models of a run."""
+
+    policy: nn.Module
+    """Being trained."""
+    reference: nn.Module | None
+    """The policy the run started from; None when nothing asks for it. Its adapters, if any, are switched off when it
+    is asked, so a policy with adapters is its own reference."""
+    critic: AnyCritic | None
+    """Values; None without one."""
+    compute: Compute
+    """How they are run."""
+
+
+def assign_credit(
+    experience: Experience, models: Models, algorithm: Algorithm, *, kl_coefficient: float
+) -> CreditedBatch:
+    """Score the batch under the old policy, the reference and the critic, then let the estimator judge it."""
+    metrics: dict[str, float] = dict(experience.metrics)
+    old_N = _old_logprobs(experience, models, algorithm, metrics)
+    reference_N = _reference_logprobs(experience, models)
+    table, values_N, hidden_N = experience.table, None, None
+    if reference_N is not None and algorithm.kl_in_reward:
+        assert old_N is not None
+        kl_N = algorithm.kl(old_N, reference_N).double()
+        metrics["reward/kl_penalty"] = float(kl_coefficient * kl_N.sum() / max(1, table.num_trajectories))
+        table = with_token_penalty(table, kl_coefficient * kl_N)
+    if models.critic is not None:
+        table = replace(table, bootstrap_R=_values_after_the_cut(experience, models, models.critic))
+        values_N, hidden_N = _values(experience, table, models, algorithm, metrics)
+        table = replace(table, values_N=values_N.double())
+    credit = algorithm.estimate(table)
+    return CreditedBatch(
+        experience=experience,
+        credit=credit,
+        arrays=TokenArrays(
+            step_N=experience.table.step_of_token_N,
+            rollout_logprobs_N=experience.rollout_logprobs_N,
+            advantages_N=credit.advantages_N,
+            old_logprobs_N=old_N,
+            reference_logprobs_N=reference_N,
+            returns_N=credit.returns_N,
+            valued_N=credit.valued_N,
+            old_values_N=values_N,
+        ).to(models.compute.device),
+        critic_hidden_N=hidden_N,
+        metrics=metrics | _credit_metrics(credit, table),
+    )
+
+
+def _reference_logprobs(experience: Experience, models: Models) -> Tensor | None:
+    if models.reference is None:
+        return None
+    with adapters_off(models.reference):
+        return score_all(models.reference, experience.samples, models.compute)
+
+
+def _old_logprobs(
+    experience: Experience, models: Models, algorithm: Algorithm, metrics: dict[str, float]
+) -> Tensor | None:
+    if algorithm.bypasses_old_policy:
+        return experience.rollout_logprobs_N
+    if algorithm.num_updates == 1 and not algorithm.kl_in_reward:
+        return None
+    old_N = score_all(models.policy, experience.samples, models.compute)
+    metrics |= engine_metrics(old_N, experience.rollout_logprobs_N)
+    return old_N
+
+
+def engine_metrics(trainer_logprobs_N: Tensor, rollout_logprobs_N: Tensor) -> dict[str, float]:
+    """How far the engine's probabilities are from the trainer's, for the same weights."""
+    if not len(trainer_logprobs_N):
+        return {}
+    return {
+        "offpolicy/logprob_difference": float((trainer_logprobs_N - rollout_logprobs_N).abs().mean()),
+        "offpolicy/kl": float(engine_divergence(trainer_logprobs_N, rollout_logprobs_N).mean()),
+    }
+
+
+def with_token_penalty(table: StepTable, penalty_N: Tensor) -> StepTable:
+    """The table with a penalty per token taken off the reward of its step."""
+    penalty_S = torch.zeros_like(table.rewards_S).index_add(0, table.step_of_token_N, penalty_N)
+    return replace(table, rewards_S=table.rewards_S - penalty_S, token_rewards_N=-penalty_N)
+
+
+def _values(
+    experience: Experience, table: StepTable, models: Models, algorithm: Algorithm, metrics: dict[str, float]
+) -> tuple[Tensor, Tensor | None]:
+    """The critic's value before each action token [N], from what it knew before it saw this return; and what a critic
+    that is trained read there.
+
+    A critic in closed form takes the batch in on the way, see `RidgeValues.fit`; it values only the tokens that the
+    estimator asks for.
+    """
+    critic = models.critic
+    assert critic is not None
+    if not isinstance(critic, ClosedFormCritic):
+        everywhere_N = torch.ones(table.num_tokens, dtype=torch.bool)
+        hidden_N = hidden_before(critic, experience.critic_samples, models.compute, everywhere_N)
+        with torch.no_grad():
+            return critic.value_of(hidden_N).cpu(), hidden_N
+    values_N = torch.zeros(table.num_tokens, dtype=torch.float64)
+    # What was earned does not depend on values, so the estimator can say it before there are any.
+    blank = algorithm.estimate(replace(table, values_N=values_N))
+    if blank.valued_N is not None and blank.valued_N.any():
+        hidden_M = hidden_before(critic, experience.critic_samples, models.compute, blank.valued_N)
+        place_N = blank.valued_N.cumsum(0) - 1
+        begin_M = place_N[table.first_token_S[table.step_of_token_N[blank.valued_N]]]
+        earned_M, episode_M = observed_returns(blank), table.trajectory_of_token_N[blank.valued_N]
+        values_N[blank.valued_N], earlier_M = critic.fit(hidden_M, begin_M, earned_M, episode_M)
+        metrics |= explained_variance(earned_M, earlier_M, "critic/explained_variance_new_tasks")
+    return values_N, None
+
+
+def explained_variance(earned_M: Tensor, predicted_M: Tensor, name: str) -> dict[str, float]:
+    """The share of the returns' variance that predictions explain, under a name; nothing when returns do not vary.
+
+    Returns (1, 3) predicted as (1, 2): what is left varies by 0.25, where returns vary by 1, so 0.75.
+    """
+    spread = float(earned_M.var(correction=0))
+    if not spread > 0:
+        return {}
+    return {name: 1.0 - float((earned_M - predicted_M).var(correction=0)) / spread}
+
+
+def observed_returns(credit: Credit) -> Tensor:
+    """What was earned after each valued token."""
+    assert credit.valued_N is not None
+    earned_N = credit.returns_N if credit.observed_N is None else credit.observed_N
+    assert earned_N is not None
+    return earned_N[credit.valued_N]
+
+
+def _values_after_the_cut(experience: Experience, models: Models, critic: AnyCritic) -> Tensor:
+    """The critic's value of the state each bootstrapped trajectory was cut in; 0 for all that ended or were scored."""
+    values_R = torch.zeros(len(experience.trajectories), dtype=torch.float64)
+    cut = sorted(experience.cut_states)
+    if cut:
+        states = [experience.cut_states[index] for index in cut]
+        values_R[torch.tensor(cut)] = value_of_states(critic, states, models.compute).double()
+    return values_R
+
+
+def _credit_metrics(credit: Credit, table: StepTable) -> dict[str, float]:
+    """How much of the batch can be learned from."""
+    credited_R = torch.zeros(table.num_trajectories).index_add(
+        0, table.trajectory_of_token_N, credit.credited_N.float()
+    )
+    metrics = {"policy/credited_trajectories": float((credited_R > 0).float().mean())}
+    if credit.returns_N is not None and credit.valued_N is not None and table.values_N is not None:
+        earned_M, predicted_M = observed_returns(credit), table.values_N[credit.valued_N]
+        metrics["critic/value"] = float(predicted_M.mean())
+        metrics |= explained_variance(earned_M, predicted_M, "critic/explained_variance")
+    return metrics

@@ -1,0 +1,240 @@
+"""Packing samples as token tries: every distinct prefix is computed once.
+
+A step's row repeats all that came before it, and the members of a group repeat their prompt. Sorted, equal prefixes
+stand next to each other: each sample adds only what its predecessor does not share, and the row is the depth-first
+walk of a trie. Samples (1 2 3), (1 2 4 5) and (7) become
+
+    token     1  2  3  4  5  7
+    position  0  1  2  2  3  0      depth: what the model takes for the position
+    end       5  5  3  5  5  6      where the token's subtree ends
+
+Token j is on the path of token i, and so visible to it, exactly when `j <= i < end[j]`. Everything downstream gathers
+by index and never knows a trie existed. A trie larger than a row is cut, and the shared prefix repeated in the next
+row; rewritten history simply branches.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from agent_r1.learner.packing.samples import MicroBatch, Sample, first_tokens, refuse_too_long
+from agent_r1.types import TokenIds
+
+Ids = npt.NDArray[np.int64]
+
+LEAST_FILLED = 0.75
+"""Rows go into one micro-batch while at least this much of each is tokens, not padding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrieRow:
+    """One row: a few samples as the depth-first walk of their trie."""
+
+    token_ids: Ids
+    """Each distinct prefix's last token, once."""
+    positions: Ids
+    """Depths."""
+    ends: Ids
+    """Where each token's subtree ends."""
+    members: list[tuple[int, Ids]]
+    """The samples, and where each one's tokens are in the row."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class _OpenRow:
+    """A row under construction."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[Ids] = []
+        self.positions: list[Ids] = []
+        self.closings: list[tuple[Ids, int]] = []
+        self.members: list[tuple[int, Ids]] = []
+        self.path: Ids = np.zeros(0, dtype=np.int64)
+        self.size = 0
+
+    def add(self, index: int, ids: Ids, shared: int) -> None:
+        """Append what the sample does not share with the one before it."""
+        new = len(ids) - shared
+        self.closings.append((self.path[shared:], self.size))
+        self.path = np.concatenate([self.path[:shared], np.arange(self.size, self.size + new)])
+        self.token_ids.append(ids[shared:])
+        self.positions.append(np.arange(shared, len(ids)))
+        self.members.append((index, self.path))
+        self.size += new
+
+    def close(self) -> TrieRow:
+        """The finished row."""
+        ends = np.full(self.size, self.size, dtype=np.int64)
+        for tokens, end in self.closings:
+            ends[tokens] = end
+        return TrieRow(
+            token_ids=np.concatenate(self.token_ids),
+            positions=np.concatenate(self.positions),
+            ends=ends,
+            members=self.members,
+        )
+
+
+def build_rows(samples: Sequence[Sample], chosen: Sequence[int], *, row_tokens: int) -> list[TrieRow]:
+    """The chosen samples as trie rows of at most `row_tokens` tokens (or of one sample that is longer)."""
+    ids = _arrays(samples, chosen)
+    # Big-endian bytes sort as the ids do, at the speed of memcmp.
+    ordered = sorted(ids, key=lambda index: (ids[index].astype(">u4").tobytes(), index))
+    rows: list[TrieRow] = []
+    row, before = _OpenRow(), np.zeros(0, dtype=np.int64)
+    for index in ordered:
+        shared = _common_prefix(before, ids[index]) if row.size else 0
+        if row.size and row.size + len(ids[index]) - shared > row_tokens:
+            rows.append(row.close())
+            row, shared = _OpenRow(), 0
+        row.add(index, ids[index], shared)
+        before = ids[index]
+    return [*rows, row.close()] if row.size else rows
+
+
+def _arrays(samples: Sequence[Sample], chosen: Sequence[int]) -> dict[int, Ids]:
+    """The token ids of the chosen samples that have actions.
+
+    A step usually continues the one before it. From the last to the first, most are then the beginning of an array that
+    is there already.
+    """
+    arrays: dict[int, Ids] = {}
+    longer: TokenIds = ()
+    known = np.zeros(0, dtype=np.int64)
+    for index in reversed(chosen):
+        token_ids = samples[index].token_ids
+        if not samples[index].actions:
+            continue
+        if longer[: len(token_ids)] != token_ids:
+            # By way of an array of machine words: several times faster than from a tuple.
+            longer, known = token_ids, np.array(array("I", token_ids), dtype=np.int64)
+        arrays[index] = known[: len(token_ids)]
+    return arrays
+
+
+def _common_prefix(left: Ids, right: Ids) -> int:
+    """How many leading ids are equal: 2 for (1, 2, 3) and (1, 2, 4, 5)."""
+    shorter = min(len(left), len(right))
+    if left.base is not None and left.base is right.base:  # both are beginnings of one array
+        return shorter
+    differing = np.flatnonzero(left[:shorter] != right[:shorter])
+    return int(differing[0]) if len(differing) else shorter
+
+
+def pack_tries(
+    samples: Sequence[Sample],
+    chosen: Sequence[int],
+    *,
+    max_tokens: int,
+    row_tokens: int | None = None,
+    width_multiple: int = 1,
+    portion_tokens: int | None = None,
+) -> list[MicroBatch]:
+    """The chosen samples as micro-batches of trie rows; see `iter_tries`."""
+    return list(
+        iter_tries(
+            samples,
+            chosen,
+            max_tokens=max_tokens,
+            row_tokens=row_tokens,
+            width_multiple=width_multiple,
+            portion_tokens=portion_tokens,
+        )
+    )
+
+
+def iter_tries(
+    samples: Sequence[Sample],
+    chosen: Sequence[int],
+    *,
+    max_tokens: int,
+    row_tokens: int | None = None,
+    width_multiple: int = 1,
+    portion_tokens: int | None = None,
+) -> Iterator[MicroBatch]:
+    """Micro-batches of trie rows, at most `max_tokens` tokens each, padding included.
+
+    One is made when it is asked for, so a GPU already computes the first while we make the second; with
+    `portion_tokens` the first is made after so many tokens of samples were sorted, not after all of them. `row_tokens`
+    bounds a single row (by default the whole micro-batch): attention with a dense mask costs the square of a row's
+    length, so a CPU wants several shorter rows. Widths are padded to `width_multiple`.
+    """
+    refuse_too_long(samples, chosen, max_tokens)
+    starts = first_tokens(samples)
+    current: list[TrieRow] = []
+    for rows in _portions(samples, chosen, min(max_tokens, row_tokens or max_tokens), portion_tokens):
+        for row in sorted(rows, key=len, reverse=True):
+            lengths = [len(row), *map(len, current)]
+            wasteful = min(lengths) < LEAST_FILLED * max(lengths)
+            if current and (wasteful or len(lengths) * _padded(max(lengths), width_multiple) > max_tokens):
+                yield _collate(samples, current, starts, width_multiple)
+                current = []
+            current.append(row)
+    if current:
+        yield _collate(samples, current, starts, width_multiple)
+
+
+def _portions(
+    samples: Sequence[Sample], chosen: Sequence[int], row_tokens: int, portion_tokens: int | None
+) -> Iterator[list[TrieRow]]:
+    """The rows of one portion of the samples after another.
+
+    A portion's last row is seldom full: its samples wait for the next portion. They may be all of it, when everything
+    shares one long prefix; a portion is then at least as long as what waits, so that sorting again stays cheap.
+    """
+    waiting: list[int] = []
+    waited = fresh = 0
+    for index in chosen:
+        waiting.append(index)
+        fresh += len(samples[index])
+        if portion_tokens is not None and fresh >= max(portion_tokens, waited):
+            rows = build_rows(samples, waiting, row_tokens=row_tokens)
+            yield rows[:-1]
+            waiting = sorted(member for row in rows[-1:] for member, _ in row.members)
+            waited, fresh = sum(len(samples[member]) for member in waiting), 0
+    yield build_rows(samples, waiting, row_tokens=row_tokens)
+
+
+def _padded(length: int, multiple: int) -> int:
+    """The next multiple: 1024 for 700 and 512."""
+    return -(-length // multiple) * multiple
+
+
+def _collate(
+    samples: Sequence[Sample], rows: Sequence[TrieRow], starts: Sequence[int], width_multiple: int
+) -> MicroBatch:
+    """Rows side by side; padding sees itself and is seen by nobody else."""
+    width = _padded(max(map(len, rows)), width_multiple)
+    input_ids = np.zeros((len(rows), width), dtype=np.int64)
+    position_ids = np.zeros((len(rows), width), dtype=np.int64)
+    ends = np.tile(np.arange(1, width + 1), (len(rows), 1))
+    row_of, before, own, targets, tokens = [], [], [], [], []
+    for number, row in enumerate(rows):
+        input_ids[number, : len(row)] = row.token_ids
+        position_ids[number, : len(row)] = row.positions
+        ends[number, : len(row)] = row.ends
+        for index, path in row.members:
+            actions = np.array(samples[index].actions, dtype=np.int64)
+            row_of.append(np.full(len(actions), number))
+            before.append(path[actions - 1])
+            own.append(path[actions])
+            targets.append(row.token_ids[path[actions]])
+            tokens.append(np.arange(starts[index], starts[index] + len(actions)))
+    return MicroBatch(
+        input_ids=torch.from_numpy(input_ids),
+        position_ids=torch.from_numpy(position_ids),
+        ends=torch.from_numpy(ends),
+        rows_N=torch.from_numpy(np.concatenate(row_of)),
+        columns_N=torch.from_numpy(np.concatenate(before)),
+        own_columns_N=torch.from_numpy(np.concatenate(own)),
+        targets_N=torch.from_numpy(np.concatenate(targets)),
+        tokens_N=torch.from_numpy(np.concatenate(tokens)),
+    )

@@ -1,0 +1,107 @@
+"""Forward passes over micro-batches: log-probabilities, entropies, values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from agent_r1.learner.compute import Compute
+from agent_r1.learner.critics import AnyCritic, TrainedCritic
+from agent_r1.learner.packing.samples import MicroBatch, Sample, send
+from agent_r1.learner.packing.trie_attention import last_hidden
+from agent_r1.models.lm_head import action_scores
+from agent_r1.types import TokenIds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """What the policy says about the action tokens of a micro-batch."""
+
+    logprobs_N: Tensor
+    """Log-probability of each action token, at the rollout's temperature."""
+    entropy_N: Tensor
+    """Entropy of the distribution each was drawn from."""
+    values_N: Tensor | None = None
+    """The value of the state before each, when a value head shares the trunk."""
+
+
+def score(
+    policy: nn.Module,
+    batch: MicroBatch,
+    compute: Compute,
+    *,
+    with_entropy_gradient: bool = False,
+    value_of: Callable[[Tensor], Tensor] | None = None,
+) -> Scores:
+    """Score the action tokens of a micro-batch, at the temperature they were sampled at.
+
+    `value_of` values the trunk's last hidden states; it sees those of the same pass.
+    """
+    with compute.autocast():
+        hidden_N = last_hidden(cast(Any, policy).get_decoder(), batch)[batch.rows_N, batch.columns_N]
+        logprobs_N, entropy_N = action_scores(policy, hidden_N, batch.targets_N, temperature=compute.temperature)
+    return Scores(
+        logprobs_N=logprobs_N,
+        entropy_N=entropy_N if with_entropy_gradient else entropy_N.detach(),
+        values_N=None if value_of is None else value_of(hidden_N),
+    )
+
+
+def score_all(policy: nn.Module, samples: Sequence[Sample], compute: Compute) -> Tensor:
+    """Log-probabilities of all action tokens [N], without gradient, on the CPU. The host waits for the device once."""
+    result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
+    tokens, found = [], []
+    with torch.no_grad():
+        for batch in compute.pack(samples, range(len(samples))):
+            tokens.append(batch.tokens_N)
+            found.append(score(policy, batch.to(compute.device), compute).logprobs_N)
+    if found:
+        result_N[torch.cat(tokens)] = torch.cat(found).cpu()
+    return result_N
+
+
+def value(critic: TrainedCritic, batch: MicroBatch, compute: Compute) -> Tensor:
+    """The critic's value of the state before each action token of a micro-batch."""
+    with compute.autocast():
+        hidden = critic.hidden(batch)
+    return critic.value_of(hidden[batch.rows_N, batch.columns_N])
+
+
+def hidden_before(critic: AnyCritic, samples: Sequence[Sample], compute: Compute, wanted_N: Tensor) -> Tensor:
+    """The critic's hidden state before each wanted action token [M, hidden], without gradient, where the models are."""
+    return _hidden_rows(critic, samples, compute, wanted_N, lambda batch: batch.columns_N)
+
+
+def value_of_states(critic: AnyCritic, states: Sequence[TokenIds], compute: Compute) -> Tensor:
+    """The critic's value at the end of each token sequence, for bootstrapping truncated trajectories; on the CPU."""
+    samples = [Sample(token_ids=state, actions=(len(state) - 1,)) for state in states]
+    # The marked token is the state's last: its own column, not the one before it.
+    everywhere_N = torch.ones(len(states), dtype=torch.bool)
+    hidden = _hidden_rows(critic, samples, compute, everywhere_N, lambda batch: batch.own_columns_N)
+    with torch.no_grad():
+        return critic.value_of(hidden).cpu()
+
+
+def _hidden_rows(
+    critic: AnyCritic,
+    samples: Sequence[Sample],
+    compute: Compute,
+    wanted_N: Tensor,
+    columns_of: Callable[[MicroBatch], Tensor],
+) -> Tensor:
+    """The hidden states [M, hidden] in the columns that `columns_of` names, in the order of their tokens."""
+    tokens, found = [], []
+    with torch.no_grad():
+        for batch in compute.pack(samples, range(len(samples))):
+            chosen = wanted_N[batch.tokens_N].nonzero().squeeze(1)
+            moved, here = batch.to(compute.device), send(chosen, compute.device)
+            with compute.autocast():
+                hidden = critic.hidden(moved)
+            found.append(hidden[moved.rows_N[here], columns_of(moved)[here]])
+            tokens.append(batch.tokens_N[chosen])
+    order = torch.cat(tokens).argsort()
+    return torch.cat(found)[send(order, compute.device)]

@@ -1,0 +1,134 @@
+"""Projections that read the same input as one matrix product.
+
+A decoder layer has five products where two would do: one for queries, keys and values, one for gate and up. Decoding a
+small model is bound by the number of kernels; training one by how often the same input is read, and its gradient added
+up. The modules that stood for the projections stay, under their names, as parts of the one product. No model code is
+changed, and weights are still loaded and saved by the names they had.
+
+Weights that only an engine writes are laid side by side in memory once, and so are their adapters. Weights that are
+trained stay where they are and are joined in each pass: a compiler does so while it casts them, which a pass in
+bfloat16 has to do anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agent_r1.models.adapters import AdaptedLinear, LaidAdapters
+
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of projections that decoders call one after the other on the same input."""
+_LINEAR = (nn.Linear, AdaptedLinear)
+
+
+def fuse_projections(model: nn.Module, *, trained: bool = False) -> int:
+    """Fuse all known siblings in a model, in place; gives how many products were made of them.
+
+    A layer without such names, or whose projections are not plain linear layers, is left as it is. With `trained` the
+    parameters stay the objects they are, gradients and all.
+    """
+    count = 0
+    for module in model.modules():
+        for names in SIBLINGS:
+            parts: list[Any] = [getattr(module, name, None) for name in names]
+            if all(type(part) in _LINEAR for part in parts) and len({part.bias is None for part in parts}) == 1:
+                product = _Product(parts) if trained else _laid_product(parts)
+                for index, name in enumerate(names):
+                    setattr(module, name, _Part(product, index))
+                count += 1
+    return count
+
+
+class _Product:
+    """The one product. Not a module: its weights are its parts' parameters."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.sizes = [part.out_features for part in parts]
+        self.weights: list[Tensor] = [part.weight for part in parts]
+        self.biases: list[Tensor | None] = [part.bias for part in parts]
+        self.adapters: list[tuple[Tensor, Tensor] | None] = [None for _ in parts]
+        self.input: Tensor | None = None
+        self.outputs: tuple[Tensor, ...] = ()
+
+    def joined(self) -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias of the product."""
+        biases = [bias for bias in self.biases if bias is not None]
+        return torch.cat(self.weights), torch.cat(biases) if biases else None
+
+    def whole(self, hidden: Tensor) -> Tensor:
+        """The outputs of all projections, side by side."""
+        return nn.functional.linear(hidden, *self.joined())
+
+    def part(self, index: int, hidden: Tensor) -> Tensor:
+        """The part of the output that a projection gives; computed when the first of them asks."""
+        if self.input is not hidden:
+            joint = self.whole(hidden)
+            self.input, self.outputs = hidden, torch.split(joint, self.sizes, dim=-1)
+        output = self.outputs[index]
+        if index == len(self.sizes) - 1:
+            self.input, self.outputs = None, ()  # nothing is kept alive
+        return output
+
+
+class _LaidProduct(_Product):
+    """A product whose weight is one parameter (to a compiler: of fixed shape), and its parts' are views of it."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        super().__init__(parts)
+        with torch.no_grad():
+            weight, bias = super().joined()
+            self._weight = nn.Parameter(weight, requires_grad=False)
+            self._bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.weights = self._views(self._weight)
+        if self._bias is not None:
+            self.biases = [*self._views(self._bias)]
+
+    def joined(self) -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias of the product."""
+        return self._weight, self._bias
+
+    def _views(self, whole: Tensor) -> list[Tensor]:
+        return [nn.Parameter(view, requires_grad=False) for view in torch.split(whole, self.sizes)]
+
+
+class _AdaptedProduct(_LaidProduct):
+    """The same for projections of which some have adapters, with these laid out beside the weights."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        super().__init__(parts)
+        adapters = [(part.lora_A, part.lora_B) if isinstance(part, AdaptedLinear) else None for part in parts]
+        self._laid = LaidAdapters(self.weights, [0 if adapter is None else len(adapter[0]) for adapter in adapters])
+        self.weights = [*self._laid.weights]
+        self._weight = self._laid.joint
+        for index, (adapter, *views) in enumerate(zip(adapters, self._laid.downs, self._laid.ups, strict=True)):
+            if adapter is not None:
+                for view, matrix in zip(views, adapter, strict=True):
+                    view.copy_(matrix)
+                self.adapters[index] = (views[0], views[1])
+
+    def whole(self, hidden: Tensor) -> Tensor:
+        """The outputs of all projections, side by side."""
+        return self._laid.product(hidden, self._bias)
+
+
+def _laid_product(parts: list[Any]) -> _LaidProduct:
+    return (_AdaptedProduct if any(isinstance(part, AdaptedLinear) for part in parts) else _LaidProduct)(parts)
+
+
+class _Part(nn.Module):
+    """Stands where a linear layer stood."""
+
+    def __init__(self, product: _Product, index: int) -> None:
+        super().__init__()
+        self._product, self._index = product, index
+        self.weight, self.bias = product.weights[index], product.biases[index]
+        adapter = product.adapters[index]
+        if adapter is not None:
+            self.lora_A, self.lora_B = adapter
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The projection of hidden states."""
+        return self._product.part(self._index, hidden)

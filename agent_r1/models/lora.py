@@ -1,0 +1,212 @@
+"""LoRA through peft: small matrices are trained beside weights that stand still (https://arxiv.org/abs/2106.09685).
+
+A linear layer `W x` becomes `W x + (alpha / rank) B A x`. A [rank, in] starts random and B [out, rank] at zero, so a
+run starts from the model itself. The exported folder and a float32 engine never hear of it: they get
+`W + (alpha / rank) B A` under the plain model's names. An engine of coarser weights, in which most of that sum would be
+rounded away, gets W, A and (alpha / rank) B. All but `add_adapters` take models without adapters too, so that nobody
+has to ask.
+
+Left out: dropout, adapters on embeddings, head and fused experts, quantised base weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from agent_r1.config.schema import LoraConfig, ModelConfig
+from agent_r1.errors import CheckpointError, ConfigError, MissingExtraError, did_you_mean, report_problems
+from agent_r1.models.precision import train_in_float32
+
+ALL_LINEAR = "all-linear"
+"""The target that is every linear layer of the decoder."""
+
+_ADAPTER = "default"
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+# --- checks before a model is loaded ----------------------------------------------------------------------------------
+
+
+def require_peft(settings: LoraConfig) -> Any:
+    """The package, or an error that says how to get it."""
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingExtraError("peft", "lora", f"model.lora.rank={settings.rank}") from error
+    return peft
+
+
+def check_form(settings: LoraConfig) -> None:
+    """Refuse targets that no model could have."""
+    if not settings.targets:
+        raise ConfigError(f"model.lora.targets is empty; name linear layers such as q_proj, or [{ALL_LINEAR}]")
+    if ALL_LINEAR in settings.targets and len(settings.targets) > 1:
+        raise ConfigError(f"model.lora.targets={settings.targets}: {ALL_LINEAR} stands alone, it names all there are")
+
+
+def check_targets(model: ModelConfig) -> None:
+    """Refuse targets that this model does not have. The model is built without weights to see."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    with torch.device("meta"):
+        skeleton = cast(Any, AutoModelForCausalLM).from_config(config, trust_remote_code=model.trust_remote_code)
+    find_targets(skeleton, model.lora.targets)
+
+
+def find_targets(model: nn.Module, targets: Sequence[str]) -> list[str]:
+    """The full names of the decoder's linear layers that are meant.
+
+    `["q_proj"]` in a model of two layers is `["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"]`.
+    """
+    inside = set(cast(Any, model).get_decoder().modules())
+    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part in inside]
+    if not linear:
+        raise ConfigError(f"model.lora.rank: the decoder of {type(model).__name__} has no linear layers to adapt")
+    if ALL_LINEAR in targets:
+        return linear
+    known = {name.rpartition(".")[2] for name in linear}
+    unknown = [target for target in targets if not any(_means(target, name) for name in linear)]
+    report_problems(
+        [f"there is no '{target}'. {did_you_mean(target, known)}" for target in unknown],
+        ConfigError,
+        "model.lora.targets must be linear layers of the decoder:",
+    )
+    return [name for name in linear if any(_means(target, name) for target in targets)]
+
+
+def _means(target: str, name: str) -> bool:
+    """`q_proj`, `self_attn.q_proj` and the full name all mean `model.layers.0.self_attn.q_proj`; `proj` does not."""
+    return f".{name}".endswith(f".{target}")
+
+
+# --- the policy -------------------------------------------------------------------------------------------------------
+
+
+def add_adapters(policy: nn.Module, settings: LoraConfig, *, seed: int) -> None:
+    """Put adapters into a policy, in place. They alone are trained from here on; all else stands still.
+
+    The model keeps its class, its decoder and its head. Adapters are float32 whatever the weights are.
+    """
+    peft = require_peft(settings)
+    wanted = peft.LoraConfig(
+        r=settings.rank, lora_alpha=settings.alpha, target_modules=find_targets(policy, settings.targets)
+    )
+    torch.manual_seed(seed)  # A is drawn from the global generator
+    peft.inject_adapter_in_model(wanted, policy, adapter_name=_ADAPTER)
+    train_in_float32(policy)
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before anything was trained, for as long as the context lasts."""
+    layers = list(_adapted(model).values())
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def merged_weights(
+    policy: nn.Module, *, device: torch.device | None = None, apart: Collection[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights of the plain model that says what the policy says, one by one, under the plain model's names.
+
+    W = [[1, 0], [0, 1]], B = [[1], [2]], A = [[3, 4]], alpha / rank = 0.5 -> [[2.5, 2], [3, 5]]. What is merged is
+    float32, whatever W is: whoever takes it rounds it, and knows what that costs. The policy's own weights are not
+    touched. What is merged is put on `device`, by default where it was made.
+
+    Layers named in `apart` are not merged: they give `weight`, `lora_A` and `lora_B`, the last times alpha / rank.
+    """
+    layers, state = _adapted(policy), policy.state_dict()
+    adapters = _adapter_names(layers)
+    for name, tensor in state.items():
+        path, _, leaf = name.rpartition(".base_layer.")
+        if path not in layers:
+            if name not in adapters:
+                yield name, tensor
+        elif leaf != "weight":
+            yield f"{path}.{leaf}", tensor
+        else:
+            up, down = (state[f"{path}.{side}.{_ADAPTER}.weight"].float() for side in ("lora_B", "lora_A"))
+            scale = layers[path].scaling[_ADAPTER]
+            if path in apart:
+                yield from ((f"{path}.weight", tensor), (f"{path}.lora_A", down), (f"{path}.lora_B", scale * up))
+            else:
+                yield f"{path}.weight", torch.addmm(tensor.float(), up, down, alpha=scale).to(device or tensor.device)
+
+
+def adapter_factors(policy: nn.Module) -> list[tuple[float, Tensor, Tensor]]:
+    """Scale, B and A of every adapter."""
+    return [
+        (float(layer.scaling[_ADAPTER]), layer.lora_B[_ADAPTER].weight, layer.lora_A[_ADAPTER].weight)
+        for layer in _adapted(policy).values()
+    ]
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def saved_state(policy: nn.Module) -> dict[str, Any]:
+    """What a checkpoint keeps of a policy: all of it, or with adapters these alone and how to know the rest again."""
+    layers, state = _adapted(policy), policy.state_dict()
+    if not layers:
+        return state
+    return {
+        "adapters": {name: state[name] for name in sorted(_adapter_names(layers))},
+        "base": _fingerprint(policy),
+        "scales": _scales(layers),
+    }
+
+
+def restore_state(policy: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Take over what `saved_state` gave, from a policy of the same settings and the same base model."""
+    layers = _adapted(policy)
+    if bool(layers) != ("adapters" in saved):
+        found = "without" if layers else "with"
+        raise CheckpointError(f"the checkpoint was written {found} LoRA; set model.lora as it was, or start afresh")
+    if not layers:
+        policy.load_state_dict(saved)
+        return
+    adapters, state = saved["adapters"], policy.state_dict()
+    expected = {name: state[name].shape for name in _adapter_names(layers)}
+    if {name: tensor.shape for name, tensor in adapters.items()} != expected:
+        raise CheckpointError("the checkpoint's adapters are of another shape; set model.lora as it was")
+    if saved["scales"] != _scales(layers):
+        raise CheckpointError("the checkpoint was written with another model.lora.alpha; set it as it was")
+    if not torch.equal(saved["base"].cpu(), _fingerprint(policy)):
+        raise CheckpointError(
+            "model.path holds other weights than when the checkpoint was written, and its adapters belong to those"
+        )
+    policy.load_state_dict(adapters, strict=False)
+
+
+def _scales(layers: Mapping[str, Any]) -> dict[str, float]:
+    """By how much each adapter counts: alpha / rank."""
+    return {name: float(scale) for name, layer in layers.items() for scale in layer.scaling.values()}
+
+
+def _fingerprint(policy: nn.Module) -> Tensor:
+    """The sum of each frozen weight's bits, read as whole numbers: the same on every device."""
+    adapters = _adapter_names(_adapted(policy))
+    frozen = [tensor for name, tensor in policy.state_dict().items() if name not in adapters]
+    return torch.tensor(
+        [int(tensor.contiguous().view(_BITS[tensor.element_size()]).sum(dtype=torch.int64)) for tensor in frozen]
+    )
+
+
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    """The layers that have adapters, by the plain model's names; known by their parts, since peft may be missing."""
+    return {name: part for name, part in model.named_modules() if hasattr(part, "lora_A")}
+
+
+def _adapter_names(layers: Mapping[str, Any]) -> set[str]:
+    return {f"{name}.{side}.{_ADAPTER}.weight" for name in layers for side in ("lora_A", "lora_B")}

@@ -1,0 +1,106 @@
+"""Collecting the rollouts of one training step: groups, their greedy rollouts, and refills of groups without spread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent_r1.config import Config
+from agent_r1.data.tasks import TaskSampler
+from agent_r1.rewards import RewardShaping, returns_differ
+from agent_r1.rollout import Rollout
+from agent_r1.seeds import mix_seed
+from agent_r1.types import Group, SamplingParams, Task, Trajectory
+
+ROLLOUT_STREAM = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collected:
+    """The rollouts of one training step."""
+
+    groups: tuple[Group, ...]
+    """All of them, those without spread too: what they earned counts in the figures, not in the loss."""
+    metrics: dict[str, float]
+    """How many groups teach something, and what refilling cost."""
+
+
+class Collector:
+    """Rolls out one batch of tasks after the other. Batch `n` is a function of the seed, `n` and the weights."""
+
+    def __init__(self, config: Config, rollout: Rollout, tasks: Sequence[Task], shaping: RewardShaping) -> None:
+        self._settings = config.rollout
+        self._algorithm = config.algorithm
+        self._shaping = shaping
+        self._seed = config.trainer.seed
+        self._rollout = rollout
+        self._sampler = TaskSampler(tasks, batch_size=config.rollout.groups_per_step, seed=config.trainer.seed)
+        self._sampling = SamplingParams(
+            max_tokens=config.rollout.max_tokens,
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            top_k=config.rollout.top_k,
+        )
+
+    @property
+    def rollouts_per_batch(self) -> int:
+        """Rollouts of a batch that needs no refill."""
+        return self._settings.groups_per_step * (self._settings.group_size + self._algorithm.greedy_baseline)
+
+    async def collect(self, step: int, on_finished: Callable[[Trajectory], None]) -> Collected:
+        """The rollouts of training step `step`.
+
+        With `refill_rounds`, each round rolls out as many further tasks as groups came back without spread (DAPO's
+        dynamic sampling). What is still missing after the last round stays missing.
+        """
+        wanted = self._settings.groups_per_step
+        groups: list[Group] = []
+        tasks, rounds = self._sampler.batch(step), 0
+        while True:
+            groups += await self._rollout.run(
+                tasks,
+                group_size=self._settings.group_size,
+                sampling=self._sampling,
+                seed=mix_seed(self._seed, ROLLOUT_STREAM, step),
+                with_greedy=self._algorithm.greedy_baseline,
+                first_group_id=len(groups),
+                may_fail=bool(groups),
+                on_finished=on_finished,
+            )
+            num_alive = sum(map(self.has_spread, groups))
+            if num_alive >= wanted or rounds == self._algorithm.refill_rounds:
+                break
+            rounds += 1
+            tasks = self._sampler.extra(step, rounds, wanted - num_alive)
+        metrics = self._count(groups)
+        if self._algorithm.refill_rounds:
+            metrics["perf/refill_rounds"] = float(rounds)
+        return Collected(groups=tuple(groups), metrics=metrics)
+
+    async def close(self) -> None:
+        """Stop what is still running: nothing, for a batch is waited for."""
+
+    def state_dict(self, steps_done: int) -> dict[str, Any]:
+        """Which groups come next: by number, counted over the whole run, those that were started and not trained, and
+        the first that was never started."""
+        return {"pending": [], "next": steps_done * self._settings.groups_per_step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state. A batch follows from its step alone: there is nothing to take over, and what a run
+        with overlap had in flight is not made up for."""
+
+    def _count(self, groups: Sequence[Group]) -> dict[str, float]:
+        num_greedy = sum(group.greedy is not None for group in groups)
+        metrics = {
+            "reward/groups_with_spread": sum(map(self.has_spread, groups)) / len(groups),
+            "perf/episodes": float(sum(len(group.trajectories) for group in groups) + num_greedy),
+        }
+        if self._algorithm.refill_rounds:
+            metrics["perf/refilled_groups"] = float(len(groups) - self._settings.groups_per_step)
+        return metrics
+
+    def has_spread(self, group: Group) -> bool:
+        """The members that did not fail earned different returns."""
+        returns = [self._shaping.plain_return(trajectory) for trajectory in group.learnable]
+        return returns_differ(returns)

@@ -1,0 +1,208 @@
+"""Collecting with overlap: a step is trained as soon as enough groups are complete, while the others go on.
+
+As many episodes are alive as a batch has (or `rollout.concurrency`, when that is less). A place that falls free goes to
+the next group, so the engine stays full while stragglers finish. With two groups a step and a slow group 1:
+
+    step 0: 0 and 1 start, 2 gets the places of 0, 3 those of 2; 0 and 2 are trained, 1 and 3 go on over the update
+    step 1: under the new weights 4 gets the places of 3; 1 and 3 are trained, 1 has tokens of both versions
+
+A group started in step n has no token older than version n and is due in step n + `max_staleness`. The bound is strict:
+a step waits until what it leaves behind can still be trained in time, `groups_per_step` a step (`can_wait`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent_r1.config import Config
+from agent_r1.rewards import RewardShaping
+from agent_r1.rollout import Rollout, refuse_total_failure
+from agent_r1.rollout.collector import ROLLOUT_STREAM, Collected, Collector
+from agent_r1.seeds import mix_seed
+from agent_r1.types import Group, Task, Trajectory
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Flight:
+    """A group on its way."""
+
+    number: int
+    """Its place among all groups of the run."""
+    due: int
+    """The last step that may train it."""
+    num_unfinished: int
+    """Episodes that are alive or wait for a place."""
+    running: asyncio.Task[list[Group]] | None = None
+    """Its rollouts."""
+    has_spread: bool | None = None
+    """None while nobody has looked."""
+
+    @property
+    def group(self) -> Group | None:
+        """The rollouts, once all are finished. Raises what the group's task raised."""
+        return self.running.result()[0] if self.running is not None and self.running.done() else None
+
+
+def can_wait(due: Sequence[int], *, step: int, per_step: int) -> bool:
+    """Whether groups due in these steps can all be trained in time by the steps after `step`, `per_step` in each.
+
+    >>> [can_wait(due, step=3, per_step=2) for due in ([4, 4, 5], [4, 4, 4], [3])]
+    [True, False, False]
+    """
+    return all(index // per_step < last - step for index, last in enumerate(sorted(due)))
+
+
+class OverlappingCollector(Collector):
+    """Rolls out a pool of groups, of which each step takes those that are complete. `max_staleness` is more than 0."""
+
+    def __init__(self, config: Config, rollout: Rollout, tasks: Sequence[Task], shaping: RewardShaping) -> None:
+        super().__init__(config, rollout, tasks, shaping)
+        self._num_steps = config.trainer.steps
+        self._num_places = min(config.rollout.concurrency, self.rollouts_per_batch)
+        self._places = asyncio.Semaphore(self._num_places)
+        self._changed = asyncio.Event()
+        self._on_finished: Callable[[Trajectory], None] | None = None
+        self._flights: list[_Flight] = []
+        self._pending: list[int] = []
+        self._next = 0
+
+    async def collect(self, step: int, on_finished: Callable[[Trajectory], None]) -> Collected:
+        """The groups that step `step` trains, those with the earliest due first.
+
+        With `refill_rounds`, groups that come back without spread are added to the batch and do not count, up to so
+        many batches of them: the step goes on waiting for others.
+        """
+        self._on_finished = on_finished
+        dead: list[Group] = []
+        try:
+            while True:
+                self._changed.clear()
+                dead += self._take_dead(room=self._algorithm.refill_rounds * self._settings.groups_per_step - len(dead))
+                alive = self._take(step)
+                if alive:
+                    break
+                self._start(step)
+                await self._changed.wait()
+        finally:
+            self._on_finished = None
+        groups = sorted([*dead, *alive], key=lambda group: group.group_id)
+        refuse_total_failure(groups)
+        return Collected(groups=tuple(groups), metrics=self._count(groups) | self._count_stale(groups, step))
+
+    async def close(self) -> None:
+        """Stop every group that is on its way."""
+        running = [flight.running for flight in self._flights if flight.running is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self._flights.clear()
+
+    def state_dict(self, steps_done: int) -> dict[str, Any]:
+        """The groups that are on their way, and the first that was never started."""
+        return {"pending": sorted([*self._pending, *(flight.number for flight in self._flights)]), "next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Groups that were on their way are started afresh, with the seeds they had, before any other."""
+        self._pending, self._next = list(state["pending"]), int(state["next"])
+
+    # --- starting --------------------------------------------------------------------------------------------------
+
+    def _start(self, step: int) -> None:
+        """Start groups while places are free, as many as can be trained in time and before the run ends."""
+        wanted = self._settings.groups_per_step
+        most = min(1 + self._settings.max_staleness, self._num_steps - step) * wanted
+        while len(self._flights) < most:
+            num_unfinished = sum(flight.num_unfinished for flight in self._flights)
+            if len(self._flights) >= wanted and num_unfinished >= self._num_places:
+                break
+            self._start_group(self._next_number(), step)
+
+    def _next_number(self) -> int:
+        if self._pending:
+            return self._pending.pop(0)
+        self._next += 1
+        return self._next - 1
+
+    def _start_group(self, number: int, step: int) -> None:
+        settings = self._settings
+        flight = _Flight(
+            number=number,
+            due=step + settings.max_staleness,
+            num_unfinished=settings.group_size + self._algorithm.greedy_baseline,
+        )
+
+        def note(trajectory: Trajectory) -> None:
+            flight.num_unfinished -= 1
+            self._changed.set()
+            if self._on_finished is not None:
+                self._on_finished(trajectory)
+
+        rolling_out = self._rollout.run(
+            [self._sampler.at(number)],
+            group_size=settings.group_size,
+            sampling=self._sampling,
+            seed=mix_seed(self._seed, ROLLOUT_STREAM),
+            with_greedy=self._algorithm.greedy_baseline,
+            first_group_id=number,
+            may_fail=True,
+            places=self._places,
+            on_finished=note,
+        )
+        flight.running = asyncio.create_task(rolling_out, name=f"group {number}")
+        flight.running.add_done_callback(lambda task: self._changed.set())
+        self._flights.append(flight)
+
+    # --- taking ----------------------------------------------------------------------------------------------------
+
+    def _take_dead(self, *, room: int) -> list[Group]:
+        """Up to `room` complete groups without spread leave the pool."""
+        if not room:
+            return []
+        complete = self._complete()
+        for flight, group in complete:
+            if flight.has_spread is None:
+                flight.has_spread = self.has_spread(group)
+        return self._leave([flight for flight, _ in complete if not flight.has_spread][:room])
+
+    def _take(self, step: int) -> list[Group]:
+        """The groups of this step leave the pool; nobody does while there are too few, or one must be waited for."""
+        wanted = self._settings.groups_per_step
+        chosen = [flight for flight, _ in self._complete()][:wanted]
+        others = [flight.due for flight in self._flights if flight not in chosen]
+        if len(chosen) < wanted or not can_wait(others, step=step, per_step=wanted):
+            return []
+        return self._leave(chosen)
+
+    def _complete(self) -> list[tuple[_Flight, Group]]:
+        """The complete groups, the earliest due first."""
+        flights = sorted(self._flights, key=lambda flight: (flight.due, flight.number))
+        return [(flight, group) for flight in flights if (group := flight.group) is not None]
+
+    def _leave(self, flights: Sequence[_Flight]) -> list[Group]:
+        groups = [group for flight in flights if (group := flight.group) is not None]
+        self._flights = [flight for flight in self._flights if flight not in flights]
+        return groups
+
+    def _count_stale(self, groups: Sequence[Group], step: int) -> dict[str, float]:
+        """How many updates behind the tokens of a batch are, and how many groups go on over its update."""
+        ages = [
+            step - version
+            for group in groups
+            for trajectory in group.valid
+            for taken in trajectory.steps
+            for version in taken.policy_versions
+        ]
+        return {
+            "offpolicy/staleness_mean": sum(ages) / len(ages) if ages else 0.0,
+            "offpolicy/staleness_max": float(max(ages, default=0)),
+            "perf/groups_in_flight": float(len(self._flights)),
+        }
+
+
+def make_collector(config: Config, rollout: Rollout, tasks: Sequence[Task], shaping: RewardShaping) -> Collector:
+    """Batch after batch, or with overlap when `rollout.max_staleness` allows it."""
+    kind = OverlappingCollector if config.rollout.max_staleness else Collector
+    return kind(config, rollout, tasks, shaping)

@@ -1,0 +1,60 @@
+"""The checkpoints in a run folder: which are there, and which are undamaged. Reading one needs torch, this does not."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from agent_r1.errors import CheckpointError
+
+_NAME = re.compile(r"step_(\d+)$")
+
+
+def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """All complete checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.match(path.name))]
+    return sorted(found)
+
+
+def newest_readable(folder: Path, say: Callable[[str], None] = lambda text: None) -> tuple[int, Path]:
+    """The newest checkpoint that is undamaged. Damaged ones after it are renamed to `step_<n>.corrupt`, and `say` hears
+    of them; when none is left they stay as they are and the error names each."""
+    damaged: list[tuple[Path, str]] = []
+    for step, path in reversed(list_checkpoints(folder)):
+        damage = find_damage(path)
+        if damage is not None:
+            damaged.append((path, damage))
+            continue
+        for bad, reason in damaged:
+            aside = _put_aside(bad).name
+            say(f"{bad} is damaged ({reason}). It is renamed to {aside}; the run resumes from step {step}")
+        return step, path
+    if not damaged:
+        raise CheckpointError(f"there is no checkpoint in {folder}")
+    named = "; ".join(f"{path} ({reason})" for path, reason in damaged)
+    raise CheckpointError(
+        f"every checkpoint is damaged: {named}. Restore one of them, or begin a new run with run.resume=never"
+    )
+
+
+def find_damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint's file, in a few words; None when all of it is as it was written."""
+    try:
+        with zipfile.ZipFile(path / "state.pt") as file:
+            bad = file.testzip()
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
+        return str(error) or type(error).__name__
+    return None if bad is None else f"the checksum of {bad} is wrong"
+
+
+def _put_aside(path: Path) -> Path:
+    aside, number = path.with_name(f"{path.name}.corrupt"), 1
+    while aside.exists():
+        aside, number = path.with_name(f"{path.name}.corrupt{number}"), number + 1
+    path.rename(aside)
+    return aside

@@ -1,0 +1,125 @@
+"""Curves from metrics.jsonl: a small panel for each metric, a line for each run (extra `plot`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from agent_r1.errors import DataError, did_you_mean, require_installed
+from agent_r1.runs.read import RunRecord
+
+DEFAULT_KEYS = (
+    "reward/success",
+    "reward/outcome",
+    "eval/all/greedy",
+    "episode/tool_calls",
+    "episode/action_tokens",
+    "policy/entropy",
+    "time/step",
+)
+"""What is drawn unless other metrics are named; those that no run has are left out."""
+
+_TITLES = {
+    "reward/success": "solved in training",
+    "reward/outcome": "outcome reward",
+    "eval/all/greedy": "held-out tasks solved",
+    "episode/tool_calls": "tool calls an episode",
+    "episode/action_tokens": "response tokens an episode",
+    "policy/entropy": "entropy",
+    "time/step": "seconds a step",
+}
+_STYLES = ("-", "--", ":", "-.")
+_FEW_POINTS = 12
+
+
+def curve(run: RunRecord, key: str, *, by_minutes: bool = False) -> tuple[list[float], list[float]]:
+    """Where a metric was logged, in steps or in minutes of training steps, and its values.
+
+    Lines `{step: 1, time/step: 30, x: 5}` and `{step: 2, time/step: 90, x: 7}` give ([1, 2], [5, 7]), and by minutes
+    ([0.5, 2], [5, 7]). An evaluation stands at the end of the step it came after.
+    """
+    timed = [line for line in run.lines if "time/step" in line]
+    totals = accumulate(line["time/step"] / 60 for line in timed)
+    minutes = {0: 0.0, **{line["step"]: total for line, total in zip(timed, totals, strict=True)}}
+    lines = [line for line in run.lines if key in line and (not by_minutes or line["step"] in minutes)]
+    return [minutes[line["step"]] if by_minutes else line["step"] for line in lines], [line[key] for line in lines]
+
+
+def draw_curves(runs: Sequence[RunRecord], keys: Sequence[str] = (), *, by_minutes: bool = False) -> Any:
+    """A matplotlib figure with a panel for each key; without keys, the default ones that some run has."""
+    require_installed("matplotlib", "matplotlib", "plot", "agent-r1 plot")
+    from matplotlib.figure import Figure
+
+    logged = {key for run in runs for key in run.metric_names}
+    unknown = [key for key in keys if key not in logged]
+    if unknown:
+        raise DataError(f"no run logged '{unknown[0]}'. {did_you_mean(unknown[0], logged)}")
+    shown = list(keys) or [key for key in DEFAULT_KEYS if key in logged]
+    if not shown:
+        raise DataError(f"nothing to draw: no run has logged {', '.join(DEFAULT_KEYS)}")
+    rows = math.ceil(len(shown) / 4)
+    columns = math.ceil(len(shown) / rows)
+    figure: Any = Figure(figsize=(4.2 * columns, 2.9 * rows + 0.4), layout="constrained", facecolor="white")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel, key in zip(panels, shown, strict=False):
+        _draw_panel(panel, runs, key, by_minutes=by_minutes)
+    for panel in panels[len(shown) :]:
+        panel.remove()
+    if len(runs) > 1:
+        lines = {line.get_label(): line for panel in figure.axes for line in panel.get_lines()}
+        columns = min(4, len(runs))
+        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=columns, frameon=False)
+    return figure
+
+
+def _draw_panel(panel: Any, runs: Sequence[RunRecord], key: str, *, by_minutes: bool) -> None:
+    """Lines of one run have one colour in every panel, whichever runs the panel has."""
+    for number, run in enumerate(runs):
+        across, up = curve(run, key, by_minutes=by_minutes)
+        if across:
+            marker = "o" if len(across) <= _FEW_POINTS else ""
+            style = _STYLES[number // 10 % len(_STYLES)]
+            panel.plot(
+                across,
+                up,
+                color=f"C{number % 10}",
+                label=run.label,
+                linestyle=style,
+                marker=marker,
+                markersize=3.5,
+                lw=1.5,
+            )
+    panel.set_title(_TITLES.get(key, key), fontsize=10)
+    panel.set_xlabel("minutes of training" if by_minutes else "step", fontsize=8)
+    panel.tick_params(labelsize=8)
+    panel.grid(alpha=0.25, linewidth=0.6)
+    panel.spines[["top", "right"]].set_visible(False)
+    values = [float(value) for line in panel.get_lines() for value in line.get_ydata()]
+    if values and all(0.0 <= value <= 1.0 for value in values) and _is_share(key):
+        top = _share_axis(max(values))
+        panel.set_ylim(-0.03 * top, 1.03 * top)
+
+
+def _share_axis(largest: float) -> float:
+    """Where the axis of shares ends: at all of them, or at a round share well above the largest.
+
+    >>> _share_axis(0.31), _share_axis(0.9)
+    (0.4, 1.0)
+    """
+    return next(top for top in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0) if top >= min(1.0, 1.1 * largest))
+
+
+def _is_share(key: str) -> bool:
+    return key.startswith("eval/") or key == "reward/success"
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure; the file's ending says how (.png, .svg, .pdf ...)."""
+    endings = sorted(figure.canvas.get_supported_filetypes())
+    if path.suffix.lstrip(".") not in endings:
+        raise DataError(f"{path} has no ending that a figure can be written as: {', '.join(endings)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)

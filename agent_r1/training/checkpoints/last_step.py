@@ -1,0 +1,138 @@
+"""The checkpoint of the last finished step, whatever happens during the one after it.
+
+A step under way changes more than the weights: counters of skipped updates, the balance of process rewards, which
+groups were started. What a checkpoint holds of these is noted when a step is finished. The weights are too large to be
+copied: an update that fails after it has changed some of them costs the steps since the last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from agent_r1.config import Config
+from agent_r1.console import RunConsole
+from agent_r1.errors import AgentR1Error
+from agent_r1.learner.learner import Learner
+from agent_r1.rewards import ProcessBalance
+from agent_r1.rollout.collector import Collector
+from agent_r1.runs.checkpoints import list_checkpoints
+from agent_r1.runs.folder import RunFolder
+from agent_r1.training.checkpoints.files import save_checkpoint
+
+
+@dataclass
+class Progress:
+    """What the training loop carries from step to step."""
+
+    step: int = 0
+    train_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Noted:
+    """What was noted of the last finished step."""
+
+    learner: Mapping[str, Any]
+    """Its tensors are the learner's own, not copies."""
+    versions: tuple[int, ...]
+    """How often each of these tensors had been changed in place."""
+    process: Mapping[str, float]
+    collector: Mapping[str, Any]
+
+
+class LastStep:
+    """Saves the last finished step of a run."""
+
+    def __init__(
+        self, config: Config, folder: RunFolder, learner: Learner, process: ProcessBalance, collector: Collector
+    ) -> None:
+        self.progress = Progress()
+        self._config = config
+        self._folder = folder
+        self._learner = learner
+        self._process = process
+        self._collector = collector
+        self._noted = self._now()
+
+    def note(self) -> None:
+        """A step is finished, or a checkpoint was loaded."""
+        self._noted = self._now()
+
+    def _now(self) -> _Noted:
+        state = self._learner.state_dict()
+        return _Noted(
+            learner=state,
+            versions=tuple(tensor._version for tensor in _tensors(state)),
+            process=self._process.state_dict(),
+            collector=self._collector.state_dict(self.progress.step),
+        )
+
+    def save(self) -> None:
+        """Write its checkpoint."""
+        self._folder.ensure_owned()
+        state: dict[str, Any] = {
+            "learner": self._noted.learner,
+            "process_balance": self._noted.process,
+            "collector": self._noted.collector,
+            "train_seconds": self.progress.train_seconds,
+        }
+        keep = self._config.trainer.keep_checkpoints
+        save_checkpoint(self._folder.checkpoints, step=self.progress.step, state=state, keep=keep)
+
+    def save_if_missing(self, console: RunConsole, *, is_error: bool) -> None:
+        """Write its checkpoint when there is none, on the way out of a run. What fails here is a warning: the error to
+        report is the one that ended the run. Weights that an update under way has changed belong to no step and are
+        not saved."""
+        step = self.progress.step
+        if step <= self.last_saved():
+            return
+        if not self._is_intact():
+            console.warn(f"step {step} cannot be saved: the update after it failed when it had changed some weights")
+            return
+        try:
+            self.save()
+        except (AgentR1Error, RuntimeError) as error:
+            console.warn(f"step {step} could not be saved: {error}")
+            return
+        if is_error:
+            console.say(f"a checkpoint of step {step} was saved: {self._how_to_resume()}")
+
+    def _is_intact(self) -> bool:
+        """Whether the tensors noted still are those of the last finished step.
+
+        Tensors that were replaced by others still are. Fused optimizers change weights without raising the tensors'
+        versions, but count their steps in tensors, which a first step adds.
+        """
+        versions = tuple(tensor._version for tensor in _tensors(self._noted.learner))
+        num_now = sum(1 for _ in _tensors(self._learner.state_dict()))
+        return versions == self._noted.versions and num_now == len(versions)
+
+    def last_saved(self) -> int:
+        """The step of the newest checkpoint; 0 when there is none."""
+        return max((step for step, _ in list_checkpoints(self._folder.checkpoints)), default=0)
+
+    def outcome(self) -> str:
+        """What a run that ends early leaves, for people."""
+        saved = self.last_saved()
+        if not saved:
+            return "There is no checkpoint: the same command starts over"
+        return f"The last checkpoint is that of step {saved}: {self._how_to_resume()}"
+
+    def _how_to_resume(self) -> str:
+        changed = " with run.resume=auto" if self._config.run.resume == "never" else ""
+        return f"the same command{changed} resumes from there ({self._folder.path})"
+
+
+def _tensors(state: Any) -> Iterator[Tensor]:
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for entry in state.values():
+            yield from _tensors(entry)
+    elif isinstance(state, list | tuple):
+        for entry in state:
+            yield from _tensors(entry)

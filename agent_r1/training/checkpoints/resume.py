@@ -1,0 +1,48 @@
+"""Resuming a run: its checkpoint is found, checked and loaded before anything in its folder changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from agent_r1.errors import AgentR1Error, CheckpointError
+from agent_r1.learner.learner import Learner
+from agent_r1.runs.checkpoints import newest_readable
+from agent_r1.runs.folder import RunFolder
+from agent_r1.training.checkpoints.files import Checkpoint, load_checkpoint
+
+_PARTS = {"learner", "process_balance", "train_seconds"}
+
+
+def resume_run(folder: RunFolder, learner: Learner, say: Callable[[str], None]) -> Checkpoint:
+    """Load the newest undamaged checkpoint into the learner and rewind the folder to its step. A checkpoint that does
+    not fit, and logs that cannot be read, are one error, and the folder stays as it was."""
+    folder.read_metrics()
+    checkpoint = load_checkpoint(*newest_readable(folder.checkpoints, say), learner.device)
+    _check_parts(checkpoint, learner)
+    try:
+        learner.load_state_dict(checkpoint.state["learner"])
+    except AgentR1Error as error:
+        raise CheckpointError(f"the checkpoint {checkpoint.path} does not fit: {error}") from error
+    except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"the checkpoint {checkpoint.path} is of another shape than this run's model, critic or optimizer; set "
+            "model, algorithm and optimizer as they were, or begin a new run with run.resume=never. "
+            f"{type(error).__name__}: {reason[:300]}"
+        ) from error
+    folder.rewind(checkpoint.step)
+    return checkpoint
+
+
+def _check_parts(checkpoint: Checkpoint, learner: Learner) -> None:
+    state = checkpoint.state
+    if not isinstance(state, Mapping) or not state.keys() >= _PARTS:
+        raise CheckpointError(f"{checkpoint.path} is not the checkpoint of a run of this version")
+    saved, expected = set(state["learner"]), set(learner.state_dict())
+    if saved != expected:
+        surplus = ", ".join(sorted(saved - expected)) or "nothing"
+        missing = ", ".join(sorted(expected - saved)) or "nothing"
+        raise CheckpointError(
+            f"the checkpoint {checkpoint.path} was written with another algorithm or version: it has {surplus} that "
+            f"this run does not use and lacks {missing}. Set algorithm as it was, or run.resume=never for a new run"
+        )

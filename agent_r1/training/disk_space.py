@@ -1,0 +1,41 @@
+"""What a run will write, and what is said when the disk has less room than that."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from agent_r1.config import Config
+from agent_r1.files import free_bytes, size_in_words
+from agent_r1.learner.learner import Learner
+from agent_r1.runs.checkpoints import list_checkpoints
+from agent_r1.runs.folder import RunFolder
+
+
+def checkpoint_bytes(learner: Learner) -> int:
+    """About the size of a checkpoint: what is trained, and AdamW's two means of its gradients. The sums of a critic in
+    closed form are one small matrix."""
+    parts = [part for part in (learner.policy, learner.critic) if isinstance(part, nn.Module)]
+    return 3 * sum(weight.nbytes for part in parts for weight in part.parameters() if weight.requires_grad)
+
+
+def shortage_foreseen(config: Config, learner: Learner, folder: RunFolder) -> str | None:
+    """What a run without enough room on its disk is told before it starts; None where there is enough.
+
+    With keep_checkpoints=2 there are three while the third is written, then two and the exported model. A run that goes
+    on has some of them already.
+    """
+    settings = config.trainer
+    there = [step for step, _ in list_checkpoints(folder.checkpoints)]
+    to_come = range(max(there, default=0) + 1, settings.steps + 1)
+    num_saves = sum(step % settings.save_every == 0 or step == settings.steps for step in to_come)
+    num_more = max(0, min(settings.keep_checkpoints + 1 - len(there), num_saves))
+    checkpoint, model = checkpoint_bytes(learner), sum(weight.nbytes for weight in learner.policy.parameters())
+    needed, free = num_more * checkpoint + model, free_bytes(folder.path)
+    if needed <= free:
+        return None
+    return (
+        f"the run will need {size_in_words(needed)} in {folder.path} ({num_more} x {size_in_words(checkpoint)} for "
+        f"checkpoints, {size_in_words(model)} for the model) and {size_in_words(free)} are free there. Checkpoints "
+        f"that do not fit will be missing: keep fewer (trainer.keep_checkpoints is {settings.keep_checkpoints}), write "
+        f"fewer (trainer.save_every is {settings.save_every}), or make room"
+    )

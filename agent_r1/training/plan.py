@@ -1,0 +1,377 @@
+"""Everything that can be wrong is found before a model is loaded: configuration, names, data, lengths.
+
+All problems are reported together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
+from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
+from agent_r1.config import Config, bind_part, presets, value_problems
+from agent_r1.console import RunConsole
+from agent_r1.data.tasks import load_tasks
+from agent_r1.envs import AgentEnv, bind_limit, checked_limits, make_policy
+from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, no_exit, report_problems
+from agent_r1.flows import AgentEnvLoop, AgentFlowBase
+from agent_r1.models.gguf import convert_gguf, gguf_folder, is_gguf
+from agent_r1.models.lora import check_form, check_targets, require_peft
+from agent_r1.registry import find_module, load_function, signature_of
+from agent_r1.rewards import RewardFunction, reward_functions, row_problem
+from agent_r1.rollout import choose_env, env_of_row
+from agent_r1.runs.lock import lock_folder
+from agent_r1.runs.names import folder_problems
+from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
+from agent_r1.tools.builtin.mcp import declare_servers, make_server
+from agent_r1.tools.workers.function_ref import Reference
+from agent_r1.types import Observation, Task
+
+_TITLE = "the configuration cannot be used:"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A run that has been checked: everything but the models."""
+
+    config: Config
+    """The configuration."""
+    algorithm: Algorithm
+    """What is learned."""
+    reward: RewardFunction
+    """The outcome reward."""
+    train_tasks: list[Task]
+    """Rows to train on."""
+    eval_tasks: list[Task]
+    """Held-out rows."""
+
+    def make_env(self, task: Task) -> AgentEnv:
+        """A fresh environment for a task."""
+        return make_env(self.config, task)
+
+
+class _Problems:
+    """Collects problems so that all can be reported at once."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Note an error instead of raising it."""
+        try:
+            yield
+        except AgentR1Error as error:
+            self.found.append(str(error))
+
+    def run(self, check: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a check, or None after noting what was wrong."""
+        with self.collect():
+            return check(*arguments)
+        return None
+
+
+def make_env(config: Config, task: Task) -> AgentEnv:
+    """A fresh environment for a task, as its row or the configuration says."""
+    arguments = dict(config.env)
+    return choose_env(task, str(arguments.pop("name", "tool")), arguments)
+
+
+def tool_policies(config: Config) -> dict[str, Any]:
+    """What the configuration changes in the tools' policies, by the tool's name."""
+    return {name: changes for name, changes in config.tools.items() if name != "mcp"}
+
+
+def make_plan(config: Config) -> Plan:
+    """Check configuration, names and data. Raises one error that lists every problem."""
+    problems = _Problems()
+    wrong_values = value_problems(config)
+    for module in config.imports:
+        if isinstance(module, str):  # what is not is among the wrong values
+            problems.run(find_module, module, f"module '{module}' of imports")
+    problems.found.extend(wrong_values)
+    if all(isinstance(name, str) for name in (config.run.name, config.run.folder, config.sft.folder or "")):
+        problems.found += folder_problems(config)
+    algorithm = problems.run(bind_algorithm, config.algorithm)
+    if algorithm is not None:
+        problems.run(_check_staleness, config, algorithm)
+    reward = problems.run(reward_functions.get, config.reward.function)
+    problems.run(tool_formats.get, config.model.tool_format)
+    # Paths that cannot be paths are not asked for.
+    problems.run(_check_env, config, not wrong_values and not _must_prepare_data(config))
+    if config.reward.timeout is not None and reward is not None:
+        problems.run(Reference.of, reward)
+    if config.sft.folder is not None and not config.sft.data:
+        problems.found.append("sft.folder is set and sft.data is empty; give demonstrations, or set sft.folder=null")
+    if config.model.lora.rank > 0 and not wrong_values:
+        problems.run(check_form, config.model.lora)
+        problems.run(require_peft, config.model.lora)
+    report_problems(problems.found, ConfigError, _TITLE)
+    _prepare_data(config)
+    problems.run(_find_tools, config)
+    report_problems(problems.found, ConfigError, _TITLE)
+    train_tasks, eval_tasks = _load(config)
+    _check_tools(config, [*train_tasks, *eval_tasks])
+    _check_ground_truths(config.reward.function, reward, [*train_tasks, *eval_tasks])
+    return Plan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
+
+
+def check_model(plan: Plan) -> ChatRenderer:
+    """The model's renderer, after checking that the model exists and that every first prompt fits its context."""
+    config = plan.config
+    _check_model_exists(config)
+    if config.model.lora.rank > 0:
+        check_targets(config.model)
+    renderer = load_renderer(
+        config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
+    )
+    context = context_length(config)
+    if config.rollout.max_tokens >= context:
+        raise ConfigError(
+            f"rollout.max_tokens={config.rollout.max_tokens} leaves no room for a prompt in a context of {context}"
+        )
+    too_long = []
+    for task in [*plan.train_tasks, *plan.eval_tasks]:
+        length = len(renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids)
+        if length >= context:
+            too_long.append(f"task '{task.task_id}': a prompt of {length} tokens")
+    if too_long:
+        shown = "\n".join(f"  - {entry}" for entry in too_long[:10])
+        raise DataError(
+            f"{len(too_long)} prompts do not fit the context of {context} tokens; shorten them or raise "
+            f"rollout.context_length:\n{shown}"
+        )
+    return renderer
+
+
+def first_observation(plan: Plan, task: Task) -> Observation:
+    """What the model sees first of a task, without starting anything."""
+    flow = AgentFlowBase.registry.get(task.agent_name)
+    return plan.make_env(task).preview(task) if issubclass(flow, AgentEnvLoop) else Observation(messages=task.prompt)
+
+
+def context_length(config: Config) -> int:
+    """The run's context: the configured one, at most the model's own and what one micro-batch holds."""
+    from transformers import AutoConfig
+
+    model_config = AutoConfig.from_pretrained(
+        config.model.path, trust_remote_code=config.model.trust_remote_code
+    ).get_text_config()
+    own = int(model_config.max_position_embeddings)
+    wanted, trainable = config.rollout.context_length, config.trainer.micro_batch_tokens
+    if wanted is not None and wanted > own:
+        raise ConfigError(f"rollout.context_length={wanted} is more than the model's own {own}")
+    if wanted is not None and wanted > trainable:
+        raise ConfigError(
+            f"rollout.context_length={wanted} is more than trainer.micro_batch_tokens={trainable}: a step that long "
+            "could not be trained"
+        )
+    return wanted or min(own, trainable)
+
+
+def _check_staleness(config: Config, algorithm: Algorithm) -> None:
+    if config.rollout.max_staleness > 0 and not algorithm.accounts_for_stale_tokens:
+        raise ConfigError(
+            f"rollout.max_staleness={config.rollout.max_staleness} trains on tokens that older policies sampled, and "
+            "nothing in this algorithm accounts for it: its loss has no ratio, or one that does not start from the "
+            "log-probs they were sampled with. Set algorithm.off_policy.name=token, or max_staleness=0"
+        )
+
+
+def _check_env(config: Config, are_tools_ready: bool) -> None:
+    arguments = dict(config.env)
+    for limit in checked_limits(arguments.pop("limits", ())):
+        bind_limit(limit)
+    bind_part(AgentEnv.registry, "env", arguments)
+    if "context" in arguments:
+        make_policy(arguments["context"])
+    declare_servers({name: make_server(name, given) for name, given in _mcp_section(config).items()})
+    listed = _listed_tools(config)
+    if are_tools_ready:
+        _find_tools(config)
+    for entry in listed:
+        # What stands beside a tool's name may be there only after the preparation, as an index is.
+        if isinstance(entry, Mapping):
+            BaseTool.registry.get(str(entry.get("name")))
+
+
+def _mcp_section(config: Config) -> Mapping[str, Any]:
+    section = config.tools.get("mcp", {})
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"tools.mcp={section!r:.80} must name servers: tools.mcp.shop.url=http://localhost:8000/mcp")
+    return section
+
+
+def _listed_tools(config: Config, keys: Sequence[str] = ("tools", "row_tools")) -> list[Any]:
+    """The entries of `env.tools` and `env.row_tools`; anything that is no list of entries is refused."""
+    listed: list[Any] = []
+    for key in keys:
+        entries = config.env.get(key, [])
+        if not isinstance(entries, list | tuple) or not all(
+            isinstance(entry, str | BaseTool) or (isinstance(entry, Mapping) and isinstance(entry.get("name"), str))
+            for entry in entries
+        ):
+            raise ConfigError(
+                f"env.{key}={entries!r:.80} must be a list of names and of entries like {{name: search, index: wiki}}"
+            )
+        listed.extend(entries)
+    return listed
+
+
+def _find_tools(config: Config) -> None:
+    for entry in _listed_tools(config, ["tools"]):
+        BaseTool.find(entry)
+
+
+def tools_in_use(config: Config, tasks: Sequence[Task]) -> list[BaseTool]:
+    """The tools of the configuration, and those that rows name."""
+    found = [tool for entry in _listed_tools(config, ["tools"]) for tool in BaseTool.find(entry)]
+    for task in one_per_use(tasks):
+        found.extend(_tools_of(config, task))
+    return found
+
+
+def _tools_of(config: Config, task: Task) -> list[BaseTool]:
+    """The tools that a row names itself; in an environment of its own it has none of the configured ones."""
+    if "tools" not in task.env_kwargs:
+        return []
+    listed = _listed_tools(config) if env_of_row(task) in (None, config.env.get("name", "tool")) else []
+    return tools_of_row(task.task_id, task.env_kwargs["tools"], listed)
+
+
+def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
+    """Refuse policies for tools that do not exist, keys no policy has, and process tools that no process could find."""
+    used = tools_in_use(config, tasks)
+    known = {*BaseTool.registry.names(), *(tool.name for tool in used)}
+    problems = _Problems()
+    for name, changes in tool_policies(config).items():
+        if name not in known:
+            problems.found.append(f"unknown tool in 'tools.{name}'. {did_you_mean(name, known)}")
+        elif not isinstance(changes, Mapping):
+            problems.found.append(f"tools.{name}={changes} is not a policy; write for example tools.{name}.timeout=5")
+        else:
+            problems.run(ToolPolicy().changed, name, changes)
+    report_problems(problems.found, ConfigError, _TITLE)
+    runner = ToolRunner(tool_policies(config))
+    for tool in {id(tool): tool for tool in used}.values():
+        if runner.policy_of(tool).process:
+            problems.run(check_process_tool, tool)
+    report_problems(problems.found, ConfigError, "tools that should run in worker processes cannot:")
+
+
+def prepare_model(config: Config, console: RunConsole) -> Config:
+    """Make the model, when it is not there and the configuration says how; gives the configuration to go on with, in
+    which its folder takes the place of a GGUF file."""
+    if config.model.prepare is not None and not Path(config.model.path).exists():
+        # Of runs that start together one makes the model. The lock is no lock of the model's folder, which the
+        # preparation may lock itself.
+        place = Path(config.run.folder) / f"prepare-{hashlib.sha256(config.model.path.encode()).hexdigest()[:12]}"
+        with lock_folder(place, wait=True, on_wait=console.say):
+            if not Path(config.model.path).exists():
+                console.say(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
+                prepare(config.model.prepare, "model preparation", config)
+    if not is_gguf(config.model.path):
+        return config
+    folder = gguf_folder(Path(config.model.path))
+    if not folder.is_dir():
+        console.say(f"{config.model.path} is converted once, into {folder}")
+        convert_gguf(Path(config.model.path), folder)
+    return replace(config, model=replace(config.model, path=str(folder)))
+
+
+def _must_prepare_data(config: Config) -> bool:
+    demonstrations = config.sft.data if config.sft.folder is not None else []
+    paths = [Path(path) for path in (*config.data.train, *config.data.eval, *demonstrations)]
+    return config.data.prepare is not None and any(not path.is_file() for path in paths)
+
+
+def _prepare_data(config: Config) -> None:
+    if config.data.prepare is not None and _must_prepare_data(config):
+        prepare(config.data.prepare, "data preparation", config)
+
+
+def prepare(reference: str, kind: str, config: Config) -> None:
+    """Call a recipe's preparation, `def` or `async def`, with the configuration."""
+    preparation = load_function(reference, kind=kind)
+    with no_exit(f"the {kind} '{reference}'"):
+        returned = preparation(config)
+        if inspect.iscoroutine(returned):
+            asyncio.run(returned)
+
+
+def _load(config: Config) -> tuple[list[Task], list[Task]]:
+    """Both sets of rows, with the names they use checked."""
+    if not config.data.train:
+        raise ConfigError("data.train is empty; give one or more .parquet or .jsonl files")
+    train = load_tasks(config.data.train, default_agent=config.data.agent_name)
+    held_out = load_tasks(config.data.eval, default_agent=config.data.agent_name) if config.data.eval else []
+    problems = _Problems()
+    for task in one_per_use([*train, *held_out]):
+        problems.run(AgentFlowBase.registry.get, task.agent_name)
+        problems.run(_check_env_of_row, config, task)
+        problems.run(_tools_of, config, task)
+    report_problems(
+        list(dict.fromkeys(problems.found)),
+        DataError,
+        "the data names things that do not exist or that rows may not name:",
+    )
+    return train, held_out
+
+
+def _check_env_of_row(config: Config, task: Task) -> None:
+    """Another environment than the configured one must be registered, and work without arguments."""
+    own = env_of_row(task)
+    if own is None or own == config.env.get("name", "tool"):
+        return
+    try:
+        signature_of(AgentEnv.registry.registered(own)).bind()
+    except AgentR1Error as error:
+        raise DataError(f"task '{task.task_id}', env_kwargs.env: {error}") from error
+    except TypeError as error:
+        raise DataError(
+            f"task '{task.task_id}': env_kwargs.env='{own}' needs arguments ({error}), which rows cannot give; set "
+            f"env.name={own} and its arguments in the configuration"
+        ) from None
+
+
+def _check_ground_truths(name: str, reward: RewardFunction, tasks: Sequence[Task]) -> None:
+    """Refuse rows that the reward function says it cannot score: no answer to them would ever be right."""
+    problems = [(task.task_id, problem) for task in tasks if (problem := row_problem(reward, task)) is not None]
+    if problems:
+        shown = "\n".join(f"  - row '{task_id}': {problem}" for task_id, problem in problems[:10])
+        more = f"\n  - ... and {len(problems) - 10} more" if len(problems) > 10 else ""
+        raise DataError(
+            f"the reward function '{name}' cannot score {len(problems)} of {len(tasks)} rows; give each a "
+            f"reward_model.ground_truth, leave them out, or choose another reward.function:\n{shown}{more}"
+        )
+
+
+def one_per_use(tasks: Sequence[Task]) -> list[Task]:
+    """One task for each combination of names, so that a million rows are not a million look-ups."""
+    unique = {(t.agent_name, str(t.env_kwargs.get("env")), str(t.env_kwargs.get("tools"))): t for t in tasks}
+    return list(unique.values())
+
+
+def _check_model_exists(config: Config) -> None:
+    path = Path(config.model.path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"model.path={path} is a folder without config.json: not a Hugging Face model")
+        return
+    looks_like_hub_id = config.model.path.count("/") == 1 and not path.is_absolute() and not path.parent.is_dir()
+    if not looks_like_hub_id:
+        preset = f", or write model={path} for the preset of that name" if str(path) in presets("model") else ""
+        raise ConfigError(f"model.path={path} does not exist; give a Hugging Face folder or id, or a GGUF file{preset}")
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path={path} is no folder and cannot be had from the hub: {error}") from error

@@ -1,0 +1,42 @@
+"""The warm start of a tiny model, for recipes that train at once and offline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent_r1.config.schema import Config, ModelConfig
+from agent_r1.console import RunConsole
+from agent_r1.data.tasks import read_rows
+from agent_r1.errors import DataError
+from agent_r1.models.tiny import build_tiny_model
+from agent_r1.training.sft import sft_run, warm_start_recipe
+
+
+def make_warm_start(config: Config) -> None:
+    """Make `model.path`: a tiny model, trained on `sft.data` by the settings of `sft`.
+
+    Only those settings and the data shape it, not the run's seed, algorithm or optimizer: all runs of a recipe start
+    from the same weights, whatever the first one was asked for.
+    """
+    warm = Path(config.model.path).parent
+    untrained = warm.with_name(f"{warm.name}_untrained")
+    build_tiny_model(_read_demonstrations(config.sft.data), untrained)
+    tiny = ModelConfig(path=str(untrained), tool_format=config.model.tool_format)
+    sft_run(warm_start_recipe(replace(config, model=tiny), warm), RunConsole())
+
+
+def _read_demonstrations(paths: Sequence[str]) -> list[dict[str, Any]]:
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing or not paths:
+        raise DataError(
+            f"the tiny model learns to speak from sft.data, and there is no {', '.join(missing) or 'file in it'}. "
+            "Make the recipe's own data first, or give a model of yours with model.path"
+        )
+    rows = [row for path in paths for row in read_rows(Path(path))]
+    bad = next((row for row in rows if not isinstance(row, dict) or "messages" not in row), None)
+    if bad is not None:
+        raise DataError(f"a demonstration in {', '.join(paths)} needs 'messages', found: {bad!r:.80}")
+    return rows
