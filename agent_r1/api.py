@@ -22,8 +22,8 @@ from agent_r1.tools import BaseTool, FunctionTool
 
 if TYPE_CHECKING:
     from agent_r1.checks import Report
-    from agent_r1.evaluation.evaluate import Evaluation
-    from agent_r1.training.trainer import Summary
+    from agent_r1.evaluation import Evaluation
+    from agent_r1.training import Summary
 
 
 BASELINES = {"react": ("model.tool_format=react",)}
@@ -39,7 +39,7 @@ def train(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Summ
         parts: `model`, `data`, `eval_data` (paths), `tools` (tools, functions or names), `env` (a class), `reward` (a
             function).
     """
-    from agent_r1.training.run import train_run
+    from agent_r1.training import train_run
 
     recipe, config = resolve(recipe_and_overrides, **parts)
     with no_exit("the code of the recipe"), recipe_folder(recipe):
@@ -55,7 +55,7 @@ def evaluate(*recipe_and_overrides: str, baseline: str | None = None, quiet: boo
         quiet: Print nothing.
         parts: As for `train`.
     """
-    from agent_r1.training.run import eval_run
+    from agent_r1.training import eval_run
 
     if baseline is not None and baseline not in BASELINES:
         raise UnknownNameError(f"unknown baseline '{baseline}'. {did_you_mean(baseline, BASELINES)}")
@@ -71,7 +71,7 @@ def evaluate(*recipe_and_overrides: str, baseline: str | None = None, quiet: boo
 
 def sft(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Path:
     """Warm-start a model on demonstrations (`sft.data`); gives the folder of the tuned model."""
-    from agent_r1.training.sft import sft_run
+    from agent_r1.training import sft_run
 
     recipe, config = resolve(recipe_and_overrides, **parts)
     with no_exit("the code of the recipe"), recipe_folder(recipe):

@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from agent_r1.codec.strict_json import write_json
+from agent_r1.codec import write_json
 from agent_r1.errors import AgentR1Error, no_exit
+from agent_r1.interrupts import RunInterrupted, ours_to_end
 from agent_r1.scaffold import Kind, write_recipe
-from agent_r1.training.stopping import RunInterrupted, ours_to_end
 
 app = typer.Typer(
     help="Train language-model agents with reinforcement learning over whole multi-turn interactions.",
@@ -107,7 +107,7 @@ def evaluate(
     from agent_r1 import api
     from agent_r1.console import RunConsole
     from agent_r1.files import write_atomically
-    from agent_r1.rollout import write_trajectories
+    from agent_r1.runs import write_trajectories
 
     with _clear_errors():
         evaluation = api.evaluate(recipe, *(overrides or []), model=model, baseline=baseline)
@@ -262,8 +262,7 @@ def search(
 
     Example: agent-r1 search indexes/wiki "a drink made of leaves"
     """
-    from agent_r1.tools.builtin.search import open_index
-    from agent_r1.tools.builtin.search.tool import shorten
+    from agent_r1.tools.builtin.search import open_index, shorten
 
     with _clear_errors():
         [found] = open_index(folder).search([query], k)

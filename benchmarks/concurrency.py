@@ -28,7 +28,7 @@ from typing import Any
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import ToolEnv
-from agent_r1.models.gc_tuning import spare_what_is_loaded
+from agent_r1.models import spare_what_is_loaded
 from agent_r1.rewards import reward_functions
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.tools import BaseTool, ToolContext, ToolResponse, ToolResult, ToolRunner, tool_runner
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
 def make_renderer() -> ChatRenderer:
     """The quickstart's tokenizer and template."""
     sys.path.append(str(Path(__file__).resolve().parent.parent))
-    from agent_r1.models.tiny import train_tokenizer
+    from agent_r1.models import train_tokenizer
     from recipes.quickstart.shop import demonstration, draw_basket
 
     rng = random.Random(0)

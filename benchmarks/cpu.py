@@ -29,12 +29,9 @@ from torch import nn
 from workloads import Conversations, Request, complete_all, grpo_learner, multi_turn_experience
 
 from agent_r1.engines.local import LocalEngine
-from agent_r1.learner.compute import Compute, cpu_row_tokens
-from agent_r1.learner.experience import Experience
-from agent_r1.learner.packing.samples import Packer, pack
-from agent_r1.learner.packing.trie import pack_tries
-from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
-from agent_r1.models.load import load_policy
+from agent_r1.learner import Compute, Experience, cpu_row_tokens
+from agent_r1.learner.packing import TRIE_ATTENTION, Packer, pack, pack_tries
+from agent_r1.models import load_policy
 
 CPU = torch.device("cpu")
 

@@ -180,7 +180,7 @@ def run_fault(
 def keep_books(name: str, books: Path, run: Path) -> dict[str, Any]:
     """What struck, against what the run counted and recorded; `problems` says where they disagree."""
     from agent_r1.config import from_yaml
-    from agent_r1.rollout import read_trajectories
+    from agent_r1.runs import read_trajectories
 
     fault = FAULTS[name]
     settings = from_yaml((run / "config.yaml").read_text())

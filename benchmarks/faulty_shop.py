@@ -21,9 +21,7 @@ from typing import Any
 from agent_r1.codec import records
 from agent_r1.envs import ToolEnv
 from agent_r1.seeds import unit_float
-from agent_r1.tools import ToolContext, calculate
-from agent_r1.tools.function import FunctionTool
-from agent_r1.tools.policy import ToolPolicy
+from agent_r1.tools import FunctionTool, ToolContext, ToolPolicy, calculate
 from agent_r1.types import Action, Episode, Observation, StepResult, Task
 from recipes.quickstart import reward_fn
 from recipes.quickstart.tools import price as own_price
@@ -251,7 +249,7 @@ class ServedShop(ToolEnv):
 
 def serve_late_and_swapped(port: int) -> None:
     """A server whose answers come late, or go to somebody else's request."""
-    from agent_r1.envs.remote.server import EnvService, ServiceLimits, serve
+    from agent_r1.envs.remote import EnvService, ServiceLimits, serve
 
     class Disturbed(EnvService):
         def __init__(self) -> None:

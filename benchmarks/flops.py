@@ -20,8 +20,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from agent_r1.learner.packing.samples import MicroBatch, Sample
-from agent_r1.learner.packing.trie import build_rows
+from agent_r1.learner.packing import MicroBatch, Sample, build_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ from workloads import Conversations, Request, complete_all, multi_turn_experienc
 from agent_r1.config import Config
 from agent_r1.engines.local import LocalEngine
 from agent_r1.files import write_atomically
-from agent_r1.models.load import choose_device
+from agent_r1.models import choose_device
 
 KINDS = ("generation", "update", "grpo_step", "multi_turn", "mfu", "peer")
 PEAK_TFLOPS = {"NVIDIA H100 80GB HBM3": 989.0, "NVIDIA H200": 989.0}

@@ -18,10 +18,10 @@ from typing import Any
 
 from agent_r1.api import resolve
 from agent_r1.console import RunConsole
-from agent_r1.data.tasks import read_rows
+from agent_r1.data import read_rows
 from agent_r1.errors import DataError
-from agent_r1.rewards.matching import last_number
-from agent_r1.training.run import train_run
+from agent_r1.rewards import last_number
+from agent_r1.training import train_run
 from agent_r1.types import Episode, Task
 
 INSTRUCTION = "\nThink step by step. End with the answer alone after ####, for example: #### 42"

@@ -33,7 +33,7 @@ from workloads import Request, complete_all
 
 from agent_r1.engines.local import LocalEngine
 from agent_r1.files import write_atomically
-from agent_r1.models.load import choose_device
+from agent_r1.models import choose_device
 
 KINDS = (
     ("draw", ("summarise_kernel", "draw_kernel", "bound_kernel", "advance_kernel")),

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
-from agent_r1.models.load import load_policy
+from agent_r1.learner.packing import TRIE_ATTENTION
+from agent_r1.models import load_policy
 
 SHAPES: dict[str, Any] = {
     "random-smollm2-135m": lambda: LlamaConfig(
@@ -102,7 +102,7 @@ def parse_model(text: str) -> SampleModel:
 def tiny_model(folder: Path) -> SampleModel:
     """The quickstart's model and tokenizer, untrained, written to `folder`."""
     sys.path.append(str(Path(__file__).parent.parent))  # recipes are beside the library, not in it
-    from agent_r1.models.tiny import build_tiny_model
+    from agent_r1.models import build_tiny_model
     from recipes.quickstart.shop import demonstration, draw_basket
 
     rng = random.Random(0)

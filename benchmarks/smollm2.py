@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent_r1.config import load_config
-from agent_r1.models.gguf import make_smollm2
+from agent_r1.models import make_smollm2
 
 
 def smollm2_folder() -> Path:

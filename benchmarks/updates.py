@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from workloads import grpo_learner
 
 from agent_r1.config import Config, load_config
-from agent_r1.learner.compute import make_compute
-from agent_r1.learner.experience import Experience
-from agent_r1.learner.learner import Learner
-from agent_r1.learner.packing.samples import MicroBatch
-from agent_r1.models.load import checkpoint_layers, choose_device, compile_layers
+from agent_r1.learner import Experience, Learner, make_compute
+from agent_r1.learner.packing import MicroBatch
+from agent_r1.models import checkpoint_layers, choose_device, compile_layers
 
 
 @cache

@@ -46,9 +46,8 @@ from agent_r1.algorithms import (
     policy_losses,
     value_loss,
 )
-from agent_r1.learner.credit import with_token_penalty
-from agent_r1.learner.packing.samples import Sample, pack
-from agent_r1.learner.scoring import score
+from agent_r1.learner import score, with_token_penalty
+from agent_r1.learner.packing import Sample, pack
 
 TOLERANCE = 1e-6
 PIP_LINE = (

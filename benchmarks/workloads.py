@@ -9,13 +9,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from agent_r1.algorithms.algorithm import bind_algorithm
+from agent_r1.algorithms import bind_algorithm
 from agent_r1.config import AlgorithmConfig, OptimizerConfig
-from agent_r1.engines.base import Engine
-from agent_r1.learner.compute import Compute
-from agent_r1.learner.credit import Models
-from agent_r1.learner.experience import CriticView, Experience, gather_experience
-from agent_r1.learner.learner import Learner
+from agent_r1.engines import Engine
+from agent_r1.learner import Compute, CriticView, Experience, Learner, Models, gather_experience
 from agent_r1.rewards import ProcessBalance, RewardShaping
 from agent_r1.types import (
     Action,

@@ -23,8 +23,9 @@ from agent_r1.data.tasks import TaskSampler
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.evaluation.metrics import rollout_metrics
-from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories, write_trajectories
+from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.rollout.collector import Collected, Collector
+from agent_r1.runs import read_trajectories, write_trajectories
 from agent_r1.training.trainer import make_shaping
 from agent_r1.types import (
     Action,

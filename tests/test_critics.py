@@ -33,7 +33,8 @@ from agent_r1.learner.experience import CriticView, Experience
 from agent_r1.learner.learner import Learner
 from agent_r1.learner.packing.samples import MicroBatch, Sample, pack
 from agent_r1.learner.scoring import score, value
-from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories
+from agent_r1.rollout import Rollout, RolloutLimits
+from agent_r1.runs import read_trajectories
 from agent_r1.types import Action, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
 from tests.hand_made import (
     CPU,

@@ -20,7 +20,8 @@ from agent_r1.envs import ToolEnv
 from agent_r1.errors import UnknownNameError
 from agent_r1.evaluation.evaluate import Evaluation, choose_panel, evaluate
 from agent_r1.evaluation.metrics import interval
-from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories, write_trajectories
+from agent_r1.rollout import Rollout, RolloutLimits
+from agent_r1.runs import read_trajectories, write_trajectories
 from agent_r1.tools import FunctionTool
 from agent_r1.types import Completion, Episode, Observation, SamplingParams, Task
 from tests.test_chat import QUESTION, TOOL, decode, said

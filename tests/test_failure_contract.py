@@ -38,13 +38,14 @@ from agent_r1.errors import (
 )
 from agent_r1.evaluation.evaluate import evaluate
 from agent_r1.evaluation.metrics import rollout_metrics
+from agent_r1.interrupts import RunInterrupted
 from agent_r1.learner.experience import Experience
 from agent_r1.learner.learner import Learner
 from agent_r1.rewards import RewardFunction, in_workers
-from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories, write_trajectories
+from agent_r1.rollout import Rollout, RolloutLimits
+from agent_r1.runs import read_trajectories, write_trajectories
 from agent_r1.runs.tracking import JsonlTracker, read_metrics
 from agent_r1.tools import ToolRunner, tool, tool_runner
-from agent_r1.training.stopping import RunInterrupted
 from agent_r1.types import Action, Episode, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
 from tests import foreign_code
 from tests.full_disks import files_of_at_most

@@ -20,7 +20,7 @@ import agent_r1
 from agent_r1.config import load_config
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import ConfigError, EpisodeError, UnknownNameError
-from agent_r1.rollout import read_trajectories
+from agent_r1.runs import read_trajectories
 from agent_r1.tools import BaseTool, CallOutcome, ToolContext, run_call
 from agent_r1.tools.builtin.mcp import McpServer, declare_servers, make_server
 from agent_r1.types import StopReason, Task, ToolCall

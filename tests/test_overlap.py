@@ -34,9 +34,10 @@ from agent_r1.engines.local import LocalEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import AgentR1Error, ConfigError, RolloutsFailingError
 from agent_r1.evaluation.health import HealthMonitor
-from agent_r1.rollout import Rollout, RolloutLimits, read_trajectories
+from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.rollout.collector import Collected, Collector
 from agent_r1.rollout.overlapping import can_wait, make_collector
+from agent_r1.runs import read_trajectories
 from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.seeds import mix_seed, unit_float
 from agent_r1.training.plan import Plan, make_plan

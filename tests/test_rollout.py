@@ -23,7 +23,8 @@ from agent_r1.evaluation.metrics import best_of, majority, rollout_metrics
 from agent_r1.files import write_atomically
 from agent_r1.flows import AgentFlowBase
 from agent_r1.rewards import RewardFunction, reward_functions, score_episode
-from agent_r1.rollout import Rollout, RolloutLimits, choose_env, read_trajectories, write_trajectories
+from agent_r1.rollout import Rollout, RolloutLimits, choose_env
+from agent_r1.runs import read_trajectories, write_trajectories
 from agent_r1.tools import FunctionTool
 from agent_r1.types import (
     Action,

@@ -22,7 +22,7 @@ from agent_r1.cli import app
 from agent_r1.config import from_yaml
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, RolloutsFailingError, UnknownNameError
-from agent_r1.rollout import read_trajectories
+from agent_r1.runs import read_trajectories
 from tests.tiny_runs import tiny_overrides, write_tasks
 
 ROOT = Path(__file__).parent.parent

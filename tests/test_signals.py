@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 import agent_r1
+from agent_r1.interrupts import RunInterrupted
 from agent_r1.learner import imitation
 from agent_r1.learner import learner as learner_module
 from agent_r1.learner.learner import Learner
 from agent_r1.runs.checkpoints import list_checkpoints
-from agent_r1.training.stopping import RunInterrupted
 from tests.test_runs import ROOT, same_weights, score_variety
 from tests.tiny_runs import tiny_overrides, write_tasks
 

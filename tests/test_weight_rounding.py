@@ -22,9 +22,9 @@ from agent_r1.errors import EngineError
 from agent_r1.learner.critics import Critic, SharedCritic
 from agent_r1.learner.optimizer import guarded_step, make_optimizer
 from agent_r1.learner.scoring import score_all
-from agent_r1.models.adapters import AdaptedLinear
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.lora import add_adapters, find_targets, merged_weights
+from agent_r1.models.unmerged_adapters import AdaptedLinear
 from agent_r1.registry import recipe_folder
 from agent_r1.training.plan import check_model, make_plan
 from agent_r1.training.run import _models, load_parts

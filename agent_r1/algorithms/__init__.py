@@ -5,6 +5,7 @@ them.
 """
 
 from agent_r1.algorithms.aggregation import Aggregation, aggregations
+from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
 from agent_r1.algorithms.estimators import Credit, Estimator, estimators, group_statistics, whiten
 from agent_r1.algorithms.kl import KLEstimator, adapted_coefficient, kl_estimators
 from agent_r1.algorithms.losses import LossInputs, PolicyLoss, TokenLosses, policy_losses, value_loss
@@ -15,6 +16,7 @@ from agent_r1.algorithms.table import StepTable
 
 __all__ = [
     "Aggregation",
+    "Algorithm",
     "Correction",
     "Credit",
     "Estimator",
@@ -27,6 +29,7 @@ __all__ = [
     "TokenLosses",
     "adapted_coefficient",
     "aggregations",
+    "bind_algorithm",
     "corrections",
     "engine_divergence",
     "estimators",

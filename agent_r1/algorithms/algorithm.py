@@ -9,20 +9,12 @@ from typing import Any
 
 import torch
 
-from agent_r1.algorithms import (
-    Aggregation,
-    Correction,
-    Credit,
-    KLEstimator,
-    LossInputs,
-    StepTable,
-    TokenLosses,
-    aggregations,
-    corrections,
-    estimators,
-    kl_estimators,
-    policy_losses,
-)
+from agent_r1.algorithms.aggregation import Aggregation, aggregations
+from agent_r1.algorithms.estimators import Credit, estimators
+from agent_r1.algorithms.kl import KLEstimator, kl_estimators
+from agent_r1.algorithms.losses import LossInputs, TokenLosses, policy_losses
+from agent_r1.algorithms.off_policy import Correction, corrections
+from agent_r1.algorithms.table import StepTable
 from agent_r1.config import AlgorithmConfig, bind_part
 from agent_r1.errors import ConfigError
 from agent_r1.types import Observation

@@ -1,5 +1,6 @@
 """Messages to token ids and back: renderer with bridge, tool-call formats."""
 
+from agent_r1.chat.chatml import template_with_tools
 from agent_r1.chat.formats import HermesFormat, ParsedText, ToolFormat, tool_formats
 from agent_r1.chat.renderer import ChatRenderer, Prompt, Tokenizer
 from agent_r1.chat.tokenizer import load_renderer, load_tokenizer
@@ -13,5 +14,6 @@ __all__ = [
     "ToolFormat",
     "load_renderer",
     "load_tokenizer",
+    "template_with_tools",
     "tool_formats",
 ]

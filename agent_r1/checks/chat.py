@@ -10,11 +10,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agent_r1.chat import ChatRenderer, tool_formats
-from agent_r1.chat.renderer import Prompt
+from agent_r1.chat import ChatRenderer, Prompt, tool_formats
 from agent_r1.errors import ConfigError
 from agent_r1.findings import Finding
-from agent_r1.tools.check import example_arguments
+from agent_r1.tools import example_arguments
 from agent_r1.types import Action, Message, Observation, ToolCall
 
 _THINKING = "<think>\nLet me see.\n</think>\n\n"

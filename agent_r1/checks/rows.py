@@ -15,8 +15,15 @@ from dataclasses import dataclass
 from agent_r1.chat import ChatRenderer
 from agent_r1.errors import EpisodeError, boundary
 from agent_r1.findings import Finding
-from agent_r1.rewards import RewardFunction, accepted_answers, normalise_text, row_problem, score_episode, truth_problem
-from agent_r1.rewards.outcome import no_outcome_reward
+from agent_r1.rewards import (
+    RewardFunction,
+    accepted_answers,
+    no_outcome_reward,
+    normalise_text,
+    row_problem,
+    score_episode,
+    truth_problem,
+)
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
 
 GoldAnswer = Callable[[Task], str]

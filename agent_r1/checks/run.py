@@ -26,20 +26,21 @@ from agent_r1.envs import check_env
 from agent_r1.errors import AgentR1Error, RolloutsFailingError
 from agent_r1.findings import Finding
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
-from agent_r1.tools.check import check_tool
-from agent_r1.training.plan import (
+from agent_r1.interrupts import run_cancelling, stop_signals
+from agent_r1.tools import check_tool
+from agent_r1.training import (
     Plan,
     check_model,
     context_length,
     first_observation,
+    load_parts,
     make_plan,
+    model_made,
     one_per_use,
     prepare_model,
     tool_policies,
     tools_in_use,
 )
-from agent_r1.training.run import load_parts, model_made
-from agent_r1.training.stopping import run_cancelling, stop_signals
 from agent_r1.types import Observation, Task, Trajectory
 
 _LONGEST_ROWS = 200

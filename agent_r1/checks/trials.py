@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.checks.report import Result
-from agent_r1.engines.base import Engine
+from agent_r1.engines import Engine
 from agent_r1.errors import RolloutsFailingError
 from agent_r1.findings import Finding
-from agent_r1.learner.compute import make_compute
-from agent_r1.learner.packing.samples import Sample
-from agent_r1.learner.scoring import score_all
-from agent_r1.training.plan import Plan
-from agent_r1.training.run import Parts, closing_engine, tools_at_hand
+from agent_r1.learner import make_compute, score_all
+from agent_r1.learner.packing import Sample
+from agent_r1.training import Parts, Plan, closing_engine, tools_at_hand
 from agent_r1.types import Completion, Group, SamplingParams, Step, StopReason, Task, TokenIds, Trajectory
 
 _MOST_PARSE_ERRORS = 0.5

@@ -4,13 +4,25 @@ from agent_r1.config.compose import from_yaml, known_keys, load_config, presets,
 from agent_r1.config.differences import config_differences
 from agent_r1.config.naming import algorithm_name
 from agent_r1.config.quoting import quoted
-from agent_r1.config.schema import AlgorithmConfig, Config, OptimizerConfig
+from agent_r1.config.schema import (
+    AlgorithmConfig,
+    Config,
+    CriticConfig,
+    LoraConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+)
 from agent_r1.registry import bind_part
 
 __all__ = [
     "AlgorithmConfig",
     "Config",
+    "CriticConfig",
+    "LoraConfig",
+    "ModelConfig",
     "OptimizerConfig",
+    "RunConfig",
     "algorithm_name",
     "bind_part",
     "config_differences",

@@ -1,1 +1,19 @@
 """Rows of files as tasks, demonstrations, and the public files recipes are made from."""
+
+from agent_r1.data.demonstrations import DemonstrationRow, load_demonstrations, tokenise_conversation
+from agent_r1.data.downloads import DATA_VARIABLE, find_files, locate, read_raw
+from agent_r1.data.tasks import TaskSampler, load_tasks, read_rows, write_rows
+
+__all__ = [
+    "DATA_VARIABLE",
+    "DemonstrationRow",
+    "TaskSampler",
+    "find_files",
+    "load_demonstrations",
+    "load_tasks",
+    "locate",
+    "read_raw",
+    "read_rows",
+    "tokenise_conversation",
+    "write_rows",
+]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.chat import ChatRenderer, Prompt
-from agent_r1.codec.strict_json import read_json
+from agent_r1.codec import read_json
 from agent_r1.constraints import unusable_parts
 from agent_r1.data.tasks import checked_messages, read_rows, wants_control_tokens
 from agent_r1.errors import DataError, report_problems

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from agent_r1.codec.strict_json import read_json
+from agent_r1.codec import read_json
 from agent_r1.constraints import unusable_parts
 from agent_r1.errors import DataError, did_you_mean, refuse_media
 from agent_r1.files import write_atomically

@@ -2,7 +2,7 @@
 
 from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.envs.check import check_env
-from agent_r1.envs.context import ContextPolicy, Conversation, History, context_policies, make_policy
+from agent_r1.envs.context import ContextPolicy, Conversation, History, Messages, context_policies, make_policy
 from agent_r1.envs.gym import GymEnv
 from agent_r1.envs.remote.client import RemoteEnv
 from agent_r1.envs.tool_env import ToolEnv
@@ -22,6 +22,7 @@ __all__ = [
     "Conversation",
     "GymEnv",
     "History",
+    "Messages",
     "ObservationLimit",
     "RemoteEnv",
     "StepLimit",

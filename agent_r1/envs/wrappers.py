@@ -19,7 +19,7 @@ from agent_r1.constraints import Count, Seconds
 from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.errors import ConfigError, EnvTimeoutError
 from agent_r1.registry import Registry, bind_part, check_arguments
-from agent_r1.tools.results import cut_middle
+from agent_r1.tools import cut_middle
 from agent_r1.types import Action, Message, Observation, StepResult, Task
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from agent_r1.chat import ChatRenderer, Prompt
-from agent_r1.engines.base import Engine
+from agent_r1.engines import Engine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError, boundary
 from agent_r1.registry import Registry

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agent_r1.algorithms import Credit, StepTable, engine_divergence
-from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms import Algorithm, Credit, StepTable, engine_divergence
 from agent_r1.learner.compute import Compute
 from agent_r1.learner.critics import AnyCritic, ClosedFormCritic
 from agent_r1.learner.experience import Experience
 from agent_r1.learner.packing.samples import send
 from agent_r1.learner.scoring import hidden_before, score_all, value_of_states
-from agent_r1.models.lora import adapters_off
+from agent_r1.models import adapters_off
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.algorithms import RidgeValues
-from agent_r1.config.schema import CriticConfig
+from agent_r1.config import CriticConfig
 from agent_r1.learner.packing.samples import MicroBatch
 from agent_r1.learner.packing.trie_attention import last_hidden
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from agent_r1.algorithms import LossInputs, aggregations, policy_losses
 from agent_r1.config import OptimizerConfig
-from agent_r1.data.demonstrations import DemonstrationRow
+from agent_r1.data import DemonstrationRow
 from agent_r1.learner.compute import Compute
 from agent_r1.learner.optimizer import SkipCounter, guarded_step, make_optimizer
 from agent_r1.learner.packing.samples import Sample

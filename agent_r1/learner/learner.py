@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_r1.algorithms import LossInputs, adapted_coefficient, engine_divergence, value_loss
-from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms import Algorithm, LossInputs, adapted_coefficient, engine_divergence, value_loss
 from agent_r1.config import OptimizerConfig
 from agent_r1.learner.credit import CreditedBatch, Models, TokenArrays, assign_credit, observed_returns
 from agent_r1.learner.critics import ClosedFormCritic, SharedCritic, correct_head
@@ -25,8 +24,7 @@ from agent_r1.learner.experience import Experience
 from agent_r1.learner.optimizer import SkipCounter, guarded_step, make_optimizer
 from agent_r1.learner.packing.samples import MicroBatch, Sample, send
 from agent_r1.learner.scoring import Scores, score, value
-from agent_r1.models.gc_tuning import spare_what_is_loaded
-from agent_r1.models.lora import restore_state, saved_state
+from agent_r1.models import restore_state, saved_state, spare_what_is_loaded
 from agent_r1.seeds import mix_seed
 
 CRITIC_UPDATES = 4

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from agent_r1.config import OptimizerConfig
 from agent_r1.errors import DivergenceError
-from agent_r1.models.precision import train_in_float32
+from agent_r1.models import train_in_float32
 
 _BETAS = (0.9, 0.95)
 """Decay of the mean gradient and of the mean squared gradient; the second forgets faster than AdamW's own 0.999, as is

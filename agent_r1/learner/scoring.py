@@ -13,7 +13,7 @@ from agent_r1.learner.compute import Compute
 from agent_r1.learner.critics import AnyCritic, TrainedCritic
 from agent_r1.learner.packing.samples import MicroBatch, Sample, send
 from agent_r1.learner.packing.trie_attention import last_hidden
-from agent_r1.models.lm_head import action_scores
+from agent_r1.models import action_scores
 from agent_r1.types import TokenIds
 
 

@@ -1,1 +1,58 @@
 """Models: loading and exporting them, adapters, precision, and the parts of a decoder that engine and learner share."""
+
+from agent_r1.models.attention_features import check_attention, layer_windows, refuse_features
+from agent_r1.models.export import Rounding, export_policy, stored_bytes
+from agent_r1.models.fused_projections import fuse_projections
+from agent_r1.models.gc_tuning import spare_what_is_loaded
+from agent_r1.models.gguf import convert_gguf, gguf_folder, is_gguf, make_smollm2
+from agent_r1.models.lm_head import action_scores
+from agent_r1.models.load import checkpoint_layers, choose_device, compile_layers, load_policy
+from agent_r1.models.lora import (
+    adapter_factors,
+    adapters_off,
+    add_adapters,
+    check_form,
+    check_targets,
+    find_targets,
+    merged_weights,
+    require_peft,
+    restore_state,
+    saved_state,
+)
+from agent_r1.models.precision import train_in_float32
+from agent_r1.models.tiny import build_tiny_model, train_tokenizer
+from agent_r1.models.unmerged_adapters import add_unmerged_adapters
+
+__all__ = [
+    "Rounding",
+    "action_scores",
+    "adapter_factors",
+    "adapters_off",
+    "add_adapters",
+    "add_unmerged_adapters",
+    "build_tiny_model",
+    "check_attention",
+    "check_form",
+    "check_targets",
+    "checkpoint_layers",
+    "choose_device",
+    "compile_layers",
+    "convert_gguf",
+    "export_policy",
+    "find_targets",
+    "fuse_projections",
+    "gguf_folder",
+    "is_gguf",
+    "layer_windows",
+    "load_policy",
+    "make_smollm2",
+    "merged_weights",
+    "refuse_features",
+    "require_peft",
+    "restore_state",
+    "saved_state",
+    "spare_what_is_loaded",
+    "stored_bytes",
+    "train_in_float32",
+    "train_tokenizer",
+]

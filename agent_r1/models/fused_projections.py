@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agent_r1.models.adapters import AdaptedLinear, LaidAdapters
+from agent_r1.models.unmerged_adapters import AdaptedLinear, LaidAdapters
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of projections that decoders call one after the other on the same input."""

@@ -19,7 +19,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from agent_r1.chat.chatml import template_with_tools
+from agent_r1.chat import template_with_tools
 from agent_r1.config import Config
 from agent_r1.errors import ConfigError, require_installed
 from agent_r1.models.export import export_model

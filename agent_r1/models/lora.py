@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from agent_r1.config.schema import LoraConfig, ModelConfig
+from agent_r1.config import LoraConfig, ModelConfig
 from agent_r1.errors import CheckpointError, ConfigError, MissingExtraError, did_you_mean, report_problems
 from agent_r1.models.precision import train_in_float32
 

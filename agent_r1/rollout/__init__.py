@@ -1,14 +1,15 @@
 """Rollout: groups of episodes, retries, deadlines, the recorder."""
 
+from agent_r1.rollout.collector import Collector
+from agent_r1.rollout.overlapping import make_collector
 from agent_r1.rollout.runner import Rollout, RolloutLimits, choose_env, env_of_row, refuse_total_failure
-from agent_r1.runs.trajectories import read_trajectories, write_trajectories
 
 __all__ = [
+    "Collector",
     "Rollout",
     "RolloutLimits",
     "choose_env",
     "env_of_row",
-    "read_trajectories",
+    "make_collector",
     "refuse_total_failure",
-    "write_trajectories",
 ]

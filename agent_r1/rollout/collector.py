@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.config import Config
-from agent_r1.data.tasks import TaskSampler
+from agent_r1.data import TaskSampler
 from agent_r1.rewards import RewardShaping, returns_differ
-from agent_r1.rollout import Rollout
+from agent_r1.rollout.runner import Rollout
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Group, SamplingParams, Task, Trajectory
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from agent_r1.config import Config
 from agent_r1.rewards import RewardShaping
-from agent_r1.rollout import Rollout, refuse_total_failure
 from agent_r1.rollout.collector import ROLLOUT_STREAM, Collected, Collector
+from agent_r1.rollout.runner import Rollout, refuse_total_failure
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Group, Task, Trajectory
 

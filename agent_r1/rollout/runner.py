@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.chat import ChatRenderer
-from agent_r1.engines.base import Engine
+from agent_r1.engines import Engine
 from agent_r1.envs import AgentEnv, within_limits
 from agent_r1.errors import DataError, EpisodeError, RolloutsFailingError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext, checked_episode

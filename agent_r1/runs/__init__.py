@@ -1,7 +1,45 @@
 """What runs came to: curves of their metrics, and tables of those that are finished."""
 
+from agent_r1.runs.checkpoints import list_checkpoints, newest_readable
+from agent_r1.runs.folder import (
+    RunFolder,
+    base_model,
+    locked_run,
+    open_run,
+    open_trackers,
+    plan_opening,
+    write_fingerprints,
+)
+from agent_r1.runs.lock import FolderLock, lock_folder
+from agent_r1.runs.names import check_reads_outside, folder_problems
 from agent_r1.runs.plot import DEFAULT_KEYS, draw_curves, save_figure
 from agent_r1.runs.read import RunRecord, read_runs
 from agent_r1.runs.table import markdown_table, table_rows
+from agent_r1.runs.tracking import Tracker
+from agent_r1.runs.trajectories import read_trajectories, write_trajectories
 
-__all__ = ["DEFAULT_KEYS", "RunRecord", "draw_curves", "markdown_table", "read_runs", "save_figure", "table_rows"]
+__all__ = [
+    "DEFAULT_KEYS",
+    "FolderLock",
+    "RunFolder",
+    "RunRecord",
+    "Tracker",
+    "base_model",
+    "check_reads_outside",
+    "draw_curves",
+    "folder_problems",
+    "list_checkpoints",
+    "lock_folder",
+    "locked_run",
+    "markdown_table",
+    "newest_readable",
+    "open_run",
+    "open_trackers",
+    "plan_opening",
+    "read_runs",
+    "read_trajectories",
+    "save_figure",
+    "table_rows",
+    "write_fingerprints",
+    "write_trajectories",
+]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_r1.codec.records import observation_from_json, observation_to_json
+from agent_r1.codec import observation_from_json, observation_to_json
 from agent_r1.files import write_atomically
 from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory
 

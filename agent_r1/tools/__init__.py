@@ -13,9 +13,10 @@ from agent_r1.tools.builtin.calculator import calculate
 from agent_r1.tools.builtin.mcp import McpServer
 from agent_r1.tools.builtin.python import PythonTool
 from agent_r1.tools.builtin.search import SearchTool
-from agent_r1.tools.check import check_tool
+from agent_r1.tools.check import check_tool, example_arguments
 from agent_r1.tools.function import FunctionTool, tool
 from agent_r1.tools.policy import ToolPolicy
+from agent_r1.tools.results import cut_middle
 from agent_r1.tools.row_tools import ToolEntry, tools_of_row
 from agent_r1.tools.runner import CallOutcome, ToolRunner, check_process_tool, run_call, tool_runner
 from agent_r1.tools.sandbox.sandbox import Sandbox, SandboxLimits
@@ -42,6 +43,8 @@ __all__ = [
     "calculate",
     "check_process_tool",
     "check_tool",
+    "cut_middle",
+    "example_arguments",
     "run_call",
     "tool",
     "tool_runner",

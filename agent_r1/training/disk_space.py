@@ -6,9 +6,8 @@ from torch import nn
 
 from agent_r1.config import Config
 from agent_r1.files import free_bytes, size_in_words
-from agent_r1.learner.learner import Learner
-from agent_r1.runs.checkpoints import list_checkpoints
-from agent_r1.runs.folder import RunFolder
+from agent_r1.learner import Learner
+from agent_r1.runs import RunFolder, list_checkpoints
 
 
 def checkpoint_bytes(learner: Learner) -> int:

@@ -14,24 +14,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
+from agent_r1.algorithms import Algorithm, bind_algorithm
 from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
 from agent_r1.config import Config, bind_part, presets, value_problems
 from agent_r1.console import RunConsole
-from agent_r1.data.tasks import load_tasks
+from agent_r1.data import load_tasks
 from agent_r1.envs import AgentEnv, bind_limit, checked_limits, make_policy
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, no_exit, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
-from agent_r1.models.gguf import convert_gguf, gguf_folder, is_gguf
-from agent_r1.models.lora import check_form, check_targets, require_peft
+from agent_r1.models import check_form, check_targets, convert_gguf, gguf_folder, is_gguf, require_peft
 from agent_r1.registry import find_module, load_function, signature_of
 from agent_r1.rewards import RewardFunction, reward_functions, row_problem
 from agent_r1.rollout import choose_env, env_of_row
-from agent_r1.runs.lock import lock_folder
-from agent_r1.runs.names import folder_problems
+from agent_r1.runs import folder_problems, lock_folder
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
-from agent_r1.tools.builtin.mcp import declare_servers, make_server
-from agent_r1.tools.workers.function_ref import Reference
+from agent_r1.tools.builtin import declare_servers, make_server
+from agent_r1.tools.workers import Reference
 from agent_r1.types import Observation, Task
 
 _TITLE = "the configuration cannot be used:"

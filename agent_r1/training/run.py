@@ -13,34 +13,35 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms import Algorithm
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, to_yaml
 from agent_r1.console import RunConsole
 from agent_r1.engines.local import LocalEngine
-from agent_r1.evaluation.evaluate import Evaluation, choose_panel, evaluate
-from agent_r1.learner.compute import make_compute
-from agent_r1.learner.credit import Models
-from agent_r1.learner.critics import Critic, make_critic
-from agent_r1.learner.learner import Learner
-from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
-from agent_r1.models.gguf import is_gguf
-from agent_r1.models.load import checkpoint_layers, choose_device, compile_layers, load_policy
-from agent_r1.models.lora import add_adapters, find_targets
-from agent_r1.models.precision import train_in_float32
+from agent_r1.evaluation import Evaluation, choose_panel, evaluate
+from agent_r1.interrupts import StopSignals, stop_signals
+from agent_r1.learner import Critic, Learner, Models, make_compute, make_critic
+from agent_r1.learner.packing import TRIE_ATTENTION
+from agent_r1.models import (
+    add_adapters,
+    checkpoint_layers,
+    choose_device,
+    compile_layers,
+    find_targets,
+    is_gguf,
+    load_policy,
+    train_in_float32,
+)
 from agent_r1.rewards import in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.runs.folder import RunFolder, locked_run, open_run, open_trackers, plan_opening
-from agent_r1.runs.lock import FolderLock
-from agent_r1.runs.names import check_reads_outside
+from agent_r1.runs import FolderLock, RunFolder, check_reads_outside, locked_run, open_run, open_trackers, plan_opening
 from agent_r1.seeds import mix_seed
 from agent_r1.tools import ToolRunner, tool_runner
-from agent_r1.tools.builtin.mcp import close_servers
+from agent_r1.tools.builtin import close_servers
 from agent_r1.training.checkpoints.resume import resume_run
 from agent_r1.training.disk_space import shortage_foreseen
 from agent_r1.training.plan import Plan, check_model, context_length, make_plan, prepare_model, tool_policies
 from agent_r1.training.sft import started_config, warm_started
-from agent_r1.training.stopping import StopSignals, stop_signals
 from agent_r1.training.trainer import EVAL_STREAM, Summary, Trainer
 from agent_r1.types import SamplingParams
 

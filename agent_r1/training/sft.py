@@ -14,25 +14,27 @@ from pathlib import Path
 
 import torch
 
-from agent_r1.config import Config, from_yaml
-from agent_r1.config.schema import AlgorithmConfig, OptimizerConfig, RunConfig
+from agent_r1.config import AlgorithmConfig, Config, OptimizerConfig, RunConfig, from_yaml
 from agent_r1.console import RunConsole
-from agent_r1.data.demonstrations import load_demonstrations
+from agent_r1.data import load_demonstrations
 from agent_r1.errors import ConfigError
 from agent_r1.files import write_atomically
-from agent_r1.learner.compute import make_compute
-from agent_r1.learner.imitation import fit_demonstrations
-from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
-from agent_r1.models.export import export_policy
-from agent_r1.models.load import choose_device, load_policy
-from agent_r1.models.lora import add_adapters
-from agent_r1.runs import fingerprints
-from agent_r1.runs.folder import RunFolder, locked_run, open_run, open_trackers
-from agent_r1.runs.lock import FolderLock, lock_folder
-from agent_r1.runs.names import check_reads_outside
+from agent_r1.interrupts import stop_signals
+from agent_r1.learner import fit_demonstrations, make_compute
+from agent_r1.learner.packing import TRIE_ATTENTION
+from agent_r1.models import add_adapters, choose_device, export_policy, load_policy
+from agent_r1.runs import (
+    FolderLock,
+    RunFolder,
+    check_reads_outside,
+    fingerprints,
+    lock_folder,
+    locked_run,
+    open_run,
+    open_trackers,
+)
 from agent_r1.training.oom import shortage_explained
 from agent_r1.training.plan import check_model, make_plan, prepare_model
-from agent_r1.training.stopping import stop_signals
 from agent_r1.training.weight_growth import WeightGrowth
 
 _MADE_OF = "demonstrations.sha256"

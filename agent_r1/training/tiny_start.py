@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config.schema import Config, ModelConfig
+from agent_r1.config import Config, ModelConfig
 from agent_r1.console import RunConsole
-from agent_r1.data.tasks import read_rows
+from agent_r1.data import read_rows
 from agent_r1.errors import DataError
-from agent_r1.models.tiny import build_tiny_model
+from agent_r1.models import build_tiny_model
 from agent_r1.training.sft import sft_run, warm_start_recipe
 
 

@@ -18,28 +18,22 @@ import torch
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, algorithm_name, to_yaml
 from agent_r1.console import RunConsole, pick_pair
-from agent_r1.engines.base import Engine
+from agent_r1.engines import Engine
 from agent_r1.errors import AgentR1Error, ExportError, StorageError
-from agent_r1.evaluation.evaluate import Evaluation, choose_panel, evaluate
-from agent_r1.evaluation.health import HealthMonitor
-from agent_r1.evaluation.metrics import rollout_metrics
+from agent_r1.evaluation import Evaluation, HealthMonitor, choose_panel, evaluate, rollout_metrics
 from agent_r1.files import write_atomically
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
-from agent_r1.learner.experience import CriticView, gather_experience
-from agent_r1.learner.learner import Learner
-from agent_r1.models.export import Rounding, export_policy
-from agent_r1.models.lora import merged_weights
+from agent_r1.interrupts import RunInterrupted, StopSignals
+from agent_r1.learner import CriticView, Learner, gather_experience
+from agent_r1.models import Rounding, export_policy, merged_weights
 from agent_r1.rewards import ProcessBalance, RewardShaping
-from agent_r1.rollout import Rollout, write_trajectories
-from agent_r1.rollout.overlapping import make_collector
-from agent_r1.runs.folder import RunFolder, base_model, write_fingerprints
-from agent_r1.runs.tracking import Tracker
+from agent_r1.rollout import Rollout, make_collector
+from agent_r1.runs import RunFolder, Tracker, base_model, write_fingerprints, write_trajectories
 from agent_r1.seeds import mix_seed
 from agent_r1.training.checkpoints.files import Checkpoint
 from agent_r1.training.checkpoints.last_step import LastStep
 from agent_r1.training.oom import shortage_explained
 from agent_r1.training.plan import Plan
-from agent_r1.training.stopping import RunInterrupted, StopSignals
 from agent_r1.training.weight_growth import WeightGrowth
 from agent_r1.types import Group, SamplingParams, Trajectory
 

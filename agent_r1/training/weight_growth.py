@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.errors import DivergenceError
-from agent_r1.models.lora import adapter_factors
+from agent_r1.models import adapter_factors
 
 LARGEST_GROWTH = 100.0
 

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from agent_r1.tools import BaseTool, ToolContext, ToolResult, calculate, tool
-from agent_r1.tools.builtin.calculator import format_number
+from agent_r1.tools.builtin import format_number
 
 PROGRESS_REWARD = 0.2
 """For the whole way to the answer."""

@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import re
 
-from agent_r1.envs import ContextPolicy, History, context_policies
-from agent_r1.envs.context import Messages
+from agent_r1.envs import ContextPolicy, History, Messages, context_policies
 from agent_r1.errors import ConfigError
-from agent_r1.tools.builtin.search.tool import shorten
+from agent_r1.tools.builtin.search import shorten
 from agent_r1.types import Message
 
 _PASSAGE = re.compile(r"^\[\d+\] (?P<title>.+)\n(?P<text>.*(?:\n(?!\[\d+\] |Results for \").*)*)", re.MULTILINE)

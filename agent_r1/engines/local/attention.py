@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from agent_r1.engines.local.batch import PagedBatch
 from agent_r1.engines.local.cpu.attention import grouped_attention, write_kv
 from agent_r1.engines.local.kv_cache import LayerCache
-from agent_r1.models.attention_features import refuse_features
+from agent_r1.models import refuse_features
 
 ATTENTION_NAME = "agent_r1_paged"
 

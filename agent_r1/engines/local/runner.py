@@ -17,8 +17,7 @@ from agent_r1.engines.local.kv_cache import empty_caches, kv_blocks
 from agent_r1.engines.local.sampling import sample
 from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.errors import EngineError
-from agent_r1.models.adapters import add_adapters
-from agent_r1.models.attention_features import check_attention
+from agent_r1.models import add_unmerged_adapters, check_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class ModelRunner:
             # Parameters only: a buffer such as the rotary frequencies stays as exact as the model made it.
             for parameter in self._model.parameters():
                 parameter.data = parameter.data.to(dtype)
-        add_adapters(self._model, adapters or {})
+        add_unmerged_adapters(self._model, adapters or {})
         self._config: Any = self._model.config.get_text_config()
         parameter = next(self._model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype

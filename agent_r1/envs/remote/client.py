@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from agent_r1.codec import records
-from agent_r1.codec.checks import WireError
+from agent_r1.codec import WireError, records
 from agent_r1.constraints import CountOrZero, NotNegative, Seconds
 from agent_r1.envs.base import AgentEnv
 from agent_r1.errors import (

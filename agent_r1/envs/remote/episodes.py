@@ -18,8 +18,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import agent_r1
-from agent_r1.codec import records
-from agent_r1.codec.checks import WireError, integer, mapping, text
+from agent_r1.codec import WireError, integer, mapping, records, text
 from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.errors import INTERRUPTIONS, ConfigError, EpisodeError, boundary, portable, report_problems
 from agent_r1.types import Observation, StopReason

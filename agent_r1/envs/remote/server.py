@@ -32,8 +32,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
-from agent_r1.codec import records
-from agent_r1.codec.checks import WireError
+from agent_r1.codec import WireError, records
 from agent_r1.envs.base import AgentEnv
 from agent_r1.envs.remote.access import Access, AccessControl, make_access
 from agent_r1.envs.remote.episodes import EnvFactory, EnvService, RefusedError, ServiceLimits

@@ -20,7 +20,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from agent_r1.learner.packing.flex_tiles import LARGE_BLOCK, block_tokens, tiles
 from agent_r1.learner.packing.samples import MicroBatch
-from agent_r1.models.attention_features import layer_windows, refuse_features
+from agent_r1.models import layer_windows, refuse_features
 
 TRIE_ATTENTION = "agent_r1_trie"
 """The attention that takes block masks (FlexAttention) as well as dense ones (SDPA)."""

@@ -19,8 +19,8 @@ import torch
 
 from agent_r1.errors import CheckpointError
 from agent_r1.files import atomic_write, replace_folder
-from agent_r1.models.export import stored_bytes
-from agent_r1.runs.checkpoints import list_checkpoints
+from agent_r1.models import stored_bytes
+from agent_r1.runs import list_checkpoints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,11 +16,10 @@ from torch import Tensor
 from agent_r1.config import Config
 from agent_r1.console import RunConsole
 from agent_r1.errors import AgentR1Error
-from agent_r1.learner.learner import Learner
+from agent_r1.learner import Learner
 from agent_r1.rewards import ProcessBalance
-from agent_r1.rollout.collector import Collector
-from agent_r1.runs.checkpoints import list_checkpoints
-from agent_r1.runs.folder import RunFolder
+from agent_r1.rollout import Collector
+from agent_r1.runs import RunFolder, list_checkpoints
 from agent_r1.training.checkpoints.files import save_checkpoint
 
 

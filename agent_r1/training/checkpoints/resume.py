@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from agent_r1.errors import AgentR1Error, CheckpointError
-from agent_r1.learner.learner import Learner
-from agent_r1.runs.checkpoints import newest_readable
-from agent_r1.runs.folder import RunFolder
+from agent_r1.learner import Learner
+from agent_r1.runs import RunFolder, newest_readable
 from agent_r1.training.checkpoints.files import Checkpoint, load_checkpoint
 
 _PARTS = {"learner", "process_balance", "train_seconds"}

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config
-from agent_r1.data.downloads import locate, read_raw
-from agent_r1.data.tasks import write_rows
+from agent_r1.data import locate, read_raw, write_rows
 from agent_r1.errors import DataError
 from agent_r1.registry import load_module, recipe_folder
 

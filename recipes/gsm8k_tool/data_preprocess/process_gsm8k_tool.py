@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config
-from agent_r1.data.downloads import locate
-from agent_r1.data.tasks import write_rows
+from agent_r1.data import locate, write_rows
 from agent_r1.errors import DataError
 from agent_r1.registry import load_module, recipe_folder
 from agent_r1.tools import ToolContext
-from agent_r1.tools.builtin.calculator import evaluate
+from agent_r1.tools.builtin import evaluate
 from agent_r1.types import Task
 
 _RECIPE = Path(__file__).resolve().parents[1]

@@ -19,7 +19,7 @@ from typing import Any
 
 from agent_r1.config import Config, load_config
 from agent_r1.console import counting
-from agent_r1.data.tasks import write_rows
+from agent_r1.data import write_rows
 from agent_r1.envs import make_policy
 from agent_r1.errors import ConfigError
 from agent_r1.registry import load_module, recipe_folder

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agent_r1.data.downloads import DATA_VARIABLE, find_files, locate, read_raw
+from agent_r1.data import DATA_VARIABLE, find_files, locate, read_raw
 from agent_r1.errors import DataError
 from agent_r1.tools.builtin.search import Passage, read_passages
 

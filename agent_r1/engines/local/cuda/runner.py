@@ -28,8 +28,7 @@ from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import Drawing, Drawn, ModelRunner
 from agent_r1.engines.local.sampling import uniforms
 from agent_r1.engines.local.scheduler import Chunk
-from agent_r1.models.fused_projections import fuse_projections
-from agent_r1.models.gc_tuning import spare_what_is_loaded
+from agent_r1.models import fuse_projections, spare_what_is_loaded
 from agent_r1.types import SamplingParams
 
 GraphKey = tuple[Any, ...]

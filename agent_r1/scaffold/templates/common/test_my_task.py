@@ -13,13 +13,12 @@ import pytest
 import agent_r1
 from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
-from agent_r1.data.demonstrations import tokenise_conversation
-from agent_r1.data.tasks import load_tasks
+from agent_r1.data import load_tasks, tokenise_conversation
 from agent_r1.engines import ScriptedEngine
-from agent_r1.models.tiny import train_tokenizer
+from agent_r1.models import train_tokenizer
 from agent_r1.registry import recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.training.plan import Plan, make_plan
+from agent_r1.training import Plan, make_plan
 from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
 
 from .data_preprocess import process_my_task as process

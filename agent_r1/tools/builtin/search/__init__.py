@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.tools.builtin.search.tool import SearchTool
+from agent_r1.tools.builtin.search.tool import SearchTool, shorten
 
 if TYPE_CHECKING:
     from agent_r1.tools.builtin.search.bm25 import BM25Index
@@ -24,6 +24,13 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
 __all__ = [
     "BM25Index",
     "DenseIndex",
@@ -34,10 +41,5 @@ __all__ = [
     "SearchTool",
     "open_index",
     "read_passages",
+    "shorten",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from agent_r1.codec.strict_json import read_json
+from agent_r1.codec import read_json
 from agent_r1.errors import DataError, did_you_mean
 
 _TEXT_FILE = "passages.jsonl"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config
-from agent_r1.data.tasks import write_rows
+from agent_r1.data import write_rows
 from agent_r1.registry import load_module, recipe_folder
 
 # A plain import would not find it when this file is run as a script.

@@ -24,7 +24,7 @@ RANK_MULTIPLE = 8
 """Ranks are padded to a multiple of this with zeros: matrix products are slow over rows that are not 16 bytes apart."""
 
 
-def add_adapters(model: nn.Module, ranks: Mapping[str, int]) -> None:
+def add_unmerged_adapters(model: nn.Module, ranks: Mapping[str, int]) -> None:
     """Put an adapter of the given rank beside each named linear layer, in place."""
     for name, rank in ranks.items():
         path, _, leaf = name.rpartition(".")
