@@ -26,7 +26,7 @@ test-slow: $(SETUP)
 
 # 2,500 cases for each of rows and configurations (both in test_fuzz_inputs.py), service requests and tool output.
 fuzz: $(SETUP)
-	FUZZ_CASES=2500 $(BIN)/python -m pytest $(wildcard tests/test_fuzz_*.py)
+	FUZZ_CASES=2500 $(BIN)/python -m pytest $(wildcard tests/integration/test_fuzz_*.py)
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from agent_r1.version import __version__
+
 if TYPE_CHECKING:
     from agent_r1.api import check, evaluate, sft, train
     from agent_r1.engines import Engine, ScriptedEngine
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from agent_r1.flows import AgentEnvLoop, AgentFlowBase, SingleStepFlow, try_flow
     from agent_r1.tools import BaseTool, ToolContext, ToolResponse, check_tool, tool, try_tool
     from agent_r1.types import Action, Episode, Observation, Step, StepResult, StopReason, Task, Trajectory
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "agent_r1.api": ("check", "evaluate", "sft", "train"),
@@ -67,6 +67,7 @@ __all__ = [
     "ToolEnv",
     "ToolResponse",
     "Trajectory",
+    "__version__",
     "check",
     "check_env",
     "check_tool",

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
-import agent_r1
 from agent_r1.codec import WireError, integer, mapping, records, text
 from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.errors import INTERRUPTIONS, ConfigError, EpisodeError, boundary, portable, report_problems
 from agent_r1.types import Observation, StopReason
+from agent_r1.version import __version__
 
 EnvFactory = Callable[..., AgentEnv]
 """An environment class, or a function that makes one; called with a client's `args`."""
@@ -162,7 +162,7 @@ class EnvService:
         """Who serves, and how much."""
         return {
             "name": self.name,
-            "version": agent_r1.__version__,
+            "version": __version__,
             "instance": self._instance,
             "episodes_open": len(self._episodes),
             "episodes_closing": len(self._ending),

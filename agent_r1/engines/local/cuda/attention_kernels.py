@@ -16,7 +16,7 @@ lengths, so a captured CUDA graph stays right as lengths grow, and nothing here 
 does not depend on what is in the other rows, only on how many rows there are (the split).
 
 Left out: fp8 caches, trees of draft tokens, attention sinks, backward passes. The operators are opaque to
-`torch.compile`, so a compiled decoder layer stays one graph. tests/test_kernels.py says in plain torch what each one
+`torch.compile`, so a compiled decoder layer stays one graph. tests/cuda/test_kernels.py says in plain torch what each
 computes. Without triton this file still imports; only a launch fails.
 """
 

@@ -7,7 +7,7 @@ bit patterns, and how many of its equals are; then chunks are summed up again ov
 
     draw(logits, settings, step, results)
 
-Greedy rows and equal values go to the lowest token id, as on CPU. tests/test_sampling_kernels.py compares both.
+Greedy rows and equal values go to the lowest token id, as on CPU. tests/cuda/test_sampling_kernels.py compares both.
 """
 
 from __future__ import annotations

@@ -1,0 +1,23 @@
+"""docs/check.md: its Python is run, and its table names the checks that exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "check.md").read_text()
+
+
+def test_the_parts_alone_are_good() -> None:
+    code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)[-1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "[]\n[]\n"
+
+
+def test_the_table_and_the_example_name_the_same_checks() -> None:
+    table = re.findall(r"^\| ([a-z ]+) \|", PAGE, flags=re.MULTILINE)[1:]
+    example = re.findall(r"^ +ok  ([a-z ]+)", PAGE, flags=re.MULTILINE)
+    assert [title for title in example if title != "model"] == table

@@ -1,0 +1,71 @@
+"""What docs/algorithms.md says, held against the code: its example runs, its presets and names are all there are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.algorithms import aggregations, corrections, kl_estimators, policy_losses
+from agent_r1.registry import Registry
+from agent_r1.rewards import NORMALISATIONS
+from tests.helpers.tiny_runs import RECIPE, tiny_overrides
+from tests.integration.test_learning import PRESETS
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "algorithms.md").read_text()
+
+
+@pytest.mark.whole
+def test_the_example_of_ones_own_estimator_and_loss_trains(tmp_path: Path, model_folder: Path) -> None:
+    recipe = tmp_path / "recipes" / "quickstart"
+    shutil.copytree(RECIPE, recipe)
+    [code] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    (recipe / "mine.py").write_text(code)
+    [command] = re.findall(r"agent-r1 (train recipes/quickstart imports=.*)", TEXT)
+    small = [*tiny_overrides(tmp_path, model_folder)[1:], "trainer.steps=2"]
+    result = subprocess.run(
+        [sys.executable, "-m", "agent_r1.cli", *command.split(), *small],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    last = json.loads((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["step"], last["loss/updates"]) == (2, 1.0)
+
+
+def test_every_preset_has_a_section_and_every_section_a_preset() -> None:
+    assert sorted(re.findall(r"^### `(\w+)`", TEXT, re.MULTILINE)) == PRESETS
+
+
+def test_every_part_is_named() -> None:
+    registries: list[Registry[Any]] = [aggregations, policy_losses, corrections, kl_estimators]
+    ours = [
+        name
+        for registry in registries
+        for name in registry.names()
+        # Tests register names of their own; a `+` is a suffix.
+        if registry.get(name).__module__.startswith("agent_r1.") and not name.endswith("+")
+    ]
+    assert not [name for name in (*ours, *NORMALISATIONS) if f"`{name}`" not in TEXT]
+
+
+def test_every_file_it_links_to_exists() -> None:
+    links = re.findall(r"\]\(\.\./([^)]+)\)", TEXT)
+    assert links
+    assert not [link for link in links if not (ROOT / link).is_file()]
+
+
+def test_the_table_of_results_has_every_preset() -> None:
+    table = TEXT.partition("<!-- results: begin -->")[2].partition("<!-- results: end -->")[0]
+    assert not [preset for preset in PRESETS if f"| `{preset}` |" not in table]

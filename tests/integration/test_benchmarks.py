@@ -1,0 +1,298 @@
+"""The speed benchmark: its counts by hand, its rows on a tiny model, and what it does when something is missing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import lzma
+import math
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agent_r1.errors import DataError
+from agent_r1.learner.packing.samples import Sample
+from agent_r1.learner.packing.trie import pack_tries
+from agent_r1.models.fused_projections import fuse_projections
+from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts, which import each other by name
+flops = importlib.import_module("flops")
+gpu = importlib.import_module("gpu")
+gsm8k = importlib.import_module("gsm8k")
+profile_generation = importlib.import_module("profile_generation")
+prompts = importlib.import_module("prompts")
+sample_models = importlib.import_module("sample_models")
+updates = importlib.import_module("updates")
+
+SAMPLES = [Sample(token_ids=(1, 2, 3), actions=(2,)), Sample(token_ids=(1, 2, 4, 5), actions=(2, 3))]
+
+FAKE_VLLM = """
+__version__ = "0.0"
+from types import SimpleNamespace
+
+class SamplingParams:
+    def __init__(self, **given):
+        self.given = given
+
+class LLM:
+    def __init__(self, **given):
+        assert given["dtype"] == "bfloat16" and given["enable_prefix_caching"] and given["max_num_seqs"] == 12
+        assert given["gpu_memory_utilization"] == 0.5 and given["max_model_len"] == 56
+
+    def generate(self, prompts, sampling, use_tqdm):
+        assert not sampling.given["detokenize"] and sampling.given["ignore_eos"] and sampling.given["logprobs"] == 0
+        if len(prompts) == 12:
+            raise MemoryError("too many")
+        made = SimpleNamespace(token_ids=[1] * sampling.given["max_tokens"], logprobs=[{1: 0.0}])
+        return [SimpleNamespace(outputs=[made]) for prompt in prompts if prompt["prompt_token_ids"]]
+"""
+
+
+def run(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
+    """The rows that a run of the script wrote."""
+    file = tmp_path / "gpu.json"
+    gpu.main(["--tiny", "--repeats", "1", "--steps", "1", "--json", str(file), *arguments])
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
+    return rows
+
+
+# --- counts ---------------------------------------------------------------------------------------------------------
+
+
+def test_update_flops_by_hand() -> None:
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=11,
+            hidden_size=4,
+            intermediate_size=6,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+        )
+    )
+    shape = flops.shape_of(model)
+    # A layer: q and o 4 x 4, k and v 4 x 2, three matrices of 4 x 6.
+    assert shape.decoder_entries == 2 * (2 * 16 + 2 * 8 + 3 * 24) == 240
+    fuse_projections(model, trained=True)
+    assert flops.shape_of(model) == shape  # what is computed together counts as much
+    work = flops.packed_work(pack_tries(SAMPLES, [0, 1], max_tokens=64))
+    assert work == flops.Work(tokens=5, scored=3, pairs=1 + 2 + 3 + 3 + 4)
+    decoder, head, attention = 6 * 240 * 5, 6 * 4 * 11 * 3, 12 * 2 * 2 * 2 * 13
+    assert flops.update_flops(shape, work) == decoder + head + attention == 9240
+
+
+def test_padding_is_not_counted() -> None:
+    padded = pack_tries(SAMPLES, [0, 1], max_tokens=64, width_multiple=16)
+    assert padded[0].input_ids.shape == (1, 16)
+    assert flops.packed_work(padded) == flops.packed_work(pack_tries(SAMPLES, [0, 1], max_tokens=64))
+
+
+def test_a_prefix_repeated_by_a_cut_is_packed_work_but_not_distinct_work() -> None:
+    cut = flops.packed_work(pack_tries(SAMPLES, [0, 1], max_tokens=64, row_tokens=4))
+    assert (cut.tokens, cut.pairs) == (3 + 4, 6 + 10)
+    assert flops.distinct_work(SAMPLES) == flops.Work(tokens=5, scored=3, pairs=13)
+
+
+def test_utilisation_is_flops_over_what_the_peak_could_do() -> None:
+    shape = flops.ModelShape(decoder_entries=10**6, layers=1, heads=1, head_size=1, hidden=1, vocabulary=1)
+    work, least = flops.Work(tokens=1000, scored=0, pairs=0), flops.Work(tokens=500, scored=0, pairs=0)
+    figures = gpu.use_figures(shape, work, least, seconds=2.0, peak_tflops=0.01)
+    assert figures["mfu"] == pytest.approx(6e9 / (2.0 * 1e10))
+    assert figures["distinct_mfu"] == pytest.approx(figures["mfu"] / 2)
+
+
+def test_the_error_of_a_gradient_is_relative_to_its_own_size() -> None:
+    expected = {"a": torch.tensor([3.0, 4.0]), "b": torch.zeros(2), "c": torch.zeros(2)}
+    found = {"a": torch.tensor([3.0, 4.5]), "b": torch.zeros(2), "c": torch.ones(2)}
+    assert updates.gradient_errors(found, expected) == {"a": pytest.approx(0.1), "b": 0.0, "c": math.inf}
+
+
+# --- workloads ------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_shared_in_a_group_and_fresh_for_every_seed() -> None:
+    workload = prompts.Workload(groups=2, members=2, prompt_tokens=20, new_tokens=3)
+    first, again, other, last = prompts.random_prompts(workload, vocabulary=500, seed=1)
+    assert first == again != other == last
+    assert not {first, other} & set(prompts.random_prompts(workload, vocabulary=500, seed=2))
+    assert workload.num_new_tokens == 12
+
+
+def test_gsm8k_answers_stand_after_the_mark() -> None:
+    task = Task(
+        task_id="t",
+        prompt=(),
+        reward_model=gsm8k.as_task_row({"question": "?", "answer": "#### 1,012"})["reward_model"],
+    )
+    assert [gsm8k.answer(task, said(text)) for text in ("so #### 1012", "#### 5", "1012", "#### 5\n#### 1,012.")] == [
+        1,
+        0,
+        0,
+        1,
+    ]
+    assert gsm8k.spread(task, said("#### 1012")) > 1
+
+
+def said(text: str) -> Episode:
+    step = Step(
+        observation=Observation(text=""),
+        prompt_ids=(1,),
+        action=Action(text=text),
+        action_ids=(7,),
+        rollout_logprobs=(0.0,),
+        reward=0.0,
+        done=True,
+        policy_versions=(0,),
+    )
+    return Episode(steps=(step,), stop_reason=StopReason.DONE)
+
+
+def test_gsm8k_is_read_from_every_form_it_comes_in(tmp_path: Path) -> None:
+    rows = [{"question": f"{number}?", "answer": f"#### {number}"} for number in range(3)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "a.jsonl").write_text(text)
+    (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(text.encode()))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    read = [gsm8k.read_gsm8k(tmp_path / f"a.{form}", limit=2) for form in ("jsonl", "jsonl.xz", "parquet")]
+    assert read[0] == read[1] == read[2]
+    assert [row["reward_model"]["ground_truth"] for row in read[0]] == [0.0, 1.0]
+    with pytest.raises(DataError, match="question"):
+        gsm8k.as_task_row({"prompt": "?"})
+
+
+def test_a_shape_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(ValueError, match="random-smollm2-135m"):
+        sample_models.parse_model("S=random-smol")
+    assert sample_models.parse_model("S=random-smollm2-135m").vocabulary == 49152
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_row_is_measured_on_a_tiny_model(tmp_path: Path) -> None:
+    rows = run(tmp_path)
+    assert [row["error"] for row in rows] == [None] * len(rows)
+    assert all(math.isfinite(value) for row in rows for value in row["figures"].values())
+    by_kind = {kind: [row["figures"] for row in rows if row["kind"] == kind] for kind in gpu.KINDS}
+    assert {kind: len(figures) for kind, figures in by_kind.items()} == {
+        "generation": 3,
+        "update": 1,
+        "grpo_step": 2,
+        "multi_turn": 2,
+        "mfu": 2,
+        "peer": 0,
+    }
+    assert all({"tokens_per_second", "best_tokens_per_second", "steps"} <= set(f) for f in by_kind["generation"])
+    answered, spread = by_kind["grpo_step"]
+    parts = {"seconds", "rollout_seconds", "update_seconds", "push_seconds", "response_tokens", "credited_share"}
+    assert parts <= set(answered)
+    assert spread["credited_share"] == 1.0
+    packing, agreement = by_kind["multi_turn"]
+    # Every one of the 36 steps has a row of 42, 54 or 66 tokens.
+    assert packing["rows_tokens"] >= 12 * (42 + 54 + 66)
+    assert packing["tokens_ratio"] == packing["rows_tokens"] / packing["trie_tokens"] > 3
+    assert {"trie_seconds", "rows_seconds", "seconds_ratio"} <= set(packing)
+    assert agreement["largest_gradient_error"] < 1e-4
+    for figures in by_kind["mfu"]:
+        assert figures["distinct_tokens"] == 32 + 3 * (4 + 4 * (3 * 6 + 2 * 6))
+        assert figures["model_tflop"] > 0
+        assert "mfu" not in figures
+    assert all("no peak known" in row["note"] for row in rows if row["kind"] == "mfu")
+
+
+def test_a_row_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+    first, second, third = run(tmp_path, "--only", "generation", "--engine", '{"kv_memory": 32}')
+    assert "kv_memory" in third["error"]
+    assert not third["figures"]
+    assert first["error"] is None
+    assert second["figures"]["tokens_per_second"] > 0
+
+
+def test_a_model_that_cannot_be_loaded_is_a_row(tmp_path: Path) -> None:
+    [row] = run(tmp_path, "--only", "generation", "--model", f"S={tmp_path / 'nothing'}")
+    assert (row["kind"], row["model"], row["figures"]) == ("generation", "S", {})
+    assert row["error"]
+
+
+def test_rows_without_what_they_need_say_how_to_get_it(tmp_path: Path) -> None:
+    [row] = run(tmp_path, "--only", "grpo_step", "--model", "S=random-smollm2-135m")
+    assert "no tokenizer" in row["note"]
+    bench = gpu.make_bench(gpu.parse(["--model", "S=folder"]))
+    [row] = gpu.grpo_step_rows(bench, sample_models.parse_model("S=folder"))
+    assert "--gsm8k" in row.note
+
+
+def test_a_peer_that_is_not_installed_is_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "vllm.py").write_text("raise ImportError('no CUDA')")
+    rows = run(tmp_path, "--only", "peer", "--peer-path", str(tmp_path))
+    assert [row["error"] for row in rows] == ["not installed (no CUDA)"] * 3
+
+
+def test_the_peer_stands_beside_our_rows_of_an_earlier_run(tmp_path: Path) -> None:
+    package = tmp_path / "site" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(FAKE_VLLM)
+    (package / "inputs.py").write_text("TokensPrompt = dict")
+    workload = gpu.TINY.generation[0]
+    ours = gpu.Row(kind="generation", model="tiny", case=workload.name, figures={"tokens_per_second": 10.0})
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps({"rows": [gpu.asdict(ours)]}))
+    asked = partial(run, tmp_path, "--only", "peer", "--peer-path", str(package.parent), "--peer-memory", "0.5")
+    joined, first, second, third = asked("--join", str(earlier))
+    assert joined["figures"]["ratio"] == pytest.approx(10.0 / first["figures"]["tokens_per_second"])
+    assert first["note"] == "vLLM 0.0"
+    assert second["error"] == "MemoryError: too many"
+    assert third["figures"]["tokens_per_second"] > 0
+
+
+# --- where the time of generation goes ------------------------------------------------------------------------------
+
+
+def piece(name: str, start: float, end: float) -> Any:
+    return profile_generation.Piece(name=name, start=start, end=end)
+
+
+def test_a_profile_adds_up_kinds_names_and_idle_time_by_hand() -> None:
+    """Ten microseconds, of which two kernels at once fill four, and nothing happens in three."""
+    found = profile_generation.summarise(
+        [
+            piece("nvjet_tst_64x128", 0, 4),
+            piece("Memcpy HtoD", 2, 3),
+            piece("decode_kernel", 4, 5),
+            piece("nvjet_tst_64x128", 8, 10),
+        ],
+        seconds=1.0,
+        prompt_seconds=0.5,
+    )
+    assert found.idle == pytest.approx(0.3)
+    assert found.kinds == pytest.approx({"matrix products": 6 / 8, "attention": 1 / 8, "copies": 1 / 8})
+    assert found.kernels[0] == {"name": "nvjet_tst_64x128", "times": 2, "mean_us": 3.0, "share": 6 / 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("triton_red_fused_add_mean_mul_pow_rsqrt_0", "element by element"),
+        ("_summarise_kernel", "draw"),
+        ("prefill_kernel", "attention"),
+        ("sm90_xmma_gemm_bf16f32_bf16f32", "matrix products"),
+    ],
+)
+def test_a_kernel_is_known_by_its_name(name: str, kind: str) -> None:
+    assert profile_generation.kind_of(name) == kind
+
+
+def test_generation_of_a_tiny_model_can_be_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile_generation.main(["--tiny", "--json", str(tmp_path / "profile.json")])
+    found = json.loads((tmp_path / "profile.json").read_text())
+    assert sum(found["kinds"].values()) == pytest.approx(1.0)
+    assert found["seconds"] > found["prompt_seconds"] > 0
+    assert "tiny  6 x (16 in + 8 out)" in capsys.readouterr().out

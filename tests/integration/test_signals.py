@@ -1,0 +1,443 @@
+"""Ctrl-C, SIGTERM, SIGHUP and errors: whatever ends a run leaves a checkpoint of its last finished step."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agent_r1
+from agent_r1.interrupts import RunInterrupted
+from agent_r1.learner import imitation
+from agent_r1.learner import learner as learner_module
+from agent_r1.learner.learner import Learner
+from agent_r1.runs.checkpoints import list_checkpoints
+from tests.helpers.tiny_runs import tiny_overrides, write_tasks
+from tests.integration.test_runs import ROOT, same_weights, score_variety
+
+pytestmark = pytest.mark.whole
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+
+
+@pytest.fixture
+def run(tmp_path: Path, model_folder: Path) -> list[str]:
+    """Nothing is saved before the end, unless something ends the run early."""
+    return tiny_overrides(tmp_path, model_folder, "trainer.save_every=100")
+
+
+@pytest.fixture(autouse=True)
+def default_handlers() -> Iterator[None]:
+    """As in a program that nobody started in the background."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals are handled in the main thread")
+    default = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in default.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return [step for step, _ in list_checkpoints(folder / "checkpoints")]
+
+
+def logged_lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def send(number: int) -> None:
+    """To this process; the main thread has handled it when this returns to it."""
+    os.kill(os.getpid(), number)
+
+
+class Sends:
+    """A reward that sends a signal when it is asked for the n-th time."""
+
+    __name__ = "sends"
+
+    def __init__(self, number: int, *, at: int) -> None:
+        self.number, self.at, self.asked = number, at, 0
+
+    def __call__(self, task: Any, episode: Any) -> float:
+        self.asked += 1
+        if self.asked == self.at:
+            send(self.number)
+        return score_variety(task, episode)
+
+
+def calling(function: Callable[..., Any], at: int, then: Callable[[], None]) -> Callable[..., Any]:
+    """A function that does something else first when it is called for the n-th time."""
+    calls: list[int] = []
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == at:
+            then()
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+def raise_error() -> None:
+    raise ValueError("something nobody thought of")
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "exit_code"), SIGNALS)
+def test_a_signal_during_rollouts_saves_the_last_finished_step_and_the_run_resumes_bit_for_bit(
+    run: list[str], tmp_path: Path, number: int, exit_code: int
+) -> None:
+    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    with pytest.raises(RunInterrupted, match=r"step 2: the same command resumes from there") as caught:
+        agent_r1.train(*run, quiet=True, reward=Sends(number, at=2 * 8 + 3))
+    assert caught.value.exit_code == exit_code
+    assert saved_steps(tmp_path / "tiny") == [2]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # The reward is registered under another name: the one difference, so the second part must be told to resume.
+    agent_r1.train(*run, "run.resume=must", quiet=True, reward=score_variety)
+    assert same_weights(tmp_path / "whole", tmp_path / "tiny")
+    assert [line["step"] for line in logged_lines(tmp_path / "tiny")] == [1, 2, 3, 4]
+
+
+def test_a_signal_during_an_update_lets_the_step_finish_and_saves_it(
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = [*run, "algorithm.minibatches=2"]
+    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    # Two updates a step: the fourth is the second one of the second step.
+    stepping = calling(learner_module.guarded_step, 4, lambda: send(signal.SIGTERM))
+    monkeypatch.setattr(learner_module, "guarded_step", stepping)
+    with pytest.raises(RunInterrupted, match="Interrupted by SIGTERM"):
+        agent_r1.train(*run, quiet=True, reward=score_variety)
+    monkeypatch.undo()
+    assert saved_steps(tmp_path / "tiny") == [2]
+    assert [line["step"] for line in logged_lines(tmp_path / "tiny")] == [1, 2]
+    agent_r1.train(*run, quiet=True, reward=score_variety)
+    assert same_weights(tmp_path / "whole", tmp_path / "tiny")
+
+
+def test_a_signal_before_the_first_step_is_finished_says_that_there_is_no_checkpoint(
+    run: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(RunInterrupted, match="There is no checkpoint: the same command starts over"):
+        agent_r1.train(*run, quiet=True, reward=Sends(signal.SIGTERM, at=3))
+    assert saved_steps(tmp_path / "tiny") == []
+
+
+def test_a_run_that_never_resumes_is_told_how_to(run: list[str]) -> None:
+    with pytest.raises(RunInterrupted, match=r"the same command with run\.resume=auto resumes"):
+        agent_r1.train(*run, "run.resume=never", quiet=True, reward=Sends(signal.SIGTERM, at=8 + 3))
+
+
+def test_a_second_signal_ends_the_run_at_once(run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice() -> None:
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+
+    monkeypatch.setattr(Learner, "learn", calling(Learner.learn, 2, twice))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        agent_r1.train(*run, quiet=True, reward=score_variety)
+    assert not isinstance(caught.value, RunInterrupted)
+    assert saved_steps(tmp_path / "tiny") == []
+    assert not list(tmp_path.glob(".*.lock"))
+
+
+def test_a_signal_with_groups_in_flight_loses_none_of_them(run: list[str], tmp_path: Path) -> None:
+    with pytest.raises(RunInterrupted):
+        agent_r1.train(
+            *run, "rollout.max_staleness=1", "trainer.steps=6", quiet=True, reward=Sends(signal.SIGTERM, at=3 * 8)
+        )
+    [step] = saved_steps(tmp_path / "tiny")
+    summary = agent_r1.train(
+        *run, "rollout.max_staleness=1", "trainer.steps=6", "run.resume=must", quiet=True, reward=score_variety
+    )
+    assert 0 < step < summary.steps == 6
+
+
+def children() -> set[int]:
+    """The processes that this one has started and that live."""
+    listed = [file.read_text().split() for file in Path("/proc/self/task").glob("*/children")]
+    pids = {int(pid) for line in listed for pid in line}
+    return {pid for pid in pids if ") Z " not in Path(f"/proc/{pid}/stat").read_text()}
+
+
+def test_a_signal_ends_the_processes_that_the_run_has_started(run: list[str], tmp_path: Path) -> None:
+    before, started, metrics = children(), set[int](), tmp_path / "tiny" / "metrics.jsonl"
+
+    def interrupt() -> None:
+        while not metrics.is_file() or not metrics.read_text():
+            time.sleep(0.01)
+        started.update(children() - before)
+        send(signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(RunInterrupted):
+        agent_r1.train(*run, "trainer.steps=500", "reward.timeout=60", quiet=True, reward=score_variety)
+    thread.join()
+    assert started
+    assert children() <= before
+
+
+def test_a_signal_during_the_preparation_says_that_nothing_was_saved(
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "slow_preparation.py").write_text(
+        "import os, signal, time\n\n\ndef make(config):\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)\n"
+    )
+    missing = [f"model.path={tmp_path}/made", "model.prepare=slow_preparation:make"]
+    with pytest.raises(RunInterrupted, match=r"Interrupted by SIGTERM\. Nothing was saved"):
+        agent_r1.train(*run, *missing, quiet=True)
+    assert not list(tmp_path.glob(".*.lock"))
+
+
+def test_a_signal_during_a_warm_start_says_that_it_starts_over(
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"messages": [{"role": "user", "content": "2 egg?"}, {"role": "assistant", "content": "6"}]}
+    (tmp_path / "demonstrations.jsonl").write_text(json.dumps(row) + "\n")
+    stepping = calling(imitation.guarded_step, 3, lambda: send(signal.SIGHUP))
+    monkeypatch.setattr(imitation, "guarded_step", stepping)
+    with pytest.raises(RunInterrupted, match="A warm start has no checkpoints"):
+        agent_r1.sft(*run, f"sft.data=[{tmp_path}/demonstrations.jsonl]", quiet=True)
+    assert not list(tmp_path.glob(".*.lock"))
+
+
+def test_a_signal_during_an_evaluation_command_ends_it(run: list[str]) -> None:
+    with pytest.raises(RunInterrupted, match="An evaluation saves nothing"):
+        agent_r1.evaluate(*run, quiet=True, reward=Sends(signal.SIGTERM, at=2))
+
+
+def test_handlers_of_others_and_ignored_signals_stay(run: list[str]) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=Sends(signal.SIGTERM, at=3))
+        send(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGHUP, ignored)
+    assert seen == [signal.SIGTERM]
+
+
+def test_a_run_in_another_thread_needs_no_handlers(run: list[str]) -> None:
+    done: list[Any] = []
+
+    def train() -> None:
+        done.append(agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=score_variety))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert done[0].steps == 1
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_leaves_a_checkpoint_of_the_last_finished_step(
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    monkeypatch.setattr(Learner, "learn", calling(Learner.learn, 3, raise_error))
+    with pytest.raises(ValueError, match="nobody thought of"):
+        agent_r1.train(*run, quiet=True, reward=score_variety)
+    monkeypatch.undo()
+    assert saved_steps(tmp_path / "tiny") == [2]
+    agent_r1.train(*run, quiet=True, reward=score_variety)
+    assert same_weights(tmp_path / "whole", tmp_path / "tiny")
+
+
+@pytest.mark.parametrize("kind", ["closed_form", "own", "shared"])
+def test_an_update_that_fails_before_it_changes_weights_leaves_the_last_finished_step_with_a_critic(
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    run = [*run, "algorithm=ppo", f"algorithm.critic.kind={kind}", "trainer.steps=3"]
+    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    update = calling(Learner._update_policy, 3, raise_error)
+    monkeypatch.setattr(Learner, "_update_policy", lambda *args: update(*args))
+    with pytest.raises(ValueError, match="nobody thought of"):
+        agent_r1.train(*run, quiet=True, reward=score_variety)
+    monkeypatch.undo()
+    assert saved_steps(tmp_path / "tiny") == [2]
+    agent_r1.train(*run, quiet=True, reward=score_variety)
+    assert same_weights(tmp_path / "whole", tmp_path / "tiny")
+
+
+def test_weights_that_a_failed_update_has_changed_are_not_saved_as_a_step(
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = [*run, "algorithm.minibatches=2", "trainer.save_every=1"]
+    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    monkeypatch.setattr(learner_module, "guarded_step", calling(learner_module.guarded_step, 4, raise_error))
+    with pytest.raises(ValueError, match="nobody thought of"):
+        agent_r1.train(*run, "trainer.save_every=100", reward=score_variety)
+    monkeypatch.undo()
+    assert "step 1 cannot be saved" in capsys.readouterr().out
+    assert saved_steps(tmp_path / "tiny") == []
+    agent_r1.train(*run, quiet=True, reward=score_variety)
+    assert same_weights(tmp_path / "whole", tmp_path / "tiny")
+
+
+# --- evaluations between a checkpoint and a kill ----------------------------------------------------------------------
+
+
+def with_evaluations(tmp_path: Path, model_folder: Path) -> list[str]:
+    """Evaluated after steps 0, 2 and 4: three rewards each."""
+    held_out = write_tasks(tmp_path / "held_out.jsonl", count=3)
+    return tiny_overrides(tmp_path, model_folder, f"data.eval=[{held_out}]", "eval.every=2", "trainer.save_every=2")
+
+
+def without_times(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if not name.startswith(("time/", "perf/"))}
+
+
+@pytest.mark.parametrize("at", [3 + 16 + 1, 3 + 32 + 3 + 1], ids=["in the middle", "at the end"])
+def test_an_evaluation_that_a_signal_cut_is_made_by_the_resumed_run(
+    tmp_path: Path, model_folder: Path, at: int
+) -> None:
+    run = with_evaluations(tmp_path, model_folder)
+    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    with pytest.raises(RunInterrupted):
+        agent_r1.train(*run, quiet=True, reward=Sends(signal.SIGTERM, at=at))
+    agent_r1.train(*run, "run.resume=must", quiet=True, reward=score_variety)
+    lines = logged_lines(tmp_path / "tiny")
+    assert [line["step"] for line in lines] == [0, 1, 2, 2, 3, 4, 4]
+    assert list(map(without_times, lines)) == list(map(without_times, logged_lines(tmp_path / "whole")))
+
+
+def test_an_evaluation_that_was_logged_is_logged_once(tmp_path: Path, model_folder: Path) -> None:
+    run = with_evaluations(tmp_path, model_folder)
+    agent_r1.train(*run, quiet=True, reward=score_variety)
+    (tmp_path / "tiny" / "summary.json").unlink()  # killed after the last evaluation, before the summary
+    summary = agent_r1.train(*run, quiet=True, reward=score_variety)
+    assert [line["step"] for line in logged_lines(tmp_path / "tiny")] == [0, 1, 2, 2, 3, 4, 4]
+    assert summary.steps == 4
+
+
+# --- real processes ---------------------------------------------------------------------------------------------------
+
+COMMAND = """
+import os, sys, signal, time
+from agent_r1.rewards import reward_functions
+from tests.integration.test_runs import score_variety
+asked = 0
+def paid(task, episode):
+    global asked
+    asked += 1
+    if asked == int(os.environ.get("KILL_AT", "0")):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return score_variety(task, episode)
+reward_functions.add("paid", paid)
+if "HANG" in os.environ:
+    from agent_r1.learner.learner import Learner
+    def hang(learner, experience, *, step):
+        print("updating", flush=True)
+        while True:
+            time.sleep(0.01)
+    Learner.learn = hang
+from agent_r1.cli import main
+sys.argv = ["agent-r1", "train", *sys.argv[1:], "reward.function=paid"]
+main()
+"""
+
+
+def start(run: list[str], *, output: int = subprocess.PIPE, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *run],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONWARNINGS": "ignore", **environment},
+        stdout=output,
+        stderr=subprocess.STDOUT if output == subprocess.PIPE else output,
+        text=True,
+    )
+
+
+def wait_for_steps(process: subprocess.Popen[str], folder: Path, steps: int) -> None:
+    metrics = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not metrics.is_file() or metrics.read_text().count("\n") < steps:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"),
+    [
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.whole),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.whole),
+    ],
+)
+def test_a_command_that_a_signal_ends_says_how_to_resume(
+    run: list[str], tmp_path: Path, number: int, exit_code: int
+) -> None:
+    process = start([*run, "trainer.steps=500"])
+    wait_for_steps(process, tmp_path / "tiny", 2)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == exit_code, output
+    [step] = saved_steps(tmp_path / "tiny")
+    assert f"The last checkpoint is that of step {step}: the same command resumes from there" in output
+    assert "Traceback" not in output
+    assert len(logged_lines(tmp_path / "tiny")) == step
+    assert not list(tmp_path.glob(".*.lock"))
+
+
+@pytest.mark.whole
+def test_a_command_whose_terminal_is_closed_saves_its_last_step(run: list[str], tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = start([*run, "trainer.steps=500"], output=theirs)
+    os.close(theirs)
+    wait_for_steps(process, tmp_path / "tiny", 2)
+    os.close(ours)  # every write fails from here on
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) == 129
+    [step] = saved_steps(tmp_path / "tiny")
+    assert step >= 2
+
+
+@pytest.mark.whole
+def test_a_second_ctrl_c_quits_the_command_at_once(run: list[str], tmp_path: Path) -> None:
+    process = start(run, HANG="1")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "updating" in line:
+            break
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    output, _ = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "stopping after the step under way; a second Ctrl-C quits at once" in output
+    assert "quitting at once" in output
+
+
+@pytest.mark.whole
+def test_an_evaluation_due_at_a_checkpoint_survives_kill_9(tmp_path: Path, model_folder: Path) -> None:
+    run = with_evaluations(tmp_path, model_folder)
+    killed = start(run, KILL_AT=str(3 + 16 + 2))
+    output, _ = killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL, output
+    assert [line["step"] for line in logged_lines(tmp_path / "tiny")] == [0, 1, 2]
+    again = start(run)
+    output, _ = again.communicate(timeout=120)
+    assert again.returncode == 0, output
+    assert [line["step"] for line in logged_lines(tmp_path / "tiny")] == [0, 1, 2, 2, 3, 4, 4]

@@ -1,0 +1,168 @@
+"""The architecture, held by tests: who may import whom, through which face, where torch may be, how large things grow.
+
+`PACKAGES` is the drawing: an entry imports only entries above it.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = ROOT / "agent_r1"
+
+PACKAGES: dict[str, str] = {
+    # The foundation: records, errors, names, files. No torch.
+    "types": "",
+    "version": "",
+    "seeds": "",
+    "paths": "",
+    "constraints": "",
+    "findings": "",
+    "interrupts": "",
+    "errors": "types",
+    "codec": "types errors",
+    "console": "findings types",
+    "registry": "constraints errors",
+    "files": "errors",
+    # What users extend: tools, environments, flows, rewards, formats, estimators.
+    "config": "constraints errors paths registry",
+    "chat": "errors registry types",
+    "tools": "codec constraints errors files findings registry seeds types",
+    "rewards": "constraints errors registry types",
+    "envs": "codec constraints errors findings registry tools types version",
+    "data": "chat codec console constraints errors files paths seeds types",
+    "algorithms": "config constraints errors registry rewards types",
+    # What runs them.
+    "models": "chat config errors files paths types",
+    "engines": "config errors models registry seeds types",
+    "flows": "chat engines envs errors registry seeds types",
+    "runs": "codec config errors files types",
+    "rollout": "chat config data engines envs errors flows rewards seeds types",
+    "learner": "algorithms config data errors models rewards seeds types",
+    "evaluation": "errors rollout seeds types",
+    "training": (
+        "algorithms chat config console data engines envs errors evaluation files flows interrupts learner models "
+        "registry rewards rollout runs seeds tools types"
+    ),
+    # What people call.
+    "checks": (
+        "chat config console engines envs errors findings flows interrupts learner rewards rollout seeds tools "
+        "training types"
+    ),
+    "scaffold": "errors",
+    "api": "checks config console data envs errors evaluation registry rewards runs tools training types",
+    "cli": (
+        "api checks codec config console data envs errors evaluation files interrupts registry runs scaffold tools "
+        "training"
+    ),
+}
+"""What each package may import of the others."""
+
+MAY_IMPORT_TORCH = ("algorithms/", "models/", "engines/local/", "learner/", "training/")
+TEMPLATES = "scaffold/templates/"
+"""Recipes in waiting: they import what recipes import, yet never torch."""
+
+MAX_FILES, MAX_LINES, MAX_FUNCTION_LINES = 14, 350, 60
+KERNELS = ("engines/local/cuda/attention_kernels.py", "engines/local/cuda/sampling_kernels.py")
+
+ALL_FILES = sorted(path.relative_to(LIBRARY).as_posix() for path in LIBRARY.rglob("*.py"))
+FILES = [file for file in ALL_FILES if not file.startswith(TEMPLATES)]
+
+
+def imports_of(path: Path) -> list[tuple[str, str]]:
+    """Every (module, name) that a file imports, at its top or inside a function."""
+    found: list[tuple[str, str]] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [(node.module, alias.name) for alias in node.names]
+    return found
+
+
+def package_of(name: str) -> str:
+    return name.split("/")[0].removesuffix(".py")
+
+
+def packages_used(name: str) -> set[str]:
+    """The packages of the library that a file imports, other than its own."""
+    modules = [
+        f"{module}.{imported}" if module == "agent_r1" else module for module, imported in imports_of(LIBRARY / name)
+    ]
+    return {module.split(".")[1] for module in modules if module.startswith("agent_r1.")} - {package_of(name)}
+
+
+def test_the_drawing_has_no_arrow_up_and_no_circle() -> None:
+    above: set[str] = set()
+    for package, imports in PACKAGES.items():
+        assert set(imports.split()) <= above, f"{package} would import {set(imports.split()) - above} from below itself"
+        above.add(package)
+
+
+def test_the_drawing_has_every_package() -> None:
+    assert {package_of(name) for name in FILES} - {"__init__"} == PACKAGES.keys()
+
+
+@pytest.mark.parametrize("name", [file for file in FILES if file != "__init__.py"])
+def test_each_package_imports_only_what_it_may(name: str) -> None:
+    forbidden = packages_used(name) - set(PACKAGES[package_of(name)].split())
+    assert not forbidden, f"{name} imports {forbidden}"
+
+
+@pytest.mark.parametrize("name", [file for file in FILES if file != "__init__.py"])
+def test_packages_import_each_other_through_their_faces(name: str) -> None:
+    """`from agent_r1.tools import ToolRunner`, never `from agent_r1.tools.runner import ToolRunner`; within a package
+    the module is named."""
+    deep = [
+        module
+        for module, _ in imports_of(LIBRARY / name)
+        if module.count(".") > 1
+        and module.startswith("agent_r1.")
+        and module.split(".")[1] != package_of(name)
+        and (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()
+    ]
+    assert not deep, f"{name} imports past a package's face: {deep}"
+
+
+@pytest.mark.parametrize("name", ALL_FILES)
+def test_only_the_torch_packages_import_torch(name: str) -> None:
+    imports_torch = any(module.split(".")[0] == "torch" for module, _ in imports_of(LIBRARY / name))
+    assert not imports_torch or name.startswith(MAY_IMPORT_TORCH), f"{name} imports torch"
+
+
+def test_nothing_outside_the_library_is_imported_by_it() -> None:
+    roots = {module.split(".")[0] for name in FILES for module, _ in imports_of(LIBRARY / name)}
+    assert not roots & {"recipes", "tests", "benchmarks", "examples"}
+
+
+def test_the_readme_tree_names_every_package() -> None:
+    readme = (ROOT / "README.md").read_text()
+    missing = sorted(package for package in PACKAGES if f"{package}/" not in readme and f"{package}.py" not in readme)
+    assert not missing
+
+
+def test_no_package_has_more_files_than_one_can_overlook() -> None:
+    sizes: dict[str, int] = {}
+    for name in FILES:
+        folder = name.rpartition("/")[0]
+        sizes[folder] = sizes.get(folder, 0) + 1
+    assert not {folder: size for folder, size in sizes.items() if size > MAX_FILES}
+
+
+def test_no_file_of_the_library_outgrows_one_idea() -> None:
+    lengths = {name: len((LIBRARY / name).read_text().splitlines()) for name in FILES if name not in KERNELS}
+    assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
+
+
+def test_no_function_outgrows_a_screen() -> None:
+    lengths = {
+        f"{name}:{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
+        for name in FILES
+        if name not in KERNELS
+        for node in ast.walk(ast.parse((LIBRARY / name).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert not {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES}
