@@ -86,7 +86,7 @@ class RunConsole:
             disable=quiet or not self.console.is_terminal,
         )
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """One plain line."""
         self.console.print(Text(text), soft_wrap=True)
 
@@ -101,7 +101,7 @@ class RunConsole:
         if not self._bars.tasks:
             self._bars.start()
         task = self._bars.add_task(title, total=total, completed=done, note="")
-        say = self.say if in_logs and not self.console.is_terminal else None
+        say = self.info if in_logs and not self.console.is_terminal else None
         try:
             yield ProgressBar(self._bars, task, say)
         finally:
@@ -115,13 +115,13 @@ class RunConsole:
         line = Text.assemble((f"{word:>8}", style), f"  {result.title}", f": {result.seen}" if result.seen else "")
         self.console.print(line, soft_wrap=True)
         for finding in result.findings:
-            self.console.print(Text(f"          {finding.what}: {finding.found}"), soft_wrap=True)
-            self.console.print(Text(f"          -> {finding.do}", style="bold"), soft_wrap=True)
+            self.console.print(Text(f"          {finding.rule}: {finding.observed}"), soft_wrap=True)
+            self.console.print(Text(f"          -> {finding.fix}", style="bold"), soft_wrap=True)
 
     def step_line(self, step: int, total: int, metrics: Mapping[str, float], seconds: float) -> None:
         """The main numbers of one training step."""
         numbers = "  ".join(f"{name} {metrics[key]:.3g}" for name, key in _LINE if key in metrics)
-        self.say(f"step {step:>{len(str(total))}}/{total}  {numbers}  {seconds:.1f} s")
+        self.info(f"step {step:>{len(str(total))}}/{total}  {numbers}  {seconds:.1f} s")
 
     def before_after(self, before: Mapping[str, float] | None, after: Mapping[str, float]) -> None:
         """The evaluation before and after training, side by side."""

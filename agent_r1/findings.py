@@ -10,18 +10,18 @@ from typing import Literal
 class Finding:
     """One thing that is wrong.
 
-    >>> print(Finding(what="rewards are finite", found="step 0 gave nan", do="Give a number"))
+    >>> print(Finding(rule="rewards are finite", observed="step 0 gave nan", fix="Give a number"))
     rewards are finite: step 0 gave nan. Give a number
     """
 
-    what: str
+    rule: str
     """The rule that is broken."""
-    found: str
+    observed: str
     """What was seen."""
-    do: str
-    """What mends it."""
+    fix: str
+    """What fixes it."""
     severity: Literal["problem", "warning"] = "problem"
     """A `problem` will cost the run; a `warning` may be meant."""
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.found}. {self.do}"
+        return f"{self.rule}: {self.observed}. {self.fix}"

@@ -28,7 +28,7 @@ from typing import Any
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import ToolEnv
-from agent_r1.models import spare_what_is_loaded
+from agent_r1.models import freeze_gc
 from agent_r1.rewards import reward_functions
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.tools import BaseTool, ToolContext, ToolResponse, ToolResult, ToolRunner, tool_runner
@@ -200,7 +200,7 @@ def episodes_of(
 
 def _timed(work: Callable[[], Any], chains: Sequence[Sequence[float]], *, others: float = 0.0) -> dict[str, float]:
     usual = gc.get_threshold()
-    spare_what_is_loaded()  # as a run on a GPU does: the collector's passes over all libraries are no part of a call
+    freeze_gc()  # as a run on a GPU does: the collector's passes over all libraries are no part of a call
     try:
         cpu, started = time.process_time(), time.perf_counter()
         asyncio.run(work())

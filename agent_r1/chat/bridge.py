@@ -27,7 +27,7 @@ Template = Callable[[Sequence[Message], bool], str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
+class Rendered:
     """A conversation as a chat template writes it, up to where the assistant's next turn begins."""
 
     skeleton: tuple[Message, ...]
@@ -37,7 +37,7 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Delta(Written):
+class TurnDelta(Rendered):
     """What comes after a sampled turn, and the whole conversation with it."""
 
     text: str
@@ -45,7 +45,7 @@ class Delta(Written):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Before(Written):
+class RenderedPrefix(Rendered):
     """The conversation that was rendered afresh last, and the turns since then in short."""
 
     num_turns: int = 0
@@ -53,12 +53,12 @@ class Before(Written):
     thought: bool = False
     """Whether there is thinking in these."""
 
-    def after(self, action: Action) -> Before:
+    def after(self, action: Action) -> RenderedPrefix:
         """The same with one more turn."""
         return replace(self, num_turns=self.num_turns + 1, thought=self.thought or "</think>" in action.text)
 
 
-class Deltas:
+class DeltaFinder:
     """Finds deltas; what may be found without the turns between, or without the template, is learned by comparing, for
     each kind of turn and each doubling of the number of turns."""
 
@@ -68,8 +68,8 @@ class Deltas:
         self._stencils = Stencils()
 
     def find(
-        self, template: Template, so_far: Written, before: Before, action: Action, answers: Sequence[Message]
-    ) -> Delta | None:
+        self, template: Template, so_far: Rendered, before: RenderedPrefix, action: Action, answers: Sequence[Message]
+    ) -> TurnDelta | None:
         """The delta after `action`, answered by `answers`, in a conversation that began with `before`."""
         if any(answer["role"] != "tool" for answer in answers):
             return find_delta(template, so_far, action, answers, self._ends)
@@ -97,21 +97,21 @@ class Deltas:
         self,
         kind: Any,
         template: Template,
-        so_far: Written,
-        before: Before,
+        so_far: Rendered,
+        before: RenderedPrefix,
         action: Action,
         answers: Sequence[Message],
-    ) -> Delta | None:
+    ) -> TurnDelta | None:
         """What the template writes for the whole conversation, or without the turns between."""
 
-        def after(written: Written) -> Delta | None:
+        def after(written: Rendered) -> TurnDelta | None:
             return find_delta(template, written, action, answers, self._ends)
 
         agreed = self._agreed.get(kind, 0)
         if not before.num_turns or agreed < 0:
             return after(so_far)
         short = after(before)
-        grown = short and Delta(
+        grown = short and TurnDelta(
             skeleton=(*so_far.skeleton, *short.skeleton[len(before.skeleton) :]),
             template_text=so_far.template_text + short.template_text[len(before.template_text) :],
             text=short.text,
@@ -123,10 +123,10 @@ class Deltas:
         return whole
 
 
-def _marked(so_far: Written, answers: Sequence[Message], text: str) -> Delta:
+def _marked(so_far: Rendered, answers: Sequence[Message], text: str) -> TurnDelta:
     """The delta of a template that writes nothing of its own before a sampled turn, and this text after it."""
     turn: Message = {"role": "assistant", "content": MARKER}
-    return Delta(
+    return TurnDelta(
         skeleton=(*so_far.skeleton, turn, *answers), template_text=so_far.template_text + MARKER + text, text=text
     )
 
@@ -136,7 +136,7 @@ def _changed(answer: Message, text: str) -> Message:
     return {**answer, "content": text, **({"tool_call_id": "other0000"} if "tool_call_id" in answer else {})}
 
 
-def _kind(before: Before, action: Action, answers: Sequence[Message]) -> Any:
+def _kind(before: RenderedPrefix, action: Action, answers: Sequence[Message]) -> Any:
     """What a template may look at: how many turns there are, thinking, calls, and the form of the answers."""
     forms = tuple((type(answer["content"]), bool(answer["content"]), *sorted(answer)) for answer in answers)
     thought = before.thought, "</think>" in action.text
@@ -144,8 +144,8 @@ def _kind(before: Before, action: Action, answers: Sequence[Message]) -> Any:
 
 
 def find_delta(
-    template: Template, so_far: Written, action: Action, answers: Sequence[Message], ends: Sequence[str]
-) -> Delta | None:
+    template: Template, so_far: Rendered, action: Action, answers: Sequence[Message], ends: Sequence[str]
+) -> TurnDelta | None:
     """The delta after `action`; None when the template writes the earlier turns differently now that there are later
     ones.
 
@@ -165,7 +165,7 @@ def find_delta(
         # What the template writes before the content (harmony's channel) must be what the model wrote there.
         if start >= 0 and text.startswith(so_far.template_text) and action.text.startswith(text[told:start]):
             after = text[start + len(spoken) :]
-            return Delta(skeleton=(*so_far.skeleton, turn, *answers), template_text=text, text=after)
+            return TurnDelta(skeleton=(*so_far.skeleton, turn, *answers), template_text=text, text=after)
     return _after_calls(template, so_far, action, answers, ends)
 
 
@@ -175,8 +175,8 @@ def _thought(action: Action) -> str:
 
 
 def _after_calls(
-    template: Template, so_far: Written, action: Action, answers: Sequence[Message], ends: Sequence[str]
-) -> Delta | None:
+    template: Template, so_far: Rendered, action: Action, answers: Sequence[Message], ends: Sequence[str]
+) -> TurnDelta | None:
     calls = action.as_message().get("tool_calls")
     if not calls:
         return None
@@ -193,4 +193,4 @@ def _after_calls(
         return None
     if thought.removeprefix("<think>\n") not in closed[told:]:
         return None
-    return Delta(skeleton=(*so_far.skeleton, turn, *answers), template_text=text, text=text[end:])
+    return TurnDelta(skeleton=(*so_far.skeleton, turn, *answers), template_text=text, text=text[end:])

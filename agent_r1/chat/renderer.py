@@ -26,11 +26,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
-from agent_r1.chat.bridge import Before, Deltas, Written
+from agent_r1.chat.bridge import DeltaFinder, Rendered, RenderedPrefix
 from agent_r1.chat.control_tokens import ControlTokens, encode_pieces
 from agent_r1.chat.formats import ToolFormat, tool_formats
 from agent_r1.chat.formats.base import end_of_turn_of, marks_of_own_turn, writes_as_text
-from agent_r1.chat.tools_as_text import knows_tools, with_stray_answers_as_users, without_tools
+from agent_r1.chat.tools_as_text import knows_tools, orphan_tool_results_as_user, without_tools
 from agent_r1.errors import ChatTemplateError, ConfigError, refuse_media
 from agent_r1.types import Action, Completion, Message, Observation, TokenIds
 
@@ -69,7 +69,7 @@ class Prompt:
     """What the chat template wrote for the skeleton, cuts included; None for raw text or ids."""
     bridged: bool = False
     """The ids continue the previous step's prompt and sampled ids."""
-    before: Before | None = None
+    before: RenderedPrefix | None = None
     """What was rendered afresh last, and how it went on from there; None for raw text or ids."""
 
 
@@ -100,7 +100,7 @@ class ChatRenderer:
         if not self.stop_ids:
             raise ConfigError("the model's tokenizer has no end-of-turn token; set eos_token in tokenizer_config.json")
         ends = [str(tokenizer.decode([end], skip_special_tokens=False)) for end in self.stop_ids]
-        self._deltas = Deltas(ends)
+        self._deltas = DeltaFinder(ends)
         self.control_tokens = ControlTokens(tokenizer, ends, marks_of_own_turn(self.format))
 
     def render(self, observation: Observation, *, trusted: Collection[Message] = ()) -> Prompt:
@@ -120,7 +120,7 @@ class ChatRenderer:
             token_ids=self.encode_rendered(text),
             skeleton=messages,
             template_text=text,
-            before=Before(skeleton=messages, template_text=text),
+            before=RenderedPrefix(skeleton=messages, template_text=text),
         )
 
     def _beginning(
@@ -135,7 +135,7 @@ class ChatRenderer:
         try:
             found = plain, self._template(plain, observation)
         except ChatTemplateError:
-            stray = with_stray_answers_as_users(plain)
+            stray = orphan_tool_results_as_user(plain)
             if stray == plain:
                 raise
             found = stray, self._template(stray, observation)
@@ -236,12 +236,12 @@ class ChatRenderer:
         def template(messages: Sequence[Message], begin_turn: bool) -> str:
             return self._template(messages, observation, add_generation_prompt=begin_turn)
 
-        so_far = Written(skeleton=previous.skeleton, template_text=previous.template_text)
+        so_far = Rendered(skeleton=previous.skeleton, template_text=previous.template_text)
         turn, answers = new[len(old)], self.control_tokens.messages(new[len(old) + 1 :], trusted)
         action = self.control_tokens.action(action)
         found = self._deltas.find(template, so_far, previous.before, action, answers)
         if found is None:
-            _, *rest = with_stray_answers_as_users((turn, *answers))
+            _, *rest = orphan_tool_results_as_user((turn, *answers))
             stray = tuple(rest)
             if stray != answers:
                 found = self._deltas.find(template, so_far, previous.before, action, stray)

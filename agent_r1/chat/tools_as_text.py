@@ -43,10 +43,10 @@ def without_tools(messages: Sequence[Message], tools: Sequence[ToolSchema], tool
     return [*written, *_as_user(answers)]
 
 
-def with_stray_answers_as_users(messages: Sequence[Message]) -> tuple[Message, ...]:
+def orphan_tool_results_as_user(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The same conversation, with every tool's answer that follows no call said by the user.
 
-    >>> with_stray_answers_as_users([{"role": "assistant", "content": "{"}, {"role": "tool", "content": "Error: ..."}])
+    >>> orphan_tool_results_as_user([{"role": "assistant", "content": "{"}, {"role": "tool", "content": "Error: ..."}])
     ({'role': 'assistant', 'content': '{'}, {'role': 'user', 'content': 'Error: ...'})
     """
     written: list[Message] = []

@@ -29,7 +29,7 @@ def template_findings(renderer: ChatRenderer, observation: Observation) -> list[
     except ValueError as error:
         found = f"{error}"
         do = "Use a template that writes the assistant's turn after its generation prompt and ends it with a stop token"
-        return [Finding(what="the template writes the model's turn as the model would", found=found, do=do)]
+        return [Finding(rule="the template writes the model's turn as the model would", observed=found, fix=do)]
     action = renderer.parse(ids, truncated=False)
     following = _following(observation, action)
     after = renderer.next_prompt(prompt, action, following)
@@ -37,7 +37,7 @@ def template_findings(renderer: ChatRenderer, observation: Observation) -> list[
     if not after.bridged:
         found = "after one turn the template writes the turns before it differently, so every step is tokenised afresh"
         do = "Use a chat template that only appends; compare its rendering of one turn and of two"
-        findings.append(Finding(what="the template preserves prefixes", found=found, do=do))
+        findings.append(Finding(rule="the template preserves prefixes", observed=found, fix=do))
     else:
         findings += _difference(renderer, after, following)
     return findings + _thinking(renderer, prompt, action)
@@ -69,7 +69,7 @@ def _difference(renderer: ChatRenderer, bridged: Prompt, observation: Observatio
     at = next((n for n, (left, right) in enumerate(zip(own, whole, strict=False)) if left != right), 0)
     found = f"the running prompt has {own[at - 20 : at + 20]!r} where the template writes {whole[at - 20 : at + 20]!r}"
     do = "Harmless when only spaces differ; otherwise mend the template"
-    return [Finding(what="the template writes turns as they were said", found=found, do=do, severity="warning")]
+    return [Finding(rule="the template writes turns as they were said", observed=found, fix=do, severity="warning")]
 
 
 def _thinking(renderer: ChatRenderer, prompt: Prompt, action: Action) -> list[Finding]:
@@ -79,7 +79,7 @@ def _thinking(renderer: ChatRenderer, prompt: Prompt, action: Action) -> list[Fi
         return []
     found = "it drops or rewrites the thinking of earlier turns, so a step after thinking is tokenised afresh"
     do = "Nothing, when the model does not think; else expect longer updates, or use a template that keeps thinking"
-    return [Finding(what="the template keeps thinking", found=found, do=do, severity="warning")]
+    return [Finding(rule="the template keeps thinking", observed=found, fix=do, severity="warning")]
 
 
 def call_findings(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
@@ -94,7 +94,7 @@ def call_findings(renderer: ChatRenderer, observation: Observation) -> list[Find
             found = str(error)
         if found:
             do = "Choose another model.tool_format, or rename the tool or its parameters"
-            findings.append(Finding(what="every tool can be called", found=found, do=do))
+            findings.append(Finding(rule="every tool can be called", observed=found, fix=do))
     if not observation.tools or findings or observation.messages is None:
         return findings
     if not renderer.template_shows_tools:
@@ -108,7 +108,7 @@ def _shown(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
     if not missing:
         return []
     do = "Use a template that writes `tools`, or name them in the prompt"
-    return [Finding(what="the model is told of its tools", found=f"the prompt never names {missing}", do=do)]
+    return [Finding(rule="the model is told of its tools", observed=f"the prompt never names {missing}", fix=do)]
 
 
 def _template_calls(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
@@ -125,7 +125,7 @@ def _template_calls(renderer: ChatRenderer, observation: Observation) -> list[Fi
     readers = [name for name in tool_formats.names() if _reads(tool_formats.get(name)(), text, call)]
     found = f"the template writes a call as {_short(text)}, which this tool format does not read"
     do = f"Set model.tool_format={readers[0]}" if readers else "Register a tool format that reads it"
-    return [Finding(what="the template's calls are read by the tool format", found=found, do=do)]
+    return [Finding(rule="the template's calls are read by the tool format", observed=found, fix=do)]
 
 
 def _reads(tool_format: Any, text: str, call: ToolCall) -> bool:

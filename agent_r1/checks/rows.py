@@ -96,16 +96,16 @@ def truth_findings(reward: RewardFunction, tasks: Sequence[Task]) -> list[Findin
         do = "Give each row a reward_model.ground_truth, or leave it out: no answer to it can be right"
         findings.append(
             Finding(
-                what="every row has a ground truth",
-                found=found,
-                do=do,
+                rule="every row has a ground truth",
+                observed=found,
+                fix=do,
                 severity="problem" if declared else "warning",
             )
         )
     if empty:
         found = f"{len(empty)} of {len(tasks)} ground truths are only punctuation: {_some(empty)}"
         do = "exact_match never matches them; compare with same_text, or leave them out"
-        findings.append(Finding(what="a ground truth has a normal form", found=found, do=do, severity="warning"))
+        findings.append(Finding(rule="a ground truth has a normal form", observed=found, fix=do, severity="warning"))
     return findings
 
 
@@ -125,13 +125,13 @@ async def gold_result(reward: RewardFunction, tasks: Sequence[Task]) -> GoldResu
     if form is None:
         found = f"none of {', '.join(USUAL_FORMS)} scores full marks on the first rows"
         do = "Write gold_answer(task) beside the reward function: the text a perfect last action has"
-        findings.append(Finding(what="gold answers score full marks", found=found, do=do, severity="warning"))
+        findings.append(Finding(rule="gold answers score full marks", observed=found, fix=do, severity="warning"))
         return GoldResult(findings=tuple(findings), seen="")
     try:
         with boundary(StopReason.REWARD_ERROR, "gold_answer"):
             texts = [form(task) for task in with_truth]
     except EpisodeError as error:
-        findings.append(Finding(what="gold_answer gives a text", found=str(error), do="Mend gold_answer"))
+        findings.append(Finding(rule="gold_answer gives a text", observed=str(error), fix="Mend gold_answer"))
         return GoldResult(findings=tuple(findings), seen="")
     scored, seen = await _scores(reward, with_truth, texts, name)
     return GoldResult(findings=(*findings, *scored), seen=seen)
@@ -152,15 +152,17 @@ async def _scores(
     if missed:
         found = f"{len(missed)} of {len(tasks)} rows do not give full marks to {name}: {_some(missed)}"
         findings.append(
-            Finding(what="gold answers score full marks", found=found, do="Mend the rows or the reward function")
+            Finding(rule="gold answers score full marks", observed=found, fix="Mend the rows or the reward function")
         )
     if fooled:
         found = f"{len(fooled)} rows give full marks to a wrong answer: {_some(fooled)}"
-        findings.append(Finding(what="wrong answers do not", found=found, do="Make the reward function stricter"))
+        findings.append(Finding(rule="wrong answers do not", observed=found, fix="Make the reward function stricter"))
     if cut and not fooled:
         found = f"{len(cut)} of the first {len(pairs[:_TRIED_ROWS])} rows give full marks to one: {_some(cut)}"
         do = "Read episode.answer, not episode.final_text: it is empty when the last turn was cut or calls a tool"
-        findings.append(Finding(what="an answer that was cut does not score", found=found, do=do, severity="warning"))
+        findings.append(
+            Finding(rule="an answer that was cut does not score", observed=found, fix=do, severity="warning")
+        )
     seen = f"{len(tasks) - len(missed)} of {len(tasks)} gold answers ({name}) score full marks"
     return findings, f"{seen}, {len(fooled)} wrong ones do"
 
@@ -219,11 +221,11 @@ def room_findings(
         tight = sum(length + max_tokens > context for _, length in lengths)
         found = f"{where}, which leaves {room} for an action of up to {max_tokens} ({tight} rows are so long)"
         do = "Raise rollout.context_length, shorten the prompts or lower rollout.max_tokens"
-        return [Finding(what="the longest row has room for an action", found=found, do=do)]
+        return [Finding(rule="the longest row has room for an action", observed=found, fix=do)]
     if max_steps > 1 and room < 2 * max_tokens:
         found = f"{where}, which leaves {room}: less than two actions of up to {max_tokens}"
         do = "Raise rollout.context_length, or use a context policy (env.context) that forgets"
-        return [Finding(what="the longest row has room for two turns", found=found, do=do, severity="warning")]
+        return [Finding(rule="the longest row has room for two turns", observed=found, fix=do, severity="warning")]
     return []
 
 
@@ -240,7 +242,7 @@ def control_token_findings(renderer: ChatRenderer, tasks: Sequence[Task]) -> lis
         f"{len(named)} rows have control tokens in their text, which the model reads as plain text: {_some(named)}"
     )
     do = 'Nothing, when it is plain text; set "control_tokens": true in rows whose control tokens must count'
-    return [Finding(what="rows have no control tokens in their text", found=found_in, do=do, severity="warning")]
+    return [Finding(rule="rows have no control tokens in their text", observed=found_in, fix=do, severity="warning")]
 
 
 def _some(entries: Sequence[str]) -> str:

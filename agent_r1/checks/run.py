@@ -29,14 +29,14 @@ from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.interrupts import run_cancelling, stop_signals
 from agent_r1.tools import check_tool
 from agent_r1.training import (
-    Plan,
+    RunPlan,
     check_model,
     context_length,
+    distinct_setups,
+    ensure_model,
     first_observation,
     load_parts,
     make_plan,
-    model_made,
-    one_per_use,
     prepare_model,
     tool_policies,
     tools_in_use,
@@ -85,7 +85,7 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
     yield _room(plan, renderer, tasks)
     found = control_token_findings(renderer, tasks)
     yield Result(title="control tokens", findings=tuple(found), seen="" if found else "no row has any in its text")
-    shown = [first_observation(plan, task) for task in one_per_use(tasks)]
+    shown = [first_observation(plan, task) for task in distinct_setups(tasks)]
     yield _about(shown, "chat template", lambda observation: template_findings(renderer, observation))
     yield _about(shown, "calls", lambda observation: call_findings(renderer, observation))
     if not with_trials:
@@ -94,10 +94,10 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
     yield from _trials(plan, renderer, console, groups, members)
 
 
-def _with_model(plan: Plan, console: RunConsole, *, warm_start: bool) -> Plan:
+def _with_model(plan: RunPlan, console: RunConsole, *, warm_start: bool) -> RunPlan:
     """The plan with its model there. A warm start changes weights, which only trial episodes look at."""
     if warm_start:
-        return model_made(plan, console)
+        return ensure_model(plan, console)
     return replace(plan, config=prepare_model(plan.config, console))
 
 
@@ -106,15 +106,15 @@ def _attempt(title: str, work: Callable[[], Any], seen: Callable[[Any], str]) ->
     try:
         made = work()
     except AgentR1Error as error:
-        return None, Result(title=title, findings=(Finding(what="it can be used", found=str(error), do="Mend it"),))
+        return None, Result(title=title, findings=(Finding(rule="it can be used", observed=str(error), fix="Mend it"),))
     return made, Result(title=title, seen=seen(made))
 
 
-def _sizes(plan: Plan) -> str:
+def _sizes(plan: RunPlan) -> str:
     return f"{len(plan.train_tasks)} rows to train on, {len(plan.eval_tasks)} held out"
 
 
-def _tools(plan: Plan, tasks: Sequence[Task]) -> Result:
+def _tools(plan: RunPlan, tasks: Sequence[Task]) -> Result:
     tools = {tool.name: tool for tool in tools_in_use(plan.config, tasks)}
     if not tools:
         return Result(title="tools", seen="the recipe names none", skipped=True)
@@ -123,7 +123,7 @@ def _tools(plan: Plan, tasks: Sequence[Task]) -> Result:
     return Result(title="tools", findings=without_repeats(findings), seen=", ".join(sorted(tools)))
 
 
-def _room(plan: Plan, renderer: ChatRenderer, tasks: Sequence[Task]) -> Result:
+def _room(plan: RunPlan, renderer: ChatRenderer, tasks: Sequence[Task]) -> Result:
     """Only the rows with the most characters can be the longest; `check_model` has seen that all fit at all."""
     longest = sorted(tasks, key=lambda task: len(str(task.prompt)), reverse=True)[:_LONGEST_ROWS]
     lengths = [
@@ -141,7 +141,7 @@ def _about(shown: Sequence[Observation], title: str, findings_of: Callable[[Obse
     return Result(title=title, findings=without_repeats(found))
 
 
-def _trials(plan: Plan, renderer: ChatRenderer, console: RunConsole, groups: int, members: int) -> Iterator[Result]:
+def _trials(plan: RunPlan, renderer: ChatRenderer, console: RunConsole, groups: int, members: int) -> Iterator[Result]:
     parts = load_parts(plan, renderer)
     tasks = plan.train_tasks[:groups]
     with console.progress("trial episodes", len(tasks) * members) as bar:
@@ -162,7 +162,7 @@ def _trials(plan: Plan, renderer: ChatRenderer, console: RunConsole, groups: int
     yield _environment(plan, trials)
 
 
-def _environment(plan: Plan, trials: Trials) -> Result:
+def _environment(plan: RunPlan, trials: Trials) -> Result:
     """Play the actions of the longest trial episode in fresh environments."""
     played = [
         (group.task, trajectory)

@@ -13,7 +13,7 @@ from agent_r1.errors import RolloutsFailingError
 from agent_r1.findings import Finding
 from agent_r1.learner import make_compute, score_all
 from agent_r1.learner.packing import Sample
-from agent_r1.training import Parts, Plan, closing_engine, tools_at_hand
+from agent_r1.training import RunComponents, RunPlan, closing_engine, using_tools
 from agent_r1.types import Completion, Group, SamplingParams, Step, StopReason, Task, TokenIds, Trajectory
 
 _MOST_PARSE_ERRORS = 0.5
@@ -22,12 +22,12 @@ _LARGEST_GAP = {"float32": 1e-3, "bfloat16": 0.1}
 """Mean difference of log-probs that rounding explains, by the coarser of the two number types."""
 
 
-class WitnessEngine:
+class RecordingEngine:
     """An engine that remembers what it said, so that nobody else can claim to have sampled something."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.said: set[tuple[TokenIds, TokenIds]] = set()
+        self.samples: set[tuple[TokenIds, TokenIds]] = set()
 
     @property
     def policy_version(self) -> int:
@@ -47,7 +47,7 @@ class WitnessEngine:
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Ask the engine, and remember."""
         completion = await self._engine.generate(prompt_ids, sampling)
-        self.said.add((tuple(prompt_ids), completion.token_ids))
+        self.samples.add((tuple(prompt_ids), completion.token_ids))
         return completion
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
@@ -80,11 +80,16 @@ class Trials:
 
 
 async def run_trials(
-    plan: Plan, parts: Parts, tasks: Sequence[Task], *, members: int, on_finished: Callable[[Trajectory], None]
+    plan: RunPlan,
+    parts: RunComponents,
+    tasks: Sequence[Task],
+    *,
+    members: int,
+    on_finished: Callable[[Trajectory], None],
 ) -> Trials:
     """`members` episodes of each task, sampled as training would. Raises `RolloutsFailingError` when all fail."""
     settings = plan.config.rollout
-    witness = WitnessEngine(parts.engine)
+    witness = RecordingEngine(parts.engine)
     parts.rollout.engine = witness
     sampling = SamplingParams(
         max_tokens=settings.max_tokens,
@@ -93,18 +98,18 @@ async def run_trials(
         top_k=settings.top_k,
     )
     try:
-        async with closing_engine(parts), tools_at_hand(parts.tools):
+        async with closing_engine(parts), using_tools(parts.tools):
             groups = await parts.rollout.run(
                 tasks, group_size=members, sampling=sampling, seed=plan.config.trainer.seed, on_finished=on_finished
             )
     finally:
         parts.rollout.engine = parts.engine
-    return Trials(groups=tuple(groups), said=frozenset(witness.said))
+    return Trials(groups=tuple(groups), said=frozenset(witness.samples))
 
 
 def failed_trials(error: RolloutsFailingError) -> Result:
     """What to say when there is nothing else to say."""
-    finding = Finding(what="episodes run to their end", found=str(error), do="Mend what raised")
+    finding = Finding(rule="episodes run to their end", observed=str(error), fix="Mend what raised")
     return Result(title="trial episodes", findings=(finding,))
 
 
@@ -116,12 +121,12 @@ def episodes_result(trials: Trials) -> Result:
     if failed:
         reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(t.stop_reason for t in failed).items())
         found = f"{len(failed)} of {len(trajectories)} failed ({reasons}); the first one:\n{failed[0].error}"
-        findings.append(Finding(what="episodes run to their end", found=found, do="Mend what raised"))
+        findings.append(Finding(rule="episodes run to their end", observed=found, fix="Mend what raised"))
     retried = sum(trajectory.num_retries for trajectory in trajectories)
     if retried > sum(trajectory.num_retries for trajectory in failed):
         found = f"{retried} attempts failed before one went well"
         do = "Look at what fails now and then: the run will survive it, and be slower"
-        findings.append(Finding(what="episodes run at the first attempt", found=found, do=do, severity="warning"))
+        findings.append(Finding(rule="episodes run at the first attempt", observed=found, fix=do, severity="warning"))
     findings += _cuts([trajectory for trajectory in trajectories if not trajectory.is_failure])
     stops = ", ".join(f"{reason} {count}" for reason, count in Counter(t.stop_reason for t in trajectories).items())
     return Result(title="trial episodes", findings=tuple(findings), seen=f"{len(trajectories)} episodes: {stops}")
@@ -135,13 +140,13 @@ def _cuts(ended: Sequence[Trajectory]) -> list[Finding]:
     if full > _MOST_CUT * len(ended):
         found = f"{full} of {len(ended)} episodes ran out of context"
         do = "Raise rollout.context_length, lower rollout.max_steps or use a context policy (env.context)"
-        findings.append(Finding(what="episodes fit the context", found=found, do=do))
+        findings.append(Finding(rule="episodes fit the context", observed=found, fix=do))
     actions = sum(len(trajectory.steps) for trajectory in ended)
     cut = sum(trajectory.metrics.get("episode/cut_actions", 0.0) for trajectory in ended)
     if cut > _MOST_CUT * max(1, actions):
         found = f"{cut:.0f} of {actions} actions were cut by rollout.max_tokens"
         do = "Raise rollout.max_tokens, or warm-start the model so that it ends its turns"
-        findings.append(Finding(what="actions end by themselves", found=found, do=do, severity="warning"))
+        findings.append(Finding(rule="actions end by themselves", observed=found, fix=do, severity="warning"))
     return findings
 
 
@@ -161,7 +166,7 @@ def reward_result(trials: Trials) -> Result:
         "Algorithms that compare members learn nothing from that. Try more groups (--groups), easier rows, a warm "
         "start, a higher rollout.temperature, or a reward with more than two values"
     )
-    finding = Finding(what="rewards differ within groups", found=f"{same} in {len(totals)} groups", do=do)
+    finding = Finding(rule="rewards differ within groups", observed=f"{same} in {len(totals)} groups", fix=do)
     return Result(title="rewards", findings=(finding,), seen=seen)
 
 
@@ -182,14 +187,14 @@ def tools_result(trials: Trials) -> Result:
         found = f"no call in {len(steps)} actions"
         if errors:
             found += f"; {errors} were malformed, for example: {_first_error(steps)}"
-        findings.append(Finding(what="tools are called", found=found, do=do))
+        findings.append(Finding(rule="tools are called", observed=found, fix=do))
     elif not known & set(calls):
         found = f"only unknown tools were called: {', '.join(sorted(calls)[:5])}"
-        findings.append(Finding(what="tools are called", found=found, do="Show the model its tools' names"))
+        findings.append(Finding(rule="tools are called", observed=found, fix="Show the model its tools' names"))
     elif errors > _MOST_PARSE_ERRORS * len(steps):
         found = f"{errors} of {len(steps)} actions were malformed, for example: {_first_error(steps)}"
         do = "Check model.tool_format, raise rollout.max_tokens, or warm-start the model"
-        findings.append(Finding(what="calls are well formed", found=found, do=do, severity="warning"))
+        findings.append(Finding(rule="calls are well formed", observed=found, fix=do, severity="warning"))
     counted = ", ".join(f"{name} {count}" for name, count in calls.most_common(5)) or "none"
     return Result(title="tool use", findings=tuple(findings), seen=f"calls: {counted}; malformed actions: {errors}")
 
@@ -205,7 +210,7 @@ def tokens_result(trials: Trials) -> Result:
         for trajectory in trials.trajectories
         if not trajectory.is_failure
         for number, step in enumerate(trajectory.steps)
-        if (step.prompt_ids, step.action_ids) not in trials.said
+        if (step.prompt_ids, step.action_ids) not in trials.samples
     ]
     count = sum(len(step.action_ids) for step in trials.steps)
     if not wrong:
@@ -213,11 +218,11 @@ def tokens_result(trials: Trials) -> Result:
     found = f"{len(wrong)} steps hold tokens that the engine never sampled after their prompt, the first: {wrong[0]}"
     do = "Record what `act` gave (`self.record(turn, ...)`): do not tokenise text again, or join turns by hand"
     return Result(
-        title="tokens in the loss", findings=(Finding(what="only sampled tokens carry loss", found=found, do=do),)
+        title="tokens in the loss", findings=(Finding(rule="only sampled tokens carry loss", observed=found, fix=do),)
     )
 
 
-def agreement_result(trials: Trials, plan: Plan, parts: Parts) -> Result:
+def agreement_result(trials: Trials, plan: RunPlan, parts: RunComponents) -> Result:
     """Whether trainer and engine agree about the log-probs of what was sampled."""
     steps = [step for step in trials.steps if step.action_ids]
     if not steps or tokens_result(trials).findings:
@@ -234,5 +239,5 @@ def agreement_result(trials: Trials, plan: Plan, parts: Parts) -> Result:
     if mean <= allowed:
         return Result(title="engine and trainer", seen=seen)
     do = "Use the same dtype for both, or correct for it: algorithm.off_policy.name=token"
-    finding = Finding(what="engine and trainer agree", found=f"{seen}; {allowed:g} would be rounding", do=do)
+    finding = Finding(rule="engine and trainer agree", observed=f"{seen}; {allowed:g} would be rounding", fix=do)
     return Result(title="engine and trainer", findings=(finding,), seen=seen)

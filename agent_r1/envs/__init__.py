@@ -10,10 +10,10 @@ from agent_r1.envs.wrappers import (
     ObservationLimit,
     StepLimit,
     TimeLimit,
-    bind_limit,
-    checked_limits,
-    env_limits,
-    within_limits,
+    bind_wrapper,
+    check_wrappers,
+    env_wrappers,
+    wrap_env,
 )
 
 __all__ = [
@@ -29,11 +29,11 @@ __all__ = [
     "TimeLimit",
     "ToolEnv",
     "as_step_result",
-    "bind_limit",
+    "bind_wrapper",
     "check_env",
-    "checked_limits",
+    "check_wrappers",
     "context_policies",
-    "env_limits",
+    "env_wrappers",
     "make_policy",
-    "within_limits",
+    "wrap_env",
 ]

@@ -201,7 +201,7 @@ class _Play:
         self._find("nothing raises", f"{where} raised {last_line}", f"Mend it; its traceback:\n{failure.details}")
 
     def _find(self, what: str, found: str, do: str) -> None:
-        self.findings.append(Finding(what=what, found=found, do=do))
+        self.findings.append(Finding(rule=what, observed=found, fix=do))
 
 
 _FAILED = object()
@@ -242,9 +242,9 @@ def _differences(first: _Play, second: _Play) -> list[Finding]:
             where = "the second reset" if index == 0 else f"observation {index}"
             return [
                 Finding(
-                    what="episodes do not leak into each other",
-                    found=f"{where} differs from that of the first episode although task and actions were the same",
-                    do="Begin every episode from the task alone, and seed what is random from it",
+                    rule="episodes do not leak into each other",
+                    observed=f"{where} differs from that of the first episode although task and actions were the same",
+                    fix="Begin every episode from the task alone, and seed what is random from it",
                 )
             ]
     return []
@@ -254,9 +254,9 @@ def _blocking(*plays: _Play) -> list[Finding]:
     """Calls that held up the event loop in every episode: once may be an import."""
     return [
         Finding(
-            what="no call holds up the event loop",
-            found=f"{where} blocked all other episodes for more than {1000 * _BLOCKED_SECONDS:.0f} ms",
-            do="Await what is slow, or run it with asyncio.to_thread",
+            rule="no call holds up the event loop",
+            observed=f"{where} blocked all other episodes for more than {1000 * _BLOCKED_SECONDS:.0f} ms",
+            fix="Await what is slow, or run it with asyncio.to_thread",
         )
         for where in plays[0].blocked
         if min(play.blocked.get(where, 0.0) for play in plays) > _BLOCKED_SECONDS

@@ -124,7 +124,7 @@ class DropThinking(ContextPolicy):
         """Everything but the thinking."""
         first_kept = len(history.turns) - self.keep
         turns = tuple(
-            tuple(_thoughtless(message) for message in turn) if index < first_kept else turn
+            tuple(_strip_message(message) for message in turn) if index < first_kept else turn
             for index, turn in enumerate(history.turns)
         )
         return replace(history, turns=turns).messages
@@ -163,7 +163,7 @@ class Summarise(ContextPolicy):
 
     def rewrite(self, history: History, answer: Action) -> History:
         """The task and the summary."""
-        summary = without_thinking(answer.text)
+        summary = strip_thinking(answer.text)
         return History(
             task=history.task,
             summary=({"role": "assistant", "content": summary}, {"role": "user", "content": self.afterwards}),
@@ -227,10 +227,10 @@ def _check(policy: type[ContextPolicy], **arguments: Any) -> None:
 _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 
-def without_thinking(text: str) -> str:
+def strip_thinking(text: str) -> str:
     """The text without its thoughts. A thought may lack its opening (the prompt wrote it) or its end (it was cut).
 
-    >>> without_thinking("<think>6 * 7</think>42"), without_thinking("6 * 7</think> 42"), without_thinking("<think>6 *")
+    >>> strip_thinking("<think>6 * 7</think>42"), strip_thinking("6 * 7</think> 42"), strip_thinking("<think>6 *")
     ('42', '42', '')
     """
     text = _THOUGHT.sub("", text)
@@ -238,8 +238,8 @@ def without_thinking(text: str) -> str:
     return text.partition("<think>")[0]
 
 
-def _thoughtless(message: Message) -> Message:
+def _strip_message(message: Message) -> Message:
     content = message.get("content")
     if message.get("role") != "assistant" or not isinstance(content, str):
         return message
-    return {**message, "content": without_thinking(content)}
+    return {**message, "content": strip_thinking(content)}

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from agent_r1.envs.base import AgentEnv
-from agent_r1.envs.context import ContextChoice, Conversation, make_policy, without_thinking
+from agent_r1.envs.context import ContextChoice, Conversation, make_policy, strip_thinking
 from agent_r1.errors import (
     INTERRUPTIONS,
     ConfigError,
@@ -149,7 +149,7 @@ class GymEnv(AgentEnv):
 
     def _chosen(self, action: Action) -> Any:
         """The Gymnasium action the text asks for; ValueError tells the model what was wrong."""
-        text = without_thinking(action.text)
+        text = strip_thinking(action.text)
         tagged = _ACTION.findall(text)
         wanted = (tagged[-1] if tagged else text).strip()
         if self._act is not None:

@@ -25,7 +25,7 @@ from agent_r1.types import Action, Message, Observation, StepResult, Task
 T = TypeVar("T")
 
 
-class EnvLimit(AgentEnv):
+class EnvWrapper(AgentEnv):
     """An environment around another one; as it stands it changes nothing."""
 
     def __init__(self, env: AgentEnv) -> None:
@@ -50,43 +50,43 @@ class EnvLimit(AgentEnv):
     @property
     def inner_name(self) -> str:
         """The class of the environment at the core, for messages."""
-        return self.env.inner_name if isinstance(self.env, EnvLimit) else type(self.env).__name__
+        return self.env.inner_name if isinstance(self.env, EnvWrapper) else type(self.env).__name__
 
 
-env_limits: Registry[type[EnvLimit]] = Registry(
+env_wrappers: Registry[type[EnvWrapper]] = Registry(
     "environment limit",
-    accepts=lambda entry: isinstance(entry, type) and issubclass(entry, EnvLimit),
-    expected="a subclass of EnvLimit",
+    accepts=lambda entry: isinstance(entry, type) and issubclass(entry, EnvWrapper),
+    expected="a subclass of EnvWrapper",
 )
 
 
-def bind_limit(limit: Any) -> Callable[[AgentEnv], AgentEnv]:
+def bind_wrapper(limit: Any) -> Callable[[AgentEnv], AgentEnv]:
     """What puts an environment into the limit that `{name: ..., <argument>: ...}`, or a plain name, says."""
     part = {"name": limit} if isinstance(limit, str) else limit
     if not isinstance(part, Mapping):
         raise ConfigError(f"env.limits is a list of entries like {{name: time, seconds: 30}}; found {limit!r}")
-    return bind_part(env_limits, "env.limits", part)
+    return bind_part(env_wrappers, "env.limits", part)
 
 
-def checked_limits(limits: Any) -> Sequence[Any]:
+def check_wrappers(limits: Any) -> Sequence[Any]:
     """The list of `env.limits`; null and an empty list are none."""
     if limits is not None and not isinstance(limits, list | tuple):
         raise ConfigError(f"env.limits is a list of entries like {{name: time, seconds: 30}}; found {limits!r:.80}")
     return limits or ()
 
 
-def within_limits(env: AgentEnv, limits: Iterable[Any]) -> AgentEnv:
+def wrap_env(env: AgentEnv, limits: Iterable[Any]) -> AgentEnv:
     """The environment inside the limits that a configuration lists.
 
-    `within_limits(env, [{"name": "steps", "steps": 4}])` is `StepLimit(env, steps=4)`.
+    `wrap_env(env, [{"name": "steps", "steps": 4}])` is `StepLimit(env, steps=4)`.
     """
-    for limit in checked_limits(limits):
-        env = bind_limit(limit)(env)
+    for limit in check_wrappers(limits):
+        env = bind_wrapper(limit)(env)
     return env
 
 
-@env_limits.register("time")
-class TimeLimit(EnvLimit):
+@env_wrappers.register("time")
+class TimeLimit(EnvWrapper):
     """A `reset` or `step` that takes more than `seconds` is cancelled, and the rollout is tried again.
 
     It cancels what waits. Code that never waits cannot be cancelled from within its process: serve such an environment
@@ -119,8 +119,8 @@ class TimeLimit(EnvLimit):
             ) from error
 
 
-@env_limits.register("steps")
-class StepLimit(EnvLimit):
+@env_wrappers.register("steps")
+class StepLimit(EnvWrapper):
     """Cuts the episode after `steps` steps. That is a truncation: a critic still values the state it was cut in.
 
     With `ends` the limit is part of the task: whoever has not answered by then has failed, and nothing comes after.
@@ -149,8 +149,8 @@ class StepLimit(EnvLimit):
         return replace(result, truncated=True)
 
 
-@env_limits.register("observation")
-class ObservationLimit(EnvLimit):
+@env_wrappers.register("observation")
+class ObservationLimit(EnvWrapper):
     """Cuts long answers of the environment in their middle, and says so where it cut.
 
     With characters=4, "abcdefghij" becomes "ab\\n[... 6 of 10 characters left out ...]\\nij". What the task itself says
@@ -188,5 +188,5 @@ class ObservationLimit(EnvLimit):
         return {**message, "content": cut_middle(content, self._characters)}
 
 
-def _check(limit: type[EnvLimit], name: str, **arguments: Any) -> None:
+def _check(limit: type[EnvWrapper], name: str, **arguments: Any) -> None:
     check_arguments(limit, f"env.limits {name}.", arguments, f"environment limit '{name}'")

@@ -50,7 +50,7 @@ class Evaluation:
         return sorted((trajectory for group in self.greedy for trajectory in group), key=_success)
 
 
-def choose_panel(tasks: Sequence[Task], max_tasks: int | None) -> list[Task]:
+def sample_eval_tasks(tasks: Sequence[Task], max_tasks: int | None) -> list[Task]:
     """The rows an evaluation uses: all, or `max_tasks` of them, as many of each data source as there are.
 
     The same number gives the same rows, whatever the run's seed, and a smaller panel is part of a larger one. Of 90

@@ -33,7 +33,7 @@ class HealthMonitor:
     """Watches the metrics of a run.
 
     >>> monitor = HealthMonitor(has_tools=True)
-    >>> [len(monitor.look({"episode/tool_calls": 0.0, "reward/success": 0.0})) for _ in range(4)]
+    >>> [len(monitor.observe({"episode/tool_calls": 0.0, "reward/success": 0.0})) for _ in range(4)]
     [0, 0, 1, 0]
     """
 
@@ -47,7 +47,7 @@ class HealthMonitor:
         self._held_out_fell = False
         self.warnings: list[str] = []
 
-    def look(self, metrics: Metrics) -> list[str]:
+    def observe(self, metrics: Metrics) -> list[str]:
         """The warnings that begin with this step."""
         self._remember({name: value for name, value in metrics.items() if math.isfinite(value)})
         new: list[str] = []
@@ -62,7 +62,7 @@ class HealthMonitor:
         self.warnings += [f"step {len(self._history)}: {message}" for message in new]
         return new
 
-    def look_at_evaluation(self, metrics: Metrics) -> list[str]:
+    def observe_evaluation(self, metrics: Metrics) -> list[str]:
         """The warning that begins with this evaluation of held-out tasks; the first one is what others are held to."""
         success, rows = metrics.get("eval/all/greedy", math.nan), metrics.get("eval/all/rows", 0.0)
         if not math.isfinite(success) or rows < 1:
@@ -84,9 +84,9 @@ class HealthMonitor:
         neither."""
         for metrics in lines:
             if "eval/all/greedy" in metrics:
-                self.look_at_evaluation(metrics)
+                self.observe_evaluation(metrics)
             elif not _counts_failures(metrics):
-                self.look(metrics)
+                self.observe(metrics)
 
     def _remember(self, step: dict[str, float]) -> None:
         self._history.append(step)

@@ -24,7 +24,7 @@ from agent_r1.learner.experience import Experience
 from agent_r1.learner.optimizer import SkipCounter, guarded_step, make_optimizer
 from agent_r1.learner.packing.samples import MicroBatch, Sample, send
 from agent_r1.learner.scoring import Scores, score, value
-from agent_r1.models import restore_state, saved_state, spare_what_is_loaded
+from agent_r1.models import freeze_gc, restore_state, saved_state
 from agent_r1.seeds import mix_seed
 
 CRITIC_UPDATES = 4
@@ -158,7 +158,7 @@ class Learner:
         self._adapt_kl(metrics, experience.table.num_trajectories)
         metrics["loss/skipped_updates"] = float(self.policy_skips.total + self.critic_skips.total)
         if not self._is_warm:  # the first update on a GPU compiled what it needs
-            spare_what_is_loaded()
+            freeze_gc()
             self._is_warm = True
         return metrics
 

@@ -3,7 +3,7 @@
 from agent_r1.models.attention_features import check_attention, layer_windows, refuse_features
 from agent_r1.models.export import Rounding, export_policy, stored_bytes
 from agent_r1.models.fused_projections import fuse_projections
-from agent_r1.models.gc_tuning import spare_what_is_loaded
+from agent_r1.models.gc_tuning import freeze_gc
 from agent_r1.models.gguf import convert_gguf, gguf_folder, is_gguf, make_smollm2
 from agent_r1.models.lm_head import action_scores
 from agent_r1.models.load import checkpoint_layers, choose_device, compile_layers, load_policy
@@ -40,6 +40,7 @@ __all__ = [
     "convert_gguf",
     "export_policy",
     "find_targets",
+    "freeze_gc",
     "fuse_projections",
     "gguf_folder",
     "is_gguf",
@@ -51,7 +52,6 @@ __all__ = [
     "require_peft",
     "restore_state",
     "saved_state",
-    "spare_what_is_loaded",
     "stored_bytes",
     "train_in_float32",
     "train_tokenizer",

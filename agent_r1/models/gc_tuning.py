@@ -9,7 +9,7 @@ NEW_OBJECTS = 10_000
 turns of a few episodes, hundreds of episodes take a twentieth to a tenth more processor time."""
 
 
-def spare_what_is_loaded() -> None:
+def freeze_gc() -> None:
     """Take all there is now out of the garbage collector's view, and let it look less often at what comes.
 
     Looking through the millions of objects of libraries and compilers takes longer than a hundred steps of decoding, or

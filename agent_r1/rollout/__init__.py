@@ -2,7 +2,7 @@
 
 from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.overlapping import make_collector
-from agent_r1.rollout.runner import Rollout, RolloutLimits, choose_env, env_of_row, refuse_total_failure
+from agent_r1.rollout.runner import Rollout, RolloutLimits, choose_env, env_of_row, raise_if_all_failed
 
 __all__ = [
     "Collector",
@@ -11,5 +11,5 @@ __all__ = [
     "choose_env",
     "env_of_row",
     "make_collector",
-    "refuse_total_failure",
+    "raise_if_all_failed",
 ]

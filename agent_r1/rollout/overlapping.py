@@ -20,13 +20,13 @@ from typing import Any
 from agent_r1.config import Config
 from agent_r1.rewards import RewardShaping
 from agent_r1.rollout.collector import ROLLOUT_STREAM, Collected, Collector
-from agent_r1.rollout.runner import Rollout, refuse_total_failure
+from agent_r1.rollout.runner import Rollout, raise_if_all_failed
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Group, Task, Trajectory
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Flight:
+class _PendingGroup:
     """A group on its way."""
 
     number: int
@@ -65,7 +65,7 @@ class OverlappingCollector(Collector):
         self._places = asyncio.Semaphore(self._num_places)
         self._changed = asyncio.Event()
         self._on_finished: Callable[[Trajectory], None] | None = None
-        self._flights: list[_Flight] = []
+        self._pending_groups: list[_PendingGroup] = []
         self._pending: list[int] = []
         self._next = 0
 
@@ -89,20 +89,23 @@ class OverlappingCollector(Collector):
         finally:
             self._on_finished = None
         groups = sorted([*dead, *alive], key=lambda group: group.group_id)
-        refuse_total_failure(groups)
+        raise_if_all_failed(groups)
         return Collected(groups=tuple(groups), metrics=self._count(groups) | self._count_stale(groups, step))
 
     async def close(self) -> None:
         """Stop every group that is on its way."""
-        running = [flight.running for flight in self._flights if flight.running is not None]
+        running = [pending.running for pending in self._pending_groups if pending.running is not None]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        self._flights.clear()
+        self._pending_groups.clear()
 
     def state_dict(self, steps_done: int) -> dict[str, Any]:
         """The groups that are on their way, and the first that was never started."""
-        return {"pending": sorted([*self._pending, *(flight.number for flight in self._flights)]), "next": self._next}
+        return {
+            "pending": sorted([*self._pending, *(pending.number for pending in self._pending_groups)]),
+            "next": self._next,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Groups that were on their way are started afresh, with the seeds they had, before any other."""
@@ -114,9 +117,9 @@ class OverlappingCollector(Collector):
         """Start groups while places are free, as many as can be trained in time and before the run ends."""
         wanted = self._settings.groups_per_step
         most = min(1 + self._settings.max_staleness, self._num_steps - step) * wanted
-        while len(self._flights) < most:
-            num_unfinished = sum(flight.num_unfinished for flight in self._flights)
-            if len(self._flights) >= wanted and num_unfinished >= self._num_places:
+        while len(self._pending_groups) < most:
+            num_unfinished = sum(pending.num_unfinished for pending in self._pending_groups)
+            if len(self._pending_groups) >= wanted and num_unfinished >= self._num_places:
                 break
             self._start_group(self._next_number(), step)
 
@@ -128,14 +131,14 @@ class OverlappingCollector(Collector):
 
     def _start_group(self, number: int, step: int) -> None:
         settings = self._settings
-        flight = _Flight(
+        pending = _PendingGroup(
             number=number,
             due=step + settings.max_staleness,
             num_unfinished=settings.group_size + self._algorithm.greedy_baseline,
         )
 
         def note(trajectory: Trajectory) -> None:
-            flight.num_unfinished -= 1
+            pending.num_unfinished -= 1
             self._changed.set()
             if self._on_finished is not None:
                 self._on_finished(trajectory)
@@ -151,9 +154,9 @@ class OverlappingCollector(Collector):
             places=self._places,
             on_finished=note,
         )
-        flight.running = asyncio.create_task(rolling_out, name=f"group {number}")
-        flight.running.add_done_callback(lambda task: self._changed.set())
-        self._flights.append(flight)
+        pending.running = asyncio.create_task(rolling_out, name=f"group {number}")
+        pending.running.add_done_callback(lambda task: self._changed.set())
+        self._pending_groups.append(pending)
 
     # --- taking ----------------------------------------------------------------------------------------------------
 
@@ -162,28 +165,28 @@ class OverlappingCollector(Collector):
         if not room:
             return []
         complete = self._complete()
-        for flight, group in complete:
-            if flight.has_spread is None:
-                flight.has_spread = self.has_spread(group)
-        return self._leave([flight for flight, _ in complete if not flight.has_spread][:room])
+        for pending, group in complete:
+            if pending.has_spread is None:
+                pending.has_spread = self.has_spread(group)
+        return self._leave([pending for pending, _ in complete if not pending.has_spread][:room])
 
     def _take(self, step: int) -> list[Group]:
         """The groups of this step leave the pool; nobody does while there are too few, or one must be waited for."""
         wanted = self._settings.groups_per_step
-        chosen = [flight for flight, _ in self._complete()][:wanted]
-        others = [flight.due for flight in self._flights if flight not in chosen]
+        chosen = [pending for pending, _ in self._complete()][:wanted]
+        others = [pending.due for pending in self._pending_groups if pending not in chosen]
         if len(chosen) < wanted or not can_wait(others, step=step, per_step=wanted):
             return []
         return self._leave(chosen)
 
-    def _complete(self) -> list[tuple[_Flight, Group]]:
+    def _complete(self) -> list[tuple[_PendingGroup, Group]]:
         """The complete groups, the earliest due first."""
-        flights = sorted(self._flights, key=lambda flight: (flight.due, flight.number))
-        return [(flight, group) for flight in flights if (group := flight.group) is not None]
+        pending = sorted(self._pending_groups, key=lambda pending: (pending.due, pending.number))
+        return [(pending, group) for pending in pending if (group := pending.group) is not None]
 
-    def _leave(self, flights: Sequence[_Flight]) -> list[Group]:
-        groups = [group for flight in flights if (group := flight.group) is not None]
-        self._flights = [flight for flight in self._flights if flight not in flights]
+    def _leave(self, pending: Sequence[_PendingGroup]) -> list[Group]:
+        groups = [group for pending in pending if (group := pending.group) is not None]
+        self._pending_groups = [pending for pending in self._pending_groups if pending not in pending]
         return groups
 
     def _count_stale(self, groups: Sequence[Group], step: int) -> dict[str, float]:
@@ -198,7 +201,7 @@ class OverlappingCollector(Collector):
         return {
             "offpolicy/staleness_mean": sum(ages) / len(ages) if ages else 0.0,
             "offpolicy/staleness_max": float(max(ages, default=0)),
-            "perf/groups_in_flight": float(len(self._flights)),
+            "perf/groups_in_flight": float(len(self._pending_groups)),
         }
 
 

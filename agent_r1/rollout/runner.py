@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import Engine
-from agent_r1.envs import AgentEnv, within_limits
+from agent_r1.envs import AgentEnv, wrap_env
 from agent_r1.errors import DataError, EpisodeError, RolloutsFailingError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext, checked_episode
 from agent_r1.rewards import RewardFunction, Score, score_episode
@@ -130,7 +130,7 @@ class Rollout:
             if not wanted:
                 break
         if not may_fail:
-            refuse_total_failure(groups)
+            raise_if_all_failed(groups)
         return [replace(group, dropped=True) if self._is_weak(group) else group for group in groups]
 
     def _is_weak(self, group: Group) -> bool:
@@ -267,7 +267,7 @@ async def _all_of(rollouts: Mapping[_Member, Coroutine[Any, Any, Trajectory]]) -
     return {member: task.result() for member, task in tasks.items()}
 
 
-def refuse_total_failure(groups: Sequence[Group]) -> None:
+def raise_if_all_failed(groups: Sequence[Group]) -> None:
     """Raise `RolloutsFailingError` when there are rollouts and every single one failed."""
     trajectories = [trajectory for group in groups for trajectory in group]
     if trajectories and all(trajectory.is_failure for trajectory in trajectories):
@@ -287,7 +287,7 @@ def choose_env(task: Task, default_name: str, default_args: dict[str, object]) -
         env = AgentEnv.registry.get(default_name)(**arguments)
     else:
         env = AgentEnv.registry.registered(own)()
-    return within_limits(env, limits)
+    return wrap_env(env, limits)
 
 
 def env_of_row(task: Task) -> str | None:

@@ -41,7 +41,9 @@ def check_tool(
         if runner.policy_of(tool).process:
             check_process_tool(tool)
     except ConfigError as error:
-        findings.append(Finding(what="its policy can be kept", found=str(error), do="Change the policy or the tool"))
+        findings.append(
+            Finding(rule="its policy can be kept", observed=str(error), fix="Change the policy or the tool")
+        )
         return findings
     findings += _argument_findings(tool)
     if calls and not findings:
@@ -80,9 +82,9 @@ def _parameter_findings(name: str, parameters: Any) -> list[Finding]:
     unknown = [key for key in parameters.get("required", ()) if key not in properties]
     findings = [
         Finding(
-            what="parameters are described",
-            found=f"'{key}' of {name} has no description",
-            do="Describe it under Args: in the docstring, or in the schema",
+            rule="parameters are described",
+            observed=f"'{key}' of {name} has no description",
+            fix="Describe it under Args: in the docstring, or in the schema",
             severity="warning",
         )
         for key, parameter in properties.items()
@@ -137,11 +139,11 @@ async def _run_findings(runner: ToolRunner, tool: BaseTool, calls: Sequence[Mapp
             elif outcome.truncated:
                 found = f"{arguments} gave more than {policy.max_output_chars} characters; their middle was cut"
                 do = f"Answer more shortly, or raise tools.{tool.name}.max_output_chars"
-                findings.append(Finding(what="answers fit", found=found, do=do, severity="warning"))
+                findings.append(Finding(rule="answers fit", observed=found, fix=do, severity="warning"))
             elif seconds > _SLOW_SHARE * policy.timeout:
                 found = f"{arguments} took {seconds:.1f} s of the {policy.timeout:g} s it may take"
                 do = f"Make it faster, or raise tools.{tool.name}.timeout"
-                findings.append(Finding(what="answers come in time", found=found, do=do, severity="warning"))
+                findings.append(Finding(rule="answers come in time", observed=found, fix=do, severity="warning"))
     finally:
         await runner.close()
     return findings
@@ -186,4 +188,4 @@ def _example(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _schema(what: str, found: str, do: str) -> Finding:
-    return Finding(what=what, found=found, do=do)
+    return Finding(rule=what, observed=found, fix=do)

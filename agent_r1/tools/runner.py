@@ -77,7 +77,7 @@ class _Waiting:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Lane:
+class _ToolQueue:
     """What all calls of one tool share; of `places`, those of its like too."""
 
     policy: ToolPolicy
@@ -92,7 +92,7 @@ class ToolRunner:
         self._overrides = overrides or {}
         self._seed = seed
         self._num_calls = 0
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, _ToolQueue] = {}
         self._places: dict[tuple[type[BaseTool], str, ToolPolicy], asyncio.Semaphore] = {}
         self._workers: WorkerPool | None = None
 
@@ -140,7 +140,7 @@ class ToolRunner:
         return CallOutcome(call=call, seconds=seconds, retries=attempt, **answer)
 
     async def _attempt(
-        self, lane: _Lane, tool: BaseTool, args: Mapping[str, Any], context: ToolContext
+        self, lane: _ToolQueue, tool: BaseTool, args: Mapping[str, Any], context: ToolContext
     ) -> tuple[dict[str, Any], bool]:
         """The fields of one attempt's outcome, and whether another one may help."""
         limit = lane.policy.max_output_chars
@@ -168,7 +168,7 @@ class ToolRunner:
         return _failure(status, text, limit), False
 
     async def _run(
-        self, lane: _Lane, tool: BaseTool, given: Mapping[str, Any], context: ToolContext
+        self, lane: _ToolQueue, tool: BaseTool, given: Mapping[str, Any], context: ToolContext
     ) -> tuple[ToolResult, bool]:
         """The tool's result, and whether its text was cut already."""
         args = tool.check(given)
@@ -201,7 +201,7 @@ class ToolRunner:
             ) from error
         return unpack(packed, context)
 
-    def _lane(self, tool: BaseTool) -> _Lane:
+    def _lane(self, tool: BaseTool) -> _ToolQueue:
         lane = self._lanes.get(id(tool))
         if lane is None:
             lane = self._lanes[id(tool)] = self._new_lane(tool)
@@ -209,7 +209,7 @@ class ToolRunner:
             weakref.finalize(tool, self._lanes.pop, id(tool), None)
         return lane
 
-    def _new_lane(self, tool: BaseTool) -> _Lane:
+    def _new_lane(self, tool: BaseTool) -> _ToolQueue:
         policy = self.policy_of(tool)
         # Shared by the objects that episodes have of one tool.
         places = self._places.setdefault((type(tool), tool.name, policy), asyncio.Semaphore(policy.max_concurrency))
@@ -222,7 +222,7 @@ class ToolRunner:
                 return await _run_batch(batch, policy)
 
             batcher = Batcher(run, size=policy.batch_size, wait=policy.batch_wait, places=places)
-        return _Lane(policy=policy, places=places, batcher=batcher)
+        return _ToolQueue(policy=policy, places=places, batcher=batcher)
 
 
 def check_process_tool(tool: BaseTool) -> None:

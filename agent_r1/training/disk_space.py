@@ -17,7 +17,7 @@ def checkpoint_bytes(learner: Learner) -> int:
     return 3 * sum(weight.nbytes for part in parts for weight in part.parameters() if weight.requires_grad)
 
 
-def shortage_foreseen(config: Config, learner: Learner, folder: RunFolder) -> str | None:
+def disk_space_warning(config: Config, learner: Learner, folder: RunFolder) -> str | None:
     """What a run without enough room on its disk is told before it starts; None where there is enough.
 
     With keep_checkpoints=2 there are three while the third is written, then two and the exported model. A run that goes

@@ -12,7 +12,7 @@ from agent_r1.errors import DeviceMemoryError
 
 
 @contextmanager
-def shortage_explained(config: Config) -> Iterator[None]:
+def explain_cuda_oom(config: Config) -> Iterator[None]:
     """Inside, running out of memory is a `DeviceMemoryError` that says what to change."""
     try:
         yield

@@ -19,7 +19,7 @@ from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
 from agent_r1.config import Config, bind_part, presets, value_problems
 from agent_r1.console import RunConsole
 from agent_r1.data import load_tasks
-from agent_r1.envs import AgentEnv, bind_limit, checked_limits, make_policy
+from agent_r1.envs import AgentEnv, bind_wrapper, check_wrappers, make_policy
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, no_exit, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.models import check_form, check_targets, convert_gguf, gguf_folder, is_gguf, require_peft
@@ -36,7 +36,7 @@ _TITLE = "the configuration cannot be used:"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class RunPlan:
     """A run that has been checked: everything but the models."""
 
     config: Config
@@ -87,7 +87,7 @@ def tool_policies(config: Config) -> dict[str, Any]:
     return {name: changes for name, changes in config.tools.items() if name != "mcp"}
 
 
-def make_plan(config: Config) -> Plan:
+def make_plan(config: Config) -> RunPlan:
     """Check configuration, names and data. Raises one error that lists every problem."""
     problems = _Problems()
     wrong_values = value_problems(config)
@@ -118,10 +118,10 @@ def make_plan(config: Config) -> Plan:
     train_tasks, eval_tasks = _load(config)
     _check_tools(config, [*train_tasks, *eval_tasks])
     _check_ground_truths(config.reward.function, reward, [*train_tasks, *eval_tasks])
-    return Plan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
+    return RunPlan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
 
 
-def check_model(plan: Plan) -> ChatRenderer:
+def check_model(plan: RunPlan) -> ChatRenderer:
     """The model's renderer, after checking that the model exists and that every first prompt fits its context."""
     config = plan.config
     _check_model_exists(config)
@@ -149,7 +149,7 @@ def check_model(plan: Plan) -> ChatRenderer:
     return renderer
 
 
-def first_observation(plan: Plan, task: Task) -> Observation:
+def first_observation(plan: RunPlan, task: Task) -> Observation:
     """What the model sees first of a task, without starting anything."""
     flow = AgentFlowBase.registry.get(task.agent_name)
     return plan.make_env(task).preview(task) if issubclass(flow, AgentEnvLoop) else Observation(messages=task.prompt)
@@ -185,8 +185,8 @@ def _check_staleness(config: Config, algorithm: Algorithm) -> None:
 
 def _check_env(config: Config, are_tools_ready: bool) -> None:
     arguments = dict(config.env)
-    for limit in checked_limits(arguments.pop("limits", ())):
-        bind_limit(limit)
+    for limit in check_wrappers(arguments.pop("limits", ())):
+        bind_wrapper(limit)
     bind_part(AgentEnv.registry, "env", arguments)
     if "context" in arguments:
         make_policy(arguments["context"])
@@ -231,7 +231,7 @@ def _find_tools(config: Config) -> None:
 def tools_in_use(config: Config, tasks: Sequence[Task]) -> list[BaseTool]:
     """The tools of the configuration, and those that rows name."""
     found = [tool for entry in _listed_tools(config, ["tools"]) for tool in BaseTool.find(entry)]
-    for task in one_per_use(tasks):
+    for task in distinct_setups(tasks):
         found.extend(_tools_of(config, task))
     return found
 
@@ -271,15 +271,15 @@ def prepare_model(config: Config, console: RunConsole) -> Config:
         # Of runs that start together one makes the model. The lock is no lock of the model's folder, which the
         # preparation may lock itself.
         place = Path(config.run.folder) / f"prepare-{hashlib.sha256(config.model.path.encode()).hexdigest()[:12]}"
-        with lock_folder(place, wait=True, on_wait=console.say):
+        with lock_folder(place, wait=True, on_wait=console.info):
             if not Path(config.model.path).exists():
-                console.say(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
+                console.info(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
                 prepare(config.model.prepare, "model preparation", config)
     if not is_gguf(config.model.path):
         return config
     folder = gguf_folder(Path(config.model.path))
     if not folder.is_dir():
-        console.say(f"{config.model.path} is converted once, into {folder}")
+        console.info(f"{config.model.path} is converted once, into {folder}")
         convert_gguf(Path(config.model.path), folder)
     return replace(config, model=replace(config.model, path=str(folder)))
 
@@ -311,7 +311,7 @@ def _load(config: Config) -> tuple[list[Task], list[Task]]:
     train = load_tasks(config.data.train, default_agent=config.data.agent_name)
     held_out = load_tasks(config.data.eval, default_agent=config.data.agent_name) if config.data.eval else []
     problems = _Problems()
-    for task in one_per_use([*train, *held_out]):
+    for task in distinct_setups([*train, *held_out]):
         problems.run(AgentFlowBase.registry.get, task.agent_name)
         problems.run(_check_env_of_row, config, task)
         problems.run(_tools_of, config, task)
@@ -351,7 +351,7 @@ def _check_ground_truths(name: str, reward: RewardFunction, tasks: Sequence[Task
         )
 
 
-def one_per_use(tasks: Sequence[Task]) -> list[Task]:
+def distinct_setups(tasks: Sequence[Task]) -> list[Task]:
     """One task for each combination of names, so that a million rows are not a million look-ups."""
     unique = {(t.agent_name, str(t.env_kwargs.get("env")), str(t.env_kwargs.get("tools"))): t for t in tasks}
     return list(unique.values())

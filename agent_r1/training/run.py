@@ -18,7 +18,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, to_yaml
 from agent_r1.console import RunConsole
 from agent_r1.engines.local import LocalEngine
-from agent_r1.evaluation import Evaluation, choose_panel, evaluate
+from agent_r1.evaluation import Evaluation, evaluate, sample_eval_tasks
 from agent_r1.interrupts import StopSignals, stop_signals
 from agent_r1.learner import Critic, Learner, Models, make_compute, make_critic
 from agent_r1.learner.packing import TRIE_ATTENTION
@@ -39,15 +39,15 @@ from agent_r1.seeds import mix_seed
 from agent_r1.tools import ToolRunner, tool_runner
 from agent_r1.tools.builtin import close_servers
 from agent_r1.training.checkpoints.resume import resume_run
-from agent_r1.training.disk_space import shortage_foreseen
-from agent_r1.training.plan import Plan, check_model, context_length, make_plan, prepare_model, tool_policies
-from agent_r1.training.sft import started_config, warm_started
+from agent_r1.training.disk_space import disk_space_warning
+from agent_r1.training.plan import RunPlan, check_model, context_length, make_plan, prepare_model, tool_policies
+from agent_r1.training.sft import ensure_warm_start, started_config
 from agent_r1.training.trainer import EVAL_STREAM, Summary, Trainer
 from agent_r1.types import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
+class RunComponents:
     """The models of a run and what runs episodes with them."""
 
     policy: nn.Module
@@ -69,23 +69,23 @@ def train_run(config: Config, console: RunConsole) -> Summary:
         plan = make_plan(config)
         check_reads_outside(config)
         with locked_run(config) as lock:
-            plan = model_made(plan, console)
+            plan = ensure_model(plan, console)
             return asyncio.run(_train(plan, check_model(plan), console, lock, stop))
 
 
 async def _train(
-    plan: Plan, renderer: ChatRenderer, console: RunConsole, lock: FolderLock, stop: StopSignals
+    plan: RunPlan, renderer: ChatRenderer, console: RunConsole, lock: FolderLock, stop: StopSignals
 ) -> Summary:
     config = plan.config
-    folder, resumes = open_run(config, say=console.say, lock=lock)
+    folder, resumes = open_run(config, say=console.info, lock=lock)
     parts = load_parts(plan, renderer)
     async with closing_engine(parts):
         return await _train_with(parts, plan, renderer, console, folder, stop, resumes=resumes)
 
 
 async def _train_with(
-    parts: Parts,
-    plan: Plan,
+    parts: RunComponents,
+    plan: RunPlan,
     renderer: ChatRenderer,
     console: RunConsole,
     folder: RunFolder,
@@ -110,7 +110,7 @@ async def _train_with(
         total_steps=config.trainer.steps,
         seed=config.trainer.seed,
     )
-    shortage = shortage_foreseen(config, learner, folder)
+    shortage = disk_space_warning(config, learner, folder)
     if shortage is not None:
         console.warn(shortage)
     checkpoint = resume_run(folder, learner, console.warn) if resumes else None
@@ -128,14 +128,14 @@ async def _train_with(
                 console=console,
                 stop=stop,
             )
-            async with tools_at_hand(parts.tools):
+            async with using_tools(parts.tools):
                 return await trainer.run(resume=checkpoint)
         finally:
             tracker.close()
 
 
 @asynccontextmanager
-async def closing_engine(parts: Parts) -> AsyncIterator[None]:
+async def closing_engine(parts: RunComponents) -> AsyncIterator[None]:
     """Within this block the engine works; at its end, however that comes, it is closed."""
     try:
         yield
@@ -144,7 +144,7 @@ async def closing_engine(parts: Parts) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def tools_at_hand(runner: ToolRunner) -> AsyncIterator[None]:
+async def using_tools(runner: ToolRunner) -> AsyncIterator[None]:
     """Within this block tools run with `runner`; at its end the processes behind them are gone."""
     try:
         async with tool_runner(runner):
@@ -157,16 +157,16 @@ def eval_run(config: Config, console: RunConsole) -> Evaluation:
     """Evaluate a model on the held-out rows (the training rows when there are none)."""
     outcome = "An evaluation saves nothing before its end: run the same command again to start over."
     with stop_signals(quiet=console.console.quiet) as stop, stop.leaving(outcome):
-        plan, renderer = _checked(config, console)
+        plan, renderer = prepare_run(config, console)
         return asyncio.run(_evaluate(plan, renderer, console, stop))
 
 
-async def _evaluate(plan: Plan, renderer: ChatRenderer, console: RunConsole, stop: StopSignals) -> Evaluation:
+async def _evaluate(plan: RunPlan, renderer: ChatRenderer, console: RunConsole, stop: StopSignals) -> Evaluation:
     config = plan.config
     parts = load_parts(plan, renderer)
-    tasks = choose_panel(plan.eval_tasks or plan.train_tasks, config.eval.max_tasks)
+    tasks = sample_eval_tasks(plan.eval_tasks or plan.train_tasks, config.eval.max_tasks)
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
-        async with closing_engine(parts), tools_at_hand(parts.tools):
+        async with closing_engine(parts), using_tools(parts.tools):
             with stop.cancelling():
                 return await evaluate(
                     parts.rollout,
@@ -178,7 +178,7 @@ async def _evaluate(plan: Plan, renderer: ChatRenderer, console: RunConsole, sto
                 )
 
 
-def dry_run(config: Config, console: RunConsole) -> Plan:
+def dry_run(config: Config, console: RunConsole) -> RunPlan:
     """Check configuration, data and names, print the resolved configuration, load no model."""
     plan = make_plan(config)
     check_reads_outside(config)
@@ -191,16 +191,16 @@ def dry_run(config: Config, console: RunConsole) -> Plan:
         model_note = "found; every first prompt fits its context"
     if config.sft.folder is not None:
         model_note += f", warm-started in {config.sft.folder}"
-    console.say(to_yaml(config).rstrip())
+    console.info(to_yaml(config).rstrip())
     if not is_gguf(config.model.path):
         opening = plan_opening(started_config(config))
         if opening.story:
-            console.say(opening.story)
-    console.say(f"train: {len(plan.train_tasks)} tasks   eval: {len(plan.eval_tasks)} tasks   model: {model_note}")
+            console.info(opening.story)
+    console.info(f"train: {len(plan.train_tasks)} tasks   eval: {len(plan.eval_tasks)} tasks   model: {model_note}")
     return plan
 
 
-def _models(config: Config, algorithm: Algorithm, parts: Parts) -> Models:
+def _models(config: Config, algorithm: Algorithm, parts: RunComponents) -> Models:
     """The policy with the models its algorithm asks for; a coefficient of 0 asks for no reference.
 
     Adapters come last: a critic of its own is a whole model, copied before them. A policy that has them is its own
@@ -237,18 +237,18 @@ def _decoders(models: Models) -> list[nn.Module]:
     return own
 
 
-def _checked(config: Config, console: RunConsole) -> tuple[Plan, ChatRenderer]:
+def prepare_run(config: Config, console: RunConsole) -> tuple[RunPlan, ChatRenderer]:
     """The plan of a run and its model's renderer, after the recipe has prepared what was missing."""
-    plan = model_made(make_plan(config), console)
+    plan = ensure_model(make_plan(config), console)
     return plan, check_model(plan)
 
 
-def model_made(plan: Plan, console: RunConsole) -> Plan:
+def ensure_model(plan: RunPlan, console: RunConsole) -> RunPlan:
     """The plan, with the model that its run starts from there: made, and warm-started, where the recipe says so."""
-    return replace(plan, config=warm_started(prepare_model(plan.config, console), console))
+    return replace(plan, config=ensure_warm_start(prepare_model(plan.config, console), console))
 
 
-def load_parts(plan: Plan, renderer: ChatRenderer) -> Parts:
+def load_parts(plan: RunPlan, renderer: ChatRenderer) -> RunComponents:
     """Load the policy and start an engine on a copy of it."""
     config = plan.config
     torch.manual_seed(config.trainer.seed)
@@ -272,7 +272,7 @@ def load_parts(plan: Plan, renderer: ChatRenderer) -> Parts:
     if config.reward.timeout is not None:
         reward = in_workers(reward, tools.workers, timeout=config.reward.timeout)
     rollout = Rollout(engine=engine, renderer=renderer, reward=reward, make_env=plan.make_env, limits=limits)
-    return Parts(policy=policy, engine=engine, rollout=rollout, tools=tools, device=device)
+    return RunComponents(policy=policy, engine=engine, rollout=rollout, tools=tools, device=device)
 
 
 def make_engine(config: Config, policy: nn.Module) -> LocalEngine:

@@ -33,7 +33,7 @@ from agent_r1.runs import (
     open_run,
     open_trackers,
 )
-from agent_r1.training.oom import shortage_explained
+from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import check_model, make_plan, prepare_model
 from agent_r1.training.weight_growth import WeightGrowth
 
@@ -49,7 +49,7 @@ def sft_run(config: Config, console: RunConsole) -> Path:
         check_reads_outside(config)
         config = prepare_model(config, console)
         if config.sft.folder is not None:
-            return Path(warm_started(config, console).model.path)
+            return Path(ensure_warm_start(config, console).model.path)
         with locked_run(config) as lock:
             return _tune(config, console, lock)
 
@@ -60,7 +60,7 @@ def _tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
         raise ConfigError("sft.data is empty; give one or more .jsonl or .parquet files of demonstrations")
     conversations = load_demonstrations(config.sft.data, renderer)
     # A warm start has no checkpoints to go on from, and must not write into a run that has.
-    folder, _ = open_run(replace(config, run=replace(config.run, resume="never")), say=console.say, lock=lock)
+    folder, _ = open_run(replace(config, run=replace(config.run, resume="never")), say=console.info, lock=lock)
     device = choose_device(config.trainer.device)
     policy = load_policy(
         config.model.path,
@@ -81,9 +81,9 @@ def _tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
                 tracker.log(step + 1, {"loss/sft": loss})
                 bar.advance(f"loss {loss:.3f}")
                 if (step + 1) % max(1, settings.steps // 5) == 0:
-                    console.say(f"warm start: step {step + 1}/{settings.steps}  loss {loss:.3f}")
+                    console.info(f"warm start: step {step + 1}/{settings.steps}  loss {loss:.3f}")
 
-            with shortage_explained(config), stop_signals() as stop, stop.leaving(_INTERRUPTED):
+            with explain_cuda_oom(config), stop_signals() as stop, stop.leaving(_INTERRUPTED):
                 fit_demonstrations(
                     policy,
                     conversations,
@@ -99,11 +99,11 @@ def _tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
         tracker.close()
     rounding = export_policy(policy, renderer.tokenizer, folder.model, config)
     if rounding is not None:
-        console.say(f"{rounding}")
+        console.info(f"{rounding}")
     return folder.model
 
 
-def warm_started(config: Config, console: RunConsole) -> Config:
+def ensure_warm_start(config: Config, console: RunConsole) -> Config:
     """The configuration of a run that starts from the model in `sft.folder`, which is made when it is not there; as it
     is when it names none.
 
@@ -119,12 +119,12 @@ def warm_started(config: Config, console: RunConsole) -> Config:
 
 def _make_warm_start(folder: RunFolder, config: Config, console: RunConsole) -> None:
     """Of runs that start together one makes the warm start, and the others wait for it."""
-    with lock_folder(folder.path, wait=True, on_wait=console.say) as lock:
+    with lock_folder(folder.path, wait=True, on_wait=console.info) as lock:
         if not _is_made(folder, config):
             there = (
                 "is of another model, other demonstrations or settings" if folder.path.exists() else "is not there yet"
             )
-            console.say(f"{folder.path} {there}: warm-starting {config.model.path}")
+            console.info(f"{folder.path} {there}: warm-starting {config.model.path}")
             _tune(warm_start_recipe(config, folder.path), console, lock)
             write_atomically(folder.path / _MADE_OF, _digest(config.sft.data))
             if torch.cuda.is_available():  # what it held is no part of the run that comes

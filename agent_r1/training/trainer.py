@@ -20,7 +20,7 @@ from agent_r1.config import Config, algorithm_name, to_yaml
 from agent_r1.console import RunConsole, pick_pair
 from agent_r1.engines import Engine
 from agent_r1.errors import AgentR1Error, ExportError, StorageError
-from agent_r1.evaluation import Evaluation, HealthMonitor, choose_panel, evaluate, rollout_metrics
+from agent_r1.evaluation import Evaluation, HealthMonitor, evaluate, rollout_metrics, sample_eval_tasks
 from agent_r1.files import write_atomically
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.interrupts import RunInterrupted, StopSignals
@@ -32,8 +32,8 @@ from agent_r1.runs import RunFolder, Tracker, base_model, write_fingerprints, wr
 from agent_r1.seeds import mix_seed
 from agent_r1.training.checkpoints.files import Checkpoint
 from agent_r1.training.checkpoints.last_step import LastStep
-from agent_r1.training.oom import shortage_explained
-from agent_r1.training.plan import Plan
+from agent_r1.training.oom import explain_cuda_oom
+from agent_r1.training.plan import RunPlan
 from agent_r1.training.weight_growth import WeightGrowth
 from agent_r1.types import Group, SamplingParams, Trajectory
 
@@ -80,7 +80,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        plan: Plan,
+        plan: RunPlan,
         folder: RunFolder,
         renderer: ChatRenderer,
         engine: Engine,
@@ -99,7 +99,7 @@ class Trainer:
         self.tracker = tracker
         self.console = console
         self.stop = stop or StopSignals()
-        self.eval_tasks = choose_panel(plan.eval_tasks, self.config.eval.max_tasks)
+        self.eval_tasks = sample_eval_tasks(plan.eval_tasks, self.config.eval.max_tasks)
         self.shaping = make_shaping(self.config)
         self.collector = make_collector(self.config, rollout, plan.train_tasks, self.shaping)
         self.critic_view = CriticView(
@@ -172,7 +172,7 @@ class Trainer:
         rolled_out = time.perf_counter()
         self.folder.ensure_owned()
         experience = gather_experience(groups, self.shaping, self.critic_view)
-        with self.rollout.clock_stopped(), shortage_explained(self.config):
+        with self.rollout.clock_stopped(), explain_cuda_oom(self.config):
             learned = self.learner.learn(experience, step=step)
         self._check_growth()
         updated = time.perf_counter()
@@ -197,7 +197,7 @@ class Trainer:
             metrics["perf/peak_gpu_gb"] = peak
         self.tracker.log(self._progress.step, metrics)
         self.console.step_line(self._progress.step, self.config.trainer.steps, metrics, finished - started)
-        for warning in self.health.look(metrics):
+        for warning in self.health.observe(metrics):
             self.console.warn(warning)
         return metrics
 
@@ -211,7 +211,7 @@ class Trainer:
     def _record(self, groups: Sequence[Group]) -> None:
         if self._due(self.config.tracking.record_every):
             path = self.folder.trajectories / f"{self._progress.step}.jsonl"
-            with self._spared("error/failed_records"):
+            with self._tolerate_storage_errors("error/failed_records"):
                 write_trajectories(path, groups, policy_step=self._progress.step - 1)
 
     # --- evaluation ------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class Trainer:
         evaluation = await self._evaluate("evaluating before training")
         self._log_evaluation(evaluation.metrics)
         self._write_evaluation("before", evaluation)
-        self.console.say(f"before training: {evaluation.success:.1%} of {len(self.eval_tasks)} held-out tasks solved")
+        self.console.info(f"before training: {evaluation.success:.1%} of {len(self.eval_tasks)} held-out tasks solved")
         return evaluation.metrics, [trajectory for group in evaluation.greedy for trajectory in group]
 
     async def _evaluate_when_due(self) -> None:
@@ -258,12 +258,12 @@ class Trainer:
             return
         self._evaluated.add(self._progress.step)
         self.tracker.log(self._progress.step, metrics)
-        for warning in self.health.look_at_evaluation(metrics):
+        for warning in self.health.observe_evaluation(metrics):
             self.console.warn(warning)
 
     def _write_evaluation(self, name: str, evaluation: Evaluation) -> None:
         path = self.folder.trajectories / f"eval_{name}.jsonl"
-        with self._spared("error/failed_records"):
+        with self._tolerate_storage_errors("error/failed_records"):
             write_trajectories(path, evaluation.greedy, policy_step=self._progress.step)
 
     async def _finish(
@@ -308,17 +308,17 @@ class Trainer:
         )
         write_atomically(self.folder.summary, json.dumps(asdict(summary), indent=2) + "\n")
         if failure is not None:
-            self.console.say(f"summary: {self.folder.summary}")
+            self.console.info(f"summary: {self.folder.summary}")
             raise failure
         if self._rounding is not None:
-            self.console.say(str(self._rounding))
-        self.console.say(f"model: {self.folder.model}   summary: {self.folder.summary}")
+            self.console.info(str(self._rounding))
+        self.console.info(f"model: {self.folder.model}   summary: {self.folder.summary}")
         return summary
 
     # --- saving ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _spared(self, metric: str, advice: str = "") -> Iterator[None]:
+    def _tolerate_storage_errors(self, metric: str, advice: str = "") -> Iterator[None]:
         """Inside, a file that cannot be written is said and counted, and the run goes on without it."""
         try:
             yield
@@ -347,7 +347,7 @@ class Trainer:
     def _save(self) -> None:
         keep = self.config.trainer.keep_checkpoints
         advice = f"; less room is needed with a smaller trainer.keep_checkpoints (it is {keep})" if keep > 1 else ""
-        with self._spared("error/failed_checkpoints", advice):
+        with self._tolerate_storage_errors("error/failed_checkpoints", advice):
             self._last_step.save()
 
     def _load(self, checkpoint: Checkpoint, logged: Sequence[Mapping[str, Any]]) -> None:
@@ -363,7 +363,7 @@ class Trainer:
         write_atomically(self.folder.config, to_yaml(self.config))
         if not self.folder.fingerprints.exists():
             write_fingerprints(self.folder, self.config)
-        self.console.say(f"resuming from step {checkpoint.step} of {self.folder.path}")
+        self.console.info(f"resuming from step {checkpoint.step} of {self.folder.path}")
 
     def _last_metrics(self, logged: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
         """Those of the step that a resumed run resumes from."""
@@ -395,7 +395,7 @@ def make_shaping(config: Config) -> RewardShaping:
     )
 
 
-def _offers_tools(plan: Plan) -> bool:
+def _offers_tools(plan: RunPlan) -> bool:
     """Some episode has tools to call: the environment's or its row's."""
     by_default = bool(plan.config.env.get("tools"))
     return any(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent_r1.engines.local.cuda.sampling_kernels import DrawResults, DrawSettings, advance, draw
+from agent_r1.engines.local.cuda.sampling_kernels import DrawResults, SampleSettings, advance, draw
 from agent_r1.engines.local.sampling import sample, uniforms
 from agent_r1.types import SamplingParams
 
@@ -32,7 +32,7 @@ pytestmark = [
 def drawn(logits: Tensor, requests: list[SamplingParams], index: int) -> tuple[list[int], list[float]]:
     """The kernels' draw number `index` of each request."""
     rows, count = len(requests), index + 1
-    settings = DrawSettings(
+    settings = SampleSettings(
         temperatures=torch.tensor([r.temperature for r in requests], device=DEVICE),
         top_k=torch.tensor([r.top_k for r in requests], dtype=torch.int32, device=DEVICE),
         top_p=torch.tensor([r.top_p for r in requests], device=DEVICE),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent_r1.config import load_config
-from agent_r1.envs import context_policies, env_limits
+from agent_r1.envs import context_policies, env_wrappers
 from agent_r1.registry import Registry, recipe_folder
 from agent_r1.training.plan import make_env
 from agent_r1.types import Task
@@ -89,7 +89,7 @@ def test_the_commands_make_the_environments_they_say(tmp_path: Path) -> None:
 
 
 def test_every_policy_and_limit_is_named() -> None:
-    registries: list[Registry[Any]] = [context_policies, env_limits]
+    registries: list[Registry[Any]] = [context_policies, env_wrappers]
     entries = [(name, registry.get(name)) for registry in registries for name in registry.names()]
     ours = [name for name, entry in entries if entry.__module__.startswith("agent_r1.")]
     assert {"append", "window"} < set(ours)

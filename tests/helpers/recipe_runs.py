@@ -20,7 +20,7 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.models.tiny import build_tiny_model, train_tokenizer
 from agent_r1.registry import recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.training.plan import Plan, make_plan
+from agent_r1.training.plan import RunPlan, make_plan
 from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ class SampleRun:
     """A recipe with the rows of the sample and a tiny model whose vocabulary is that of its demonstrations."""
 
     recipe: Path
-    plan: Plan
+    plan: RunPlan
     renderer: ChatRenderer
     demonstrations: list[dict[str, Any]]
     overrides: list[str]

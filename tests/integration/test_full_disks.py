@@ -29,7 +29,7 @@ from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.runs.folder import RunFolder
 from agent_r1.runs.tracking import JsonlTracker, read_metrics
 from agent_r1.training.checkpoints.files import save_checkpoint
-from agent_r1.training.disk_space import checkpoint_bytes, shortage_foreseen
+from agent_r1.training.disk_space import checkpoint_bytes, disk_space_warning
 from tests.helpers.full_disks import files_of_at_most, half_written, small_disk
 from tests.helpers.hand_made import TOKEN_GAE, experience_of, make_learner, random_group
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
@@ -373,7 +373,7 @@ def foreseen(folder: Path, num_weights: int, critic: int = 0, **trainer: int) ->
         setattr(config.trainer, key, value)
     sizes = [nn.Linear(size, 1, bias=False, device="meta") for size in (num_weights, critic) if size]
     learner: Any = Known(*sizes)
-    return shortage_foreseen(config, learner, RunFolder(folder))
+    return disk_space_warning(config, learner, RunFolder(folder))
 
 
 def test_a_run_with_too_little_room_is_told_both_figures_and_the_keys(tmp_path: Path) -> None:

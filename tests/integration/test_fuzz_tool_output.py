@@ -202,7 +202,7 @@ def test_repetition_is_parsed_in_bounded_time(name: str, piece: str, times: int,
 # Reports of a sandbox
 
 
-class Written:
+class Rendered:
     """A session whose program is a pair of pipes in our hands."""
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ lines = (
 @given(st.lists(lines, max_size=4), st.binary(max_size=40))
 def test_anything_on_the_pipe_of_reports_is_an_answer_or_the_end(sent: list[bytes], printed: bytes) -> None:
     async def ask() -> None:
-        written = Written()
+        written = Rendered()
         try:
             os.write(written.reports, b"\n".join([b'{"ready": 1}', *sent, b""])[:60_000])
             os.write(written.output, printed)

@@ -16,7 +16,7 @@ from agent_r1.config import from_yaml, load_config
 from agent_r1.console import RunConsole
 from agent_r1.errors import ConfigError, DataError
 from agent_r1.registry import recipe_folder
-from agent_r1.training.sft import warm_started
+from agent_r1.training.sft import ensure_warm_start
 from tests.helpers.hand_made import token_variety
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides, write_tasks
 
@@ -131,7 +131,7 @@ def test_runs_that_start_together_make_one_warm_start(recipe: list[str], tmp_pat
     config = load_config(RECIPE, recipe[1:])
     with recipe_folder(RECIPE), ThreadPoolExecutor() as together:
         contexts = [copy_context() for _ in range(2)]
-        made = [together.submit(one.run, warm_started, config, RunConsole(quiet=True)) for one in contexts]
+        made = [together.submit(one.run, ensure_warm_start, config, RunConsole(quiet=True)) for one in contexts]
     assert [one.result().model.path for one in made] == [str(tmp_path / "warm" / "hf")] * 2
     assert not (tmp_path / "warm.1").exists()
     assert len((tmp_path / "warm" / "metrics.jsonl").read_text().splitlines()) == 4

@@ -202,7 +202,7 @@ def test_check_tool_reports_it(error: BaseException) -> None:
     tool = Counted("check", error)
     tool.tool_schema = FunctionTool(fine, "counted").tool_schema
     [finding] = check_tool(tool)
-    assert type(error).__name__ in finding.found
+    assert type(error).__name__ in finding.observed
 
 
 # --- environments and flows ------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_an_environment_that_raises_it_fails_its_rollout(
 @pytest.mark.parametrize("where", ["init", "reset", "step", "close"])
 def test_check_env_reports_it(error: BaseException, where: str) -> None:
     findings = check_env(lambda: Raising(where, error), TASK)
-    assert "nothing raises" in {finding.what for finding in findings}
+    assert "nothing raises" in {finding.rule for finding in findings}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from agent_r1.algorithms.estimators.base import Credit, estimators, group_statistics, has_spread, in_deviations
+from agent_r1.algorithms.estimators.base import Credit, estimators, group_statistics, has_spread, standardize
 from agent_r1.algorithms.scan import reverse_scan
 from agent_r1.algorithms.table import StepTable
 from agent_r1.constraints import Fraction, NotNegative, Positive
@@ -39,20 +39,20 @@ def gigpo(
         raise ValueError("this estimator needs the observations of the steps")
     episodes = group_statistics(table.returns_R, table.group_R)
     episode_R = table.returns_R - episodes.mean_R
-    togo_S = reverse_scan(table.rewards_S, gamma, table.trajectory_S)
+    returns_to_go_S = reverse_scan(table.rewards_S, gamma, table.trajectory_S)
     cluster_S = anchor_clusters(table.observations_S, table.group_R[table.trajectory_S], similarity)
-    clusters = group_statistics(togo_S, cluster_S)
+    clusters = group_statistics(returns_to_go_S, cluster_S)
     # Whether a cluster is alive is asked of the task's own rewards, as for groups. A trajectory that comes back to a
     # state is not compared with itself alone.
     task_togo_S = reverse_scan(table.task_rewards_S, gamma, table.trajectory_S)
     several_S = group_statistics(table.trajectory_S.double(), cluster_S).has_spread_R
     compared_S = several_S & group_statistics(task_togo_S, cluster_S).has_spread_R
-    step_S = torch.where(compared_S, togo_S - clusters.mean_R, torch.zeros_like(togo_S))
+    step_S = torch.where(compared_S, returns_to_go_S - clusters.mean_R, torch.zeros_like(returns_to_go_S))
     if not mean_norm:
-        episode_R = in_deviations(episode_R, episodes.std_R, epsilon)
-        step_S = in_deviations(step_S, clusters.std_R, epsilon)
+        episode_R = standardize(episode_R, episodes.std_R, epsilon)
+        step_S = standardize(step_S, clusters.std_R, epsilon)
     alive_S = has_spread(table)[table.trajectory_S]
-    episode_S = torch.where(alive_S, episode_R[table.trajectory_S], torch.zeros_like(togo_S))
+    episode_S = torch.where(alive_S, episode_R[table.trajectory_S], torch.zeros_like(returns_to_go_S))
     return Credit.of_steps(table, episode_S + step_weight * step_S, alive_S | compared_S)
 
 

@@ -70,12 +70,12 @@ def _differ(values: Tensor) -> bool:
     return bool(values.max() - values.min() > 4 * torch.finfo(values.dtype).eps * values.abs().max())
 
 
-def in_deviations(deviations: Tensor, std: Tensor, epsilon: float) -> Tensor:
+def standardize(deviations: Tensor, std: Tensor, epsilon: float) -> Tensor:
     """Deviations from a mean, divided by the standard deviation; 0 where there is none."""
     return torch.where(std > 0, deviations / (std + epsilon), torch.zeros_like(deviations))
 
 
-def whiten_where(values: Tensor, chosen: Tensor) -> Tensor:
+def whiten_masked(values: Tensor, chosen: Tensor) -> Tensor:
     """Whiten the chosen values among themselves; 0 elsewhere.
 
     Values (1, 9, 3) with the outer two chosen become (-.7071, 0, .7071).

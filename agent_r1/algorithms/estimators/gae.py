@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from agent_r1.algorithms.estimators.base import Credit, estimators, whiten, whiten_where
+from agent_r1.algorithms.estimators.base import Credit, estimators, whiten, whiten_masked
 from agent_r1.algorithms.scan import next_in_segment, reverse_scan
 from agent_r1.algorithms.table import StepTable
 from agent_r1.constraints import Fraction
@@ -31,7 +31,7 @@ def step_gae(table: StepTable, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, w
     returns_S = advantages_S + values_S
     observed_S = _gae(table, gamma, 1.0, values_S) + values_S  # with lambda 1 the values cancel out
     if whitened:
-        advantages_S = whiten_where(advantages_S, table.lengths_S > 0)
+        advantages_S = whiten_masked(advantages_S, table.lengths_S > 0)
     return replace(
         Credit.of_steps(table, advantages_S),
         returns_N=returns_S[table.step_of_token_N],

@@ -13,8 +13,8 @@ from agent_r1.algorithms.estimators.base import (
     estimators,
     group_statistics,
     has_spread,
-    in_deviations,
-    whiten_where,
+    standardize,
+    whiten_masked,
 )
 from agent_r1.algorithms.scan import reverse_scan
 from agent_r1.algorithms.table import StepTable
@@ -32,7 +32,7 @@ def group(table: StepTable, *, normalise_std: bool = True, epsilon: Positive = 1
     statistics = group_statistics(returns_R, table.group_R)
     advantages_R = returns_R - statistics.mean_R
     if normalise_std:
-        advantages_R = in_deviations(advantages_R, statistics.std_R, epsilon)
+        advantages_R = standardize(advantages_R, statistics.std_R, epsilon)
     return Credit.of_trajectories(table, advantages_R, has_spread(table))
 
 
@@ -59,7 +59,7 @@ def group_whitened(table: StepTable) -> Credit:
     returns_R = table.returns_R
     deviations_R = returns_R - group_statistics(returns_R, table.group_R).mean_R
     plain = Credit.of_trajectories(table, deviations_R, has_spread(table))
-    return Credit(advantages_N=whiten_where(plain.advantages_N, plain.credited_N), credited_N=plain.credited_N)
+    return Credit(advantages_N=whiten_masked(plain.advantages_N, plain.credited_N), credited_N=plain.credited_N)
 
 
 @estimators.register("step_group")
@@ -73,14 +73,14 @@ def step_group(table: StepTable, *, gamma: Fraction = 1.0) -> Credit:
 
     Rewards (.1, 1) and (0,) in one group: returns-to-go (1.1, 1) and (0,), advantages (1.1, 1) and (-1.1,).
     """
-    togo_S = reverse_scan(table.rewards_S, gamma, table.trajectory_S)
+    returns_to_go_S = reverse_scan(table.rewards_S, gamma, table.trajectory_S)
     group_S = table.group_R[table.trajectory_S]
-    longest = int(table.step_index_S.max()) + 1 if len(togo_S) else 1
+    longest = int(table.step_index_S.max()) + 1 if len(returns_to_go_S) else 1
     _, cell_S = torch.unique(group_S * longest + table.step_index_S, return_inverse=True)
-    statistics = group_statistics(togo_S, cell_S)
+    statistics = group_statistics(returns_to_go_S, cell_S)
     others_S = statistics.size_R - 1
-    mean_of_others_S = (statistics.mean_R * statistics.size_R - togo_S) / others_S.clamp(min=1)
-    baseline_S = torch.where(others_S > 0, mean_of_others_S, torch.zeros_like(togo_S))
+    mean_of_others_S = (statistics.mean_R * statistics.size_R - returns_to_go_S) / others_S.clamp(min=1)
+    baseline_S = torch.where(others_S > 0, mean_of_others_S, torch.zeros_like(returns_to_go_S))
     # Alone, a trajectory is compared with 0. Together, a group is alive when its members differ in anything: in all
     # they earned, or in what was left to earn at some step.
     alone_R = group_statistics(table.returns_R, table.group_R).size_R < 2
@@ -88,4 +88,4 @@ def step_group(table: StepTable, *, gamma: Fraction = 1.0) -> Credit:
     differs_S = group_statistics(task_togo_S, cell_S).has_spread_R
     some_differ_S = group_statistics(differs_S.double(), group_S).mean_R > 0
     alive_S = (has_spread(table) | alone_R)[table.trajectory_S] | some_differ_S
-    return Credit.of_steps(table, togo_S - baseline_S, alive_S)
+    return Credit.of_steps(table, returns_to_go_S - baseline_S, alive_S)

@@ -94,13 +94,13 @@ def marks_of_own_turn(tool_format: ToolFormat) -> str:
         return f"{THINK} {THINK_END}"
 
 
-class Reading:
+class CallParser:
     """The calls, repairs and mistakes found so far in one text.
 
-    >>> reading = Reading('Hm. <call>add</call>', example="<call>NAME</call>")
-    >>> reading.keep(0, 4)
-    >>> reading.add("add", {})
-    >>> reading.parsed(truncated=False).content
+    >>> parser = CallParser('Hm. <call>add</call>', example="<call>NAME</call>")
+    >>> parser.keep_text(0, 4)
+    >>> parser.add("add", {})
+    >>> parser.parsed(truncated=False).content
     'Hm.'
     """
 
@@ -120,11 +120,11 @@ class Reading:
         return len(self.calls) + len(self._errors) + 1
 
     @property
-    def is_hopeless(self) -> bool:
+    def gave_up(self) -> bool:
         """There are so many mistakes that reading on would tell nothing."""
         return len(self._errors) >= _MOST_ERRORS
 
-    def keep(self, start: int, end: int) -> None:
+    def keep_text(self, start: int, end: int) -> None:
         """This part of the text is no call."""
         self._kept.append(self.text[start:end])
 
@@ -134,7 +134,7 @@ class Reading:
         end = self.text.find(closing, opening)
         self.still_thinking = end < 0
         end = len(self.text) if end < 0 else end + len(closing)
-        self.keep(start, end)
+        self.keep_text(start, end)
         return end
 
     def add(
@@ -142,18 +142,18 @@ class Reading:
     ) -> None:
         """A call was found; `is_cut` says that the text was cut where the call ends."""
         if is_cut and MISSING_BRACE in repairs:
-            self.wrong(CUT)
+            self.malformed(CUT)
             return
         if repairs:
             self._repairs.append(f"call {len(self.calls) + 1}: {', '.join(repairs)}")
         # Nine letters and digits: Mistral's templates take nothing else.
         self.calls.append(ToolCall(name=name, arguments=arguments, call_id=f"call{len(self.calls):05d}"))
 
-    def wrong(self, reason: str) -> None:
+    def malformed(self, reason: str) -> None:
         """The next call is malformed."""
-        self.complain(f"Tool call {self.next_number} is malformed: {reason}", is_cut=reason == CUT)
+        self.error(f"Tool call {self.next_number} is malformed: {reason}", is_cut=reason == CUT)
 
-    def complain(self, sentence: str, *, is_cut: bool = False) -> None:
+    def error(self, sentence: str, *, is_cut: bool = False) -> None:
         """Something else is wrong."""
         self._errors.append(sentence)
         self._only_cut = self._only_cut and is_cut
@@ -163,9 +163,9 @@ class Reading:
         if not self._errors and not self.calls:
             if truncated:
                 thinking = " in the middle of thinking" if self.still_thinking else ""
-                self.complain(f"The answer was cut by the length limit{thinking}", is_cut=True)
+                self.error(f"The answer was cut by the length limit{thinking}", is_cut=True)
             elif self.still_thinking:
-                self.complain("The thinking was never closed: close it, then write the answer or a call")
+                self.error("The thinking was never closed: close it, then write the answer or a call")
         if self._errors:
             return ParsedText(content=self.text, tool_calls=(), parse_error=self._told())
         kept = "".join(self._kept).strip() if content is None else content

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from agent_r1.chat.formats.base import CUT, ParsedText, Reading, kind_of, schema_lines, tool_formats
+from agent_r1.chat.formats.base import CUT, CallParser, ParsedText, kind_of, schema_lines, tool_formats
 from agent_r1.chat.formats.near_json import dump_json, read_whole_json
 from agent_r1.types import ToolCall, ToolSchema
 
@@ -59,25 +59,25 @@ class HarmonyFormat:
 
     def _parse(self, text: str, *, truncated: bool) -> tuple[ParsedText, str | None]:
         """What was found, and the answer on the final channel."""
-        reading = Reading(text, example=_EXAMPLE)
+        parser = CallParser(text, example=_EXAMPLE)
         parts = _parts(text)
         spoken = {"final": list[str](), "other": list[str]()}
         for part in parts:
-            if reading.is_hopeless:
+            if parser.gave_up:
                 break
             is_cut = truncated and not part.closed
             if part.recipient and part.channel != "analysis":
-                _read_call(text, part, reading, is_cut=is_cut)
+                _read_call(text, part, parser, is_cut=is_cut)
                 continue
             spoken["final" if part.channel == "final" else "other"].append(text[part.start : part.end].strip())
         if not parts:
             if "<|channel|>" in text:
-                reading.wrong(CUT if truncated else "its message is missing")
-            return reading.parsed(truncated=truncated, content=text.strip()), None
-        reading.still_thinking = parts[-1].channel == "analysis"
-        if reading.still_thinking and not truncated and not reading.calls:
-            reading.complain("There is only thinking: go on with the answer on the final channel or with a call")
-        parsed = reading.parsed(truncated=truncated, content="\n".join(spoken["final"] or spoken["other"]))
+                parser.malformed(CUT if truncated else "its message is missing")
+            return parser.parsed(truncated=truncated, content=text.strip()), None
+        parser.still_thinking = parts[-1].channel == "analysis"
+        if parser.still_thinking and not truncated and not parser.calls:
+            parser.error("There is only thinking: go on with the answer on the final channel or with a call")
+        parsed = parser.parsed(truncated=truncated, content="\n".join(spoken["final"] or spoken["other"]))
         ended = bool(spoken["final"]) and not parsed.tool_calls and parsed.parse_error is None
         return parsed, parsed.content if ended else None
 
@@ -121,16 +121,16 @@ def _parts(text: str) -> list[_Part]:
     return parts
 
 
-def _read_call(text: str, part: _Part, reading: Reading, *, is_cut: bool) -> None:
+def _read_call(text: str, part: _Part, parser: CallParser, *, is_cut: bool) -> None:
     try:
         arguments, _, repairs = read_whole_json(text, part.start, part.end)
         if not isinstance(arguments, dict):
             raise ValueError(f"the arguments must be an object, found {kind_of(arguments)}")
     except ValueError as error:
-        reading.wrong(CUT if is_cut else str(error))
+        parser.malformed(CUT if is_cut else str(error))
         return
     name = part.recipient.removeprefix("functions.")
     if not name:
-        reading.wrong("to=functions. names no tool")
+        parser.malformed("to=functions. names no tool")
     else:
-        reading.add(name, arguments, repairs, is_cut=is_cut)
+        parser.add(name, arguments, repairs, is_cut=is_cut)

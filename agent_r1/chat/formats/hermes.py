@@ -9,8 +9,8 @@ from agent_r1.chat.formats.base import (
     CUT,
     THINK,
     THINK_END,
+    CallParser,
     ParsedText,
-    Reading,
     after_content,
     call_parts,
     end_of_given_thinking,
@@ -38,32 +38,32 @@ class HermesFormat:
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls outside thinking."""
-        reading = Reading(text, example=_EXAMPLE)
+        parser = CallParser(text, example=_EXAMPLE)
         position = end_of_given_thinking(text)
-        reading.keep(0, position)
-        while not reading.is_hopeless and (mark := _MARK.search(text, position)):
+        parser.keep_text(0, position)
+        while not parser.gave_up and (mark := _MARK.search(text, position)):
             if mark.group() == THINK:
-                position = reading.keep_thinking(position, mark.end())
+                position = parser.keep_thinking(position, mark.end())
                 continue
-            reading.keep(position, mark.start())
+            parser.keep_text(position, mark.start())
             if mark.group() == _CLOSE:
-                reading.complain(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
+                parser.error(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
                 position = mark.end()
                 continue
             close = text.find(_CLOSE, mark.end())
             if close < 0:
-                reading.wrong(CUT if truncated else f"{_CLOSE} is missing")
+                parser.malformed(CUT if truncated else f"{_CLOSE} is missing")
                 break
             try:
                 call, end, repairs = _read_body(text, mark.end(), close)
                 name, arguments, more = call_parts(call, "arguments")
-                reading.add(name, arguments, (*repairs, *more))
+                parser.add(name, arguments, (*repairs, *more))
                 position = end + len(_CLOSE)
             except ValueError as error:
-                reading.wrong(str(error))
+                parser.malformed(str(error))
                 position = close + len(_CLOSE)
-        reading.keep(position, len(text))
-        return reading.parsed(truncated=truncated)
+        parser.keep_text(position, len(text))
+        return parser.parsed(truncated=truncated)
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
         """The schemas and how to call."""

@@ -9,8 +9,8 @@ from agent_r1.chat.formats.base import (
     CUT,
     THINK,
     THINK_END,
+    CallParser,
     ParsedText,
-    Reading,
     after_content,
     call_parts,
     end_of_given_thinking,
@@ -40,36 +40,36 @@ class Llama3Format:
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls outside thinking. What follows a malformed one is not read: nothing says where it ends."""
-        reading = Reading(text, example=_EXAMPLE)
+        parser = CallParser(text, example=_EXAMPLE)
         position = end_of_given_thinking(text)
-        reading.keep(0, position)
+        parser.keep_text(0, position)
         while mark := _MARK.search(text, position):
             if mark.group() == THINK:
-                position = reading.keep_thinking(position, mark.end())
+                position = parser.keep_thinking(position, mark.end())
                 continue
-            reading.keep(position, mark.start())
+            parser.keep_text(position, mark.start())
             tagged = mark.group().startswith(_TAG)
             start = mark.end() if tagged else mark.start()
             try:
                 call, end, repairs = read_json(text, start)
                 if not tagged and not (isinstance(call, dict) and call.keys() & {"parameters", "arguments"}):
-                    reading.keep(start, end)
+                    parser.keep_text(start, end)
                     position = end
                     continue
                 name, arguments, more = call_parts(call, "parameters")
-                reading.add(name, arguments, (*repairs, *more), is_cut=truncated and end == len(text))
+                parser.add(name, arguments, (*repairs, *more), is_cut=truncated and end == len(text))
             except ValueError as error:
                 if tagged or _ARGUMENTS.search(text, start):
-                    reading.wrong(CUT if truncated else str(error))
+                    parser.malformed(CUT if truncated else str(error))
                     position = start
                 else:
-                    reading.keep(start, len(text))
+                    parser.keep_text(start, len(text))
                     position = len(text)
                 break
             separator = _SEPARATOR.match(text, end)
             position = separator.end() if separator else end
-        reading.keep(position, len(text))
-        return reading.parsed(truncated=truncated)
+        parser.keep_text(position, len(text))
+        return parser.parsed(truncated=truncated)
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
         """The schemas and how to call."""

@@ -10,8 +10,8 @@ from agent_r1.chat.formats.base import (
     CUT,
     THINK,
     THINK_END,
+    CallParser,
     ParsedText,
-    Reading,
     after_content,
     call_parts,
     end_of_given_thinking,
@@ -41,24 +41,24 @@ class MistralFormat:
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls outside thinking."""
-        reading = Reading(text, example=_EXAMPLE)
+        parser = CallParser(text, example=_EXAMPLE)
         position = end_of_given_thinking(text)
-        reading.keep(0, position)
-        while not reading.is_hopeless and (mark := _MARK.search(text, position)):
+        parser.keep_text(0, position)
+        while not parser.gave_up and (mark := _MARK.search(text, position)):
             if mark.group() != _CALLS:
-                position = reading.keep_thinking(position, mark.end(), THINK_END if mark[0] == THINK else "[/THINK]")
+                position = parser.keep_thinking(position, mark.end(), THINK_END if mark[0] == THINK else "[/THINK]")
                 continue
-            reading.keep(position, mark.start())
+            parser.keep_text(position, mark.start())
             following = text.find(_CALLS, mark.end())
             try:
-                position = _read_calls(reading, mark.end(), following, is_cut=truncated and following < 0)
+                position = _read_calls(parser, mark.end(), following, is_cut=truncated and following < 0)
             except ValueError as error:
-                reading.wrong(CUT if truncated and following < 0 else str(error))
+                parser.malformed(CUT if truncated and following < 0 else str(error))
                 if following < 0:
                     break
                 position = following
-        reading.keep(position, len(text))
-        return reading.parsed(truncated=truncated)
+        parser.keep_text(position, len(text))
+        return parser.parsed(truncated=truncated)
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
         """The schemas and how to call."""
@@ -79,9 +79,9 @@ class MistralFormat:
         return f"[TOOL_RESULTS]{dump_json({'name': name, 'content': text})}[/TOOL_RESULTS]"
 
 
-def _read_calls(reading: Reading, start: int, following: int, *, is_cut: bool) -> int:
+def _read_calls(parser: CallParser, start: int, following: int, *, is_cut: bool) -> int:
     """Add the calls after one mark; gives the place after them. ValueError says what is wrong."""
-    text = reading.text
+    text = parser.text
     limit = len(text) if following < 0 else following
     first = skip_spaces(text, start)
     if text[first : first + 1] in ("[", "{", "`"):
@@ -93,7 +93,7 @@ def _read_calls(reading: Reading, start: int, following: int, *, is_cut: bool) -
             repairs = (*repairs, "call outside a list")
         parts = [call_parts(call, "arguments") for call in calls]
         for name, arguments, more in parts:
-            reading.add(name, arguments, (*repairs, *more), is_cut=is_cut)
+            parser.add(name, arguments, (*repairs, *more), is_cut=is_cut)
         return end
     name_found = _NAME.match(text, first, limit)
     if name_found is None:
@@ -101,7 +101,7 @@ def _read_calls(reading: Reading, start: int, following: int, *, is_cut: bool) -
     arguments, end, repairs = _read_value(text, name_found.end(), limit)
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments must be an object, found {kind_of(arguments)}")
-    reading.add(name_found.group(1), arguments, repairs, is_cut=is_cut)
+    parser.add(name_found.group(1), arguments, repairs, is_cut=is_cut)
     return end
 
 

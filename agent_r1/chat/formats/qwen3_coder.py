@@ -25,8 +25,8 @@ from agent_r1.chat.formats.base import (
     CUT,
     THINK,
     THINK_END,
+    CallParser,
     ParsedText,
-    Reading,
     after_content,
     end_of_given_thinking,
     schema_lines,
@@ -58,27 +58,27 @@ class Qwen3CoderFormat:
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls outside thinking."""
-        reading = Reading(text, example=_EXAMPLE)
+        parser = CallParser(text, example=_EXAMPLE)
         position = end_of_given_thinking(text)
-        reading.keep(0, position)
-        while not reading.is_hopeless and (mark := _MARK.search(text, position)):
+        parser.keep_text(0, position)
+        while not parser.gave_up and (mark := _MARK.search(text, position)):
             if mark.group() == THINK:
-                position = reading.keep_thinking(position, mark.end())
+                position = parser.keep_thinking(position, mark.end())
                 continue
-            reading.keep(position, mark.start())
+            parser.keep_text(position, mark.start())
             if mark.group() == _CLOSE:
-                reading.complain(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
+                parser.error(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
                 position = mark.end()
                 continue
             wrapped = mark.group() == _OPEN
             try:
-                position = _read_call(text, mark.end() if wrapped else mark.start(), reading, wrapped=wrapped)
+                position = _read_call(text, mark.end() if wrapped else mark.start(), parser, wrapped=wrapped)
             except ValueError as error:
                 end = text.find(_CLOSE, mark.end())
-                reading.wrong(CUT if truncated and end < 0 else str(error))
+                parser.malformed(CUT if truncated and end < 0 else str(error))
                 position = len(text) if end < 0 else end + len(_CLOSE)
-        reading.keep(position, len(text))
-        return reading.parsed(truncated=truncated)
+        parser.keep_text(position, len(text))
+        return parser.parsed(truncated=truncated)
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
         """The schemas and how to call."""
@@ -130,7 +130,7 @@ def _written(call: ToolCall) -> str:
     return "\n".join([_OPEN, f"<function={call.name}>", *parameters, _FUNCTION_END, _CLOSE])
 
 
-def _read_call(text: str, start: int, reading: Reading, *, wrapped: bool) -> int:
+def _read_call(text: str, start: int, parser: CallParser, *, wrapped: bool) -> int:
     """Add the call that begins at `start`; gives the place after it. ValueError says what is wrong with it."""
     function = _FUNCTION.match(text, skip_spaces(text, start))
     if function is None:
@@ -154,7 +154,7 @@ def _read_call(text: str, start: int, reading: Reading, *, wrapped: bool) -> int
     after = skip_spaces(text, position + len(_FUNCTION_END))
     closed = text.startswith(_CLOSE, after)
     missing = [tag for tag, there in ((_OPEN, wrapped), (_CLOSE, closed)) if not there]
-    reading.add(function.group(1).strip(), arguments, [f"{tag} was missing" for tag in missing])
+    parser.add(function.group(1).strip(), arguments, [f"{tag} was missing" for tag in missing])
     return after + len(_CLOSE) if closed else position + len(_FUNCTION_END)
 
 

@@ -21,8 +21,8 @@ from agent_r1.chat.formats.base import (
     CUT,
     THINK,
     THINK_END,
+    CallParser,
     ParsedText,
-    Reading,
     after_content,
     end_of_given_thinking,
     schema_lines,
@@ -60,18 +60,18 @@ class ReActFormat:
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the actions outside thinking."""
-        reading = Reading(text, example=_EXAMPLE)
-        sections = _sections(text, reading)
+        parser = CallParser(text, example=_EXAMPLE)
+        sections = _sections(text, parser)
         labels = [section.label for section in sections]
         if "Observation" in labels:
-            reading.complain("Observation is written for you: stop after Action Input and wait for it")
+            parser.error("Observation is written for you: stop after Action Input and wait for it")
         elif "Final Answer" in labels and "Action" in labels:
-            reading.complain("Found both Action and Final Answer: write one of them")
+            parser.error("Found both Action and Final Answer: write one of them")
         else:
-            _read_actions(sections, reading, truncated=truncated)
+            _read_actions(sections, parser, truncated=truncated)
         final = [text[section.body : section.end].strip() for section in sections if section.label == "Final Answer"]
         answer = "\n".join(final) if final else None
-        parsed = reading.parsed(truncated=truncated, content=answer)
+        parsed = parser.parsed(truncated=truncated, content=answer)
         return parsed if parsed.parse_error else replace(parsed, final_answer=answer)
 
     def end_of_turn(self, text: str) -> int | None:
@@ -82,7 +82,7 @@ class ReActFormat:
         'Action: price\\nAction Input: apple\\n'
         """
         has_acted = False
-        for section in _sections(text, Reading(text, example=_EXAMPLE)):
+        for section in _sections(text, CallParser(text, example=_EXAMPLE)):
             if section.label in ("Action", "Action Input"):
                 has_acted = True
                 given = section if section.label == "Action Input" else _unlabelled_input(section, text)
@@ -112,28 +112,28 @@ class ReActFormat:
         return f"Observation: {text}"
 
 
-def _sections(text: str, reading: Reading) -> list[_Section]:
+def _sections(text: str, parser: CallParser) -> list[_Section]:
     """The labelled parts outside thinking; what stands before the first is kept."""
     marks: list[tuple[str, int, int]] = []
     position = end_of_given_thinking(text)
     while mark := _LABEL.search(text, position):
         if mark.group(1) is None:
             end = text.find(THINK_END, mark.end())
-            reading.still_thinking = end < 0
+            parser.still_thinking = end < 0
             position = len(text) if end < 0 else end + len(THINK_END)
         else:
             marks.append((mark.group(1), mark.start(), mark.end()))
             position = mark.end()
     ends = [*(start for _, start, _ in marks[1:]), len(text)]
-    reading.keep(0, marks[0][1] if marks else len(text))
+    parser.keep_text(0, marks[0][1] if marks else len(text))
     return [_Section(label, start, body, end) for (label, start, body), end in zip(marks, ends, strict=False)]
 
 
-def _read_actions(sections: Sequence[_Section], reading: Reading, *, truncated: bool) -> None:
+def _read_actions(sections: Sequence[_Section], parser: CallParser, *, truncated: bool) -> None:
     """Add the calls: each `Action` needs the `Action Input` that follows it."""
-    text = reading.text
+    text = parser.text
     for index, section in enumerate(sections):
-        if reading.is_hopeless:
+        if parser.gave_up:
             break
         following = sections[index + 1] if index + 1 < len(sections) else None
         if section.label == "Action":
@@ -142,20 +142,20 @@ def _read_actions(sections: Sequence[_Section], reading: Reading, *, truncated: 
             if unlabelled is not None and (following is None or following.label != "Action Input"):
                 name = text[section.body : unlabelled.start].strip()
                 is_cut = truncated and following is None
-                _read_input(name, unlabelled, reading, is_cut=is_cut, repairs=("Action Input: was missing",))
+                _read_input(name, unlabelled, parser, is_cut=is_cut, repairs=("Action Input: was missing",))
             elif following is None and truncated:
-                reading.wrong(CUT)
+                parser.malformed(CUT)
             elif not name or "\n" in name:
-                reading.wrong(f"Action must be the name of a tool, found {'several lines' if name else 'nothing'}")
+                parser.malformed(f"Action must be the name of a tool, found {'several lines' if name else 'nothing'}")
             elif following is None or following.label != "Action Input":
-                reading.wrong("Action Input is missing after Action")
+                parser.malformed("Action Input is missing after Action")
             else:
-                _read_input(name, following, reading, is_cut=truncated and following.end == len(text))
+                _read_input(name, following, parser, is_cut=truncated and following.end == len(text))
         elif section.label == "Action Input":
             if index == 0 or sections[index - 1].label != "Action":
-                reading.wrong("Action Input without Action before it")
+                parser.malformed("Action Input without Action before it")
         else:
-            reading.keep(section.start, section.end)
+            parser.keep_text(section.start, section.end)
 
 
 def _unlabelled_input(action: _Section, text: str) -> _Section | None:
@@ -177,8 +177,10 @@ def _end_of_object(section: _Section, text: str) -> int | None:
     return read.end if text[read.end : section.end].strip() else None
 
 
-def _read_input(name: str, section: _Section, reading: Reading, *, is_cut: bool, repairs: tuple[str, ...] = ()) -> None:
-    text = reading.text[section.body : section.end].strip()
+def _read_input(
+    name: str, section: _Section, parser: CallParser, *, is_cut: bool, repairs: tuple[str, ...] = ()
+) -> None:
+    text = parser.text[section.body : section.end].strip()
     arguments: Any = text
     if text.startswith(("{", "```")):
         try:
@@ -186,11 +188,11 @@ def _read_input(name: str, section: _Section, reading: Reading, *, is_cut: bool,
             repairs += mended
         except ValueError as error:
             if is_cut or text.startswith("{"):
-                reading.wrong(CUT if is_cut else f"Action Input is {error}")
+                parser.malformed(CUT if is_cut else f"Action Input is {error}")
                 return
     if isinstance(arguments, dict):
-        reading.add(name, arguments, repairs, is_cut=is_cut)
+        parser.add(name, arguments, repairs, is_cut=is_cut)
     elif is_cut:
-        reading.wrong(CUT)
+        parser.malformed(CUT)
     else:
-        reading.add(name, {TEXT_ARGUMENT: text} if text else {})
+        parser.add(name, {TEXT_ARGUMENT: text} if text else {})

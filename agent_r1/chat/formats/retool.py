@@ -9,8 +9,8 @@ from agent_r1.chat.formats.base import (
     CUT,
     THINK,
     THINK_END,
+    CallParser,
     ParsedText,
-    Reading,
     after_content,
     end_of_given_thinking,
     schema_lines,
@@ -39,29 +39,29 @@ class ReToolFormat:
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the code outside thinking."""
-        reading = Reading(text, example=_EXAMPLE)
+        parser = CallParser(text, example=_EXAMPLE)
         position = end_of_given_thinking(text)
-        reading.keep(0, position)
-        while not reading.is_hopeless and (mark := _MARK.search(text, position)):
+        parser.keep_text(0, position)
+        while not parser.gave_up and (mark := _MARK.search(text, position)):
             if mark.group() == THINK:
-                position = reading.keep_thinking(position, mark.end())
+                position = parser.keep_thinking(position, mark.end())
                 continue
-            reading.keep(position, mark.start())
+            parser.keep_text(position, mark.start())
             position = mark.end()
             if mark.group() == _CLOSE:
-                reading.complain(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
+                parser.error(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
             elif mark.group() == _OUTPUT:
-                reading.complain(f"{_OUTPUT} is written for you: stop after {_CLOSE} and wait for the output")
+                parser.error(f"{_OUTPUT} is written for you: stop after {_CLOSE} and wait for the output")
                 break
             else:
                 close = text.find(_CLOSE, position)
                 if close < 0:
-                    reading.wrong(CUT if truncated else f"{_CLOSE} is missing")
+                    parser.malformed(CUT if truncated else f"{_CLOSE} is missing")
                     break
-                _add_code(text[position:close], reading)
+                _add_code(text[position:close], parser)
                 position = close + len(_CLOSE)
-        reading.keep(position, len(text))
-        return reading.parsed(truncated=truncated)
+        parser.keep_text(position, len(text))
+        return parser.parsed(truncated=truncated)
 
     def end_of_turn(self, text: str) -> int | None:
         """Where the first output begins that follows code."""
@@ -104,14 +104,14 @@ class ReToolFormat:
         return f"<interpreter>\n{text}\n</interpreter>"
 
 
-def _add_code(block: str, reading: Reading) -> None:
+def _add_code(block: str, parser: CallParser) -> None:
     fence = _FENCE.match(block)
     fenced = block[fence.end() :].rstrip() if fence else ""
     closed = fenced.endswith(_FENCE_END)
     code = fenced.removesuffix(_FENCE_END).removesuffix("\n") if closed else block.strip("\n")
     if not code.strip():
-        reading.wrong("there is no code in it")
+        parser.malformed("there is no code in it")
     elif fence and not closed:
-        reading.wrong("the code fence ``` is not closed")
+        parser.malformed("the code fence ``` is not closed")
     else:
-        reading.add(TOOL_NAME, {"code": code})
+        parser.add(TOOL_NAME, {"code": code})

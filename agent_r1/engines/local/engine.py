@@ -46,7 +46,7 @@ _EARLY_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class _Flight:
+class _PendingStep:
     """A step that was started and not looked at yet."""
 
     chunks: list[Chunk]
@@ -104,7 +104,7 @@ class LocalEngine:
         self._server: asyncio.Task[None] | None = None
         # Held while a step computes: on CUDA the event loop goes on meanwhile, and weights must not change under it.
         self._computing = asyncio.Lock()
-        self._flight: _Flight | None = None
+        self._flight: _PendingStep | None = None
         # Answers are given out, and nothing is computed unless somebody asks for more.
         self._answering = False
         # Tokens of prompts that came since a step was last started.
@@ -226,7 +226,7 @@ class LocalEngine:
         if flight is not None:
             ahead = self._scheduler.ahead(flight.chunks)
             self._flight = self._launch(ahead, after=flight.chunks) if ahead else None
-            await self._land(flight, may_start=True)
+            await self._finish_step(flight, may_start=True)
             return
         chunks = self._scheduler.schedule()
         if not chunks:
@@ -237,7 +237,7 @@ class LocalEngine:
         elif self._flight.drawing.done():
             await self._land_all()
 
-    def _launch(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> _Flight | None:
+    def _launch(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> _PendingStep | None:
         """Start computing; None when that failed.
 
         `after` are the chunks of the step that is under way; its tokens matter to those that continue it.
@@ -256,7 +256,7 @@ class LocalEngine:
         self._counts.steps += 1
         self._counts.computed_tokens += sum(chunk.length for chunk in chunks)
         self._scheduler.computed([chunk for chunk in chunks if not chunk.foreseen])
-        return _Flight(chunks, drawing)
+        return _PendingStep(chunks, drawing)
 
     async def _compute_alone(self, chunks: list[Chunk]) -> None:
         """After a step that failed: who fails alone hears of it, the others go on."""
@@ -267,7 +267,7 @@ class LocalEngine:
                 self._counts.steps += 1
                 self._counts.computed_tokens += chunk.length
                 self._scheduler.computed([chunk])
-                await self._land(_Flight([chunk], drawing))
+                await self._finish_step(_PendingStep([chunk], drawing))
             except Exception as error:  # noqa: BLE001
                 self._scheduler.remove(chunk.request)
                 self._fail(chunk.request, f"generation failed: {type(error).__name__}: {error}", cause=error)
@@ -276,9 +276,9 @@ class LocalEngine:
         """Take what is still under way."""
         if self._flight is not None:
             flight, self._flight = self._flight, None
-            await self._land(flight)
+            await self._finish_step(flight)
 
-    async def _land(self, flight: _Flight, *, may_start: bool = False) -> None:
+    async def _finish_step(self, flight: _PendingStep, *, may_start: bool = False) -> None:
         """Wait for a step and give the requests what was drawn for them; those that left meanwhile want nothing.
 
         Answers come first: the blocks of those that are finished are seen to when their callers have gone on. With
@@ -290,7 +290,7 @@ class LocalEngine:
         sampling = [chunk for chunk in flight.chunks if chunk.samples]
         scheduler, num_running = self._scheduler, len(self._scheduler.running)
         for chunk, tokens, logprobs in zip(sampling, drawn.tokens, drawn.logprobs, strict=True):
-            if chunk.request in scheduler.running and self._take(chunk, tokens, logprobs):
+            if chunk.request in scheduler.running and self._accept_tokens(chunk, tokens, logprobs):
                 scheduler.finish(chunk.request)
         self._answering = may_start
         try:
@@ -300,7 +300,7 @@ class LocalEngine:
             self._answering = False
             scheduler.settle()
 
-    def _take(self, chunk: Chunk, tokens: list[int], logprobs: list[float]) -> bool:
+    def _accept_tokens(self, chunk: Chunk, tokens: list[int], logprobs: list[float]) -> bool:
         """Give a request what was drawn for it, up to its stop; True when it is finished, and answered."""
         request = chunk.request
         num_taken = request.take(tokens, logprobs, self._version)

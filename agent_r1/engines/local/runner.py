@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from agent_r1.engines.local.attention import ATTENTION_NAME, give_caches
 from agent_r1.engines.local.batch import step_inputs
-from agent_r1.engines.local.cpu.linear import use_steady_products
+from agent_r1.engines.local.cpu.linear import use_batch_invariant_products
 from agent_r1.engines.local.kv_cache import empty_caches, kv_blocks
 from agent_r1.engines.local.sampling import sample
 from agent_r1.engines.local.scheduler import Chunk
@@ -21,7 +21,7 @@ from agent_r1.models import add_unmerged_adapters, check_attention
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class Sampled:
     """What was drawn for the chunks that sample, in their order."""
 
     tokens: list[list[int]]
@@ -33,7 +33,7 @@ class Drawn:
         """It is here."""
         return True
 
-    def result(self) -> Drawn:
+    def result(self) -> Sampled:
         """Itself."""
         return self
 
@@ -45,7 +45,7 @@ class Drawing(Protocol):
         """Whether `result` would not wait."""
         ...
 
-    def result(self) -> Drawn:
+    def result(self) -> Sampled:
         """What was drawn."""
         ...
 
@@ -83,7 +83,7 @@ class ModelRunner:
         parameter = next(self._model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
         if self._device.type == "cpu" and self._dtype == torch.float32:
-            use_steady_products(self._model)
+            use_batch_invariant_products(self._model)
         self.num_blocks = kv_blocks(
             kv_memory,
             config=self._config,
@@ -124,9 +124,9 @@ class ModelRunner:
         sampling = [chunk.request for chunk in chunks if chunk.samples]
         logits = self.forward(chunks)
         if not sampling:
-            return Drawn([], [])
+            return Sampled([], [])
         tokens, logprobs = sample(logits, [r.sampling for r in sampling], [r.num_sampled for r in sampling])
-        return Drawn([[token] for token in tokens], [[logprob] for logprob in logprobs])
+        return Sampled([[token] for token in tokens], [[logprob] for logprob in logprobs])
 
     def forward(self, chunks: list[Chunk]) -> Tensor:
         """Logits [chunks that sample, vocabulary]; the keys and values of all chunks are in the cache afterwards."""

@@ -149,7 +149,7 @@ class WorkerPool:
             raise WorkerTimeoutError(f"{reference} took longer than {timeout:g} s and was killed") from None
         except (ConnectionError, EOFError):
             worker.kill()
-            raise WorkerDiedError(f"the worker process of {reference} {await worker.epitaph()}") from None
+            raise WorkerDiedError(f"the worker process of {reference} {await worker.exit_reason()}") from None
         try:
             return read_reply(reply)
         except Exception as error:
@@ -183,7 +183,7 @@ class _Worker:
             async with asyncio.timeout(START_SECONDS):
                 await self._receive(HEADER.size)
         except (TimeoutError, ConnectionError, EOFError) as error:
-            raise WorkerDiedError(f"a worker process could not start: it {await self.epitaph()}") from error
+            raise WorkerDiedError(f"a worker process could not start: it {await self.exit_reason()}") from error
         self._is_ready = True
 
     async def ask(self, request: bytes) -> bytes:
@@ -205,7 +205,7 @@ class _Worker:
             parts += part
         return bytes(parts)
 
-    async def epitaph(self) -> str:
+    async def exit_reason(self) -> str:
         """How it ended, for a message."""
         for _ in range(200):
             if self.process.poll() is not None:

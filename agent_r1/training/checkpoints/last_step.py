@@ -98,7 +98,7 @@ class LastStep:
             console.warn(f"step {step} could not be saved: {error}")
             return
         if is_error:
-            console.say(f"a checkpoint of step {step} was saved: {self._how_to_resume()}")
+            console.info(f"a checkpoint of step {step} was saved: {self._how_to_resume()}")
 
     def _is_intact(self) -> bool:
         """Whether the tensors noted still are those of the last finished step.

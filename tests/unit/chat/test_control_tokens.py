@@ -440,9 +440,9 @@ def test_check_names_rows_with_control_tokens_in_their_text(rich: Any) -> None:
     tasks.append(Task(task_id="asks", prompt=tasks[1].prompt, control_tokens=True))
     [finding] = control_token_findings(renderer, tasks)
     assert finding.severity == "warning"
-    assert "2 rows" in finding.found
-    assert "'hostile' (<|end|>, <|assistant|>, <|user|>), 'schema' (</tool_call>)" in finding.found
-    assert "control_tokens" in finding.do
+    assert "2 rows" in finding.observed
+    assert "'hostile' (<|end|>, <|assistant|>, <|user|>), 'schema' (</tool_call>)" in finding.observed
+    assert "control_tokens" in finding.fix
     assert control_token_findings(renderer, tasks[:1]) == []
 
 

@@ -1,5 +1,5 @@
 """Chat templates with demands of their own: a call before every tool's answer, ids of a form, thinking begun for the
-model. Written after those of GPT-OSS, Mistral and Qwen3.5."""
+model. Rendered after those of GPT-OSS, Mistral and Qwen3.5."""
 
 from __future__ import annotations
 

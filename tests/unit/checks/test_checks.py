@@ -77,7 +77,7 @@ def with_template(tokenizer: Any, template: str, tool_format: str = "hermes") ->
 
 
 def rules(findings: list[Finding]) -> list[str]:
-    return [finding.what for finding in findings]
+    return [finding.rule for finding in findings]
 
 
 # --- chat template and tool format -----------------------------------------------------------------------------------
@@ -96,14 +96,14 @@ def test_a_template_that_rewrites_earlier_turns_is_found(tokenizer: Any) -> None
 
 def test_a_template_that_never_ends_a_turn_is_found(tokenizer: Any) -> None:
     [finding] = template_findings(with_template(tokenizer, NEVER_ENDS), shop())
-    assert "does not close the assistant's turn" in finding.found
+    assert "does not close the assistant's turn" in finding.observed
 
 
 def test_a_tool_format_that_does_not_read_the_templates_calls_is_found_with_the_one_that_does(tokenizer: Any) -> None:
     renderer = ChatRenderer(copy.deepcopy(tokenizer), "mistral")
     [finding] = call_findings(renderer, shop(price))
-    assert finding.what == "the template's calls are read by the tool format"
-    assert finding.do == "Set model.tool_format=hermes"
+    assert finding.rule == "the template's calls are read by the tool format"
+    assert finding.fix == "Set model.tool_format=hermes"
 
 
 def test_a_tool_the_format_cannot_write_is_found(tokenizer: Any) -> None:
@@ -115,7 +115,7 @@ def test_a_tool_the_format_cannot_write_is_found(tokenizer: Any) -> None:
 
 def test_a_tool_that_is_not_the_one_a_format_knows_is_found(tokenizer: Any) -> None:
     [finding] = call_findings(ChatRenderer(copy.deepcopy(tokenizer), "retool"), shop(price))
-    assert "writes calls of code_interpreter" in finding.found
+    assert "writes calls of code_interpreter" in finding.observed
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_a_reward_that_no_usual_form_satisfies_asks_for_the_recipes_own() -> Non
 
     [finding] = (asyncio.run(gold_result(mumbled, rows("4", "5")))).findings
     assert finding.severity == "warning"
-    assert "Write gold_answer(task) beside the reward function" in finding.do
+    assert "Write gold_answer(task) beside the reward function" in finding.fix
 
 
 def test_gold_answer_beside_the_reward_function_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_calls_that_go_wrong_are_found(call: dict[str, Any], rule: str) -> None:
 
 def test_a_tool_that_no_worker_process_could_make_is_found() -> None:
     [finding] = check_tool(Hand(), policies={"hand": {"process": True}})
-    assert finding.what == "its policy can be kept"
+    assert finding.rule == "its policy can be kept"
 
 
 def test_example_arguments_follow_the_schema() -> None:
@@ -295,12 +295,12 @@ def test_a_random_model_is_told_that_it_never_calls_a_tool_and_nothing_else_is_w
 def test_a_configuration_that_cannot_be_used_is_the_only_thing_said(check: Callable[..., dict[str, Result]]) -> None:
     [result] = check("algorithm.loss.name=clipp").values()
     assert result.status == "problem"
-    assert "clip" in result.findings[0].found
+    assert "clip" in result.findings[0].observed
 
 
 def test_rewards_that_never_differ_are_found(check: Callable[..., dict[str, Result]]) -> None:
     [finding] = check(reward=anything)["rewards"].findings
-    assert finding.found == "every episode earned 1 in 2 groups"
+    assert finding.observed == "every episode earned 1 in 2 groups"
 
 
 class Retokenised(AgentFlowBase):
@@ -336,7 +336,7 @@ def test_an_engine_that_is_not_the_trainers_model_is_found(
 ) -> None:
     load = runs.load_parts
 
-    def drifted(*args: Any) -> runs.Parts:
+    def drifted(*args: Any) -> runs.RunComponents:
         parts = load(*args)
         with torch.no_grad():
             for parameter in parts.policy.parameters():
@@ -374,7 +374,7 @@ def test_an_environment_that_always_raises_ends_the_trials_with_its_traceback(
     check: Callable[..., dict[str, Result]],
 ) -> None:
     result = check("~env.tools", f"env.name='{__name__}:Crashing'", "rollout.retries=0")["trial episodes"]
-    assert "the world is away" in result.findings[0].found
+    assert "the world is away" in result.findings[0].observed
 
 
 def test_failures_and_cut_episodes_are_counted() -> None:
@@ -385,7 +385,7 @@ def test_failures_and_cut_episodes_are_counted() -> None:
     group = Group(task=Task(task_id="a", prompt=()), group_id=0, trajectories=many)
     result = episodes_result(Trials(groups=(group,), said=frozenset()))
     assert rules(list(result.findings)) == ["episodes run to their end", "episodes fit the context"]
-    assert "bang" in result.findings[0].found
+    assert "bang" in result.findings[0].observed
 
 
 def test_without_trials_no_model_is_loaded(
@@ -414,7 +414,7 @@ def test_the_command_prints_every_check_writes_json_and_ends_with_1_when_somethi
 
 
 def test_a_report_counts_problems_and_warnings() -> None:
-    finding = Finding(what="a", found="b", do="c", severity="warning")
+    finding = Finding(rule="a", observed="b", fix="c", severity="warning")
     report = Report(results=(Result(title="x", findings=(finding,)), Result(title="y")))
     assert (report.problems, report.warnings) == ([], [finding])
     assert [result.status for result in report.results] == ["warning", "ok"]

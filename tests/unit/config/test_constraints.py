@@ -29,7 +29,7 @@ from agent_r1.constraints import (
     reward_problem,
     unusable_parts,
 )
-from agent_r1.envs import AgentEnv, as_step_result, context_policies, env_limits
+from agent_r1.envs import AgentEnv, as_step_result, context_policies, env_wrappers
 from agent_r1.errors import ConfigError
 from agent_r1.models.load import choose_device
 from agent_r1.registry import Registry, recipe_folder
@@ -82,7 +82,7 @@ def test_every_number_of_the_schema_has_a_range(key: str, hint: Any) -> None:
 def arguments_of_parts() -> Iterator[tuple[str, Any]]:
     registries: list[Registry[Any]] = [
         *(estimators, policy_losses, aggregations, corrections, kl_estimators),
-        *(context_policies, env_limits, AgentEnv.registry, BaseTool.registry),
+        *(context_policies, env_wrappers, AgentEnv.registry, BaseTool.registry),
     ]
     for registry in registries:
         for name in registry.names():

@@ -139,7 +139,7 @@ def test_an_environment_that_shows_an_image_fails_its_rollout_by_name(renderer: 
 
 
 def test_check_env_finds_it() -> None:
-    assert "observations are text" in {finding.what for finding in check_env(Shows, TASK)}
+    assert "observations are text" in {finding.rule for finding in check_env(Shows, TASK)}
 
 
 def test_the_error_is_part_of_the_tree() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_r1.engines.local.cpu.linear import SteadyLinear, steady_linear, use_steady_products
+from agent_r1.engines.local.cpu.linear import SteadyLinear, batch_invariant_linear, use_batch_invariant_products
 
 ROWS = (16, 32, 48, 64, 128, 192, 208, 1024)
 WIDE = (1536, 576)
@@ -35,8 +35,8 @@ def random_product(inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("inputs", "outputs"), [WIDE, (2000, 64), (769, 960), (64, 16), (576, 4096)])
 def test_a_row_is_the_same_bit_for_bit_however_many_others_there_are(inputs: int, outputs: int) -> None:
     rows, weight = random_product(inputs, outputs)
-    alone = steady_linear(rows[:16], weight)
-    different = [count for count in ROWS if not torch.equal(steady_linear(rows[:count], weight)[:16], alone)]
+    alone = batch_invariant_linear(rows[:16], weight)
+    different = [count for count in ROWS if not torch.equal(batch_invariant_linear(rows[:count], weight)[:16], alone)]
     assert different == []
 
 
@@ -45,7 +45,7 @@ def test_a_row_is_the_same_bit_for_bit_however_many_others_there_are(inputs: int
 def test_it_is_the_plain_product(count: int, with_bias: bool) -> None:
     rows, weight = random_product(*WIDE)
     bias = weight[:, 0].clone() if with_bias else None
-    found = steady_linear(rows[None, :count], weight, bias)
+    found = batch_invariant_linear(rows[None, :count], weight, bias)
     exact = nn.functional.linear(rows[None, :count].double(), weight.double(), None if bias is None else bias.double())
     assert found.shape == (1, count, WIDE[1])
     assert found.is_contiguous()
@@ -64,7 +64,7 @@ def test_layers_keep_their_parameters_their_names_and_their_ties() -> None:
     )
     model = LlamaForCausalLM(config)
     before = dict(model.state_dict(keep_vars=True))
-    use_steady_products(model)
+    use_batch_invariant_products(model)
     after = model.state_dict(keep_vars=True)
     assert list(after) == list(before)
     assert all(after[name] is before[name] for name in before)

@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM
 from agent_r1.engines.local import LocalEngine
 from agent_r1.engines.local.cuda import runner as cuda_runner
 from agent_r1.engines.local.request import Request
-from agent_r1.engines.local.runner import Drawing, Drawn, ModelRunner
+from agent_r1.engines.local.runner import Drawing, ModelRunner, Sampled
 from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.types import Completion, SamplingParams, TokenIds
 from tests.helpers.hand_made import sharpened
@@ -31,14 +31,14 @@ Prompt = tuple[TokenIds, SamplingParams]
 class Late:
     """A draw that is under way for a while."""
 
-    def __init__(self, drawn: Drawn) -> None:
+    def __init__(self, drawn: Sampled) -> None:
         self._drawn, self._asked = drawn, 0
 
     def done(self) -> bool:
         self._asked += 1
         return self._asked > 3
 
-    def result(self) -> Drawn:
+    def result(self) -> Sampled:
         return self._drawn
 
 
@@ -79,7 +79,7 @@ class LateRunner(ModelRunner):
         self._rows = rows
         counts = [chunk.draws for chunk in chunks]
         return Late(
-            Drawn(
+            Sampled(
                 [drawn[:count] for drawn, count in zip(tokens, counts, strict=True)],
                 [drawn[:count] for drawn, count in zip(logprobs, counts, strict=True)],
             )

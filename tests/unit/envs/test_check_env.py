@@ -143,11 +143,11 @@ class Hanging(Good):
 )
 def test_each_fault_is_found_and_said_with_what_to_do(env: type[AgentEnv], what: str, found: str) -> None:
     findings = check_env(env, TASK, call_seconds=0.3 if env is Hanging else 60.0)
-    assert {finding.what for finding in findings} == {findings[0].what}
-    assert findings[0].what.startswith(what)
-    assert found in findings[0].found
-    assert findings[0].do
-    assert str(findings[0]) == f"{findings[0].what}: {findings[0].found}. {findings[0].do}"
+    assert {finding.rule for finding in findings} == {findings[0].rule}
+    assert findings[0].rule.startswith(what)
+    assert found in findings[0].observed
+    assert findings[0].fix
+    assert str(findings[0]) == f"{findings[0].rule}: {findings[0].observed}. {findings[0].fix}"
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ def test_an_environment_that_cannot_be_made_is_a_finding() -> None:
         raise OSError("no room")
 
     findings = check_env(make_env, TASK)
-    assert [finding.found for finding in findings] == ["making the environment raised OSError: no room"]
+    assert [finding.observed for finding in findings] == ["making the environment raised OSError: no room"]
 
 
 def test_it_is_public() -> None:
     assert agent_r1.check_env is check_env
-    assert Finding(what="a", found="b", do="c") == Finding(what="a", found="b", do="c")
+    assert Finding(rule="a", observed="b", fix="c") == Finding(rule="a", observed="b", fix="c")
 
 
 def test_a_list_that_was_given_away_is_one_finding_however_many_observations_it_changed() -> None:
-    changed = [finding for finding in check_env(SharedList, TASK) if "never changes" in finding.what]
+    changed = [finding for finding in check_env(SharedList, TASK) if "never changes" in finding.rule]
     assert len(changed) == 1

@@ -22,9 +22,9 @@ from agent_r1.envs import (
     TimeLimit,
     ToolEnv,
     make_policy,
-    within_limits,
+    wrap_env,
 )
-from agent_r1.envs.context import context_policies, num_characters, without_thinking
+from agent_r1.envs.context import context_policies, num_characters, strip_thinking
 from agent_r1.errors import ConfigError, EpisodeError, UnknownNameError
 from agent_r1.flows import AgentEnvLoop
 from agent_r1.rollout import choose_env
@@ -133,7 +133,7 @@ def test_drop_thinking_may_keep_the_latest() -> None:
     ],
 )
 def test_thoughts_are_found_however_they_are_written(text: str, left: str) -> None:
-    assert without_thinking(text) == left
+    assert strip_thinking(text) == left
 
 
 def test_summary_is_a_step_of_its_own_and_replaces_the_history(renderer: ChatRenderer) -> None:
@@ -310,16 +310,16 @@ def test_limits_are_configured_as_a_list_the_first_innermost() -> None:
 
 def test_wrong_limits_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'time'"):
-        within_limits(ListEnv([]), [{"name": "tim"}])
+        wrap_env(ListEnv([]), [{"name": "tim"}])
     with pytest.raises(ConfigError, match="takes no argument 'second'"):
-        within_limits(ListEnv([]), [{"name": "time", "second": 3}])
+        wrap_env(ListEnv([]), [{"name": "time", "second": 3}])
     with pytest.raises(ConfigError, match="must be at least 1"):
         StepLimit(ListEnv([]), steps=0)
     with pytest.raises(ConfigError, match="found 3"):
-        within_limits(ListEnv([]), [3])
+        wrap_env(ListEnv([]), [3])
     with pytest.raises(ConfigError, match="found 3"):
         make_policy(3)  # type: ignore[arg-type]
-    assert isinstance(within_limits(ListEnv([]), ["time"]), TimeLimit)
+    assert isinstance(wrap_env(ListEnv([]), ["time"]), TimeLimit)
 
 
 def test_an_image_has_no_characters() -> None:

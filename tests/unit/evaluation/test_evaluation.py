@@ -18,7 +18,7 @@ from agent_r1.cli import app
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import UnknownNameError
-from agent_r1.evaluation.evaluate import Evaluation, choose_panel, evaluate
+from agent_r1.evaluation.evaluate import Evaluation, evaluate, sample_eval_tasks
 from agent_r1.evaluation.metrics import interval
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import read_trajectories, write_trajectories
@@ -98,27 +98,27 @@ def sources_of(panel: list[Task]) -> dict[str, int]:
     [(30, (20, 10, 0)), (20, (10, 10, 0)), (3, (2, 1, 0)), (99, (89, 10, 0))],
 )
 def test_a_panel_has_as_many_rows_of_each_source_as_there_are(max_tasks: int, wanted: tuple[int, int, int]) -> None:
-    assert tuple(sources_of(choose_panel(rows(math=90, shop=10), max_tasks)).values()) == wanted
+    assert tuple(sources_of(sample_eval_tasks(rows(math=90, shop=10), max_tasks)).values()) == wanted
 
 
 def test_the_same_number_gives_the_same_rows_in_the_order_of_the_file() -> None:
     tasks = rows(math=40, shop=40, web=40)
-    panel = choose_panel(tasks, 12)
-    assert panel == choose_panel(tasks, 12)
+    panel = sample_eval_tasks(tasks, 12)
+    assert panel == sample_eval_tasks(tasks, 12)
     assert panel == sorted(panel, key=tasks.index)
     assert sources_of(panel) == {"math": 4, "shop": 4, "web": 4}
 
 
 def test_a_smaller_panel_is_part_of_a_larger_one() -> None:
     tasks = rows(math=40, shop=9)
-    small, large = ({task.task_id for task in choose_panel(tasks, max_tasks)} for max_tasks in (10, 25))
+    small, large = ({task.task_id for task in sample_eval_tasks(tasks, max_tasks)} for max_tasks in (10, 25))
     assert small < large
 
 
 @pytest.mark.parametrize("max_tasks", [None, 5, 6])
 def test_without_a_limit_that_binds_all_rows_are_used(max_tasks: int | None) -> None:
     tasks = rows(math=3, shop=2)
-    assert choose_panel(tasks, max_tasks) == tasks
+    assert sample_eval_tasks(tasks, max_tasks) == tasks
 
 
 # --- parts of the reward ---------------------------------------------------------------------------------------------

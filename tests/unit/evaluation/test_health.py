@@ -270,7 +270,7 @@ def test_several_troubles_are_reported_side_by_side() -> None:
 
 def test_look_returns_only_what_begins() -> None:
     monitor = HealthMonitor(has_tools=True)
-    returned = [monitor.look(step) for step in stuck(6, episode__truncated=0.9)]
+    returned = [monitor.observe(step) for step in stuck(6, episode__truncated=0.9)]
     assert [len(new) for new in returned] == [0, 0, 1, 0, 0, 0]
     assert monitor.warnings == [f"step 3: {returned[2][0]}"]
 
@@ -287,7 +287,7 @@ def test_a_resumed_run_that_replays_its_log_has_the_warnings_of_the_whole_one(na
     resumed = HealthMonitor(has_tools=True)
     resumed.replay(logged)
     for step in steps[resumed_at:]:
-        resumed.look(step)
+        resumed.observe(step)
     assert resumed.warnings == watch(steps)
 
 
@@ -322,7 +322,7 @@ def test_replay_and_look_are_the_same_for_any_series(steps: Steps, cut: int) -> 
     resumed = HealthMonitor(has_tools=True)
     resumed.replay(steps[:cut])
     for step in steps[cut:]:
-        resumed.look(step)
+        resumed.observe(step)
     assert resumed.warnings == watch(steps)
 
 
@@ -335,7 +335,7 @@ def held_out(success: float, rows: int = 512) -> dict[str, float]:
 
 def test_held_out_success_that_falls_is_told_once_and_again_after_it_had_risen() -> None:
     monitor = HealthMonitor(has_tools=True)
-    told = [len(monitor.look_at_evaluation(held_out(success))) for success in (0.506, 0.436, 0.4, 0.52, 0.41)]
+    told = [len(monitor.observe_evaluation(held_out(success))) for success in (0.506, 0.436, 0.4, 0.52, 0.41)]
     assert told == [0, 1, 0, 0, 1]
     assert monitor.warnings[0].startswith("step 0: held-out success has fallen to 43.6%, before training 50.6%")
 
@@ -344,7 +344,7 @@ def test_a_fall_that_other_tasks_might_not_show_is_no_trouble() -> None:
     assert HealthMonitor(has_tools=True).look_at_evaluation(held_out(0.2)) == []
     for before, after, rows in ((0.506, 0.456, 512), (0.5, 0.4, 64), (1.0, 0.99, 100_000), (0.3, 0.6, 512)):
         monitor = HealthMonitor(has_tools=True)
-        assert [monitor.look_at_evaluation(held_out(success, rows)) for success in (before, after)] == [[], []]
+        assert [monitor.observe_evaluation(held_out(success, rows)) for success in (before, after)] == [[], []]
     assert HealthMonitor(has_tools=True).look_at_evaluation(held_out(math.nan)) == []
 
 

@@ -175,7 +175,7 @@ def test_a_run_refuses_rows_that_its_reward_cannot_score_before_it_trains(
         agent_r1.train(*overrides, quiet=True)
     assert all(problem in str(refused.value) for problem in problems)
     report = agent_r1.check(*overrides, quiet=True, trials=False)
-    assert "cannot score 2 of 3 rows" in report.problems[0].found
+    assert "cannot score 2 of 3 rows" in report.problems[0].observed
 
 
 def test_a_reward_in_a_worker_process_keeps_what_it_needs() -> None:
@@ -207,26 +207,26 @@ def rows(*truths: Any) -> list[Task]:
 
 def test_check_warns_about_rows_without_ground_truth_among_others() -> None:
     [finding] = asyncio.run(gold_result(own_reward, rows("4", None, "5", ""))).findings
-    assert (finding.what, finding.severity) == ("every row has a ground truth", "warning")
-    assert "2 of 4 rows" in finding.found
-    assert "'1', '3'" in finding.found
+    assert (finding.rule, finding.severity) == ("every row has a ground truth", "warning")
+    assert "2 of 4 rows" in finding.observed
+    assert "'1', '3'" in finding.observed
 
 
 def test_check_warns_about_ground_truths_that_are_only_punctuation() -> None:
     [finding] = asyncio.run(gold_result(own_reward, rows("4", "!!!"))).findings
-    assert (finding.what, finding.severity) == ("a ground truth has a normal form", "warning")
+    assert (finding.rule, finding.severity) == ("a ground truth has a normal form", "warning")
 
 
 def test_check_reports_rows_that_a_reward_says_it_cannot_score() -> None:
     [finding] = asyncio.run(gold_result(reward_functions.get("last_number"), rows("4", "four"))).findings
-    assert (finding.what, finding.severity) == ("every row has a ground truth", "problem")
-    assert "'1' (its ground truth 'four' is not a number)" in finding.found
+    assert (finding.rule, finding.severity) == ("every row has a ground truth", "problem")
+    assert "'1' (its ground truth 'four' is not a number)" in finding.observed
 
 
 def test_check_warns_about_a_reward_that_scores_cut_answers() -> None:
     [finding] = asyncio.run(gold_result(reads_the_last_text, rows("4", "5"))).findings
-    assert finding.what == "an answer that was cut does not score"
-    assert "Read episode.answer" in finding.do
+    assert finding.rule == "an answer that was cut does not score"
+    assert "Read episode.answer" in finding.fix
     assert asyncio.run(gold_result(own_reward, rows("4", "5"))).findings == ()
 
 
@@ -236,7 +236,7 @@ def test_check_reports_a_gold_answer_that_raises(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setitem(globals(), "gold_answer", exits)
     [finding] = asyncio.run(gold_result(own_reward, rows("4", "5"))).findings
-    assert finding.what == "gold_answer gives a text"
+    assert finding.rule == "gold_answer gives a text"
 
 
 def test_the_answer_of_a_trial_episode_is_what_it_says() -> None:

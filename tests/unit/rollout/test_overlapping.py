@@ -40,7 +40,7 @@ from agent_r1.rollout.overlapping import can_wait, make_collector
 from agent_r1.runs import read_trajectories
 from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.seeds import mix_seed, unit_float
-from agent_r1.training.plan import Plan, make_plan
+from agent_r1.training.plan import RunPlan, make_plan
 from agent_r1.training.trainer import make_shaping
 from agent_r1.types import (
     Action,
@@ -743,7 +743,7 @@ def test_a_run_that_broke_off_leaves_nothing_alive_and_goes_on_with_no_group_los
 # --- what is refused and what is said ------------------------------------------------------------------------------
 
 
-def planned(folder: Path, model: Path, *extra: str) -> Plan:
+def planned(folder: Path, model: Path, *extra: str) -> RunPlan:
     _, config = resolve(small(folder, model, *extra))
     return make_plan(config)
 
@@ -782,7 +782,7 @@ def test_log_probs_that_moved_since_sampling_are_no_trouble_of_the_engine() -> N
     def warnings_of(difference: float, age: float) -> list[str]:
         monitor = HealthMonitor(has_tools=False)
         step = {"offpolicy/logprob_difference": difference, "offpolicy/staleness_mean": age}
-        return [text for _ in range(4) for text in monitor.look(step)]
+        return [text for _ in range(4) for text in monitor.observe(step)]
 
     assert warnings_of(0.1, age=0.5) == []
     [moved] = warnings_of(0.3, age=0.5)

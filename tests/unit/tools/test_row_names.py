@@ -17,7 +17,7 @@ from agent_r1.registry import recipe_folder
 from agent_r1.rollout import choose_env
 from agent_r1.tools import BaseTool, PythonTool, ToolContext, ToolEntry, ToolPolicy, ToolResponse, tool, tools_of_row
 from agent_r1.tools.base import ToolResult
-from agent_r1.training.plan import Plan, make_plan
+from agent_r1.training.plan import RunPlan, make_plan
 from agent_r1.types import Action, Observation, StepResult, Task
 from tests.helpers.tiny_runs import tiny_overrides
 
@@ -62,7 +62,7 @@ def task(**env_kwargs: Any) -> Task:
     return Task(task_id="t", prompt=({"role": "user", "content": "?"},), env_kwargs=env_kwargs)
 
 
-def plan_of(folder: Path, model: Path, row: dict[str, Any], *extra: str) -> Plan:
+def plan_of(folder: Path, model: Path, row: dict[str, Any], *extra: str) -> RunPlan:
     """The plan of a run whose one row is this one."""
     run = tiny_overrides(folder, model, *extra)
     (folder / "tasks.jsonl").write_text(
@@ -209,7 +209,7 @@ def test_odd_seed_or_options_of_a_gym_row_are_found_before_an_episode(env_kwargs
         ("data.agent_name={code}", "expected a subclass of AgentFlowBase"),
         ("model.tool_format={code}", "expected a class with the methods of ToolFormat"),
         ("env.context={code}", "expected a subclass of ContextPolicy"),
-        ("env.limits=[{{name: '{code}'}}]", "expected a subclass of EnvLimit"),
+        ("env.limits=[{{name: '{code}'}}]", "expected a subclass of EnvWrapper"),
         ("reward.function=math:pi", "is a float; expected a function of a task and an episode"),
         ("reward.function=math:sin", "expected a function of a task and an episode"),
         ("algorithm.loss=math:pi", "expected a function of LossInputs"),

@@ -21,11 +21,11 @@ FEWEST_OUTPUTS = 16
 """Narrower layers are left alone: with so few columns libraries use other kernels, and they cost nothing anyway."""
 
 
-def steady_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def batch_invariant_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`nn.functional.linear` for rows of at least 16 whose results do not depend on how many they are.
 
     >>> hidden, weight = torch.randn(48, 2000), torch.randn(32, 2000)
-    >>> torch.equal(steady_linear(hidden, weight)[:16], steady_linear(hidden[:16], weight))
+    >>> torch.equal(batch_invariant_linear(hidden, weight)[:16], batch_invariant_linear(hidden[:16], weight))
     True
     """
     rows = hidden.flatten(0, -2)
@@ -35,7 +35,7 @@ def steady_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) ->
     return output.view(*hidden.shape[:-1], -1)
 
 
-def use_steady_products(model: nn.Module) -> None:
+def use_batch_invariant_products(model: nn.Module) -> None:
     """Let all linear layers of a model that computes in float32 on CPU multiply so, in place; parameters stay the same.
 
     A layer that is tied to another (the output layer to the embeddings) stays tied.
@@ -56,7 +56,7 @@ class SteadyLinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The projection of hidden states."""
-        return steady_linear(hidden, self.weight, self.bias)
+        return batch_invariant_linear(hidden, self.weight, self.bias)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from agent_r1.engines.local.batch import PagedBatch, block_tables, padded, step_arrays
 from agent_r1.engines.local.blocks import BLOCK_SIZE, SPARE_BLOCK, blocks_for
-from agent_r1.engines.local.cuda.sampling_kernels import DrawResults, DrawSettings, advance, draw
+from agent_r1.engines.local.cuda.sampling_kernels import DrawResults, SampleSettings, advance, draw
 from agent_r1.engines.local.request import Request
-from agent_r1.engines.local.runner import Drawing, Drawn, ModelRunner
+from agent_r1.engines.local.runner import Drawing, ModelRunner, Sampled
 from agent_r1.engines.local.sampling import uniforms
 from agent_r1.engines.local.scheduler import Chunk
-from agent_r1.models import fuse_projections, spare_what_is_loaded
+from agent_r1.models import freeze_gc, fuse_projections
 from agent_r1.types import SamplingParams
 
 GraphKey = tuple[Any, ...]
@@ -66,7 +66,7 @@ class CudaRunner(ModelRunner):
         if compile_layers:
             with torch.cuda.device(self._device):
                 self._compile()
-        spare_what_is_loaded()
+        freeze_gc()
 
     def forget(self) -> None:
         """Empty the cache in place: graphs hold its address."""
@@ -100,11 +100,11 @@ class CudaRunner(ModelRunner):
     def _prefill_freely(self, chunks: list[Chunk], sampling: list[Chunk]) -> Drawing:
         logits = self.forward(chunks)
         if not sampling:
-            return Drawn([], [])
+            return Sampled([], [])
         settings, restricted = _settings(sampling, len(sampling), 1)
         results = DrawResults.empty(1, len(sampling), self._device)
         step = torch.zeros(1, dtype=torch.int32, device=self._device)
-        drawn_as = DrawSettings.empty(1, len(sampling), self._device)
+        drawn_as = SampleSettings.empty(1, len(sampling), self._device)
         drawn_as.fill(settings.to(self._device, non_blocking=True))
         draw(logits, drawn_as, step, results, restricted=restricted)
         self._drawn = results.tokens[0]
@@ -239,7 +239,7 @@ class _DecodeInputs:
         # A burst may run past the end of a request that holds all its blocks: one more column keeps it in the table.
         self.tables = torch.zeros(rows, padded(blocks + 1, 16), dtype=torch.int32, device=device)
         self.query_starts = torch.zeros(1, dtype=torch.int32, device=device)  # decoding has no need of them
-        self.settings = DrawSettings.empty(BURST, rows, device)
+        self.settings = SampleSettings.empty(BURST, rows, device)
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
         self.results = DrawResults.empty(BURST, rows, device)
 
@@ -292,7 +292,7 @@ class _PromptInputs:
         self.ends = torch.zeros(rows, dtype=torch.int32, device=device)
         self.query_starts = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self.logit_rows = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.settings = DrawSettings.empty(1, rows, device)
+        self.settings = SampleSettings.empty(1, rows, device)
         self.first_step = torch.zeros(1, dtype=torch.int32, device=device)
         self.results = DrawResults.empty(1, rows, device)
 
@@ -334,7 +334,7 @@ def prompt_bucket(num_tokens: int, num_requests: int, longest: int) -> tuple[int
 
 
 def _settings(chunks: Sequence[Chunk], rows: int, draws: int) -> tuple[Tensor, bool]:
-    """What `DrawSettings.fill` takes, in pinned memory, and whether anyone has a top-k or top-p."""
+    """What `SampleSettings.fill` takes, in pinned memory, and whether anyone has a top-k or top-p."""
     wishes = [chunk.request.sampling for chunk in chunks]
     table = np.zeros((rows, 3 + draws), dtype=np.float32)
     table[:, 1] = 1.0  # padding rows keep everything, which costs nothing
@@ -374,12 +374,12 @@ class _Pending:
         """Whether the copies have arrived."""
         return bool(self._copied.query())  # type: ignore[no-untyped-call]
 
-    def result(self) -> Drawn:
+    def result(self) -> Sampled:
         """What was drawn, no more for each request than it may take."""
         self._copied.synchronize()
         # As numpy arrays: a tensor's own `tolist` takes ten times as long, and everybody waits for it.
         tokens, logprobs = self._tokens.numpy().T.tolist(), self._logprobs.numpy().T.tolist()
-        return Drawn(
+        return Sampled(
             [row[:count] for row, count in zip(tokens, self._draws, strict=True)],
             [row[:count] for row, count in zip(logprobs, self._draws, strict=True)],
         )

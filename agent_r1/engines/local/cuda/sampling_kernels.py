@@ -25,7 +25,7 @@ CHUNK = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawSettings:
+class SampleSettings:
     """How each row is drawn; rows are requests."""
 
     temperatures: Tensor
@@ -38,7 +38,7 @@ class DrawSettings:
     """[R, draws] float32 in [0, 1): the number of draw `step` is in column `step`."""
 
     @classmethod
-    def empty(cls, draws: int, rows: int, device: torch.device) -> DrawSettings:
+    def empty(cls, draws: int, rows: int, device: torch.device) -> SampleSettings:
         """Greedy rows, to be filled."""
         return cls(
             temperatures=torch.zeros(rows, device=device),
@@ -47,9 +47,9 @@ class DrawSettings:
             uniforms=torch.zeros(rows, draws, device=device),
         )
 
-    def first(self, rows: int) -> DrawSettings:
+    def first(self, rows: int) -> SampleSettings:
         """The part of the first rows."""
-        return DrawSettings(
+        return SampleSettings(
             temperatures=self.temperatures[:rows],
             top_k=self.top_k[:rows],
             top_p=self.top_p[:rows],
@@ -85,7 +85,7 @@ class DrawResults:
         return DrawResults(tokens=self.tokens[:draws, :rows], logprobs=self.logprobs[:draws, :rows])
 
 
-def draw(logits: Tensor, settings: DrawSettings, step: Tensor, results: DrawResults, *, restricted: bool) -> None:
+def draw(logits: Tensor, settings: SampleSettings, step: Tensor, results: DrawResults, *, restricted: bool) -> None:
     """Draw one token a row of `logits` [R, vocabulary] into row `step` (an int32 on the device) of the results.
 
     `restricted` says whether any row has a top-k or a top-p; it costs some thirty readings of the logits.

@@ -18,7 +18,7 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.models import train_tokenizer
 from agent_r1.registry import recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.training import Plan, make_plan
+from agent_r1.training import RunPlan, make_plan
 from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
 
 from .data_preprocess import process_my_task as process
@@ -28,7 +28,7 @@ CASE = process.draw_case(random.Random(0))
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def plan(tmp_path_factory: pytest.TempPathFactory) -> RunPlan:
     """What `agent-r1 train` works with: the reward, the environment and the rows that `base.yaml` names."""
     recipe, config = resolve([str(RECIPE), f"run.folder={tmp_path_factory.mktemp('runs')}"])
     with recipe_folder(recipe):
@@ -52,7 +52,7 @@ def demonstrated_turns(renderer: ChatRenderer, *, careful: bool) -> Iterator[tup
             yield from ((ids[:start], ids[start:end]) for start, end in zip(starts, ends, strict=True))
 
 
-def play(plan: Plan, renderer: ChatRenderer, engine: ScriptedEngine) -> Trajectory:
+def play(plan: RunPlan, renderer: ChatRenderer, engine: ScriptedEngine) -> Trajectory:
     """One rollout on CASE by an engine that says what it is told."""
     row = process.task_row(CASE, "test", 0)
     task = Task(
@@ -69,27 +69,27 @@ def play(plan: Plan, renderer: ChatRenderer, engine: ScriptedEngine) -> Trajecto
     return groups[0].trajectories[0]
 
 
-def test_a_careful_demonstration_solves_its_task(plan: Plan, renderer: ChatRenderer) -> None:
+def test_a_careful_demonstration_solves_its_task(plan: RunPlan, renderer: ChatRenderer) -> None:
     said = [action for _, action in demonstrated_turns(renderer, careful=True)]
     trajectory = play(plan, renderer, ScriptedEngine(said))
     assert trajectory.outcome_reward == 1.0, trajectory.error
     assert len(trajectory.steps) == 3
 
 
-def test_stopping_half_way_earns_nothing(plan: Plan, renderer: ChatRenderer) -> None:
+def test_stopping_half_way_earns_nothing(plan: RunPlan, renderer: ChatRenderer) -> None:
     said = [action for _, action in demonstrated_turns(renderer, careful=False)]
     trajectory = play(plan, renderer, ScriptedEngine(said))
     assert (trajectory.outcome_reward, trajectory.error) == (0.0, None)
 
 
-def test_the_warm_start_teaches_the_prompts_that_a_rollout_shows(plan: Plan, renderer: ChatRenderer) -> None:
+def test_the_warm_start_teaches_the_prompts_that_a_rollout_shows(plan: RunPlan, renderer: ChatRenderer) -> None:
     turns = list(demonstrated_turns(renderer, careful=True))
     engine = ScriptedEngine([action for _, action in turns])
     play(plan, renderer, engine)
     assert [prompt for prompt, _ in engine.requests] == [prompt for prompt, _ in turns]
 
 
-def test_no_prompt_gives_its_answer_away(plan: Plan) -> None:
+def test_no_prompt_gives_its_answer_away(plan: RunPlan) -> None:
     tasks = [*plan.train_tasks, *plan.eval_tasks]
     assert not [task for task in tasks if task.ground_truth in str(task.prompt)]
 
