@@ -65,7 +65,7 @@ class Trials:
 
     groups: tuple[Group, ...]
     """One for each task tried."""
-    said: frozenset[tuple[TokenIds, TokenIds]]
+    samples: frozenset[tuple[TokenIds, TokenIds]]
     """Everything the engine sampled, with its prompt."""
 
     @property
@@ -104,7 +104,7 @@ async def run_trials(
             )
     finally:
         parts.rollout.engine = parts.engine
-    return Trials(groups=tuple(groups), said=frozenset(witness.samples))
+    return Trials(groups=tuple(groups), samples=frozenset(witness.samples))
 
 
 def failed_trials(error: RolloutsFailingError) -> Result:

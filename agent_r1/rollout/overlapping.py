@@ -181,12 +181,12 @@ class OverlappingCollector(Collector):
 
     def _complete(self) -> list[tuple[_PendingGroup, Group]]:
         """The complete groups, the earliest due first."""
-        pending = sorted(self._pending_groups, key=lambda pending: (pending.due, pending.number))
-        return [(pending, group) for pending in pending if (group := pending.group) is not None]
+        by_due = sorted(self._pending_groups, key=lambda pending: (pending.due, pending.number))
+        return [(pending, group) for pending in by_due if (group := pending.group) is not None]
 
-    def _leave(self, pending: Sequence[_PendingGroup]) -> list[Group]:
-        groups = [group for pending in pending if (group := pending.group) is not None]
-        self._pending_groups = [pending for pending in self._pending_groups if pending not in pending]
+    def _leave(self, leaving: Sequence[_PendingGroup]) -> list[Group]:
+        groups = [group for pending in leaving if (group := pending.group) is not None]
+        self._pending_groups = [pending for pending in self._pending_groups if pending not in leaving]
         return groups
 
     def _count_stale(self, groups: Sequence[Group], step: int) -> dict[str, float]:

@@ -533,7 +533,7 @@ def test_a_taken_port_is_one_clear_error(url: str) -> None:
 
 
 def test_a_module_of_the_current_folder_with_one_environment_needs_no_attribute(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text((ROOT / "tests" / "served_env.py").read_text())
+    (tmp_path / "mine.py").write_text((ROOT / "tests" / "helpers" / "served_env.py").read_text())
     process = subprocess.Popen(
         command("mine", "--port", "0"),
         cwd=tmp_path,

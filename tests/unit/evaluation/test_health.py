@@ -341,11 +341,11 @@ def test_held_out_success_that_falls_is_told_once_and_again_after_it_had_risen()
 
 
 def test_a_fall_that_other_tasks_might_not_show_is_no_trouble() -> None:
-    assert HealthMonitor(has_tools=True).look_at_evaluation(held_out(0.2)) == []
+    assert HealthMonitor(has_tools=True).observe_evaluation(held_out(0.2)) == []
     for before, after, rows in ((0.506, 0.456, 512), (0.5, 0.4, 64), (1.0, 0.99, 100_000), (0.3, 0.6, 512)):
         monitor = HealthMonitor(has_tools=True)
         assert [monitor.observe_evaluation(held_out(success, rows)) for success in (before, after)] == [[], []]
-    assert HealthMonitor(has_tools=True).look_at_evaluation(held_out(math.nan)) == []
+    assert HealthMonitor(has_tools=True).observe_evaluation(held_out(math.nan)) == []
 
 
 def test_process_rewards_that_rise_while_held_out_success_falls_are_named_and_a_resumed_run_says_the_same() -> None:
@@ -357,7 +357,7 @@ def test_process_rewards_that_rise_while_held_out_success_falls_are_named_and_a_
     assert "reward.process_weight=0" in warning
     resumed = HealthMonitor(has_tools=True)
     resumed.replay(lines)
-    resumed.look_at_evaluation(held_out(0.436))
+    resumed.observe_evaluation(held_out(0.436))
     assert resumed.warnings == monitor.warnings
 
 

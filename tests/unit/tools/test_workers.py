@@ -201,7 +201,7 @@ def test_what_is_not_plain_data_is_refused(function: Callable[[], Any]) -> None:
 
 
 def test_arguments_that_cannot_be_sent_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"arguments of tests\.foreign_code:double cannot be sent"):
+    with pytest.raises(TypeError, match=r"arguments of tests\.helpers\.foreign_code:double cannot be sent"):
         call(foreign_code.double, lambda: 1)
 
 
