@@ -383,7 +383,7 @@ def test_failures_and_cut_episodes_are_counted() -> None:
 
     many = (ended(StopReason.CONTEXT_FULL), ended(StopReason.CONTEXT_FULL), ended(StopReason.ENV_ERROR, error="bang"))
     group = Group(task=Task(task_id="a", prompt=()), group_id=0, trajectories=many)
-    result = episodes_result(Trials(groups=(group,), said=frozenset()))
+    result = episodes_result(Trials(groups=(group,), samples=frozenset()))
     assert rules(list(result.findings)) == ["episodes run to their end", "episodes fit the context"]
     assert "bang" in result.findings[0].observed
 
