@@ -24,9 +24,10 @@ from agent_r1.config import Config
 from agent_r1.console import RunConsole
 from agent_r1.envs import check_env
 from agent_r1.errors import AgentR1Error, RolloutsFailingError
+from agent_r1.event_loop import run_cancelling
 from agent_r1.findings import Finding
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
-from agent_r1.interrupts import run_cancelling, stop_signals
+from agent_r1.interrupts import stop_signals
 from agent_r1.tools import check_tool
 from agent_r1.training import (
     RunPlan,

@@ -1,6 +1,6 @@
 """Configuration: dataclasses as the schema, composed with Hydra."""
 
-from agent_r1.config.compose import from_yaml, known_keys, load_config, presets, to_yaml, value_problems
+from agent_r1.config.compose import Overrides, from_yaml, known_keys, load_config, presets, to_yaml, value_problems
 from agent_r1.config.differences import config_differences
 from agent_r1.config.naming import algorithm_name
 from agent_r1.config.quoting import quoted
@@ -11,6 +11,7 @@ from agent_r1.config.schema import (
     LoraConfig,
     ModelConfig,
     OptimizerConfig,
+    RewardPart,
     RunConfig,
 )
 from agent_r1.registry import bind_part
@@ -22,6 +23,8 @@ __all__ = [
     "LoraConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "Overrides",
+    "RewardPart",
     "RunConfig",
     "algorithm_name",
     "bind_part",

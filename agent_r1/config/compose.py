@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -16,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from agent_r1.config.quoting import readable
-from agent_r1.config.schema import Config
+from agent_r1.config.quoting import quoted, readable
+from agent_r1.config.schema import AlgorithmConfig, Config
 from agent_r1.constraints import field_problems, unusable_parts
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 from agent_r1.paths import cache_dir
@@ -42,11 +43,26 @@ _PRESET = re.compile(r"(?!(?:nan|inf|null|true|false)$)[a-z_][a-z0-9_./-]*", re.
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
-def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a recipe folder (its `base.yaml`) with `key=value` overrides on top."""
-    folder = _PACKAGE_FOLDER if recipe is None else Path(recipe)
-    name = "default" if recipe is None else "base"
-    if not _is_file(folder / f"{name}.yaml"):
+Overrides = Sequence[str] | Mapping[str, object]
+"""`["trainer.steps=20", "algorithm=ppo"]` as on the command line, or `{"trainer.steps": 20, "algorithm": "ppo"}`."""
+
+
+def load_config(recipe: str | Path | Config | None = None, overrides: Overrides = ()) -> Config:
+    """The configuration of a recipe folder (its `base.yaml`), of another configuration or of neither, with overrides on
+    top.
+
+    `load_config("recipes/quickstart", {"trainer.steps": 20}).trainer.steps` is 20.
+    """
+    overrides = _as_texts(overrides)
+    is_recipe = not isinstance(recipe, Config | None)
+    folder = Path(recipe) if isinstance(recipe, str | Path) else _PACKAGE_FOLDER
+    name = "base" if is_recipe else "default" if recipe is None else "given"
+    if isinstance(recipe, Config):
+        names_algorithm = any(entry.lstrip("+").startswith("algorithm=") for entry in overrides)
+        # A preset replaces the whole algorithm, not only the keys it names.
+        node = replace(recipe, algorithm=AlgorithmConfig()) if names_algorithm else recipe
+        ConfigStore.instance().store(name=name, node=node)
+    elif not _is_file(folder / f"{name}.yaml"):
         raise ConfigError(
             f"'{folder}' is not a recipe: there is no file {folder / 'base.yaml'}. "
             "Give a folder such as recipes/quickstart"
@@ -63,7 +79,31 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Con
         raise _explained(error, folder / f"{name}.yaml") from error
     finally:
         GlobalHydra.instance().clear()
+    if is_recipe:
+        config.recipe = str(folder)
     return _without_stale_preparation(_without_stale_arguments(config, overrides), overrides, folder)
+
+
+def _as_texts(overrides: Overrides) -> list[str]:
+    """Overrides as `key=value` texts."""
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides={overrides!r:.80} is one text; give a list, such as ['trainer.steps=20']")
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
+    return [
+        f"{key}={value if isinstance(value, str | Path) else _in_grammar(value)}" for key, value in overrides.items()
+    ]
+
+
+def _in_grammar(value: object) -> str:
+    """A Python value as Hydra reads it: `[1, "a b"]` is "[1,'a b']"."""
+    if isinstance(value, str | Path):
+        return quoted(str(value))
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_in_grammar(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_in_grammar, value)) + "]"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _is_file(path: Path) -> bool:

@@ -91,11 +91,24 @@ class DataConfig:
 
 
 @dataclass
+class RewardPart:
+    """One of several outcome rewards."""
+
+    name: str = "none"
+    """A registered name or `module:function`."""
+    weight: float = 1.0
+    """What its value is multiplied by."""
+
+
+@dataclass
 class RewardConfig:
     """What is rewarded."""
 
     function: str = "none"
     """The outcome reward: a registered name or `module:function`."""
+    functions: list[RewardPart] = field(default_factory=list)
+    """Several outcome rewards instead of `function`, added up: `[{name: correct}, {name: format_ok, weight: 0.2}]`.
+    Each is logged as `reward/<name>`; the first decides what counts as solved."""
     process_weight: NotNegative = 1.0
     """Weight of the steps' own rewards; 0 switches them off."""
     timeout: Optional[Seconds] = None
@@ -334,6 +347,8 @@ class SftConfig:
 class Config:
     """A whole run."""
 
+    recipe: Optional[PathText] = None
+    """The recipe folder, set by `load_config`: `module:attribute` names are looked up in its files first."""
     imports: list[str] = field(default_factory=list)
     """Modules to import first, so that the tools, environments and flows they register have names."""
     run: RunConfig = field(default_factory=RunConfig)

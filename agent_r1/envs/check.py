@@ -19,6 +19,7 @@ from typing import Any
 
 from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.errors import EpisodeError, boundary
+from agent_r1.event_loop import callable_in_event_loop, run_cancelling
 from agent_r1.findings import Finding
 from agent_r1.types import Action, Observation, StepResult, StopReason, Task, media_in
 
@@ -33,6 +34,7 @@ _BLOCKED_SECONDS = 0.1
 _TICK_SECONDS = 0.005
 
 
+@callable_in_event_loop
 def check_env(
     make_env: Callable[[], AgentEnv], task: Task, actions: Sequence[Action] = SCRIPT, *, call_seconds: float = 60.0
 ) -> list[Finding]:
@@ -41,7 +43,7 @@ def check_env(
     A `step` that returns `observation=None, done=False` gives: a step that goes on needs an observation: step 0 gave
     observation=None and done=False. Give the whole next model input, or done=True.
     """
-    return asyncio.run(_check(make_env, task, actions, call_seconds))
+    return run_cancelling(lambda: _check(make_env, task, actions, call_seconds))
 
 
 async def _check(

@@ -194,6 +194,7 @@ def _lacks_export(summary: Mapping[str, Any]) -> bool:
 
 def _essence(config: Config) -> Config:
     essence = copy.deepcopy(config)
+    essence.recipe = None
     essence.run = type(config.run)()
     essence.tracking = type(config.tracking)()
     essence.trainer.steps = essence.trainer.save_every = essence.trainer.keep_checkpoints = 0

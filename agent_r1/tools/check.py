@@ -6,7 +6,6 @@ for finding in check_tool(search, [{"query": "tea"}]):
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -14,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_r1.errors import INTERRUPTIONS, ConfigError, EpisodeError, described
+from agent_r1.event_loop import callable_in_event_loop, run_cancelling
 from agent_r1.findings import Finding
 from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError
 from agent_r1.tools.runner import ToolRunner, check_process_tool
@@ -26,6 +26,7 @@ _SLOW_SHARE = 0.5
 _NOBODY = Task(task_id="check_tool", prompt=())
 
 
+@callable_in_event_loop
 def check_tool(
     tool: BaseTool, calls: Sequence[Mapping[str, Any]] = (), *, policies: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[Finding]:
@@ -47,7 +48,7 @@ def check_tool(
         return findings
     findings += _argument_findings(tool)
     if calls and not findings:
-        findings += asyncio.run(_run_findings(runner, tool, calls))
+        findings += run_cancelling(lambda: _run_findings(runner, tool, calls))
     return findings
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agent_r1.event_loop import callable_in_event_loop, run_cancelling
 from agent_r1.tools.base import BaseTool, ToolContext
 from agent_r1.tools.function import FunctionTool
 from agent_r1.tools.runner import CallOutcome, ToolRunner, run_call, tool_runner
 from agent_r1.types import Task, ToolCall
 
 
+@callable_in_event_loop
 def try_tool(
     tool: BaseTool | Callable[..., Any],
     arguments: Mapping[str, Any],
@@ -42,4 +43,4 @@ def try_tool(
             finally:
                 await made.close(context)
 
-    return asyncio.run(call())
+    return run_cancelling(call)

@@ -5,7 +5,6 @@ All problems are reported together.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from agent_r1.console import RunConsole
 from agent_r1.data import load_tasks
 from agent_r1.envs import AgentEnv, bind_wrapper, check_wrappers, make_policy
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, no_exit, report_problems
+from agent_r1.event_loop import run_cancelling
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.models import check_form, check_targets, convert_gguf, gguf_folder, is_gguf, require_peft
 from agent_r1.registry import find_module, load_function, signature_of
@@ -301,7 +301,7 @@ def prepare(reference: str, kind: str, config: Config) -> None:
     with no_exit(f"the {kind} '{reference}'"):
         returned = preparation(config)
         if inspect.iscoroutine(returned):
-            asyncio.run(returned)
+            run_cancelling(lambda: returned)
 
 
 def _load(config: Config) -> tuple[list[Task], list[Task]]:
