@@ -2,7 +2,8 @@
 
 from agent_r1.data.demonstrations import DemonstrationRow, load_demonstrations, tokenise_conversation
 from agent_r1.data.downloads import DATA_VARIABLE, find_files, locate, read_raw
-from agent_r1.data.tasks import TaskSampler, load_tasks, read_rows, write_rows
+from agent_r1.data.sampler import TaskSampler
+from agent_r1.data.tasks import load_tasks, read_rows, write_rows
 
 __all__ = [
     "DATA_VARIABLE",

@@ -13,7 +13,6 @@ import gzip
 import io
 import json
 import lzma
-import random
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,6 @@ from agent_r1.codec import read_json
 from agent_r1.constraints import unusable_parts
 from agent_r1.errors import DataError, did_you_mean, refuse_media
 from agent_r1.files import write_atomically
-from agent_r1.seeds import mix_seed
 from agent_r1.types import Message, Task
 
 COLUMNS = (
@@ -315,38 +313,3 @@ def _first_repeated(tasks: Sequence[Task]) -> str | None:
             return task.task_id
         seen.add(task.task_id)
     return None
-
-
-_EXTRA_STREAM = 1
-
-
-class TaskSampler:
-    """An endless, shuffled, resumable sequence of batches: batch `n` is a function of the seed and `n` alone.
-
-    Every epoch shows each task once, in its own order; a batch may span two epochs.
-    """
-
-    def __init__(self, tasks: Sequence[Task], *, batch_size: int, seed: int) -> None:
-        self._tasks = tasks
-        self._batch_size = batch_size
-        self._seed = seed
-        self._orders: dict[int, list[int]] = {}
-
-    def batch(self, number: int) -> list[Task]:
-        """Batch `number`, counted from 0."""
-        start = number * self._batch_size
-        return [self.at(position) for position in range(start, start + self._batch_size)]
-
-    def extra(self, number: int, round_number: int, count: int) -> list[Task]:
-        """Further tasks for batch `number`, drawn outside the epochs' order and also from the seed alone."""
-        rng = random.Random(mix_seed(self._seed, number, round_number, _EXTRA_STREAM))
-        return [self._tasks[rng.randrange(len(self._tasks))] for _ in range(count)]
-
-    def at(self, position: int) -> Task:
-        """The task at a place of the sequence, counted from 0: batches of 4 have 4 to 7 in batch 1."""
-        epoch, index = divmod(position, len(self._tasks))
-        if epoch not in self._orders:
-            order = list(range(len(self._tasks)))
-            random.Random(mix_seed(self._seed, epoch)).shuffle(order)
-            self._orders = {epoch: order}
-        return self._tasks[self._orders[epoch][index]]

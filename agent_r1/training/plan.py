@@ -24,7 +24,7 @@ from agent_r1.event_loop import run_cancelling
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.models import check_form, check_targets, convert_gguf, gguf_folder, is_gguf, require_peft
 from agent_r1.registry import find_module, load_function, signature_of
-from agent_r1.rewards import RewardFunction, reward_functions, row_problem
+from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
 from agent_r1.rollout import choose_env, env_of_row
 from agent_r1.runs import folder_problems, lock_folder
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
@@ -100,12 +100,14 @@ def make_plan(config: Config) -> RunPlan:
     algorithm = problems.run(bind_algorithm, config.algorithm)
     if algorithm is not None:
         problems.run(_check_staleness, config, algorithm)
-    reward = problems.run(reward_functions.get, config.reward.function)
+    weighted = [(part.name, part.weight) for part in config.reward.functions]
+    reward = problems.run(find_reward, config.reward.function, weighted)
     problems.run(tool_formats.get, config.model.tool_format)
     # Paths that cannot be paths are not asked for.
     problems.run(_check_env, config, not wrong_values and not _must_prepare_data(config))
     if config.reward.timeout is not None and reward is not None:
-        problems.run(Reference.of, reward)
+        for function in terms_of(reward):
+            problems.run(Reference.of, function)
     if config.sft.folder is not None and not config.sft.data:
         problems.found.append("sft.folder is set and sft.data is empty; give demonstrations, or set sft.folder=null")
     if config.model.lora.rank > 0 and not wrong_values:
@@ -117,7 +119,8 @@ def make_plan(config: Config) -> RunPlan:
     report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
     _check_tools(config, [*train_tasks, *eval_tasks])
-    _check_ground_truths(config.reward.function, reward, [*train_tasks, *eval_tasks])
+    for function in terms_of(reward):
+        _check_ground_truths(_name_of(function, config), function, [*train_tasks, *eval_tasks])
     return RunPlan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
 
 
@@ -349,6 +352,10 @@ def _check_ground_truths(name: str, reward: RewardFunction, tasks: Sequence[Task
             f"the reward function '{name}' cannot score {len(problems)} of {len(tasks)} rows; give each a "
             f"reward_model.ground_truth, leave them out, or choose another reward.function:\n{shown}{more}"
         )
+
+
+def _name_of(function: RewardFunction, config: Config) -> str:
+    return getattr(function, "__name__", "") if config.reward.functions else config.reward.function
 
 
 def distinct_setups(tasks: Sequence[Task]) -> list[Task]:

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.chat import ChatRenderer
+from agent_r1.data import TaskSampler, load_tasks, read_rows, write_rows
 from agent_r1.data.demonstrations import load_demonstrations, tokenise_conversation
-from agent_r1.data.tasks import TaskSampler, load_tasks, read_rows, write_rows
 from agent_r1.errors import DataError
 from agent_r1.types import Observation, Task
 from recipes.quickstart.shop import demonstration, draw_basket, task_row

@@ -19,7 +19,7 @@ import agent_r1
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import AlgorithmConfig, Config
 from agent_r1.config.schema import RewardConfig, RolloutConfig, TrainerConfig
-from agent_r1.data.tasks import TaskSampler
+from agent_r1.data import TaskSampler
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.evaluation.metrics import rollout_metrics
