@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
-from agent_r1.envs import AgentEnv, ToolEnv
+from agent_r1.envs import AgentEnv, ToolEnv, make_env
 from agent_r1.errors import RolloutsFailingError, UnknownNameError
 from agent_r1.evaluation.evaluate import Evaluation, evaluate
 from agent_r1.evaluation.metrics import best_of, majority, rollout_metrics
 from agent_r1.files import write_atomically
 from agent_r1.flows import AgentFlowBase
 from agent_r1.rewards import RewardFunction, reward_functions, score_episode
-from agent_r1.rollout import Rollout, RolloutLimits, choose_env
+from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import read_trajectories, write_trajectories
 from agent_r1.tools import FunctionTool
 from agent_r1.types import (
@@ -525,8 +525,9 @@ def test_unknown_reward_function_names_the_nearest() -> None:
 
 def test_environment_of_a_row_replaces_the_configured_one() -> None:
     AgentEnv.register("tests_one_step")(OneStep)
-    configured = choose_env(task("a"), "tool", {"tools": ["calculate"]})
-    own = choose_env(task("b", env_kwargs={"env": "tests_one_step"}), "tool", {"tools": ["calculate"]})
+    section = {"name": "tool", "tools": ["calculate"]}
+    configured = make_env(task("a"), section)
+    own = make_env(task("b", env_kwargs={"env": "tests_one_step"}), section)
     assert (type(configured), type(own)) == (ToolEnv, OneStep)
 
 
