@@ -17,6 +17,7 @@ from agent_r1.training.run import (
     ensure_model,
     eval_run,
     load_parts,
+    make_rollout,
     train_run,
     using_tools,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "first_observation",
     "load_parts",
     "make_plan",
+    "make_rollout",
     "prepare_model",
     "sft_run",
     "tool_policies",

@@ -18,14 +18,14 @@ from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
 from agent_r1.config import Config, bind_part, presets, value_problems
 from agent_r1.console import RunConsole
 from agent_r1.data import load_tasks
-from agent_r1.envs import AgentEnv, bind_wrapper, check_wrappers, make_policy
+from agent_r1.engines import bind_engine
+from agent_r1.envs import DEFAULT_ENV, AgentEnv, bind_wrapper, check_wrappers, make_env, make_policy, row_env_name
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, no_exit, report_problems
 from agent_r1.event_loop import run_cancelling
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.models import check_form, check_targets, convert_gguf, gguf_folder, is_gguf, require_peft
 from agent_r1.registry import find_module, load_function, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
-from agent_r1.rollout import choose_env, env_of_row
 from agent_r1.runs import folder_problems, lock_folder
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.builtin import declare_servers, make_server
@@ -52,7 +52,7 @@ class RunPlan:
 
     def make_env(self, task: Task) -> AgentEnv:
         """A fresh environment for a task."""
-        return make_env(self.config, task)
+        return make_env(task, self.config.env)
 
 
 class _Problems:
@@ -76,12 +76,6 @@ class _Problems:
         return None
 
 
-def make_env(config: Config, task: Task) -> AgentEnv:
-    """A fresh environment for a task, as its row or the configuration says."""
-    arguments = dict(config.env)
-    return choose_env(task, str(arguments.pop("name", "tool")), arguments)
-
-
 def tool_policies(config: Config) -> dict[str, Any]:
     """What the configuration changes in the tools' policies, by the tool's name."""
     return {name: changes for name, changes in config.tools.items() if name != "mcp"}
@@ -103,6 +97,7 @@ def make_plan(config: Config) -> RunPlan:
     weighted = [(part.name, part.weight) for part in config.reward.functions]
     reward = problems.run(find_reward, config.reward.function, weighted)
     problems.run(tool_formats.get, config.model.tool_format)
+    problems.run(bind_engine, config)
     # Paths that cannot be paths are not asked for.
     problems.run(_check_env, config, not wrong_values and not _must_prepare_data(config))
     if config.reward.timeout is not None and reward is not None:
@@ -243,7 +238,7 @@ def _tools_of(config: Config, task: Task) -> list[BaseTool]:
     """The tools that a row names itself; in an environment of its own it has none of the configured ones."""
     if "tools" not in task.env_kwargs:
         return []
-    listed = _listed_tools(config) if env_of_row(task) in (None, config.env.get("name", "tool")) else []
+    listed = _listed_tools(config) if row_env_name(task) in (None, config.env.get("name", DEFAULT_ENV)) else []
     return tools_of_row(task.task_id, task.env_kwargs["tools"], listed)
 
 
@@ -328,8 +323,8 @@ def _load(config: Config) -> tuple[list[Task], list[Task]]:
 
 def _check_env_of_row(config: Config, task: Task) -> None:
     """Another environment than the configured one must be registered, and work without arguments."""
-    own = env_of_row(task)
-    if own is None or own == config.env.get("name", "tool"):
+    own = row_env_name(task)
+    if own is None or own == config.env.get("name", DEFAULT_ENV):
         return
     try:
         signature_of(AgentEnv.registry.registered(own)).bind()

@@ -28,13 +28,13 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.checks.rows import answer_episode, gold_result
 from agent_r1.data.tasks import load_tasks, read_rows
 from agent_r1.engines import ScriptedEngine
-from agent_r1.envs import History, make_policy
+from agent_r1.envs import History, make_env, make_policy
 from agent_r1.errors import ConfigError, DataError, UnknownNameError
 from agent_r1.models.tiny import train_tokenizer
 from agent_r1.registry import load_module, recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.tools import BaseTool
-from agent_r1.training.plan import make_env, make_plan
+from agent_r1.training.plan import make_plan
 from agent_r1.types import SamplingParams, Task, Trajectory
 from recipes.hotpotqa import reward_fn
 from recipes.hotpotqa.demonstrations import Search, can_be_read, is_named, plan_searches, shown_titles
@@ -81,7 +81,7 @@ def play(made: Made, config: Any, task: Task, engine: ScriptedEngine) -> Traject
         engine=engine,
         renderer=made.renderer,
         reward=reward_fn.score,
-        make_env=partial(make_env, config),
+        make_env=partial(make_env, section=config.env),
         limits=RolloutLimits(max_steps=config.rollout.max_steps, retries=0),
     )
     sampling = SamplingParams(max_tokens=2000)
