@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ _LINE = (
     ("tokens", "episode/action_tokens"),
     ("entropy", "policy/entropy"),
 )
+
+_logger = logging.getLogger("agent_r1")
+"""Receives every line and warning of a run, also of a quiet one."""
 
 _SECONDS_BETWEEN_LINES = 60.0
 """Of a log that stands for a progress bar."""
@@ -87,11 +91,13 @@ class RunConsole:
         )
 
     def info(self, text: str) -> None:
-        """One plain line."""
+        """One plain line, printed and logged."""
+        _logger.info(text)
         self.console.print(Text(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """A line that stands out."""
+        """A line that stands out, printed and logged."""
+        _logger.warning(text)
         self.console.print(Text(f"warning: {text}", style="bold yellow"), soft_wrap=True)
 
     @contextmanager
@@ -112,9 +118,11 @@ class RunConsole:
     def check_line(self, result: CheckedResult) -> None:
         """One check: a word on how it went, what was seen, and every finding below it."""
         word, style = _CHECK_WORDS[result.status]
+        _logger.info(f"{word}: {result.title}" + (f": {result.seen}" if result.seen else ""))
         line = Text.assemble((f"{word:>8}", style), f"  {result.title}", f": {result.seen}" if result.seen else "")
         self.console.print(line, soft_wrap=True)
         for finding in result.findings:
+            _logger.warning(str(finding))
             self.console.print(Text(f"          {finding.rule}: {finding.observed}"), soft_wrap=True)
             self.console.print(Text(f"          -> {finding.fix}", style="bold"), soft_wrap=True)
 

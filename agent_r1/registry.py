@@ -56,6 +56,7 @@ class Registry(Generic[T]):
         self._accepts = accepts
         self._expected = expected
         self._entries: dict[str, T] = {}
+        self._replaceable: set[str] = set()
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that gives the decorated thing this name. The same name may be given again by a reloaded module
@@ -67,16 +68,20 @@ class Registry(Generic[T]):
 
         return add
 
-    def add(self, name: str, entry: T) -> None:
-        """Give `entry` this name."""
+    def add(self, name: str, entry: T, *, replaceable: bool = False) -> None:
+        """Give `entry` this name. With `replaceable`, another entry may take the name later: what is passed to
+        `agent_r1.train` as an object is defined again and again in a notebook."""
         if ":" in name:
             raise ConfigError(f"a {self.kind} name may not contain ':', found '{name}'; ':' marks module:attribute")
         present = self._entries.get(name)
-        if present is not None and _origin(present) != _origin(entry):
+        may_replace = replaceable and name in self._replaceable
+        if present is not None and not may_replace and _origin(present) != _origin(entry):
             raise ConfigError(
                 f"the {self.kind} name '{name}' is taken by {_origin(present)}; choose another for {_origin(entry)}"
             )
         self._entries[name] = entry
+        if replaceable and (present is None or may_replace):
+            self._replaceable.add(name)
 
     def names(self) -> list[str]:
         """All registered names, sorted."""

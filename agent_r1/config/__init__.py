@@ -1,6 +1,15 @@
 """Configuration: dataclasses as the schema, composed with Hydra."""
 
-from agent_r1.config.compose import Overrides, from_yaml, known_keys, load_config, presets, to_yaml, value_problems
+from agent_r1.config.compose import (
+    Overrides,
+    from_yaml,
+    known_keys,
+    load_config,
+    override_texts,
+    presets,
+    to_yaml,
+    value_problems,
+)
 from agent_r1.config.differences import config_differences
 from agent_r1.config.naming import algorithm_name
 from agent_r1.config.quoting import quoted
@@ -32,6 +41,7 @@ __all__ = [
     "from_yaml",
     "known_keys",
     "load_config",
+    "override_texts",
     "presets",
     "quoted",
     "to_yaml",

@@ -53,7 +53,7 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
 
     `load_config("recipes/quickstart", {"trainer.steps": 20}).trainer.steps` is 20.
     """
-    overrides = _as_texts(overrides)
+    overrides = override_texts(overrides)
     is_recipe = not isinstance(recipe, Config | None)
     folder = Path(recipe) if isinstance(recipe, str | Path) else _PACKAGE_FOLDER
     name = "base" if is_recipe else "default" if recipe is None else "given"
@@ -84,8 +84,12 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
     return _without_stale_preparation(_without_stale_arguments(config, overrides), overrides, folder)
 
 
-def _as_texts(overrides: Overrides) -> list[str]:
-    """Overrides as `key=value` texts."""
+def override_texts(overrides: Overrides) -> list[str]:
+    """Overrides as `key=value` texts.
+
+    >>> override_texts({"trainer.steps": 20, "eval.max_tasks": None, "env.tools": ["price"]})
+    ['trainer.steps=20', 'eval.max_tasks=null', "env.tools=['price']"]
+    """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides={overrides!r:.80} is one text; give a list, such as ['trainer.steps=20']")
     if not isinstance(overrides, Mapping):

@@ -45,13 +45,13 @@ PACKAGES: dict[str, str] = {
     "learner": "algorithms config data errors models rewards seeds types",
     "evaluation": "errors rollout seeds types",
     "training": (
-        "algorithms chat config console data engines envs errors evaluation event_loop files flows interrupts learner models "
-        "registry rewards rollout runs seeds tools types"
+        "algorithms chat config console data engines envs errors evaluation event_loop files flows interrupts learner "
+        "models registry rewards rollout runs seeds tools types"
     ),
     # What people call.
     "checks": (
-        "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds tools "
-        "training types"
+        "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
+        "tools training types"
     ),
     "scaffold": "errors",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",

@@ -16,7 +16,6 @@ import pytest
 from typer.testing import CliRunner
 
 from agent_r1.algorithms import aggregations, corrections, estimators, kl_estimators, policy_losses
-from agent_r1.api import resolve
 from agent_r1.cli import app
 from agent_r1.codec.strict_json import read_json, write_json
 from agent_r1.config import Config, load_config, value_problems
@@ -39,6 +38,7 @@ from agent_r1.tools import BaseTool
 from agent_r1.tools.results import as_result
 from agent_r1.training.plan import make_plan
 from agent_r1.types import StepResult
+from tests.helpers.commands import resolve
 from tests.helpers.tiny_runs import tiny_overrides
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "quickstart"

@@ -160,7 +160,7 @@ def test_all_problems_of_a_file_are_reported_at_once_by_row(tmp_path: Path) -> N
     path = write_lines(
         tmp_path / "bad.jsonl",
         {"prompt": "fine"},
-        {"question": "2+2?", "answer": "4"},
+        {"problem": "2+2?", "answer": "4"},
         '{"prompt": ',
         {"prompt": []},
         {"prompt": [{"role": "user"}]},
@@ -175,7 +175,7 @@ def test_all_problems_of_a_file_are_reported_at_once_by_row(tmp_path: Path) -> N
     problems = [line.removeprefix(f"  - {path}, ") for line in report[1:]]
     assert [problem.partition(":")[0] for problem in problems] == [f"row {number}" for number in range(1, 10)]
     by_row = dict(problem.split(": ", 1) for problem in problems)
-    assert by_row["row 1"] == "the column 'prompt' is missing. Found: answer, question"
+    assert by_row["row 1"] == "the column 'prompt' is missing. Found: answer, problem"
     assert by_row["row 2"].startswith("not JSON (Expecting value at character ")
     assert by_row["row 3"] == "'prompt' must be text or a list of messages, found list"
     assert by_row["row 4"] == "message 0 of 'prompt' needs 'role' and 'content', found {'role': 'user'}"

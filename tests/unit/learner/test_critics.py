@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import agent_r1
 from agent_r1.algorithms import Credit
 from agent_r1.algorithms.algorithm import bind_algorithm
 from agent_r1.chat import ChatRenderer
@@ -36,6 +35,7 @@ from agent_r1.learner.scoring import score, value
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import read_trajectories
 from agent_r1.types import Action, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
+from tests.helpers import commands
 from tests.helpers.hand_made import (
     CPU,
     TOKEN_GAE,
@@ -706,7 +706,7 @@ def write_rows(folder: Path) -> Path:
 
 def train(folder: Path, model: Path, name: str, *overrides: str) -> dict[str, Any]:
     """A run of one step with `Guess`; gives its learner's state."""
-    agent_r1.train(
+    commands.train(
         "algorithm=ppo",
         "algorithm.critic.kind=own",
         f"run.folder={folder}",

@@ -29,6 +29,7 @@ from agent_r1.rollout import Rollout
 from agent_r1.tools import ToolRunner
 from agent_r1.training.run import Parts, _models
 from agent_r1.types import Trajectory
+from tests.helpers import commands
 from tests.helpers.hand_made import (
     CPU,
     Fixed,
@@ -444,7 +445,7 @@ def refusal(folder: Path, model: Path, *extra: str) -> list[str]:
         content = b"not weights" if file.suffix == ".safetensors" else file.read_bytes()
         (broken / file.name).write_bytes(content)
     with pytest.raises(ConfigError) as caught:
-        agent_r1.train(*tiny_overrides(folder, broken), "algorithm=ppo", *extra, quiet=True)
+        commands.train(*tiny_overrides(folder, broken), "algorithm=ppo", *extra, quiet=True)
     assert not (folder / "tiny").exists()
     return str(caught.value).splitlines()
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import agent_r1
 from agent_r1.cli import app
 from agent_r1.config import algorithm_name, load_config, to_yaml
 from agent_r1.config.compose import presets
@@ -22,6 +21,7 @@ from agent_r1.errors import DataError, MissingExtraError
 from agent_r1.runs import DEFAULT_KEYS, draw_curves, markdown_table, read_runs, save_figure, table_rows
 from agent_r1.runs.folder import base_model
 from agent_r1.runs.plot import curve
+from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 from tests.integration.test_runs import score_variety
 
@@ -98,7 +98,7 @@ def test_without_keys_the_default_ones_that_were_logged_are_drawn_and_one_run_ne
 
 def test_the_default_metrics_are_what_a_run_logs(tmp_path: Path, model_folder: Path) -> None:
     held_out = write_tasks(tmp_path / "held_out.jsonl", count=2)
-    agent_r1.train(
+    commands.train(
         *tiny_overrides(tmp_path, model_folder, "trainer.steps=1", f"data.eval=[{held_out}]"),
         quiet=True,
         reward=score_variety,
