@@ -389,7 +389,7 @@ def in_a_fresh_process(code: str) -> str:
 
 
 def test_writing_environments_and_running_rollouts_imports_no_torch() -> None:
-    rooms = ("tools", "envs", "flows", "chat", "engines", "rewards", "rollout", "data", "metrics", "evaluation")
+    rooms = ("tools", "envs", "flows", "chat", "engines", "rewards", "rollout", "data", "evaluation")
     code = (
         "import sys, agent_r1\n"
         f"for room in {rooms}: __import__('agent_r1.' + room)\n"

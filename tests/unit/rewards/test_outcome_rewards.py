@@ -122,7 +122,7 @@ def votes(*answers: tuple[str, float]) -> list[Trajectory]:
     return [
         Trajectory(
             task_id="t", group_id=0, member=member, steps=(), outcome_reward=reward, stop_reason=StopReason.DONE,
-            answer=answer,
+            vote=answer,
         )
         for member, (answer, reward) in enumerate(answers)
     ]  # fmt: skip
