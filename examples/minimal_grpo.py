@@ -1,16 +1,17 @@
 """GRPO in one file, on the public parts of Agent-R1: load, roll out, credit, learn, push the weights.
 
-    python examples/minimal_grpo.py              # some minutes on two CPU cores, no download
+    python examples/minimal_grpo.py              # 15 steps of 16 groups: minutes on two CPU cores, no download
+    python examples/minimal_grpo.py 4 8          # 4 steps of 8 groups
 
-A tiny model learns the quickstart's task: look up the prices of a basket with one tool, add them up with another. The
-loop below is what `agent_r1.train` does, without its checkpoints, evaluation, packing, GPUs and guards.
+A tiny model learns the quickstart's task: look up the prices of a basket with one tool, add them up with another. This
+is the loop of `agent_r1.train` without its checkpoints, evaluation, packing, GPUs and guards.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -36,10 +37,8 @@ class Row:
 
     advantage: float
     ids: list[int] = field(default_factory=list)
-    actions: list[int] = field(default_factory=list)
-    """Positions of the sampled tokens. Only they carry loss: the rest was written by the user and the tools."""
-    logprobs: list[float] = field(default_factory=list)
-    """Of the sampled tokens, as the engine sampled them."""
+    actions: list[int] = field(default_factory=list)  # positions of the sampled tokens: only they carry loss
+    logprobs: list[float] = field(default_factory=list)  # of the sampled tokens, from the engine
 
 
 def credit(group: Group) -> Iterator[Row]:
@@ -66,22 +65,20 @@ def rows_of(trajectory: Trajectory, advantage: float) -> Iterator[Row]:
 
 
 def learn(policy: nn.Module, optimizer: torch.optim.Optimizer, rows: Sequence[Row]) -> None:
-    """One update with the clipped loss, averaged over all sampled tokens."""
+    """One update with PPO's clipped loss, averaged over all sampled tokens."""
     num_tokens = sum(len(row.actions) for row in rows)
-    rows = sorted(rows, key=lambda row: len(row.ids))  # rows of one pass have about one length
+    rows = sorted(rows, key=lambda row: len(row.ids))  # so that little is padded
     for start in range(0, len(rows), ROWS_PER_PASS):
         batch = rows[start : start + ROWS_PER_PASS]
-        losses = [token_losses(row, logprobs) for row, logprobs in zip(batch, score_rows(policy, batch), strict=True)]
-        (torch.cat(losses).sum() / num_tokens).backward()
+        loss = torch.zeros(())
+        for row, logprobs in zip(batch, score_rows(policy, batch), strict=True):
+            ratio = (logprobs - torch.tensor(row.logprobs)).exp()
+            clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+            loss = loss - torch.minimum(ratio * row.advantage, clipped * row.advantage).sum() / num_tokens
+        loss.backward()
     nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-
-
-def token_losses(row: Row, logprobs: Tensor) -> Tensor:
-    """PPO's clipped loss of each sampled token."""
-    ratio = (logprobs - torch.tensor(row.logprobs)).exp()
-    return -torch.minimum(ratio * row.advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * row.advantage)
 
 
 def score_rows(policy: nn.Module, batch: Sequence[Row]) -> list[Tensor]:
@@ -93,12 +90,12 @@ def score_rows(policy: nn.Module, batch: Sequence[Row]) -> list[Tensor]:
     return [chosen[index, torch.tensor(row.actions) - 1] for index, row in enumerate(batch)]
 
 
-async def train(model: str, data: str, steps: int, groups_per_step: int) -> None:
-    """The loop: roll out, credit, learn, push the weights."""
+async def train(model: str, data: str, num_steps: int, num_groups: int) -> None:
+    """Load; then roll out, credit, learn and push the weights, step after step."""
     loaded = load_model(model, dtype="float32", device="cpu")
     policy, engine = loaded.model, LocalEngine(loaded.model, context_length=384)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=4e-4, weight_decay=0.0)
-    tasks = TaskSampler(load_tasks([data]), batch_size=groups_per_step, seed=0)
+    tasks = TaskSampler(load_tasks([data]), batch_size=num_groups, seed=0)
     rollout = Rollout(
         engine=engine,
         renderer=loaded.renderer(),
@@ -106,24 +103,19 @@ async def train(model: str, data: str, steps: int, groups_per_step: int) -> None
         make_env=lambda task: ToolEnv(tools=[price, "calculate"]),
         limits=RolloutLimits(max_steps=5),
     )
-    for step in range(steps):
-        groups = await rollout.run(
-            tasks.batch(step), group_size=GROUP_SIZE, sampling=SamplingParams(max_tokens=40), seed=step
-        )
+    sampling = SamplingParams(max_tokens=40)
+    for step in range(num_steps):
+        groups = await rollout.run(tasks.batch(step), group_size=GROUP_SIZE, sampling=sampling, seed=step)
         rows = [row for group in groups for row in credit(group)]
-        if rows:
-            learn(policy, optimizer, rows)
+        learn(policy, optimizer, rows)
         await engine.update_weights(policy.state_dict().items(), version=step + 1)
         reward = statistics.fmean(trajectory.outcome_reward for group in groups for trajectory in group)
-        print(f"step {step + 1:>2}/{steps}  reward {reward:.3f}  rows {len(rows)}", flush=True)
+        print(f"step {step + 1:>2}/{num_steps}  reward {reward:.3f}  rows {len(rows)}", flush=True)
     await engine.close()
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--groups", type=int, default=16)
-    arguments = parser.parse_args()
-    agent_r1.evaluate("recipes/quickstart", overrides={"eval.max_tasks": 8})  # makes the data and the model, once
-    warm_start, rows_file = "runs/quickstart_warm_start/hf", "runs/quickstart_data/train.jsonl"
-    asyncio.run(train(warm_start, rows_file, arguments.steps, arguments.groups))
+    num_steps, num_groups = map(int, sys.argv[1:] or (15, 16))
+    config = agent_r1.load_config("recipes/quickstart")
+    agent_r1.evaluate(config, overrides={"eval.max_tasks": 8})  # makes the data and the warm-started model, once
+    asyncio.run(train(config.model.path, config.data.train[0], num_steps, num_groups))
