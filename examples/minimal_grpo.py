@@ -1,7 +1,6 @@
 """GRPO in one file, on the public parts of Agent-R1: load, roll out, credit, learn, push the weights.
 
-    python examples/minimal_grpo.py              # 15 steps of 16 groups: minutes on two CPU cores, no download
-    python examples/minimal_grpo.py 4 8          # 4 steps of 8 groups
+    python examples/minimal_grpo.py [STEPS GROUPS]        # minutes on two CPU cores, no download
 
 A tiny model learns the quickstart's task: look up the prices of a basket with one tool, add them up with another. This
 is the loop of `agent_r1.train` without its checkpoints, evaluation, packing, GPUs and guards.
