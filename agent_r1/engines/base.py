@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from agent_r1.types import Completion, SamplingParams
@@ -43,6 +44,11 @@ class Engine(Protocol):
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Take over the trainer's weights (name, tensor). Every id sampled from here on carries `version`, those of
         requests under way too."""
+        ...
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """Inside, an engine that shares the learner's device computes nothing and requests wait; another engine may
+        continue. Weights may be updated inside."""
         ...
 
     async def close(self) -> None:
