@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,10 @@ class RecordingEngine:
         completion = await self._engine.generate(prompt_ids, sampling)
         self.samples.add((tuple(prompt_ids), completion.token_ids))
         return completion
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """Pass it on."""
+        return self._engine.paused()
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Of the engine."""

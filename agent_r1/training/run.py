@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import nn
 
-from agent_r1.algorithms import Algorithm
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, to_yaml
 from agent_r1.console import RunConsole
 from agent_r1.engines import Engine, make_engine
 from agent_r1.evaluation import Evaluation, evaluate, sample_eval_tasks
 from agent_r1.interrupts import StopSignals, stop_signals
-from agent_r1.learner import Critic, Learner, Models, make_compute, make_critic
+from agent_r1.learner import make_learner
 from agent_r1.learner.packing import TRIE_ATTENTION
-from agent_r1.models import (
-    add_adapters,
-    checkpoint_layers,
-    choose_device,
-    compile_layers,
-    is_gguf,
-    load_policy,
-    train_in_float32,
-)
+from agent_r1.models import choose_device, is_gguf, load_policy
 from agent_r1.rewards import in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import FolderLock, RunFolder, check_reads_outside, locked_run, open_run, open_trackers, plan_opening
@@ -95,22 +84,7 @@ async def _train_with(
     resumes: bool,
 ) -> Summary:
     config = plan.config
-    models = _models(config, plan.algorithm, parts)
-    if config.trainer.compile:
-        for decoder in _decoders(models):
-            compile_layers(decoder)
-    if config.trainer.gradient_checkpointing:
-        checkpoint_layers(models.policy)
-        if isinstance(models.critic, Critic):
-            checkpoint_layers(models.critic.trunk)
-    learner = Learner(
-        models=models,
-        algorithm=plan.algorithm,
-        optimizer=config.optimizer,
-        max_skipped_updates=config.trainer.max_skipped_updates,
-        total_steps=config.trainer.steps,
-        seed=config.trainer.seed,
-    )
+    learner = make_learner(config, parts.policy, plan.algorithm)
     shortage = disk_space_warning(config, learner, folder)
     if shortage is not None:
         console.warn(shortage)
@@ -199,43 +173,6 @@ def dry_run(config: Config, console: RunConsole) -> RunPlan:
             console.info(opening.story)
     console.info(f"train: {len(plan.train_tasks)} tasks   eval: {len(plan.eval_tasks)} tasks   model: {model_note}")
     return plan
-
-
-def _models(config: Config, algorithm: Algorithm, parts: RunComponents) -> Models:
-    """The policy with the models its algorithm asks for; a coefficient of 0 asks for no reference.
-
-    Adapters come last: a critic of its own is a whole model, copied before them. A policy that has them is its own
-    reference.
-    """
-    settings = config.algorithm
-    critic = (
-        make_critic(parts.policy, settings.critic, within_steps=algorithm.values_within_steps)
-        if settings.critic.enabled
-        else None
-    )
-    reference: nn.Module | None = None
-    if config.model.lora.rank:
-        add_adapters(parts.policy, config.model.lora, seed=config.trainer.seed)
-        reference = parts.policy if settings.kl.coefficient else None
-    elif settings.kl.coefficient:
-        train_in_float32(parts.policy)  # before it is copied: at the start both must say the same
-        reference = copy.deepcopy(parts.policy).eval().requires_grad_(False)
-    return Models(
-        policy=parts.policy,
-        reference=reference,
-        critic=critic,
-        compute=make_compute(config, parts.policy),
-    )
-
-
-def _decoders(models: Models) -> list[nn.Module]:
-    """The decoders of a run's models, each once: a shared critic or a policy that is its own reference adds none."""
-    own: list[nn.Module] = [cast(Any, models.policy).get_decoder()]
-    if models.reference is not None and models.reference is not models.policy:
-        own.append(cast(Any, models.reference).get_decoder())
-    if isinstance(models.critic, Critic):
-        own.append(models.critic.trunk)
-    return own
 
 
 def prepare_run(config: Config, console: RunConsole) -> tuple[RunPlan, ChatRenderer]:

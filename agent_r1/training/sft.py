@@ -20,7 +20,7 @@ from agent_r1.data import load_demonstrations
 from agent_r1.errors import ConfigError
 from agent_r1.files import write_atomically
 from agent_r1.interrupts import stop_signals
-from agent_r1.learner import fit_demonstrations, make_compute
+from agent_r1.learner import WeightGrowth, fit_demonstrations, make_compute
 from agent_r1.learner.packing import TRIE_ATTENTION
 from agent_r1.models import add_adapters, choose_device, export_policy, load_policy
 from agent_r1.runs import (
@@ -35,7 +35,6 @@ from agent_r1.runs import (
 )
 from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import check_model, make_plan, prepare_model
-from agent_r1.training.weight_growth import WeightGrowth
 
 _MADE_OF = "demonstrations.sha256"
 _INTERRUPTED = "A warm start has no checkpoints: run the same command again to start it over."

@@ -13,8 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, algorithm_name, to_yaml
 from agent_r1.console import RunConsole, pick_pair
@@ -25,7 +23,7 @@ from agent_r1.files import write_atomically
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.interrupts import RunInterrupted, StopSignals
 from agent_r1.learner import CriticView, Learner, gather_experience
-from agent_r1.models import Rounding, export_policy, merged_weights
+from agent_r1.models import Rounding
 from agent_r1.rewards import ProcessBalance, RewardShaping
 from agent_r1.rollout import Rollout, make_collector
 from agent_r1.runs import RunFolder, Tracker, base_model, write_fingerprints, write_trajectories
@@ -34,7 +32,6 @@ from agent_r1.training.checkpoints.files import Checkpoint
 from agent_r1.training.checkpoints.last_step import LastStep
 from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import RunPlan
-from agent_r1.training.weight_growth import WeightGrowth
 from agent_r1.types import Group, SamplingParams, Trajectory
 
 EVAL_STREAM = 2
@@ -111,7 +108,6 @@ class Trainer:
         self._last_step = LastStep(self.config, folder, learner, self.shaping.process, self.collector)
         self._progress = self._last_step.progress
         self._evaluated: set[int] = set()
-        self._growth = WeightGrowth(learner.policy)
         self._rounding: Rounding | None = None
 
     async def run(self, *, resume: Checkpoint | None) -> Summary:
@@ -172,13 +168,14 @@ class Trainer:
         rolled_out = time.perf_counter()
         self.folder.ensure_owned()
         experience = gather_experience(groups, self.shaping, self.critic_view)
-        with self._paused_clock(), explain_cuda_oom(self.config):
-            learned = self.learner.learn(experience, step=step)
-        self._check_growth()
-        updated = time.perf_counter()
-        self._progress.step += 1
-        self._last_step.note()
-        await self._push_weights()
+        async with self.engine.paused():
+            with self._paused_clock(), explain_cuda_oom(self.config):
+                learned = await self.learner.learn(experience, step=step)
+            self.learner.check_growth()
+            updated = time.perf_counter()
+            self._progress.step += 1
+            self._last_step.note()
+            await self._push_weights()
         self._record(groups)
         finished = time.perf_counter()
         self._progress.train_seconds += finished - started
@@ -192,7 +189,7 @@ class Trainer:
             "perf/tokens_per_second": sum(t.num_action_tokens for g in groups for t in g) / (rolled_out - started),
             "perf/trained_tokens": float(sum(map(len, experience.samples))),
         }
-        peak = _peak_gpu_gb(self.learner.device)
+        peak = self.learner.memory()
         if peak is not None:
             metrics["perf/peak_gpu_gb"] = peak
         self.tracker.log(self._progress.step, metrics)
@@ -209,7 +206,7 @@ class Trainer:
         return every > 0 and self._progress.step % every == 0
 
     async def _push_weights(self) -> None:
-        weights = merged_weights(self.learner.policy, apart=self.engine.adapters)
+        weights = self.learner.weights(unmerged=self.engine.adapters)
         await self.engine.update_weights(weights, self._progress.step)
 
     def _record(self, groups: Sequence[Group]) -> None:
@@ -305,7 +302,7 @@ class Trainer:
             base_model=base_model(self.config.model.path),
             algorithm=algorithm_name(self.config),
             seed=self.config.trainer.seed,
-            peak_gpu_gb=_peak_gpu_gb(self.learner.device),
+            peak_gpu_gb=self.learner.memory(),
             metrics=final,
             metrics_before=dict(metrics_before or {}),
             warnings=self.health.warnings,
@@ -337,16 +334,13 @@ class Trainer:
         settings = self.config.rollout
         sampling = SamplingParams(temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k)
         try:
-            self._check_growth()
-            self._rounding = export_policy(
-                self.learner.policy, self.renderer.tokenizer, self.folder.model, self.config, sampling=sampling
+            self.learner.check_growth()
+            self._rounding = self.learner.export(
+                self.folder.model, tokenizer=self.renderer.tokenizer, config=self.config, sampling=sampling
             )
         except AgentR1Error as error:
             return error
         return None
-
-    def _check_growth(self) -> None:
-        self._growth.check(**{"optimizer.learning_rate": self.config.optimizer.learning_rate})
 
     def _save(self) -> None:
         keep = self.config.trainer.keep_checkpoints
@@ -377,10 +371,6 @@ class Trainer:
 
 def _is_evaluation(line: Mapping[str, Any]) -> bool:
     return any(name.startswith("eval/") for name in line)
-
-
-def _peak_gpu_gb(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_reserved(device) / 1e9 if device.type == "cuda" else None
 
 
 def make_shaping(config: Config) -> RewardShaping:

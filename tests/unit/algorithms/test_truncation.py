@@ -92,7 +92,7 @@ def test_the_value_converges_when_every_episode_is_cut(
     )
     learner.policy_optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     experience = experience_of(*batch, bootstrap=bootstrap)
-    values = [learner.learn(experience, step=number)["critic/value"] for number in range(12)]
+    values = [learner.learn_sync(experience, step=number)["critic/value"] for number in range(12)]
     assert values[-1] == pytest.approx(0.0 if bootstrap else 0.5, abs=0.1)
     assert max(map(abs, values)) < 0.7
 

@@ -321,7 +321,7 @@ def test_the_gradient_of_a_trie_equals_that_of_padded_rows(
         elif kind == "entropy and KL":
             options |= {"entropy_coefficient": 0.1}
         learner = make_learner(own, **options)
-        metrics = learner.learn(experience, step=0)
+        metrics = learner.learn_sync(experience, step=0)
         gradients = gradients_of(learner.policy_optimizer)
         if learner.critic_optimizer is not None:
             gradients += gradients_of(learner.critic_optimizer)
@@ -406,7 +406,7 @@ def test_checkpointed_layers_have_the_same_gradient_and_keep_dropout_off(policy:
             checkpoint_layers(own)
             own.model.layers[0].mlp.register_forward_pre_hook(lambda *arguments, seen=recomputed: seen.append(1))
         learner = make_learner(own, packer=partial(pack_tries, max_tokens=4096))
-        learner.learn(experience, step=0)
+        learner.learn_sync(experience, step=0)
         found.append(gradients_of(learner.policy_optimizer))
     assert len(recomputed) == 2
     assert_same_gradients(found[1], found[0], tolerance=1e-5)

@@ -20,6 +20,7 @@ from agent_r1.engines.local import LocalEngine
 from agent_r1.engines.local.runner import ModelRunner
 from agent_r1.errors import EngineError
 from agent_r1.learner.critics import Critic, SharedCritic
+from agent_r1.learner.models import make_models
 from agent_r1.learner.optimizer import guarded_step, make_optimizer
 from agent_r1.learner.scoring import score_all
 from agent_r1.models.fused_projections import fuse_projections
@@ -27,7 +28,7 @@ from agent_r1.models.lora import add_adapters, find_targets, merged_weights
 from agent_r1.models.unmerged_adapters import AdaptedLinear
 from agent_r1.registry import recipe_folder
 from agent_r1.training.plan import check_model, make_plan
-from agent_r1.training.run import _models, load_parts
+from agent_r1.training.run import load_parts
 from agent_r1.types import SamplingParams
 from tests.helpers.hand_made import (
     TOKEN_GAE,
@@ -93,7 +94,7 @@ def test_the_updates_of_a_learner_arrive_in_a_bfloat16_policy(policy: LlamaForCa
     for own in (copy.deepcopy(policy).to(torch.bfloat16), copy.deepcopy(policy)):
         learner = make_learner(own, optimizer=OptimizerConfig(learning_rate=learning_rate, gradient_clip=1e9))
         for step in range(4):
-            learner.learn(experience_of(*random_batch(policy, seed=step)), step=step)
+            learner.learn_sync(experience_of(*random_batch(policy, seed=step)), step=step)
         moved.append(movement(own, start))
     assert float(moved[0].norm() / moved[1].norm()) == pytest.approx(1.0, abs=0.01)
 
@@ -103,7 +104,7 @@ def test_critics_of_a_bfloat16_policy_are_trained_in_float32(policy: LlamaForCau
     own = copy.deepcopy(policy).to(torch.bfloat16)
     critic: Critic | SharedCritic = make(own)
     learner = make_learner(own, estimator=TOKEN_GAE, critic=critic)
-    learner.learn(experience_of(*random_batch(policy)), step=0)
+    learner.learn_sync(experience_of(*random_batch(policy)), step=0)
     assert {parameter.dtype for parameter in critic.parameters()} == {torch.float32}
     assert {parameter.dtype for parameter in own.parameters()} == {torch.float32}
 
@@ -115,7 +116,7 @@ def test_critics_learn_beside_adapters_on_a_bfloat16_base(policy: LlamaForCausal
     add_adapters(own, LoraConfig(rank=4), seed=0)
     learner = make_learner(own, estimator=TOKEN_GAE, critic=critic)
     before = weights_of(critic)
-    learner.learn(experience_of(*random_batch(policy)), step=0)
+    learner.learn_sync(experience_of(*random_batch(policy)), step=0)
     assert float(movement(critic, before).norm()) > 0
     assert {p.dtype for p in own.parameters() if not p.requires_grad} == {torch.bfloat16}
 
@@ -125,7 +126,7 @@ def test_a_reference_says_what_a_bfloat16_policy_says_at_the_start(tmp_path: Pat
     with recipe_folder(Path(recipe)):
         plan = make_plan(load_config(recipe, overrides))
         parts = load_parts(plan, check_model(plan))
-    models = _models(plan.config, plan.algorithm, parts)
+    models = make_models(plan.config, parts.policy, plan.algorithm)
     learner = make_learner(models.policy)
     assert learner.policy is models.policy
     assert models.compute.autocast_dtype == torch.bfloat16
