@@ -4,6 +4,7 @@ from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.envs.check import check_env
 from agent_r1.envs.context import ContextPolicy, Conversation, History, Messages, context_policies, make_policy
 from agent_r1.envs.gym import GymEnv
+from agent_r1.envs.make import DEFAULT_ENV, make_env, row_env_name
 from agent_r1.envs.remote.client import RemoteEnv
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.envs.wrappers import (
@@ -17,6 +18,7 @@ from agent_r1.envs.wrappers import (
 )
 
 __all__ = [
+    "DEFAULT_ENV",
     "AgentEnv",
     "ContextPolicy",
     "Conversation",
@@ -34,6 +36,8 @@ __all__ = [
     "check_wrappers",
     "context_policies",
     "env_wrappers",
+    "make_env",
     "make_policy",
+    "row_env_name",
     "wrap_env",
 ]

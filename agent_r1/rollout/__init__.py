@@ -2,14 +2,12 @@
 
 from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.overlapping import make_collector
-from agent_r1.rollout.runner import Rollout, RolloutLimits, choose_env, env_of_row, raise_if_all_failed
+from agent_r1.rollout.runner import Rollout, RolloutLimits, raise_if_all_failed
 
 __all__ = [
     "Collector",
     "Rollout",
     "RolloutLimits",
-    "choose_env",
-    "env_of_row",
     "make_collector",
     "raise_if_all_failed",
 ]

@@ -15,8 +15,8 @@ from typing import Any
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import Engine
-from agent_r1.envs import AgentEnv, wrap_env
-from agent_r1.errors import DataError, EpisodeError, RolloutsFailingError, boundary
+from agent_r1.envs import AgentEnv
+from agent_r1.errors import EpisodeError, RolloutsFailingError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext, checked_episode
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
@@ -228,7 +228,7 @@ class Rollout:
             steps=episode.steps,
             outcome_reward=score.value,
             reward_parts=score.parts,
-            answer=score.answer,
+            vote=score.answer,
             stop_reason=episode.stop_reason,
             next_prompt_ids=episode.next_prompt_ids,
             next_privileged=episode.next_privileged,
@@ -279,23 +279,3 @@ def raise_if_all_failed(groups: Sequence[Group]) -> None:
             f"all {len(trajectories)} rollouts of a batch failed ({', '.join(reasons)}); the first one:\n"
             f"{trajectories[0].error}"
         )
-
-
-def choose_env(task: Task, default_name: str, default_args: dict[str, object]) -> AgentEnv:
-    """The environment of a task: its own `env_kwargs["env"]`, else the configured one, inside the configured limits."""
-    arguments = dict(default_args)
-    limits: Any = arguments.pop("limits", ())
-    own = env_of_row(task)
-    if own is None or own == default_name:
-        env = AgentEnv.registry.get(default_name)(**arguments)
-    else:
-        env = AgentEnv.registry.registered(own)()
-    return wrap_env(env, limits)
-
-
-def env_of_row(task: Task) -> str | None:
-    """The environment that a row names instead of the configured one: registered, and made without arguments."""
-    name = task.env_kwargs.get("env")
-    if name is not None and not isinstance(name, str):
-        raise DataError(f"task '{task.task_id}': env_kwargs.env must be the name of an environment, found {name!r:.80}")
-    return name

@@ -1,10 +1,9 @@
 """Training: the plan of a run, its preparation, its components, the training loop, checkpoints, whole runs."""
 
 from agent_r1.training.components import RunComponents, load_components, make_rollout
+from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import (
-    CheckedModel,
     RunPlan,
-    check_model,
     distinct_setups,
     first_observation,
     make_plan,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ from agent_r1.models import choose_device, load_policy
 from agent_r1.rewards import ProcessBalance, RewardShaping, in_workers
 from agent_r1.rollout import Collector, Rollout, RolloutLimits, make_collector
 from agent_r1.tools import ToolRunner, tool_runner
-from agent_r1.tools.builtin import close_servers
-from agent_r1.training.plan import CheckedModel, RunPlan, tool_policies
+from agent_r1.training.model_check import CheckedModel
+from agent_r1.training.plan import RunPlan, tool_policies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,11 +56,8 @@ class RunComponents:
     @asynccontextmanager
     async def tools_open(self) -> AsyncIterator[None]:
         """Inside, tools run with `tools`; at the end the processes behind them are stopped."""
-        try:
-            async with tool_runner(self.tools):
-                yield
-        finally:
-            await asyncio.to_thread(close_servers)
+        async with tool_runner(self.tools):
+            yield
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.algorithms import Algorithm, bind_algorithm
-from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
-from agent_r1.config import Config, bind_part, presets, value_problems
+from agent_r1.chat import tool_formats
+from agent_r1.config import Config, bind_part, value_problems
 from agent_r1.data import load_tasks
 from agent_r1.engines import bind_engine
-from agent_r1.envs import AgentEnv, bind_wrapper, check_wrappers, make_policy
+from agent_r1.envs import DEFAULT_ENV, AgentEnv, bind_wrapper, check_wrappers, make_env, make_policy, row_env_name
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
-from agent_r1.models import check_form, check_targets, require_peft
+from agent_r1.models import check_form, require_peft
 from agent_r1.registry import find_module, signature_of
 from agent_r1.rewards import RewardFunction, reward_functions, row_problem
-from agent_r1.rollout import choose_env, env_of_row
 from agent_r1.runs import folder_problems
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.builtin import declare_servers, make_server
@@ -49,17 +48,7 @@ class RunPlan:
 
     def make_env(self, task: Task) -> AgentEnv:
         """A fresh environment for a task."""
-        return make_env(self.config, task)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckedModel:
-    """What is known of a run's model before its weights are loaded."""
-
-    renderer: ChatRenderer
-    """Its chat template and tokenizer."""
-    context_length: int
-    """The run's context, in tokens."""
+        return make_env(task, self.config.env)
 
 
 class _Problems:
@@ -81,12 +70,6 @@ class _Problems:
         with self.collect():
             return check(*arguments)
         return None
-
-
-def make_env(config: Config, task: Task) -> AgentEnv:
-    """A fresh environment for a task, as its row or the configuration says."""
-    arguments = dict(config.env)
-    return choose_env(task, str(arguments.pop("name", "tool")), arguments)
 
 
 def tool_policies(config: Config) -> dict[str, Any]:
@@ -138,58 +121,10 @@ def make_plan(config: Config) -> RunPlan:
     return RunPlan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
 
 
-def check_model(plan: RunPlan) -> CheckedModel:
-    """Check that the model exists and that every first prompt fits its context; reads its tokenizer and its
-    configuration, not its weights."""
-    config = plan.config
-    _check_model_exists(config)
-    if config.model.lora.rank > 0:
-        check_targets(config.model)
-    renderer = load_renderer(
-        config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
-    )
-    context = _context_length(config)
-    if config.rollout.max_tokens >= context:
-        raise ConfigError(
-            f"rollout.max_tokens={config.rollout.max_tokens} leaves no room for a prompt in a context of {context}"
-        )
-    too_long = []
-    for task in [*plan.train_tasks, *plan.eval_tasks]:
-        length = len(renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids)
-        if length >= context:
-            too_long.append(f"task '{task.task_id}': a prompt of {length} tokens")
-    if too_long:
-        shown = "\n".join(f"  - {entry}" for entry in too_long[:10])
-        raise DataError(
-            f"{len(too_long)} prompts do not fit the context of {context} tokens; shorten them or raise "
-            f"rollout.context_length:\n{shown}"
-        )
-    return CheckedModel(renderer=renderer, context_length=context)
-
-
 def first_observation(plan: RunPlan, task: Task) -> Observation:
     """What the model sees first of a task, without starting anything."""
     flow = AgentFlowBase.registry.get(task.agent_name)
     return plan.make_env(task).preview(task) if issubclass(flow, AgentEnvLoop) else Observation(messages=task.prompt)
-
-
-def _context_length(config: Config) -> int:
-    """The run's context: the configured one, at most the model's own and what one micro-batch holds."""
-    from transformers import AutoConfig
-
-    model_config = AutoConfig.from_pretrained(
-        config.model.path, trust_remote_code=config.model.trust_remote_code
-    ).get_text_config()
-    of_model = int(model_config.max_position_embeddings)
-    requested, trainable = config.rollout.context_length, config.trainer.micro_batch_tokens
-    if requested is not None and requested > of_model:
-        raise ConfigError(f"rollout.context_length={requested} is more than the model's own {of_model}")
-    if requested is not None and requested > trainable:
-        raise ConfigError(
-            f"rollout.context_length={requested} is more than trainer.micro_batch_tokens={trainable}: a step that long "
-            "could not be trained"
-        )
-    return requested or min(of_model, trainable)
 
 
 def _check_staleness(config: Config, algorithm: Algorithm) -> None:
@@ -258,7 +193,7 @@ def _tools_of(config: Config, task: Task) -> list[BaseTool]:
     """The tools that a row names itself; in an environment of its own it has none of the configured ones."""
     if "tools" not in task.env_kwargs:
         return []
-    listed = _listed_tools(config) if env_of_row(task) in (None, config.env.get("name", "tool")) else []
+    listed = _listed_tools(config) if row_env_name(task) in (None, config.env.get("name", DEFAULT_ENV)) else []
     return tools_of_row(task.task_id, task.env_kwargs["tools"], listed)
 
 
@@ -310,8 +245,8 @@ def _load(config: Config) -> tuple[list[Task], list[Task]]:
 
 def _check_env_of_row(config: Config, task: Task) -> None:
     """Another environment than the configured one must be registered, and work without arguments."""
-    own = env_of_row(task)
-    if own is None or own == config.env.get("name", "tool"):
+    own = row_env_name(task)
+    if own is None or own == config.env.get("name", DEFAULT_ENV):
         return
     try:
         signature_of(AgentEnv.registry.registered(own)).bind()
@@ -340,21 +275,3 @@ def distinct_setups(tasks: Sequence[Task]) -> list[Task]:
     """One task for each combination of names, so that a million rows are not a million look-ups."""
     unique = {(t.agent_name, str(t.env_kwargs.get("env")), str(t.env_kwargs.get("tools"))): t for t in tasks}
     return list(unique.values())
-
-
-def _check_model_exists(config: Config) -> None:
-    path = Path(config.model.path)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"model.path={path} is a folder without config.json: not a Hugging Face model")
-        return
-    looks_like_hub_id = config.model.path.count("/") == 1 and not path.is_absolute() and not path.parent.is_dir()
-    if not looks_like_hub_id:
-        preset = f", or write model={path} for the preset of that name" if str(path) in presets("model") else ""
-        raise ConfigError(f"model.path={path} does not exist; give a Hugging Face folder or id, or a GGUF file{preset}")
-    from transformers import AutoConfig
-
-    try:
-        AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={path} is no folder and cannot be had from the hub: {error}") from error

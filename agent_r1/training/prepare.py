@@ -14,7 +14,8 @@ from agent_r1.errors import no_exit
 from agent_r1.models import convert_gguf, gguf_folder, is_gguf
 from agent_r1.registry import load_function
 from agent_r1.runs import lock_folder
-from agent_r1.training.plan import CheckedModel, RunPlan, check_config, check_model, lacks_data, make_plan
+from agent_r1.training.model_check import CheckedModel, check_model
+from agent_r1.training.plan import RunPlan, check_config, lacks_data, make_plan
 from agent_r1.training.sft import ensure_warm_start
 
 

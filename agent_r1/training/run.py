@@ -15,7 +15,8 @@ from agent_r1.training.checkpoints.resume import resume_run
 from agent_r1.training.components import RunComponents, load_components, make_training_components
 from agent_r1.training.disk_space import disk_space_warning
 from agent_r1.training.evaluations import evaluate_policy
-from agent_r1.training.plan import CheckedModel, RunPlan, check_model
+from agent_r1.training.model_check import CheckedModel, check_model
+from agent_r1.training.plan import RunPlan
 from agent_r1.training.prepare import ensure_model, prepare_model, prepare_plan, prepare_run
 from agent_r1.training.sft import ensure_warm_start, started_config, tune
 from agent_r1.training.summary import Summary
@@ -43,7 +44,13 @@ async def _train(
 
 
 async def _train_with(
-    components: RunComponents, plan: RunPlan, console: RunConsole, folder: RunFolder, stop: StopSignals, *, resumes: bool
+    components: RunComponents,
+    plan: RunPlan,
+    console: RunConsole,
+    folder: RunFolder,
+    stop: StopSignals,
+    *,
+    resumes: bool,
 ) -> Summary:
     training = make_training_components(plan, components)
     shortage = disk_space_warning(plan.config, training.learner, folder)

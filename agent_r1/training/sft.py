@@ -31,8 +31,9 @@ from agent_r1.runs import (
     open_run,
     open_trackers,
 )
+from agent_r1.training.model_check import check_model
 from agent_r1.training.oom import explain_cuda_oom
-from agent_r1.training.plan import check_model, make_plan
+from agent_r1.training.plan import make_plan
 
 _MADE_OF = "demonstrations.sha256"
 _INTERRUPTED = "A warm start has no checkpoints: run the same command again to start it over."

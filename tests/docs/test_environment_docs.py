@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from agent_r1.config import load_config
-from agent_r1.envs import context_policies, env_wrappers
+from agent_r1.envs import context_policies, env_wrappers, make_env
 from agent_r1.registry import Registry, recipe_folder
-from agent_r1.training.plan import make_env
 from agent_r1.types import Task
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides
 
@@ -84,7 +83,7 @@ def test_the_commands_make_the_environments_they_say(tmp_path: Path) -> None:
         if command[0] == "train":
             config = load_config(RECIPE, command[2:])
             with recipe_folder(tmp_path):
-                made.append(type(make_env(config, task)).__name__)
+                made.append(type(make_env(task, config.env)).__name__)
     assert made == ["Guess", "ToolEnv", "ObservationLimit", "RemoteEnv"]
 
 

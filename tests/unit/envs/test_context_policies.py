@@ -21,13 +21,13 @@ from agent_r1.envs import (
     StepLimit,
     TimeLimit,
     ToolEnv,
+    make_env,
     make_policy,
     wrap_env,
 )
 from agent_r1.envs.context import context_policies, num_characters, strip_thinking
 from agent_r1.errors import ConfigError, EpisodeError, UnknownNameError
 from agent_r1.flows import AgentEnvLoop
-from agent_r1.rollout import choose_env
 from agent_r1.runs.trajectories import read_trajectories, write_trajectories
 from agent_r1.tools import FunctionTool
 from agent_r1.types import Action, Episode, Group, Observation, StepResult, StopReason, Task, ToolCall, Trajectory
@@ -300,8 +300,7 @@ def test_long_text_is_cut_too() -> None:
 
 def test_limits_are_configured_as_a_list_the_first_innermost() -> None:
     config = load_config(None, ["env.limits=[{name: steps, steps: 3},{name: time, seconds: 5}]", "model.path=x"])
-    arguments = {**config.env, "tools": [ECHO]}
-    env = choose_env(TASK, str(arguments.pop("name")), arguments)
+    env = make_env(TASK, {**config.env, "tools": [ECHO]})
     assert isinstance(env, TimeLimit)
     assert isinstance(env.env, StepLimit)
     assert isinstance(env.env.env, ToolEnv)

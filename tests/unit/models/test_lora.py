@@ -27,8 +27,7 @@ from agent_r1.models.export import export_model
 from agent_r1.models.load import checkpoint_layers
 from agent_r1.models.lora import adapters_off, add_adapters, find_targets, merged_weights, restore_state, saved_state
 from agent_r1.registry import recipe_folder
-from agent_r1.training.plan import check_model, make_plan
-from agent_r1.training.run import load_parts
+from agent_r1.training import check_model, load_components, make_plan
 from agent_r1.types import Completion, SamplingParams
 from tests.conftest import tiny_config
 from tests.helpers.hand_made import (
@@ -261,7 +260,7 @@ def test_a_run_makes_one_reference_and_a_critic_for_a_policy_with_adapters(
     overrides += ["algorithm.kl.coefficient=0.1", f"algorithm.critic.kind={'shared' if shared else 'own'}"]
     with recipe_folder(Path(recipe)):
         plan = make_plan(load_config(recipe, overrides))
-        parts = load_parts(plan, check_model(plan))
+        parts = load_components(plan, check_model(plan))
     models = make_models(plan.config, parts.policy, plan.algorithm)
     assert models.reference is models.policy
     assert all("lora" in name for name in trained(models.policy))

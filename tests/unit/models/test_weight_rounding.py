@@ -27,8 +27,7 @@ from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.lora import add_adapters, find_targets, merged_weights
 from agent_r1.models.unmerged_adapters import AdaptedLinear
 from agent_r1.registry import recipe_folder
-from agent_r1.training.plan import check_model, make_plan
-from agent_r1.training.run import load_parts
+from agent_r1.training import check_model, load_components, make_plan
 from agent_r1.types import SamplingParams
 from tests.helpers.hand_made import (
     TOKEN_GAE,
@@ -125,7 +124,7 @@ def test_a_reference_says_what_a_bfloat16_policy_says_at_the_start(tmp_path: Pat
     recipe, *overrides = tiny_overrides(tmp_path, model_folder, "model.dtype=bfloat16", "algorithm.kl.coefficient=0.1")
     with recipe_folder(Path(recipe)):
         plan = make_plan(load_config(recipe, overrides))
-        parts = load_parts(plan, check_model(plan))
+        parts = load_components(plan, check_model(plan))
     models = make_models(plan.config, parts.policy, plan.algorithm)
     learner = make_learner(models.policy)
     assert learner.policy is models.policy
@@ -305,7 +304,7 @@ def test_a_run_keeps_adapters_apart_where_the_engine_is_coarse(
     recipe, *overrides = run
     with recipe_folder(Path(recipe)):
         plan = make_plan(load_config(recipe, overrides))
-        parts = load_parts(plan, check_model(plan))
+        parts = load_components(plan, check_model(plan))
     assert len(parts.engine.adapters) == num_apart
     agent_r1.train(*run, "optimizer.learning_rate=1e-3", quiet=True, reward=token_variety)
     lines = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]

@@ -26,7 +26,7 @@ from agent_r1.evaluation.metrics import rollout_metrics
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.rollout.collector import Collected, Collector
 from agent_r1.runs import read_trajectories, write_trajectories
-from agent_r1.training.trainer import make_shaping
+from agent_r1.training.components import make_shaping
 from agent_r1.types import (
     Action,
     Episode,

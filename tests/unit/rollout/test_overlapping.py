@@ -40,8 +40,8 @@ from agent_r1.rollout.overlapping import can_wait, make_collector
 from agent_r1.runs import read_trajectories
 from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.seeds import mix_seed, unit_float
+from agent_r1.training.components import make_shaping
 from agent_r1.training.plan import RunPlan, make_plan
-from agent_r1.training.trainer import make_shaping
 from agent_r1.types import (
     Action,
     Completion,

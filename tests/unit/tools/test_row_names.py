@@ -10,11 +10,10 @@ import pytest
 
 import agent_r1
 from agent_r1.api import resolve
-from agent_r1.envs import AgentEnv, GymEnv, ToolEnv
+from agent_r1.envs import AgentEnv, GymEnv, ToolEnv, make_env
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, UnknownNameError
 from agent_r1.flows import AgentFlowBase
 from agent_r1.registry import recipe_folder
-from agent_r1.rollout import choose_env
 from agent_r1.tools import BaseTool, PythonTool, ToolContext, ToolEntry, ToolPolicy, ToolResponse, tool, tools_of_row
 from agent_r1.tools.base import ToolResult
 from agent_r1.training.plan import RunPlan, make_plan
@@ -184,14 +183,14 @@ def test_odd_tools_of_a_row_are_one_clear_error(named: Any) -> None:
 @pytest.mark.parametrize("named", [5, ["tool"], {"name": "tool"}])
 def test_odd_environment_of_a_row_is_one_clear_error(named: Any) -> None:
     with pytest.raises(DataError, match=r"env_kwargs\.env"):
-        choose_env(task(env=named), "tool", {"tools": ["calculate"]})
+        make_env(task(env=named), {"tools": ["calculate"]})
 
 
 def test_code_in_a_task_is_refused_where_environments_are_made() -> None:
     with pytest.raises(UnknownNameError, match="may not name the environment 'os:abort'"):
-        choose_env(task(env="os:abort"), "tool", {"tools": ["calculate"]})
+        make_env(task(env="os:abort"), {"tools": ["calculate"]})
     configured = f"{__name__}:RowEnv"
-    assert isinstance(choose_env(task(env=configured), configured, {}), RowEnv)
+    assert isinstance(make_env(task(env=configured), {"name": configured}), RowEnv)
 
 
 @pytest.mark.parametrize("env_kwargs", [{"seed": "x"}, {"seed": -1}, {"seed": 2**70}, {"seed": True}, {"options": 5}])
