@@ -12,12 +12,10 @@ from agent_r1.console import RunConsole
 from agent_r1.evaluation import Evaluation, evaluate
 from agent_r1.rollout import Rollout
 from agent_r1.runs import RunFolder, write_trajectories
-from agent_r1.seeds import mix_seed
+from agent_r1.seeds import Stream, mix_seed
 from agent_r1.training.checkpoints.last_step import Progress
 from agent_r1.training.run_log import RunLog
 from agent_r1.types import SamplingParams, Task, Trajectory
-
-EVAL_STREAM = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +37,7 @@ async def evaluate_policy(
         tasks,
         sampling=SamplingParams(max_tokens=config.rollout.max_tokens, temperature=config.eval.temperature),
         num_samples=config.eval.samples,
-        seed=mix_seed(config.trainer.seed, EVAL_STREAM),
+        seed=mix_seed(config.trainer.seed, Stream.EVALUATION),
         on_finished=on_finished,
     )
 
