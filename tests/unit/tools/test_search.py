@@ -289,9 +289,9 @@ def test_all_bad_rows_are_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.txt", b"x", "is none of .jsonl"),
-        ("a.jsonl.gz", b"not gzip", "cannot be read"),
-        ("a.jsonl.xz", b"not xz", "cannot be read"),
+        ("a.txt", b"x", "is neither .parquet nor .jsonl"),
+        ("a.jsonl.gz", b"not gzip", "is truncated, or not compressed"),
+        ("a.jsonl.xz", b"not xz", "is truncated, or not compressed"),
         ("a.jsonl", b"\xff\xfe", "not UTF-8 text"),
         ("a.parquet", b"not parquet", "is not a parquet file"),
     ],
