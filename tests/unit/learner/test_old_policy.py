@@ -27,7 +27,7 @@ from agent_r1.errors import ConfigError
 from agent_r1.learner.learner import Learner
 from agent_r1.rollout import Rollout
 from agent_r1.tools import ToolRunner
-from agent_r1.training.run import Parts, _models
+from agent_r1.training.run import RunComponents, _models
 from agent_r1.types import Trajectory
 from tests.helpers.hand_made import (
     CPU,
@@ -339,7 +339,7 @@ def test_a_preset_has_the_models_it_asks_for_and_no_others(policy: LlamaForCausa
     settings = yaml.safe_load((PRESET_FOLDER / f"{preset}.yaml").read_text())
     kl = KLConfig(**settings.get("kl", {}))
     config = load_config(None, [f"algorithm={preset}", "model.path=none"])
-    parts = Parts(
+    parts = RunComponents(
         policy=policy, engine=cast(LocalEngine, None), rollout=cast(Rollout, None), tools=ToolRunner(), device=CPU
     )
     models = _models(config, bind_algorithm(config.algorithm), parts)
