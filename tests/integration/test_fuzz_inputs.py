@@ -1,6 +1,6 @@
 """Any rows and any configuration are accepted or are one `AgentR1Error`: no other exception, no hang, no code of rows.
 
-`make test` tries some hundreds of cases, `make fuzz` thousands (tests/helpers/fuzzing.py).
+`make test` tries tens of cases of each kind, `make fuzz` thousands (tests/helpers/fuzzing.py).
 """
 
 from __future__ import annotations

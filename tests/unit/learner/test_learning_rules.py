@@ -34,6 +34,7 @@ from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
 from agent_r1.learner.scoring import score, score_all, value_of_states
 from agent_r1.models.load import load_policy
 from agent_r1.types import Episode, StopReason, Task, TokenIds
+from tests.helpers.fuzzing import cases
 from tests.helpers.hand_made import (
     CPU,
     TOKEN_GAE,
@@ -115,7 +116,7 @@ samples = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=cases(40))
 @given(samples, st.integers(13, 60))
 def test_targets_are_exactly_the_action_ids_each_once(rows: list[tuple[TokenIds, TokenIds]], budget: int) -> None:
     packed = pack([Sample.of_step(*row) for row in rows], range(len(rows)), max_tokens=budget)

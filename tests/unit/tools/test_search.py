@@ -34,6 +34,7 @@ from agent_r1.tools.builtin.search.index import best
 from agent_r1.tools.builtin.search.tool import INDEX_VARIABLE, shorten
 from agent_r1.types import Task, ToolCall
 from benchmarks.speed import search as search_benchmark
+from tests.helpers.fuzzing import cases
 
 ROOT = Path(__file__).parents[3]
 
@@ -134,7 +135,7 @@ def test_batch_is_the_same_as_one_by_one(index: BM25Index) -> None:
     assert index.search([], 3) == []
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=cases(200))
 @given(scores=st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), max_size=12), k=st.integers(1, 14))
 def test_best_agrees_with_sorting_everything(scores: list[float], k: int) -> None:
     everything = sorted((place for place, score in enumerate(scores) if score > 0), key=lambda p: (-scores[p], p))
