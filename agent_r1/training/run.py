@@ -181,6 +181,7 @@ async def _evaluate(plan: RunPlan, renderer: ChatRenderer, console: RunConsole, 
 def dry_run(config: Config, console: RunConsole) -> RunPlan:
     """Check configuration, data and names, print the resolved configuration, load no model."""
     plan = make_plan(config)
+    config = plan.config
     check_reads_outside(config)
     if config.model.prepare is not None and not Path(config.model.path).exists():
         model_note = f"will be made by {config.model.prepare}"
