@@ -303,7 +303,7 @@ class TorchLearner:
             seen["policy/reference_kl"] = kl_N.detach()
             if settings.kl.place == "loss":
                 total_N = total_N + self.kl_coefficient * kl_N
-        if settings.off_policy.get("name") != "none":
+        if settings.off_policy.name != "none":
             seen["offpolicy/weight"] = correction_N
         if with_divergence:
             seen["offpolicy/logprob_difference"] = (now_N - rollout_N).abs()

@@ -129,7 +129,7 @@ def make_shaping(config: Config) -> RewardShaping:
     process = ProcessBalance(
         weight=config.reward.process_weight,
         normalisation=config.algorithm.process.normalisation,
-        gamma=float(config.algorithm.estimator.get("gamma", 1.0)),
+        gamma=config.algorithm.gamma,
         bound=config.algorithm.process.bound,
     )
     return RewardShaping(

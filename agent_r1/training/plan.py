@@ -36,7 +36,7 @@ class RunPlan:
     """A run that has been checked: everything but the models."""
 
     config: Config
-    """The configuration."""
+    """The configuration, with every argument of the algorithm's parts."""
     algorithm: Algorithm
     """What is learned."""
     reward: RewardFunction
@@ -118,7 +118,13 @@ def make_plan(config: Config) -> RunPlan:
     train_tasks, eval_tasks = _load(config)
     _check_tools(config, [*train_tasks, *eval_tasks])
     _check_ground_truths(config.reward.function, reward, [*train_tasks, *eval_tasks])
-    return RunPlan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
+    return RunPlan(
+        config=replace(config, algorithm=algorithm.settings),
+        algorithm=algorithm,
+        reward=reward,
+        train_tasks=train_tasks,
+        eval_tasks=eval_tasks,
+    )
 
 
 def first_observation(plan: RunPlan, task: Task) -> Observation:

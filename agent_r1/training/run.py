@@ -111,6 +111,7 @@ def sft_run(config: Config, console: RunConsole) -> Path:
 def dry_run(config: Config, console: RunConsole) -> RunPlan:
     """Check configuration, data and names, print the resolved configuration, load no model."""
     plan = prepare_plan(config)
+    config = plan.config
     check_reads_outside(config)
     if config.model.prepare is not None and not Path(config.model.path).exists():
         model_note = f"will be made by {config.model.prepare}"

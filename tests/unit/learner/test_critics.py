@@ -20,8 +20,7 @@ import agent_r1
 from agent_r1.algorithms import Credit
 from agent_r1.algorithms.algorithm import bind_algorithm
 from agent_r1.chat import ChatRenderer
-from agent_r1.config import AlgorithmConfig, OptimizerConfig
-from agent_r1.config.schema import CriticConfig
+from agent_r1.config import AlgorithmConfig, CriticConfig, OptimizerConfig
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError

@@ -21,8 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import agent_r1
 from agent_r1.algorithms import Credit, LossInputs, StepTable, TokenLosses
-from agent_r1.config import OptimizerConfig
-from agent_r1.config.schema import CriticConfig, KLConfig
+from agent_r1.config import CriticConfig, KLConfig, OptimizerConfig
 from agent_r1.data.demonstrations import DemonstrationRow
 from agent_r1.errors import ConfigError, DivergenceError
 from agent_r1.learner.critics import Critic, SharedCritic

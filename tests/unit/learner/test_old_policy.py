@@ -20,8 +20,7 @@ from transformers import LlamaForCausalLM
 
 import agent_r1
 from agent_r1.algorithms.algorithm import bind_algorithm
-from agent_r1.config import AlgorithmConfig, load_config
-from agent_r1.config.schema import KLConfig
+from agent_r1.config import AlgorithmConfig, KLConfig, load_config
 from agent_r1.errors import ConfigError
 from agent_r1.learner.learner import TorchLearner
 from agent_r1.learner.models import make_models

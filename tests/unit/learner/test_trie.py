@@ -26,7 +26,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agent_r1.config.schema import CriticConfig
+from agent_r1.config import CriticConfig
 from agent_r1.errors import ConfigError
 from agent_r1.learner.compute import Compute
 from agent_r1.learner.critics import Critic

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import agent_r1
-from agent_r1.config import load_config
-from agent_r1.config.schema import KLConfig, LoraConfig
+from agent_r1.config import KLConfig, LoraConfig, load_config
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import CheckpointError, ConfigError
 from agent_r1.learner.critics import Critic, SharedCritic
