@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from agent_r1.seeds import mix_seed
+from agent_r1.seeds import Stream, mix_seed
 from agent_r1.types import Task
-
-_EXTRA_STREAM = 1
 
 
 class TaskSampler:
@@ -30,7 +28,7 @@ class TaskSampler:
 
     def extra(self, number: int, round_number: int, count: int) -> list[Task]:
         """Further tasks for batch `number`, drawn outside the epochs' order and also from the seed alone."""
-        rng = random.Random(mix_seed(self._seed, number, round_number, _EXTRA_STREAM))
+        rng = random.Random(mix_seed(self._seed, number, round_number, Stream.EXTRA_TASKS))
         return [self._tasks[rng.randrange(len(self._tasks))] for _ in range(count)]
 
     def at(self, position: int) -> Task:

@@ -197,6 +197,7 @@ def _essence(config: Config) -> Config:
     essence.recipe = None
     essence.run = type(config.run)()
     essence.tracking = type(config.tracking)()
+    essence.algorithm.preset = None  # only a name: what it set is compared key by key
     essence.trainer.steps = essence.trainer.save_every = essence.trainer.keep_checkpoints = 0
     return essence
 

@@ -27,7 +27,7 @@ from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import AlgorithmConfig, Config
 from agent_r1.config.schema import RolloutConfig, TrainerConfig
-from agent_r1.data import TaskSampler
+from agent_r1.data.tasks import TaskSampler
 from agent_r1.engines import ScriptedEngine
 from agent_r1.engines.local import LocalEngine
 from agent_r1.envs import AgentEnv
@@ -39,8 +39,8 @@ from agent_r1.rollout.overlapping import can_wait, make_collector
 from agent_r1.runs import read_trajectories
 from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.seeds import mix_seed, unit_float
+from agent_r1.training.components import make_shaping
 from agent_r1.training.plan import RunPlan, make_plan
-from agent_r1.training.trainer import make_shaping
 from agent_r1.types import (
     Action,
     Completion,
@@ -56,6 +56,7 @@ from agent_r1.types import (
 )
 from tests.helpers import commands
 from tests.helpers.commands import resolve
+from tests.helpers.fuzzing import cases
 from tests.helpers.hand_made import row_logprobs, sharpened, shifted_copy, token_variety
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.helpers.virtual_clock import VirtualLoop, in_virtual_time
@@ -323,7 +324,7 @@ def test_time_is_saved_where_latencies_have_a_heavy_tail(renderer: ChatRenderer,
     assert overlapping < 0.7 * waiting
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=cases(25), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     max_staleness=st.integers(1, 3),
