@@ -5,7 +5,7 @@ them.
 """
 
 from agent_r1.algorithms.aggregation import Aggregation, aggregations
-from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
+from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm, discount
 from agent_r1.algorithms.estimators import Credit, Estimator, estimators, group_statistics, whiten
 from agent_r1.algorithms.kl import KLEstimator, adapted_coefficient, kl_estimators
 from agent_r1.algorithms.losses import LossInputs, PolicyLoss, TokenLosses, policy_losses, value_loss
@@ -31,6 +31,7 @@ __all__ = [
     "aggregations",
     "bind_algorithm",
     "corrections",
+    "discount",
     "engine_divergence",
     "estimators",
     "group_statistics",

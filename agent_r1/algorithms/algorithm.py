@@ -39,7 +39,7 @@ class Algorithm:
 
     @property
     def num_updates(self) -> int:
-        """Updates a batch."""
+        """Updates per batch."""
         return self.settings.epochs * self.settings.minibatches
 
     @property
@@ -47,15 +47,18 @@ class Algorithm:
         """The engine's own log-probs stand for the old policy: no pass of the trainer is spent on them."""
         if self.settings.old_logprobs != "auto":
             return self.settings.old_logprobs == "rollout"
-        return self.num_updates == 1 and self.settings.off_policy.get("name") == "none" and not self.kl_in_reward
+        return self.num_updates == 1 and not self.corrects_off_policy and not self.kl_in_reward
+
+    @property
+    def corrects_off_policy(self) -> bool:
+        """Tokens are weighted for being sampled by another policy than the trainer's."""
+        return _corrects_off_policy(self.settings)
 
     @property
     def accounts_for_stale_tokens(self) -> bool:
         """A token counts by how likely it has become since it was sampled: through a correction, or through the loss's
         own ratio when that starts from the log-probs the token was sampled with."""
-        if self.settings.off_policy.get("name") != "none":
-            return True
-        return self.bypasses_old_policy and _reads_ratio(self.loss)
+        return self.corrects_off_policy or (self.bypasses_old_policy and _reads_ratio(self.loss))
 
     @property
     def values_within_steps(self) -> bool:
@@ -67,6 +70,25 @@ class Algorithm:
     def kl_in_reward(self) -> bool:
         """Divergence is taken off the reward."""
         return bool(self.settings.kl.coefficient) and self.settings.kl.place == "reward"
+
+
+# --- what is read of the parts' settings: here and nowhere else ------------------------------------------------------
+
+
+def discount(settings: AlgorithmConfig) -> float:
+    """The estimator's gamma; 1 for one without."""
+    return float(settings.estimator.get("gamma", 1.0))
+
+
+def _corrects_off_policy(settings: AlgorithmConfig) -> bool:
+    return _name(settings.off_policy) != "none"
+
+
+def _name(part: Mapping[str, Any]) -> str:
+    return str(part.get("name"))
+
+
+# --- binding ----------------------------------------------------------------------------------------------------------
 
 
 def bind_algorithm(config: AlgorithmConfig) -> Algorithm:
@@ -106,7 +128,7 @@ def _refuse_contradictions(config: AlgorithmConfig) -> None:
         )
     if config.kl.target is not None and not config.kl.coefficient:
         raise ConfigError("algorithm.kl.target moves a coefficient; start it above 0 with algorithm.kl.coefficient")
-    if config.old_logprobs == "rollout" and config.off_policy.get("name") != "none":
+    if config.old_logprobs == "rollout" and _corrects_off_policy(config):
         raise ConfigError(
             "algorithm.old_logprobs=rollout leaves nothing for algorithm.off_policy to correct: the ratio already "
             "starts from the engine's log-probs. Use old_logprobs=trainer, or off_policy.name=none"
@@ -149,7 +171,7 @@ def _rehearse(algorithm: Algorithm) -> None:
         algorithm.aggregate(credit.credited_N, step_N, table.trajectory_of_token_N)
     if critic and credit.returns_N is None:
         raise ConfigError(
-            f"algorithm.critic.kind={settings.critic.kind}, but the estimator '{settings.estimator.get('name')}' gives "
+            f"algorithm.critic.kind={settings.critic.kind}, but the estimator '{_name(settings.estimator)}' gives "
             "a critic nothing to learn; use token_gae or step_gae, or set algorithm.critic.kind=null"
         )
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from agent_r1.algorithms import discount
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, algorithm_name, to_yaml
 from agent_r1.console import RunConsole, pick_pair
@@ -374,7 +375,7 @@ def make_shaping(config: Config) -> RewardShaping:
     process = ProcessBalance(
         weight=config.reward.process_weight,
         normalisation=config.algorithm.process.normalisation,
-        gamma=float(config.algorithm.estimator.get("gamma", 1.0)),
+        gamma=discount(config.algorithm),
         bound=config.algorithm.process.bound,
     )
     return RewardShaping(

@@ -32,7 +32,7 @@ prompts = importlib.import_module("prompts")
 sample_models = importlib.import_module("sample_models")
 updates = importlib.import_module("updates")
 
-SAMPLES = [Sample(token_ids=(1, 2, 3), actions=(2,)), Sample(token_ids=(1, 2, 4, 5), actions=(2, 3))]
+SAMPLES = [Sample(token_ids=(1, 2, 3), action_positions=(2,)), Sample(token_ids=(1, 2, 4, 5), action_positions=(2, 3))]
 
 FAKE_VLLM = """
 __version__ = "0.0"
