@@ -143,9 +143,12 @@ def test_a_run_that_never_resumes_is_told_how_to(run: list[str]) -> None:
         commands.train(*run, "run.resume=never", quiet=True, reward=Sends(signal.SIGTERM, at=8 + 3))
 
 
-def test_a_second_signal_ends_the_run_at_once(run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def twice() -> None:
+def test_a_second_signal_ends_the_run_after_the_update_and_saves_nothing(
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice() -> None:  # from the learner's thread; two at once would be one
         send(signal.SIGINT)
+        time.sleep(0.2)
         send(signal.SIGINT)
 
     monkeypatch.setattr(TorchLearner, "learn_sync", calling(TorchLearner.learn_sync, 2, twice))
