@@ -24,15 +24,16 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1.findings import Finding
+from agent_r1.metric_names import ACTION_TOKENS, ENTROPY, OUTCOME, PROCESS, SUCCESS, TOOL_CALLS
 from agent_r1.types import Trajectory
 
 _LINE = (
-    ("reward", "reward/outcome"),
-    ("process", "reward/process"),
-    ("success", "reward/success"),
-    ("calls", "episode/tool_calls"),
-    ("tokens", "episode/action_tokens"),
-    ("entropy", "policy/entropy"),
+    ("reward", OUTCOME),
+    ("process", PROCESS),
+    ("success", SUCCESS),
+    ("calls", TOOL_CALLS),
+    ("tokens", ACTION_TOKENS),
+    ("entropy", ENTROPY),
 )
 
 _logger = logging.getLogger("agent_r1")

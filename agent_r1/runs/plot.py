@@ -9,27 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.errors import DataError, did_you_mean, require_installed
+from agent_r1.metric_names import ACTION_TOKENS, ENTROPY, EVAL_GREEDY, OUTCOME, STEP_SECONDS, SUCCESS, TOOL_CALLS
 from agent_r1.runs.read import RunRecord
 
 DEFAULT_KEYS = (
-    "reward/success",
-    "reward/outcome",
-    "eval/all/greedy",
-    "episode/tool_calls",
-    "episode/action_tokens",
-    "policy/entropy",
-    "time/step",
+    SUCCESS,
+    OUTCOME,
+    EVAL_GREEDY,
+    TOOL_CALLS,
+    ACTION_TOKENS,
+    ENTROPY,
+    STEP_SECONDS,
 )
 """What is drawn unless other metrics are named; those that no run has are left out."""
 
 _TITLES = {
-    "reward/success": "solved in training",
-    "reward/outcome": "outcome reward",
-    "eval/all/greedy": "held-out tasks solved",
-    "episode/tool_calls": "tool calls an episode",
-    "episode/action_tokens": "response tokens an episode",
-    "policy/entropy": "entropy",
-    "time/step": "seconds a step",
+    SUCCESS: "solved in training",
+    OUTCOME: "outcome reward",
+    EVAL_GREEDY: "held-out tasks solved",
+    TOOL_CALLS: "tool calls an episode",
+    ACTION_TOKENS: "response tokens an episode",
+    ENTROPY: "entropy",
+    STEP_SECONDS: "seconds a step",
 }
 _STYLES = ("-", "--", ":", "-.")
 _FEW_POINTS = 12
@@ -41,8 +42,8 @@ def curve(run: RunRecord, key: str, *, by_minutes: bool = False) -> tuple[list[f
     Lines `{step: 1, time/step: 30, x: 5}` and `{step: 2, time/step: 90, x: 7}` give ([1, 2], [5, 7]), and by minutes
     ([0.5, 2], [5, 7]). An evaluation stands at the end of the step it came after.
     """
-    timed = [line for line in run.lines if "time/step" in line]
-    totals = accumulate(line["time/step"] / 60 for line in timed)
+    timed = [line for line in run.lines if STEP_SECONDS in line]
+    totals = accumulate(line[STEP_SECONDS] / 60 for line in timed)
     minutes = {0: 0.0, **{line["step"]: total for line, total in zip(timed, totals, strict=True)}}
     lines = [line for line in run.lines if key in line and (not by_minutes or line["step"] in minutes)]
     return [minutes[line["step"]] if by_minutes else line["step"] for line in lines], [line[key] for line in lines]
@@ -113,7 +114,7 @@ def _share_axis(largest: float) -> float:
 
 
 def _is_share(key: str) -> bool:
-    return key.startswith("eval/") or key == "reward/success"
+    return key.startswith("eval/") or key == SUCCESS
 
 
 def save_figure(figure: Any, path: Path) -> None:

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from agent_r1.config import algorithm_name, from_yaml
 from agent_r1.errors import ConfigError, DataError, did_you_mean
+from agent_r1.metric_names import EVAL_GREEDY, PEAK_GPU_GB, STEP_SECONDS
 from agent_r1.runs.tracking import read_metrics
 
 
@@ -65,17 +66,17 @@ class RunRecord:
     @property
     def minutes(self) -> float:
         """Minutes of its training steps; evaluations not counted."""
-        return sum(line.get("time/step", 0.0) for line in self.lines) / 60
+        return sum(line.get(STEP_SECONDS, 0.0) for line in self.lines) / 60
 
     @property
     def peak_gpu_gb(self) -> float | None:
         """The most GPU memory it held; None on a CPU."""
-        return max((line["perf/peak_gpu_gb"] for line in self.lines if "perf/peak_gpu_gb" in line), default=None)
+        return max((line[PEAK_GPU_GB] for line in self.lines if PEAK_GPU_GB in line), default=None)
 
     @property
     def evaluations(self) -> list[Mapping[str, float]]:
         """The lines that are evaluations."""
-        return [line for line in self.lines if "eval/all/greedy" in line]
+        return [line for line in self.lines if EVAL_GREEDY in line]
 
     def setting(self, key: str) -> Any:
         """A value of its configuration, by dotted key; "?" when it has none."""

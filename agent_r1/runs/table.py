@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agent_r1.metric_names import eval_metric
 from agent_r1.runs.read import RunRecord
 
 
@@ -52,13 +53,13 @@ def _sources(runs: Sequence[RunRecord]) -> list[str]:
 
 def _title(runs: Sequence[RunRecord], source: str) -> str:
     """With the number of rows, where all runs have the same."""
-    counts = {line.get(f"eval/{source}/rows") for run in runs for line in run.evaluations[-1:]} - {None}
+    counts = {line.get(eval_metric("rows", source)) for run in runs for line in run.evaluations[-1:]} - {None}
     rows = f" ({counts.pop():.0f} rows)" if len(counts) == 1 else ""
     return f"{source}{rows}, before -> after"
 
 
 def _before_after(run: RunRecord, source: str) -> str:
-    key = f"eval/{source}/greedy"
+    key = eval_metric("greedy", source)
     before = next((f"{line[key]:.3f}" for line in run.lines if line["step"] == 0 and key in line), "?")
     after = next((f"{line[key]:.3f}" for line in reversed(run.lines) if line["step"] > 0 and key in line), "?")
     return "-" if before == after == "?" else f"{before} -> {after}"

@@ -20,6 +20,7 @@ from agent_r1.evaluation import Evaluation, rollout_metrics, sample_eval_tasks
 from agent_r1.files import write_atomically
 from agent_r1.interrupts import RunInterrupted, StopSignals
 from agent_r1.learner import gather_experience
+from agent_r1.metric_names import EVAL_GREEDY, EVAL_TOOL_CALLS, PEAK_GPU_GB, STEP_SECONDS, TOOL_CALLS
 from agent_r1.models import Rounding
 from agent_r1.runs import RunFolder, Tracker, base_model, write_fingerprints, write_trajectories
 from agent_r1.training.checkpoints.files import Checkpoint
@@ -149,13 +150,13 @@ class Trainer:
             **learned,
             "time/rollout": rolled_out - started,
             "time/update": updated - rolled_out,
-            "time/step": finished - started,
+            STEP_SECONDS: finished - started,
             "perf/tokens_per_second": sum(t.num_action_tokens for g in groups for t in g) / (rolled_out - started),
             "perf/trained_tokens": float(sum(map(len, experience.samples))),
         }
         peak = self.learner.memory()
         if peak is not None:
-            metrics["perf/peak_gpu_gb"] = peak
+            metrics[PEAK_GPU_GB] = peak
         self._log.step(metrics, num_steps=self.config.trainer.steps, seconds=finished - started)
         return metrics
 
@@ -205,9 +206,9 @@ class Trainer:
     def _summary(
         self, before: Baseline, after: Evaluation | None, last_step: Mapping[str, float], *, is_exported: bool
     ) -> Summary:
-        tool_calls = last_step.get("episode/tool_calls", 0.0) if after is None else after.metrics["eval/all/tool_calls"]
+        tool_calls = last_step.get(TOOL_CALLS, 0.0) if after is None else after.metrics[EVAL_TOOL_CALLS]
         return Summary(
-            success_before=None if before.metrics is None else before.metrics.get("eval/all/greedy"),
+            success_before=None if before.metrics is None else before.metrics.get(EVAL_GREEDY),
             success_after=None if after is None else after.success,
             train_seconds=round(self._progress.train_seconds, 1),
             steps=self._progress.step,
@@ -261,5 +262,5 @@ class Trainer:
 
     def _last_metrics(self, logged: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
         """Those of the step that a resumed run resumes from."""
-        lines = [line for line in logged if line["step"] == self._progress.step and "time/step" in line]
+        lines = [line for line in logged if line["step"] == self._progress.step and STEP_SECONDS in line]
         return {name: value for name, value in lines[-1].items() if name != "step"} if lines else {}
