@@ -26,7 +26,8 @@ from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolRespo
 from agent_r1.tools.exit_status import signal_name
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.results import cut_middle
-from agent_r1.tools.sandbox.sandbox import Sandbox, SandboxKind, SandboxLimits
+from agent_r1.tools.sandbox.layers import SandboxKind, SandboxLimits
+from agent_r1.tools.sandbox.sandbox import Sandbox
 from agent_r1.tools.sandbox.session import SandboxReply, SandboxSession
 
 _CELLS = (Path(__file__).parent.parent / "sandbox" / "cells.py").read_text()
