@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
+import docstring_parser
+from docstring_parser.google import GoogleParser, Section, SectionType
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from agent_r1.errors import ConfigError
@@ -16,10 +17,13 @@ from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.results import as_result
 from agent_r1.tools.workers.threads import call_off_loop
 
-_ARGS_SECTION = re.compile(
-    r"\n\s*(?:Args|Arguments|Parameters):\s*\n(.*?)(?=\n\s*(?:Returns|Raises|Yields|Example)|\Z)", re.S
+_PROSE_SECTIONS = "Returns Return Raises Yields Yield Example Examples Attributes Note Notes Warning Warnings Todo"
+_GOOGLE_STYLE = GoogleParser(
+    [
+        *(Section(title, "param", SectionType.MULTIPLE) for title in ("Args", "Arguments", "Parameters", "Params")),
+        *(Section(title, title.lower(), SectionType.SINGULAR) for title in _PROSE_SECTIONS.split()),
+    ]
 )
-_ARG_LINE = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
 
 
 class FunctionTool(BaseTool):
@@ -94,7 +98,7 @@ def tool(
 def _arguments_model(function: Callable[..., Any], name: str) -> tuple[type[BaseModel], str | None]:
     """A pydantic model of the parameters the model fills, and the name of the `ToolContext` parameter."""
     hints = typing.get_type_hints(function, include_extras=True)
-    described = _described_arguments(function)
+    descriptions = _parameter_descriptions(function, name)
     fields: dict[str, Any] = {}
     context_parameter = None
     for parameter in inspect.signature(function).parameters.values():
@@ -108,25 +112,22 @@ def _arguments_model(function: Callable[..., Any], name: str) -> tuple[type[Base
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
         # The alias is what the model sees; the field's own name keeps clear of pydantic's attributes.
-        field = Field(default, alias=parameter.name, description=described.get(parameter.name))
+        field = Field(default, alias=parameter.name, description=descriptions.get(parameter.name))
         fields[f"argument_{parameter.name}"] = (hint, field)
     model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
     return model, context_parameter
 
 
-def _described_arguments(function: Callable[..., Any]) -> dict[str, str]:
-    section = _ARGS_SECTION.search("\n" + (inspect.getdoc(function) or ""))
-    described: dict[str, str] = {}
-    name, indent = "", 0
-    for line in section.group(1).splitlines() if section else ():
-        depth = len(line) - len(line.lstrip())
-        match = _ARG_LINE.match(line)
-        if name and depth > indent:
-            described[name] = f"{described[name]} {line.strip()}".strip()
-        elif match:
-            name, indent = match.group(1), depth
-            described[name] = match.group(2).strip()
-    return described
+def _parameter_descriptions(function: Callable[..., Any], name: str) -> dict[str, str]:
+    """What the docstring (Google, NumPy or reST style) says about each parameter."""
+    text = inspect.getdoc(function) or ""
+    try:
+        parameters = _GOOGLE_STYLE.parse(text).params or docstring_parser.parse(text).params
+    except docstring_parser.ParseError as error:
+        raise ConfigError(
+            f"the docstring of tool '{name}' cannot be parsed: {error} Write `parameter: description` under Args:"
+        ) from None
+    return {one.arg_name: " ".join(one.description.split()) for one in parameters if one.description}
 
 
 def _schema(function: Callable[..., Any], name: str, arguments: type[BaseModel]) -> dict[str, Any]:
