@@ -109,7 +109,7 @@ def test_limits_come_from_the_decorator_and_the_configuration_changes_them() -> 
 )
 def test_wrong_limits_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        ToolPolicy().changed("search", changes)
+        ToolPolicy().with_overrides("search", changes)
     assert message in str(caught.value)
 
 
@@ -418,7 +418,7 @@ def test_a_call_that_is_cancelled_leaves_its_batch() -> None:
             ran.append(list(items))
             return list(items)
 
-        batcher: Batcher[int, int] = Batcher(work, size=4, wait=0.05, places=asyncio.Semaphore(1))
+        batcher: Batcher[int, int] = Batcher(work, size=4, wait=0.05, slots=asyncio.Semaphore(1))
         first, second = (asyncio.create_task(batcher.submit(number)) for number in (1, 2))
         await asyncio.sleep(0)
         first.cancel()
