@@ -7,7 +7,6 @@ that wait at the same moment are run as one, whichever episodes they come from.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from agent_r1.errors import INTERRUPTIONS, ConfigError, EpisodeError, did_you_mean, portable, refuse_media
+from agent_r1.errors import INTERRUPTIONS, ConfigError, EpisodeError, did_you_mean, refuse_media
 from agent_r1.seeds import unit_float
 from agent_r1.tools.base import (
     BaseTool,
@@ -29,6 +28,7 @@ from agent_r1.tools.base import (
     named_arguments,
 )
 from agent_r1.tools.batching import Batcher
+from agent_r1.tools.deadlines import call_within
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.results import checked_result, cut_middle, describe
 from agent_r1.tools.workers.threads import call_off_loop
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 CallStatus = Literal["ok", "error", "invalid", "timeout"]
 
-_GRACE_SECONDS = 1.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _NOTE_CHARS = 200
 
@@ -86,7 +85,13 @@ class _ToolQueue:
 
 
 class ToolRunner:
-    """Runs the tool calls of a run. `overrides` holds what the configuration changes: `{"search": {"timeout": 5}}`."""
+    """Runs the tool calls of a run, and closes what they needed at the end of its block:
+
+        async with ToolRunner({"search": {"timeout": 5}}) as runner:
+            outcome = await runner.call(tools, call, context)
+
+    `overrides` are the configuration's changes to the policies of tools, by name.
+    """
 
     def __init__(self, overrides: Mapping[str, Mapping[str, Any]] | None = None, *, seed: int = 0) -> None:
         self._overrides = overrides or {}
@@ -105,10 +110,22 @@ class ToolRunner:
             self._workers = WorkerPool()
         return self._workers
 
+    async def __aenter__(self) -> ToolRunner:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
-        """Kill the worker processes."""
-        if self._workers is not None:
-            await self._workers.close()
+        """Kill the worker processes and disconnect from MCP servers. Servers are shared by the whole process: a later
+        call connects again. Workers do not come back."""
+        from agent_r1.tools.builtin.mcp import disconnect_servers
+
+        try:
+            if self._workers is not None:
+                await self._workers.close()
+        finally:
+            await disconnect_servers()
 
     def policy_of(self, tool: BaseTool) -> ToolPolicy:
         """The tool's own policy with the configuration's changes."""
@@ -179,7 +196,7 @@ class ToolRunner:
             return checked_result(await lane.batcher.submit(_Waiting(tool=tool, args=args, context=context))), False
         async with lane.places:
             limit = lane.policy.max_output_chars
-            found: tuple[ToolResult, bool] = await _within(
+            found: tuple[ToolResult, bool] = await call_within(
                 lane.policy.timeout, _execute_and_cut, tool.execute, args, context, limit
             )
             return found
@@ -245,7 +262,7 @@ async def _run_batch(batch: Sequence[_Waiting], policy: ToolPolicy) -> Sequence[
     tool = batch[0].tool
     args, contexts = [one.args for one in batch], [one.context for one in batch]
     try:
-        results: Any = await _within(policy.timeout, tool.batch_execute, args, contexts)
+        results: Any = await call_within(policy.timeout, tool.batch_execute, args, contexts)
         if isinstance(results, Sequence) and len(results) == len(batch):
             return list(results)
         raise TypeError(f"batch_execute must return a list of {len(batch)} results")
@@ -253,33 +270,9 @@ async def _run_batch(batch: Sequence[_Waiting], policy: ToolPolicy) -> Sequence[
         return [error] * len(batch)
     except Exception:
         singles: list[Awaitable[Any]] = [
-            _within(policy.timeout, one.tool.execute, one.args, context=one.context) for one in batch
+            call_within(policy.timeout, one.tool.execute, one.args, context=one.context) for one in batch
         ]
         return list(await asyncio.gather(*singles, return_exceptions=True))
-
-
-async def _within(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a function of either kind returns; `ToolTimeoutError` when it takes longer, also when it ignores being
-    cancelled."""
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(_portably(function, args, kwargs))
-    # What asyncio.wait does, at half its price: with hundreds of short calls at once it is what they cost.
-    over: asyncio.Future[None] = loop.create_future()
-    timer = loop.call_later(seconds, _wake, over)
-    task.add_done_callback(lambda done: _wake(over))
-    try:
-        await over
-    except asyncio.CancelledError:
-        await _stop(task)
-        raise
-    finally:
-        timer.cancel()
-    if not task.done():
-        await _stop(task)
-        raise ToolTimeoutError
-    if task.cancelled():
-        raise RuntimeError("the tool cancelled itself")
-    return task.result()
 
 
 async def _execute_and_cut(
@@ -291,32 +284,6 @@ async def _execute_and_cut(
     if len(response.text) <= limit:
         return (response, reward, info), False
     return (ToolResponse(text=cut_middle(response.text, limit), images=response.images), reward, info), True
-
-
-def _wake(over: asyncio.Future[None]) -> None:
-    if not over.done():
-        over.set_result(None)
-
-
-async def _portably(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the function returns. Whatever it raises, this task must not end the event loop."""
-    try:
-        if inspect.iscoroutinefunction(function):
-            return await function(*args, **kwargs)
-        return await call_off_loop(function, *args, **kwargs)
-    except (Exception, *INTERRUPTIONS):
-        raise
-    except SystemExit as error:
-        raise RuntimeError(f"the tool tried to exit ({error})") from error
-    except BaseException as error:
-        raise portable(error) from error
-
-
-async def _stop(task: asyncio.Future[Any]) -> None:
-    """Cancel a task, give it a moment to clean up, and read its exception so that nobody complains about it."""
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    task.cancel()
-    await asyncio.wait({task}, timeout=_GRACE_SECONDS)
 
 
 def _failure(status: CallStatus, text: str, limit: int) -> dict[str, Any]:
@@ -332,18 +299,21 @@ async def tool_runner(runner: ToolRunner) -> AsyncIterator[ToolRunner]:
     """Within this block, and in the tasks started in it, `run_call` uses `runner`; it is closed at the end."""
     token = _current.set(runner)
     try:
-        yield runner
+        async with runner:
+            yield runner
     finally:
         _current.reset(token)
-        await runner.close()
 
 
-def current_runner() -> ToolRunner:
-    """The runner of the block this is called in; outside of any, one that all of an event loop's calls share."""
+def default_runner() -> ToolRunner:
+    """The runner of the `tool_runner` block this is called in; outside of any, the event loop's own, with default
+    policies."""
     runner = _current.get()
     return runner if runner is not None else _of_loop.setdefault(asyncio.get_running_loop(), ToolRunner())
 
 
-async def run_call(tools: Mapping[str, BaseTool], call: ToolCall, context: ToolContext) -> CallOutcome:
-    """Run `call` with the current runner."""
-    return await current_runner().call(tools, call, context)
+async def run_call(
+    tools: Mapping[str, BaseTool], call: ToolCall, context: ToolContext, *, runner: ToolRunner | None = None
+) -> CallOutcome:
+    """Run `call` with `runner`; None: with `default_runner()`."""
+    return await (runner or default_runner()).call(tools, call, context)

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_r1.tools.base import BaseTool, ToolContext
 from agent_r1.tools.function import FunctionTool
-from agent_r1.tools.runner import CallOutcome, ToolRunner, run_call, tool_runner
+from agent_r1.tools.runner import CallOutcome, ToolRunner
 from agent_r1.types import Task, ToolCall
 
 
@@ -34,11 +34,10 @@ def try_tool(
 
     async def call() -> CallOutcome:
         context = ToolContext(task=Task(task_id="trial", prompt=(), env_kwargs=dict(env_kwargs or {})))
-        async with tool_runner(ToolRunner({made.name: limits})):
+        tool_call = ToolCall(name=made.name, arguments=arguments, call_id="trial")
+        async with ToolRunner({made.name: limits}) as runner:
             try:
-                return await run_call(
-                    {made.name: made}, ToolCall(name=made.name, arguments=arguments, call_id="trial"), context
-                )
+                return await runner.call({made.name: made}, tool_call, context)
             finally:
                 await made.close(context)
 

@@ -378,8 +378,16 @@ def declare_servers(servers: Mapping[str, McpServer]) -> None:
             _servers[name] = server
 
 
+async def disconnect_servers() -> None:
+    """Disconnect from all servers that have a name; those started here end. A later call connects again."""
+    if _loop is not None:
+        await asyncio.gather(*(server.close() for server in _servers.values()))
+
+
 def close_servers() -> None:
-    """Leave all servers that have a name; those started here end."""
+    """`disconnect_servers`, from where there is no event loop."""
+    if _loop is None:
+        return
     closing = [_on_server_loop(server._close()) for server in _servers.values()]
     for done in closing:
         done.result(_CLOSE_SECONDS)

@@ -21,7 +21,7 @@ from agent_r1.config import load_config
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import ConfigError, EpisodeError, UnknownNameError
 from agent_r1.runs import read_trajectories
-from agent_r1.tools import BaseTool, CallOutcome, ToolContext, run_call
+from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolRunner, run_call
 from agent_r1.tools.builtin.mcp import McpServer, declare_servers, make_server
 from agent_r1.types import StopReason, Task, ToolCall
 from tests.helpers.mcp_server import PIXEL
@@ -269,6 +269,23 @@ def test_names_of_a_configuration_give_all_tools_or_one(stdio: McpServer) -> Non
         BaseTool.find("mcp:tests/ad")
     with pytest.raises(UnknownNameError, match=r"unknown MCP server 'test'\. Did you mean 'tests'"):
         BaseTool.find("mcp:test")
+
+
+def test_the_end_of_a_runners_block_ends_named_servers_and_a_later_call_connects_again() -> None:
+    declare_servers({"of_a_runner": start_here()})
+    [tool] = BaseTool.find("mcp:of_a_runner/process")
+    call = ToolCall(name="process", arguments={})
+
+    async def pid() -> int:
+        async with ToolRunner() as runner:
+            outcome = await runner.call({"process": tool}, call, CONTEXT)
+            assert is_running(int(outcome.response.text))
+            return int(outcome.response.text)
+
+    first, second = asyncio.run(pid()), asyncio.run(pid())
+    assert first != second
+    assert not is_running(first)
+    assert not is_running(second)
 
 
 @pytest.mark.parametrize("given", [{}, {"command": ["x"], "url": "http://x"}, {"command": ["x"], "timeout": 0}])

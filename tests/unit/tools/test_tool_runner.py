@@ -34,6 +34,7 @@ from agent_r1.tools import (
     ToolResult,
     ToolRunner,
     ToolUnavailableError,
+    run_call,
     tool,
     tool_runner,
 )
@@ -548,6 +549,34 @@ def test_timeouts_are_not_tried_again() -> None:
     assert (outcome(counting).status, counting.now) == ("timeout", 1)
 
 
+# The block of a runner
+
+
+def test_the_end_of_a_runners_block_kills_its_workers() -> None:
+    async def pid() -> int:
+        async with ToolRunner() as runner:
+            call = ToolCall(name="tests_in_process", arguments={"text": "tea"})
+            result = await runner.call({call.name: foreign_code.in_process}, call, ToolContext(task=TASK))
+            os.kill(result.info["pid"], 0)
+            return int(result.info["pid"])
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(asyncio.run(pid()), 0)
+
+
+def test_a_call_runs_with_the_runner_that_is_passed() -> None:
+    made = giving("x" * 50)
+
+    async def lengths() -> list[bool]:
+        call, context = ToolCall(name=made.name, arguments={}), ToolContext(task=TASK)
+        async with ToolRunner({made.name: {"max_output_chars": 10}}) as runner:
+            passed = await run_call({made.name: made}, call, context, runner=runner)
+            default = await run_call({made.name: made}, call, context)
+        return [passed.truncated, default.truncated]
+
+    assert asyncio.run(lengths()) == [True, False]
+
+
 # Worker processes
 
 
@@ -555,7 +584,7 @@ def test_process_tool_answers_keeps_its_state_and_never_sees_the_ground_truth() 
     context = ToolContext(task=TASK)
 
     async def twice() -> list[CallOutcome]:
-        async with tool_runner(ToolRunner()) as runner:
+        async with ToolRunner() as runner:
             call = ToolCall(name="tests_in_process", arguments={"text": "tea"})
             return [await runner.call({call.name: foreign_code.in_process}, call, context) for _ in range(2)]
 

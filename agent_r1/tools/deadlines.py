@@ -1,0 +1,64 @@
+"""Deadlines for foreign code: a call that is cancelled when it takes too long, whatever it does then."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from agent_r1.errors import INTERRUPTIONS, portable
+from agent_r1.tools.base import ToolTimeoutError
+from agent_r1.tools.workers.threads import call_off_loop
+
+_GRACE_SECONDS = 1.0
+
+
+async def call_within(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a function of either kind returns; `ToolTimeoutError` when it takes longer, also when it ignores being
+    cancelled."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(_portably(function, args, kwargs))
+    # What asyncio.wait does, at half its price: with hundreds of short calls at once it is what they cost.
+    over: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(seconds, _wake, over)
+    task.add_done_callback(lambda done: _wake(over))
+    try:
+        await over
+    except asyncio.CancelledError:
+        await _stop(task)
+        raise
+    finally:
+        timer.cancel()
+    if not task.done():
+        await _stop(task)
+        raise ToolTimeoutError
+    if task.cancelled():
+        raise RuntimeError("the tool cancelled itself")
+    return task.result()
+
+
+def _wake(over: asyncio.Future[None]) -> None:
+    if not over.done():
+        over.set_result(None)
+
+
+async def _portably(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the function returns. Whatever it raises, this task must not end the event loop."""
+    try:
+        if inspect.iscoroutinefunction(function):
+            return await function(*args, **kwargs)
+        return await call_off_loop(function, *args, **kwargs)
+    except (Exception, *INTERRUPTIONS):
+        raise
+    except SystemExit as error:
+        raise RuntimeError(f"the tool tried to exit ({error})") from error
+    except BaseException as error:
+        raise portable(error) from error
+
+
+async def _stop(task: asyncio.Future[Any]) -> None:
+    """Cancel a task, give it a moment to clean up, and read its exception so that nobody complains about it."""
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    task.cancel()
+    await asyncio.wait({task}, timeout=_GRACE_SECONDS)
