@@ -13,7 +13,7 @@ from agent_r1.errors import RolloutsFailingError
 from agent_r1.findings import Finding
 from agent_r1.learner import make_compute, score_all
 from agent_r1.learner.packing import Sample
-from agent_r1.training import RunComponents, RunPlan, closing_engine, using_tools
+from agent_r1.training import RunComponents, RunPlan, closing_engine
 from agent_r1.types import Completion, Group, SamplingParams, Step, StopReason, Task, TokenIds, Trajectory
 
 _MOST_PARSE_ERRORS = 0.5
@@ -98,7 +98,7 @@ async def run_trials(
         top_k=settings.top_k,
     )
     try:
-        async with closing_engine(parts), using_tools(parts.tools):
+        async with closing_engine(parts), parts.tools:
             groups = await parts.rollout.run(
                 tasks, group_size=members, sampling=sampling, seed=plan.config.trainer.seed, on_finished=on_finished
             )

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, TypeVar
 from agent_r1.constraints import reward_problem
 from agent_r1.errors import ConfigError
 from agent_r1.registry import Registry
+from agent_r1.tools import ToolRunner
 from agent_r1.types import Action, Observation, StepResult, Task
 
 STEP_FORMS = "a StepResult, (observation, reward, done, info) or (observation, reward, terminated, truncated, info)"
@@ -55,8 +56,11 @@ class AgentEnv(ABC):
         """What `reset` will show first, without starting anything; used to check that prompts fit the context."""
         return Observation(messages=task.prompt)
 
+    def set_tool_runner(self, runner: ToolRunner) -> None:  # noqa: B027 - optional for subclasses
+        """Called by `make_env` before `reset`, with the run's `ToolRunner`; for environments that run tools."""
+
     async def close(self) -> None:  # noqa: B027 - optional for subclasses
-        """Give back whatever the episode held. Called once, also after a failure."""
+        """Release what the episode holds. Called once per episode, also after a failure."""
 
     @classmethod
     def register(cls, name: str) -> Callable[[type[_EnvT]], type[_EnvT]]:

@@ -21,6 +21,7 @@ from agent_r1.flows import AgentFlowBase, FlowContext, checked_episode
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
 from agent_r1.seeds import mix_seed
+from agent_r1.tools import ToolRunner
 from agent_r1.types import Episode, FailedAttempt, Group, SamplingParams, StopReason, Task, Trajectory
 
 _Member = tuple[int, int]
@@ -61,12 +62,14 @@ class Rollout:
         reward: RewardFunction,
         make_env: Callable[[Task], AgentEnv],
         limits: RolloutLimits,
+        tool_runner: ToolRunner | None = None,
     ) -> None:
         self.engine = engine
         self.renderer = renderer
         self.reward = reward
         self.make_env = make_env
         self.limits = limits
+        self.tool_runner = tool_runner
         self._stopped_seconds = 0.0
         self._breaker = CircuitBreaker(limits.max_failures_in_a_row)
 
@@ -183,6 +186,7 @@ class Rollout:
                 renderer=self.renderer,
                 sampling=sampling,
                 make_env=self.make_env,
+                tool_runner=self.tool_runner,
                 max_steps=self.limits.max_steps,
                 seed=seed,
                 trusted=task.trusted,

@@ -18,7 +18,6 @@ from agent_r1.training.run import (
     eval_run,
     load_parts,
     train_run,
-    using_tools,
 )
 from agent_r1.training.sft import sft_run
 from agent_r1.training.trainer import Summary
@@ -41,5 +40,4 @@ __all__ = [
     "tool_policies",
     "tools_in_use",
     "train_run",
-    "using_tools",
 ]

@@ -7,6 +7,7 @@ import copy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, to_yaml
 from agent_r1.console import RunConsole
 from agent_r1.engines.local import LocalEngine
+from agent_r1.envs import make_env
 from agent_r1.evaluation import Evaluation, evaluate, sample_eval_tasks
 from agent_r1.interrupts import StopSignals, stop_signals
 from agent_r1.learner import Critic, Learner, Models, make_compute, make_critic
@@ -36,8 +38,7 @@ from agent_r1.rewards import in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import FolderLock, RunFolder, check_reads_outside, locked_run, open_run, open_trackers, plan_opening
 from agent_r1.seeds import mix_seed
-from agent_r1.tools import ToolRunner, tool_runner
-from agent_r1.tools.builtin import close_servers
+from agent_r1.tools import ToolRunner
 from agent_r1.training.checkpoints.resume import resume_run
 from agent_r1.training.disk_space import disk_space_warning
 from agent_r1.training.plan import RunPlan, check_model, context_length, make_plan, prepare_model, tool_policies
@@ -128,7 +129,7 @@ async def _train_with(
                 console=console,
                 stop=stop,
             )
-            async with using_tools(parts.tools):
+            async with parts.tools:
                 return await trainer.run(resume=checkpoint)
         finally:
             tracker.close()
@@ -141,16 +142,6 @@ async def closing_engine(parts: RunComponents) -> AsyncIterator[None]:
         yield
     finally:
         await parts.engine.close()
-
-
-@asynccontextmanager
-async def using_tools(runner: ToolRunner) -> AsyncIterator[None]:
-    """Within this block tools run with `runner`; at its end the processes behind them are gone."""
-    try:
-        async with tool_runner(runner):
-            yield
-    finally:
-        await asyncio.to_thread(close_servers)
 
 
 def eval_run(config: Config, console: RunConsole) -> Evaluation:
@@ -166,7 +157,7 @@ async def _evaluate(plan: RunPlan, renderer: ChatRenderer, console: RunConsole, 
     parts = load_parts(plan, renderer)
     tasks = sample_eval_tasks(plan.eval_tasks or plan.train_tasks, config.eval.max_tasks)
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
-        async with closing_engine(parts), using_tools(parts.tools):
+        async with closing_engine(parts), parts.tools:
             with stop.cancelling():
                 return await evaluate(
                     parts.rollout,
@@ -271,7 +262,14 @@ def load_parts(plan: RunPlan, renderer: ChatRenderer) -> RunComponents:
     reward = plan.reward
     if config.reward.timeout is not None:
         reward = in_workers(reward, tools.workers, timeout=config.reward.timeout)
-    rollout = Rollout(engine=engine, renderer=renderer, reward=reward, make_env=plan.make_env, limits=limits)
+    rollout = Rollout(
+        engine=engine,
+        renderer=renderer,
+        reward=reward,
+        make_env=partial(make_env, section=config.env, runner=tools),
+        limits=limits,
+        tool_runner=tools,
+    )
     return RunComponents(policy=policy, engine=engine, rollout=rollout, tools=tools, device=device)
 
 

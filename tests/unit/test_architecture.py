@@ -38,9 +38,9 @@ PACKAGES: dict[str, str] = {
     # What runs them.
     "models": "chat config errors files paths types",
     "engines": "config errors models registry seeds types",
-    "flows": "chat engines envs errors registry seeds types",
+    "flows": "chat engines envs errors registry seeds tools types",
     "runs": "codec config errors files types",
-    "rollout": "chat config data engines envs errors flows rewards seeds types",
+    "rollout": "chat config data engines envs errors flows rewards seeds tools types",
     "learner": "algorithms config data errors models rewards seeds types",
     "evaluation": "errors rollout seeds types",
     "training": (
