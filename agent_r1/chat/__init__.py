@@ -3,7 +3,7 @@
 from agent_r1.chat.chatml import template_with_tools
 from agent_r1.chat.formats import HermesFormat, ParsedText, ToolFormat, tool_formats
 from agent_r1.chat.renderer import ChatRenderer, Prompt, Tokenizer
-from agent_r1.chat.tokenizer import load_renderer, load_tokenizer
+from agent_r1.chat.tokenizer import generation_stop_ids, load_renderer, load_tokenizer
 
 __all__ = [
     "ChatRenderer",
@@ -12,6 +12,7 @@ __all__ = [
     "Prompt",
     "Tokenizer",
     "ToolFormat",
+    "generation_stop_ids",
     "load_renderer",
     "load_tokenizer",
     "template_with_tools",

@@ -1,4 +1,4 @@
-"""Loading a tokenizer. The one place outside the torch rooms that touches `transformers`, and only when called."""
+"""Loading tokenizers. The only module outside the torch packages that imports `transformers`, and only when called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent_r1.chat.renderer import ChatRenderer, Tokenizer
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a model folder or Hugging Face id."""
+    """The tokenizer of a model folder or hub id."""
     from transformers import AutoTokenizer
 
     return cast(Tokenizer, AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code))
@@ -18,11 +18,11 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Toke
 def load_renderer(path: str | Path, tool_format: str = "hermes", *, trust_remote_code: bool = False) -> ChatRenderer:
     """A renderer for the model at `path`. Stop ids are the tokenizer's and the generation config's."""
     tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
-    return ChatRenderer(tokenizer, tool_format, stop_ids=_generation_stop_ids(path))
+    return ChatRenderer(tokenizer, tool_format, stop_ids=generation_stop_ids(path))
 
 
-def _generation_stop_ids(path: str | Path) -> tuple[int, ...]:
-    """`eos_token_id` of generation_config.json: chat models often stop at more than the tokenizer's own."""
+def generation_stop_ids(path: str | Path) -> tuple[int, ...]:
+    """`eos_token_id` of generation_config.json: chat models often have more stop tokens than their tokenizer names."""
     from transformers import GenerationConfig
 
     try:

@@ -13,7 +13,7 @@ from agent_r1.errors import RolloutsFailingError
 from agent_r1.findings import Finding
 from agent_r1.learner import make_compute, score_all
 from agent_r1.learner.packing import Sample
-from agent_r1.training import RunComponents, RunPlan, closing_engine
+from agent_r1.training import RunComponents, RunPlan, closing_engine, make_rollout
 from agent_r1.types import Completion, Group, SamplingParams, Step, StopReason, Task, TokenIds, Trajectory
 
 _MOST_PARSE_ERRORS = 0.5
@@ -23,7 +23,7 @@ _LARGEST_GAP = {"float32": 1e-3, "bfloat16": 0.1}
 
 
 class RecordingEngine:
-    """An engine that remembers what it said, so that nobody else can claim to have sampled something."""
+    """Wraps an engine and records every prompt with what was sampled after it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -44,18 +44,23 @@ class RecordingEngine:
         """Of the engine."""
         return self._engine.adapters
 
+    @property
+    def pauses_during_update(self) -> bool:
+        """Of the engine."""
+        return self._engine.pauses_during_update
+
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
-        """Ask the engine, and remember."""
+        """Sample with the engine and record the result."""
         completion = await self._engine.generate(prompt_ids, sampling)
         self.samples.add((tuple(prompt_ids), completion.token_ids))
         return completion
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Pass it on."""
+        """Of the engine."""
         await self._engine.update_weights(weights, version)
 
     async def close(self) -> None:
-        """Pass it on."""
+        """Of the engine."""
         await self._engine.close()
 
 
@@ -89,22 +94,19 @@ async def run_trials(
 ) -> Trials:
     """`members` episodes of each task, sampled as training would. Raises `RolloutsFailingError` when all fail."""
     settings = plan.config.rollout
-    witness = RecordingEngine(parts.engine)
-    parts.rollout.engine = witness
+    engine = RecordingEngine(parts.engine)
+    rollout = make_rollout(plan, parts.renderer, engine, parts.tools)
     sampling = SamplingParams(
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
     )
-    try:
-        async with closing_engine(parts), parts.tools:
-            groups = await parts.rollout.run(
-                tasks, group_size=members, sampling=sampling, seed=plan.config.trainer.seed, on_finished=on_finished
-            )
-    finally:
-        parts.rollout.engine = parts.engine
-    return Trials(groups=tuple(groups), samples=frozenset(witness.samples))
+    async with closing_engine(parts), parts.tools:
+        groups = await rollout.run(
+            tasks, group_size=members, sampling=sampling, seed=plan.config.trainer.seed, on_finished=on_finished
+        )
+    return Trials(groups=tuple(groups), samples=frozenset(engine.samples))
 
 
 def failed_trials(error: RolloutsFailingError) -> Result:

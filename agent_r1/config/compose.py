@@ -26,9 +26,9 @@ OPEN_KEYS = ("env", "algorithm.estimator", "algorithm.loss", "algorithm.aggregat
 """Keys whose arguments are checked against a signature rather than the schema. On the command line `key=name` names the
 part and drops the arguments of the one it replaces."""
 
-_NAMED_KEYS = ("tools",)
-"""Keys that hold a section for each name the user chooses: `tools.search.timeout=5`. What the sections hold is checked
-by those who use it."""
+_NAMED_KEYS = ("tools", "engine.arguments")
+"""Keys that hold names the user chooses: `tools.search.timeout=5`, `engine.arguments.url=...`. What they hold is
+checked by those who use it."""
 
 _REFUSALS = (
     *(HydraException, OmegaConfBaseException, YAMLError),

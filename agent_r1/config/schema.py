@@ -138,6 +138,10 @@ class RolloutConfig:
 class EngineConfig:
     """What samples from the policy: a copy of the model with a paged cache of keys and values."""
 
+    name: str = "local"
+    """The engine: local (in this process), or the name of an engine that a module of `imports` registers."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of an engine of your own; the other keys of this section are settings of `local`."""
     dtype: Annotated[str, one_of("auto", "float32", "bfloat16")] = "auto"
     """Type of the copy's weights and cache. auto: bfloat16 on a GPU, `model.dtype` elsewhere. float32, bfloat16."""
     kv_memory: Optional[Positive] = None

@@ -1,10 +1,20 @@
-"""The `Engine` protocol: token ids in, token ids and log-probs out."""
+"""The `Engine` protocol (token ids in, token ids and log-probs out), the registry of engines, and `make_engine`.
+
+An engine of your own is a factory under a name, in a module that `imports` lists:
+
+    @engine_factories.register("mine")
+    def make_mine(config, policy, context_length, *, url): return MyEngine(url, context_length)
+
+    engine.name=mine engine.arguments.url=http://localhost:8000
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
+from agent_r1.config import Config
+from agent_r1.registry import Registry, bind_part, takes
 from agent_r1.types import Completion, SamplingParams
 
 
@@ -36,6 +46,12 @@ class Engine(Protocol):
         `<layer>.lora_A` and `<layer>.lora_B` (scaled). All others come merged."""
         ...
 
+    @property
+    def pauses_during_update(self) -> bool:
+        """Whether requests stand still while the learner computes an update, as they do in an engine that shares its
+        event loop or its device. The deadlines of episodes are then extended by the time of the update."""
+        ...
+
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion. Raises `EngineError` when the prompt does not fit or the engine is broken."""
         ...
@@ -48,3 +64,32 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Stop and free what the engine holds."""
         ...
+
+
+EngineFactory = Callable[..., Engine]
+"""`factory(config, policy, context_length, **engine.arguments)`. The policy is the `transformers` model to train: an
+engine copies its weights, or starts from `config.model.path` and waits for `update_weights`."""
+
+engine_factories: Registry[EngineFactory] = Registry(
+    "engine", accepts=takes(3), expected="a function of a configuration, a policy and a context length"
+)
+
+
+@engine_factories.register("local")
+def _make_local(config: Config, policy: Any, context_length: int) -> Engine:
+    """The in-process engine. It is imported here, so that this package can be imported without torch."""
+    from agent_r1.engines.local.factory import make_local_engine
+
+    return make_local_engine(config, policy, context_length)
+
+
+def bind_engine(config: Config) -> EngineFactory:
+    """The factory that `engine.name` names, with `engine.arguments` bound to it. Raises `ConfigError` for an unknown
+    name and for arguments that the factory does not take."""
+    return bind_part(engine_factories, "engine.arguments", {**config.engine.arguments, "name": config.engine.name})
+
+
+def make_engine(config: Config, policy: Any, context_length: int) -> Engine:
+    """The engine of a run."""
+    engine: Engine = bind_engine(config)(config, policy, context_length)
+    return engine

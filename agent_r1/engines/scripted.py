@@ -47,6 +47,11 @@ class ScriptedEngine:
         """It has no weights."""
         return ()
 
+    @property
+    def pauses_during_update(self) -> bool:
+        """It computes nothing by itself: replies come on the caller's event loop."""
+        return True
+
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """The next reply."""
         prompt = tuple(prompt_ids)

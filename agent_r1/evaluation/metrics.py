@@ -83,7 +83,7 @@ def majority(group: Sequence[Trajectory]) -> float:
     """
     votes: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in group:
-        if answer := trajectory.answer.strip():
+        if answer := trajectory.vote.strip():
             votes[answer].append(trajectory.success)
     sizes = {answer: len(successes) for answer, successes in votes.items()}
     return mean(votes[max(sizes, key=sizes.__getitem__)]) if votes else 0.0

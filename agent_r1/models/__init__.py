@@ -4,9 +4,16 @@ from agent_r1.models.attention_features import check_attention, layer_windows, r
 from agent_r1.models.export import Rounding, export_policy, stored_bytes
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.gc_tuning import freeze_gc
-from agent_r1.models.gguf import convert_gguf, gguf_folder, is_gguf, make_smollm2
+from agent_r1.models.gguf import convert_gguf, gguf_folder, is_gguf, make_smollm2, unpack_gguf
 from agent_r1.models.lm_head import action_scores
-from agent_r1.models.load import checkpoint_layers, choose_device, compile_layers, load_policy
+from agent_r1.models.load import (
+    LoadedModel,
+    checkpoint_layers,
+    choose_device,
+    compile_layers,
+    load_model,
+    load_policy,
+)
 from agent_r1.models.lora import (
     adapter_factors,
     adapters_off,
@@ -24,6 +31,7 @@ from agent_r1.models.tiny import build_tiny_model, train_tokenizer
 from agent_r1.models.unmerged_adapters import add_unmerged_adapters
 
 __all__ = [
+    "LoadedModel",
     "Rounding",
     "action_scores",
     "adapter_factors",
@@ -45,6 +53,7 @@ __all__ = [
     "gguf_folder",
     "is_gguf",
     "layer_windows",
+    "load_model",
     "load_policy",
     "make_smollm2",
     "merged_weights",
@@ -55,4 +64,5 @@ __all__ = [
     "stored_bytes",
     "train_in_float32",
     "train_tokenizer",
+    "unpack_gguf",
 ]

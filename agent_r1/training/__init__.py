@@ -17,6 +17,7 @@ from agent_r1.training.run import (
     ensure_model,
     eval_run,
     load_parts,
+    make_rollout,
     train_run,
 )
 from agent_r1.training.sft import sft_run
@@ -35,6 +36,7 @@ __all__ = [
     "first_observation",
     "load_parts",
     "make_plan",
+    "make_rollout",
     "prepare_model",
     "sft_run",
     "tool_policies",

@@ -19,6 +19,7 @@ from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
 from agent_r1.config import Config, bind_part, presets, value_problems
 from agent_r1.console import RunConsole
 from agent_r1.data import load_tasks
+from agent_r1.engines import bind_engine
 from agent_r1.envs import DEFAULT_ENV, AgentEnv, bind_wrapper, check_wrappers, make_env, make_policy, row_env_name
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, no_exit, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
@@ -95,6 +96,7 @@ def make_plan(config: Config) -> RunPlan:
         problems.run(_check_staleness, config, algorithm)
     reward = problems.run(reward_functions.get, config.reward.function)
     problems.run(tool_formats.get, config.model.tool_format)
+    problems.run(bind_engine, config)
     # Paths that cannot be paths are not asked for.
     problems.run(_check_env, config, not wrong_values and not _must_prepare_data(config))
     if config.reward.timeout is not None and reward is not None:

@@ -18,7 +18,7 @@ from agent_r1.algorithms import Algorithm
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, to_yaml
 from agent_r1.console import RunConsole
-from agent_r1.engines.local import LocalEngine
+from agent_r1.engines import Engine, make_engine
 from agent_r1.envs import make_env
 from agent_r1.evaluation import Evaluation, evaluate, sample_eval_tasks
 from agent_r1.interrupts import StopSignals, stop_signals
@@ -29,7 +29,6 @@ from agent_r1.models import (
     checkpoint_layers,
     choose_device,
     compile_layers,
-    find_targets,
     is_gguf,
     load_policy,
     train_in_float32,
@@ -53,8 +52,10 @@ class RunComponents:
 
     policy: nn.Module
     """The weights that are trained."""
-    engine: LocalEngine
-    """Samples from its own copy of them."""
+    renderer: ChatRenderer
+    """Turns observations into its prompts."""
+    engine: Engine
+    """Samples from the policy."""
     rollout: Rollout
     """Runs episodes with the engine."""
     tools: ToolRunner
@@ -251,18 +252,24 @@ def load_parts(plan: RunPlan, renderer: ChatRenderer) -> RunComponents:
         attention=TRIE_ATTENTION,
         trust_remote_code=config.model.trust_remote_code,
     )
-    engine = make_engine(config, policy)
+    engine = make_engine(config, policy, context_length(config))
+    tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
+    rollout = make_rollout(plan, renderer, engine, tools)
+    return RunComponents(policy=policy, renderer=renderer, engine=engine, rollout=rollout, tools=tools, device=device)
+
+
+def make_rollout(plan: RunPlan, renderer: ChatRenderer, engine: Engine, tools: ToolRunner) -> Rollout:
+    """What runs episodes with an engine, within the limits of the configuration."""
+    config, reward = plan.config, plan.reward
     limits = RolloutLimits(
         max_steps=config.rollout.max_steps,
         concurrency=config.rollout.concurrency,
         deadline_seconds=config.rollout.deadline_seconds,
         retries=config.rollout.retries,
     )
-    tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
-    reward = plan.reward
     if config.reward.timeout is not None:
         reward = in_workers(reward, tools.workers, timeout=config.reward.timeout)
-    rollout = Rollout(
+    return Rollout(
         engine=engine,
         renderer=renderer,
         reward=reward,
@@ -270,30 +277,3 @@ def load_parts(plan: RunPlan, renderer: ChatRenderer) -> RunComponents:
         limits=limits,
         tool_runner=tools,
     )
-    return RunComponents(policy=policy, engine=engine, rollout=rollout, tools=tools, device=device)
-
-
-def make_engine(config: Config, policy: nn.Module) -> LocalEngine:
-    """The engine of a run, with its own copy of the policy."""
-    settings = config.engine
-    on_gpu = next(policy.parameters()).is_cuda
-    dtype = {"auto": "bfloat16" if on_gpu else config.model.dtype}.get(settings.dtype, settings.dtype)
-    return LocalEngine(
-        policy,
-        max_requests=config.rollout.concurrency,
-        context_length=context_length(config),
-        prefill_tokens=settings.prefill_tokens,
-        kv_memory=settings.kv_memory,
-        dtype=getattr(torch, dtype),
-        compile_layers=settings.compile,
-        adapters=_adapters_apart(config, policy, dtype),
-    )
-
-
-def _adapters_apart(config: Config, policy: nn.Module, engine_dtype: str) -> dict[str, int]:
-    """The adapters that the engine applies beside its weights, with their ranks: all, when its weights are too coarse
-    to merge them."""
-    lora = config.model.lora
-    if not lora.rank or engine_dtype == "float32":
-        return {}
-    return dict.fromkeys(find_targets(policy, lora.targets), lora.rank)

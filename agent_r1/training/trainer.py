@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -172,7 +172,7 @@ class Trainer:
         rolled_out = time.perf_counter()
         self.folder.ensure_owned()
         experience = gather_experience(groups, self.shaping, self.critic_view)
-        with self.rollout.clock_stopped(), explain_cuda_oom(self.config):
+        with self._paused_clock(), explain_cuda_oom(self.config):
             learned = self.learner.learn(experience, step=step)
         self._check_growth()
         updated = time.perf_counter()
@@ -200,6 +200,10 @@ class Trainer:
         for warning in self.health.observe(metrics):
             self.console.warn(warning)
         return metrics
+
+    def _paused_clock(self) -> AbstractContextManager[None]:
+        """Stops the deadlines of episodes in which nothing is sampled during an update."""
+        return self.rollout.clock_stopped() if self.engine.pauses_during_update else nullcontext()
 
     def _due(self, every: int) -> bool:
         return every > 0 and self._progress.step % every == 0

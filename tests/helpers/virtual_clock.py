@@ -1,7 +1,7 @@
 """An event loop whose clock jumps to the next timer: waiting takes no time, and how long it would have been is exact.
 
 For tests of how waits are arranged (side by side, or one after the other), which a busy machine must not spoil. What
-processors need is not on this clock, nor are threads and other processes: `benchmarks/concurrency.py` times those.
+processors need is not on this clock, nor are threads and other processes: `benchmarks/speed/concurrency.py` has those.
 """
 
 from __future__ import annotations

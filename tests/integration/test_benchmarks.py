@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import lzma
 import math
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +20,8 @@ from agent_r1.learner.packing.samples import Sample
 from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts, which import each other by name
-flops = importlib.import_module("flops")
-gpu = importlib.import_module("gpu")
-gsm8k = importlib.import_module("gsm8k")
-profile_generation = importlib.import_module("profile_generation")
-prompts = importlib.import_module("prompts")
-sample_models = importlib.import_module("sample_models")
-updates = importlib.import_module("updates")
+from benchmarks.common import flops, gsm8k, prompts, sample_models, updates
+from benchmarks.speed import gpu, profile_generation
 
 SAMPLES = [Sample(token_ids=(1, 2, 3), actions=(2,)), Sample(token_ids=(1, 2, 4, 5), actions=(2, 3))]
 

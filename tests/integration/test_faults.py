@@ -1,4 +1,4 @@
-"""Every fault of `benchmarks/faults.py`, in whole small runs: what strikes is counted, recorded, and loses nothing.
+"""Every fault of `benchmarks/claims/faults.py` in small runs: what strikes is counted and recorded, nothing is lost.
 
 The policy is a script that shops as it should, so that tools, environment and reward are really used; what is learned
 under faults is what the slow tests ask.
@@ -9,25 +9,22 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
+from agent_r1.config import Config
 from agent_r1.engines import ScriptedEngine
-from agent_r1.training import run as runs
 from agent_r1.types import SamplingParams, TokenIds
+from benchmarks.claims.faults import FAULTS, main, run_fault
 from recipes.quickstart.shop import draw_basket, task_row
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from faults import FAULTS, main, run_fault
-
-
-def shopper(model: str) -> ScriptedEngine:
+def make_shopper(config: Config, policy: Any, context_length: int) -> ScriptedEngine:
     """Looks prices up, calculates, answers; what it cannot read it takes for an answer of 0."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
 
     def reply(prompt: TokenIds, sampling: SamplingParams) -> list[int]:
         text = tokenizer.decode(prompt)
@@ -57,13 +54,13 @@ def test_what_strikes_is_counted_and_recorded_and_nothing_is_lost(
 ) -> None:
     monkeypatch.setenv("AGENT_R1_FAULTS", "")  # given back at the end
     monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setattr(runs, "make_engine", lambda config, policy: shopper(config.model.path))
-    monkeypatch.setattr("faults.AWAY_SECONDS", 0.3)
+    monkeypatch.setattr("benchmarks.claims.faults.AWAY_SECONDS", 0.3)
     rng = random.Random(0)
     tasks = tmp_path / "train.jsonl"
     tasks.write_text("".join(json.dumps(task_row(draw_basket(rng))) + "\n" for _ in range(8)))
     overrides = [
         f"model.path={model_folder}",
+        f"engine.name='{__name__}:make_shopper'",
         f"data.train=[{tasks}]",
         "data.eval=[]",
         "rollout.groups_per_step=4",

@@ -126,6 +126,11 @@ class LocalEngine:
         return self._adapters
 
     @property
+    def pauses_during_update(self) -> bool:
+        """It computes on the learner's event loop and device."""
+        return True
+
+    @property
     def stats(self) -> EngineStats:
         """What was counted so far."""
         return replace(

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
 from agent_r1.chat import ChatRenderer
+from benchmarks.speed import concurrency
 from tests.helpers.virtual_clock import seconds_waited
-
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-
-import concurrency
 
 
 @pytest.mark.parametrize("latency", ["constant", "pareto"])

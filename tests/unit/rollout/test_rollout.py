@@ -477,13 +477,13 @@ def test_reward_that_raises_or_is_not_finite_fails_the_rollout(
 
 def test_reward_mapping_gives_score_parts_answer_and_success(renderer: ChatRenderer) -> None:
     scored = score_of(renderer, lambda task, episode: {"score": 0.5, "answer": "12", "format": 1, "success": True})
-    assert (scored.outcome_reward, scored.answer, scored.success) == (0.5, "12", 1.0)
+    assert (scored.outcome_reward, scored.vote, scored.success) == (0.5, "12", 1.0)
     assert scored.reward_parts == {"format": 1.0, "success": 1.0}
 
 
 def test_plain_reward_takes_the_final_text_as_answer_and_one_as_success(renderer: ChatRenderer) -> None:
     scored, half = (score_of(renderer, lambda task, episode, value=value: value) for value in (1, 0.5))
-    assert (scored.answer, scored.success, half.success) == ("21", 1.0, 0.0)
+    assert (scored.vote, scored.success, half.success) == ("21", 1.0, 0.0)
     assert scored.reward_parts == {}
 
 
@@ -577,7 +577,7 @@ def test_real_rollouts_read_back_as_they_were_written(renderer: ChatRenderer, tm
         assert (after.action, after.observation) == (before.action, before.observation)
         assert (after.reward, after.done) == (before.reward, before.done)
         assert after.rollout_logprobs == (-0.5,) * len(before.action_ids)
-    assert (read.outcome_reward, read.answer, read.data_source) == (1.0, "21", "shop")
+    assert (read.outcome_reward, read.vote, read.data_source) == (1.0, "21", "shop")
     assert read.metrics == pytest.approx(written.metrics)
 
 
@@ -608,7 +608,7 @@ def test_every_field_of_a_trajectory_reads_back(tmp_path: Path) -> None:
         stop_reason=StopReason.MAX_STEPS,
         data_source="shop",
         reward_parts={"format": 1.0},
-        answer="12",
+        vote="12",
         next_prompt_ids=(1, 2, 3, 4, 5, 6),
         num_retries=1,
         failed_attempts=(FailedAttempt(stop_reason=StopReason.TIMEOUT, error="late", num_steps=2, metrics={"y": 2.0}),),
@@ -677,7 +677,7 @@ def test_trajectories_recorded_without_the_form_of_observations_are_read(tmp_pat
 
 def test_members_of_a_group_are_not_merged(tmp_path: Path) -> None:
     same = step_of((1, 2), (3,))
-    members = [trajectory_of(index, same, answer=str(index)) for index in range(3)]
+    members = [trajectory_of(index, same, vote=str(index)) for index in range(3)]
     assert round_trip(tmp_path, *members) == members
     assert len((tmp_path / "0.jsonl").read_text().splitlines()) == 3
 
@@ -720,7 +720,7 @@ def test_atomic_write_leaves_only_the_whole_file(tmp_path: Path) -> None:
 
 
 def voted(*answers: tuple[str, float]) -> list[Trajectory]:
-    return [trajectory_of(i, answer=answer, outcome_reward=reward) for i, (answer, reward) in enumerate(answers)]
+    return [trajectory_of(i, vote=answer, outcome_reward=reward) for i, (answer, reward) in enumerate(answers)]
 
 
 def test_best_of_is_one_when_any_member_succeeded() -> None:

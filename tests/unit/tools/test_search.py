@@ -33,6 +33,7 @@ from agent_r1.tools.builtin.search import BM25Index, DenseIndex, Hit, Passage, P
 from agent_r1.tools.builtin.search.index import best
 from agent_r1.tools.builtin.search.tool import INDEX_VARIABLE, shorten
 from agent_r1.types import Task, ToolCall
+from benchmarks.speed import search as search_benchmark
 
 ROOT = Path(__file__).parents[3]
 
@@ -567,8 +568,7 @@ def test_searching_does_not_start_jax_which_would_take_the_memory_of_the_gpu(ind
 
 
 def test_benchmark_measures_a_small_corpus(tmp_path: Path) -> None:
-    sys.path.append(str(ROOT / "benchmarks"))
-    measured = importlib.import_module("search").main(
+    measured = search_benchmark.main(
         [
             str(write_rows(tmp_path / "a.jsonl", [{"title": title, "text": text} for _, title, text in CORPUS])),
             *("--num-queries", "300", "--json", str(tmp_path / "figures.json")),

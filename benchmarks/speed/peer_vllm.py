@@ -1,6 +1,6 @@
 """The generation workloads of gpu.py with vLLM, in a process (and, if need be, a Python) of its own.
 
-    python benchmarks/peer_vllm.py JOB.json RESULT.json
+    python benchmarks/speed/peer_vllm.py JOB.json RESULT.json
 
 gpu.py writes the job and reads the result, which is written after every workload. Imports neither torch nor agent_r1.
 """
@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from prompts import Workload, random_prompts
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the clone: agent_r1, benchmarks, recipes
+
+from benchmarks.common.prompts import Workload, random_prompts
 
 SAMPLING = {"temperature": 1.0, "ignore_eos": True, "logprobs": 0, "detokenize": False}
 """`logprobs=0`: those of the sampled tokens and no others."""

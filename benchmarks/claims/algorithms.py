@@ -1,6 +1,6 @@
 """Every preset on the quickstart task, several seeds each: held-out success after the same number of episodes.
 
-    python benchmarks/algorithms.py --seeds 0 1 2 --docs docs/algorithms.md
+    python benchmarks/claims/algorithms.py --seeds 0 1 2 --docs docs/algorithms.md
 
 Runs what is not there yet (runs live in --folder, finished ones are read, killed ones go on), writes `results.json`
 beside them, prints the table and, with --docs, puts it between the markers of that file. `--jobs` runs go side by side,
@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "quickstart"
 PRESETS = (
     *("ppo", "steppo", "pspo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "step_grpo", "gigpo"),

@@ -1,7 +1,7 @@
 """Fault injection: the quickstart under one real fault after the other.
 
-    python benchmarks/faults.py --folder runs --json faults.json
-    python benchmarks/faults.py --only tool_hangs reward_nan
+    python benchmarks/claims/faults.py --folder runs --json faults.json
+    python benchmarks/claims/faults.py --only tool_hangs reward_nan
 
 Each row is a whole run of `recipes/quickstart` from one warm start in which tools, environment, reward or server break
 at the given rate (`faulty_shop.py`), all through training. The evaluation on held-out tasks at the end is without
@@ -30,12 +30,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "quickstart"
-BENCHMARKS = str(ROOT / "benchmarks")
+FAULTY_SHOP = "benchmarks.claims.faulty_shop"
 AWAY_SECONDS = 3.0
 
-sys.path[:0] = [path for path in (str(ROOT), BENCHMARKS) if path not in sys.path]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))  # runs find the faulty shop by its module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,9 @@ class Fault:
 
 
 def _tool(name: str, counter: str, rate: float = 0.1) -> Fault:
-    return Fault(settings=(f"env.tools=[faulty_shop:{name},calculate]",), counted_as=f"tool/price/{counter}", rate=rate)
+    return Fault(
+        settings=(f"env.tools=[{FAULTY_SHOP}:{name},calculate]",), counted_as=f"tool/price/{counter}", rate=rate
+    )
 
 
 def _attempts(*settings: str, rate: float = 0.1) -> Fault:
@@ -71,19 +74,19 @@ FAULTS: dict[str, Fault] = {
     "tool_returns_100_mb": _tool("huge", "truncated"),
     "tool_returns_garbage": _tool("garbage", "errors"),
     "tool_forks": _tool("forks", "errors"),
-    "env_crashes_in_reset": _attempts("env.name=faulty_shop:CrashingReset", rate=0.2),
-    "env_crashes_in_step": _attempts("env.name=faulty_shop:CrashingStep", rate=0.05),
-    "env_process_dies": _attempts("env.name=faulty_shop:DyingWorld", rate=0.05),
+    "env_crashes_in_reset": _attempts(f"env.name={FAULTY_SHOP}:CrashingReset", rate=0.2),
+    "env_crashes_in_step": _attempts(f"env.name={FAULTY_SHOP}:CrashingStep", rate=0.05),
+    "env_process_dies": _attempts(f"env.name={FAULTY_SHOP}:DyingWorld", rate=0.05),
     "env_answers_late_and_out_of_order": Fault(
         settings=REMOTE,
         counted_as="episode/env_retries",
         rate=0.1,
         at_least=True,
-        server=(f"{BENCHMARKS}/faulty_shop.py", "PORT"),
+        server=("-m", FAULTY_SHOP, "PORT"),
     ),
-    "reward_raises": _attempts("reward.function=faulty_shop:raising_score"),
-    "reward_hangs": _attempts("reward.function=faulty_shop:hanging_score", "reward.timeout=1.5", rate=0.05),
-    "reward_nan": _attempts("reward.function=faulty_shop:nan_score"),
+    "reward_raises": _attempts(f"reward.function={FAULTY_SHOP}:raising_score"),
+    "reward_hangs": _attempts(f"reward.function={FAULTY_SHOP}:hanging_score", "reward.timeout=1.5", rate=0.05),
+    "reward_nan": _attempts(f"reward.function={FAULTY_SHOP}:nan_score"),
     "server_disappears": Fault(
         settings=(*REMOTE, "env.args={die_at: DIE_AT}"),
         counted_as="attempts",
@@ -93,7 +96,7 @@ FAULTS: dict[str, Fault] = {
             "agent_r1.cli",
             "env",
             "serve",
-            "faulty_shop:ServedShop",
+            f"{FAULTY_SHOP}:ServedShop",
             "--port",
             "PORT",
             "--max-episodes",
@@ -158,7 +161,7 @@ def run_fault(
     books.mkdir(parents=True)
     plan = {"folder": str(books), "rate": fault.rate if rate is None else rate, "seed": seed}
     os.environ["AGENT_R1_FAULTS"] = json.dumps(plan)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), BENCHMARKS, os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     port = str(_free_port())
     settings = [entry.replace("PORT", port).replace("DIE_AT", str(die_at)) for entry in fault.settings]
     started = time.perf_counter()

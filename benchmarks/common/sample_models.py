@@ -6,7 +6,6 @@ Speed does not depend on what the weights say, so shapes can be tried where no w
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,6 @@ def parse_model(text: str) -> SampleModel:
 
 def tiny_model(folder: Path) -> SampleModel:
     """The quickstart's model and tokenizer, untrained, written to `folder`."""
-    sys.path.append(str(Path(__file__).parent.parent))  # recipes are beside the library, not in it
     from agent_r1.models import build_tiny_model
     from recipes.quickstart.shop import demonstration, draw_basket
 

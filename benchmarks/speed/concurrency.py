@@ -1,6 +1,6 @@
 """Hundreds of episodes at once whose tools take their time: wall time against the slowest chain of calls, and memory.
 
-    python benchmarks/concurrency.py --json concurrency.json
+    python benchmarks/speed/concurrency.py --json concurrency.json
 
 An episode makes its calls one after the other; nothing can be done in less time than the slowest episode's own calls
 take (`chain`). `ratio` is the wall time over that. `runner`: the calls alone, through the tool runner. `agents`: whole
@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the clone: agent_r1, benchmarks, recipes
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
@@ -91,7 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 def make_renderer() -> ChatRenderer:
     """The quickstart's tokenizer and template."""
-    sys.path.append(str(Path(__file__).resolve().parent.parent))
     from agent_r1.models import train_tokenizer
     from recipes.quickstart.shop import demonstration, draw_basket
 

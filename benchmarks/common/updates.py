@@ -12,14 +12,14 @@ from functools import cache
 from typing import Any
 
 import torch
-from sample_models import SampleModel
 from torch import Tensor, nn
-from workloads import grpo_learner
 
 from agent_r1.config import Config, load_config
 from agent_r1.learner import Experience, Learner, make_compute
 from agent_r1.learner.packing import MicroBatch
 from agent_r1.models import checkpoint_layers, choose_device, compile_layers
+from benchmarks.common.sample_models import SampleModel
+from benchmarks.common.workloads import grpo_learner
 
 
 @cache

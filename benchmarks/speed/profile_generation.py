@@ -1,8 +1,8 @@
 """Where the time of generation goes: kernels by kind and by name, and how long the device had nothing to do.
 
-    python benchmarks/profile_generation.py --model Q=FOLDER --requests 1024
-    python benchmarks/profile_generation.py --model Q=random-qwen2-1.5b --engine '{"prefill_tokens": 8192}'
-    python benchmarks/profile_generation.py --tiny        # a tiny model, in seconds, also without a GPU
+    python benchmarks/speed/profile_generation.py --model Q=FOLDER --requests 1024
+    python benchmarks/speed/profile_generation.py --model Q=random-qwen2-1.5b --engine '{"prefill_tokens": 8192}'
+    python benchmarks/speed/profile_generation.py --tiny        # a tiny model, in seconds, also without a GPU
 
 Rounds of requests through `LocalEngine.generate` as in gpu.py: two to warm up, one timed, one timed that makes a single
 token a request (`prompts` is its share of the whole), one profiled. The profiler slows the host down: shares are of the
@@ -23,17 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prompts import Workload, random_prompts
 from rich.console import Console
 from rich.table import Table
-from sample_models import SampleModel, parse_model, tiny_model
 from torch.profiler import ProfilerActivity, profile
-from updates import synchronise
-from workloads import Request, complete_all
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the clone: agent_r1, benchmarks, recipes
 
 from agent_r1.engines.local import LocalEngine
 from agent_r1.files import write_atomically
 from agent_r1.models import choose_device
+from benchmarks.common.prompts import Workload, random_prompts
+from benchmarks.common.sample_models import SampleModel, parse_model, tiny_model
+from benchmarks.common.updates import synchronise
+from benchmarks.common.workloads import Request, complete_all
 
 KINDS = (
     ("draw", ("summarise_kernel", "draw_kernel", "bound_kernel", "advance_kernel")),

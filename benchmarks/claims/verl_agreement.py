@@ -4,7 +4,7 @@ In an environment with agent-r1 (`pip install -e .`; Python 3.11 or 3.12, which 
 of its own, without its dependencies; delete the folder to be rid of it:
 
     pip install --no-deps --target build/verl verl==0.9.1 tensordict==0.10.0 pyvers cloudpickle orjson codetiming
-    python benchmarks/verl_agreement.py --verl build/verl
+    python benchmarks/claims/verl_agreement.py --verl build/verl
 
 Every row gives the largest absolute difference over random ragged batches in float64, of the value and, for losses, of
 the gradient. Policy losses are compared under every aggregation. The exit code is 1 when a row differs by more than
@@ -99,7 +99,7 @@ def load_verl(folder: Path | None) -> Verl:
     except ModuleNotFoundError as error:
         raise SystemExit(
             f"verl cannot be imported: there is no module '{error.name}'. Install it without its dependencies and say "
-            f"where it is:\n\n    {PIP_LINE}\n    python benchmarks/verl_agreement.py --verl build/verl"
+            f"where it is:\n\n    {PIP_LINE}\n    python benchmarks/claims/verl_agreement.py --verl build/verl"
         ) from error
     return Verl(version=version, core=core, correction=correction, functional=functional)
 

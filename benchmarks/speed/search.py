@@ -1,6 +1,6 @@
 """Search: seconds to index passages, queries a second in batches, and whether a reloaded index gives the same.
 
-    python benchmarks/search.py corpus.jsonl.xz --queries questions.jsonl.xz --json search.json
+    python benchmarks/speed/search.py corpus.jsonl.xz --queries questions.jsonl.xz --json search.json
 
 `corpus.jsonl.xz` has rows with `title` and `text`, `questions.jsonl.xz` rows with `question`; without questions the
 titles of passages are the queries.

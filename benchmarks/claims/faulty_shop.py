@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the clone: agent_r1, benchmarks, recipes
+
 from agent_r1.codec import records
 from agent_r1.envs import ToolEnv
 from agent_r1.seeds import unit_float

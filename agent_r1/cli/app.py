@@ -1,0 +1,60 @@
+"""The `agent-r1` application: every command in the order of `agent-r1 --help`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from agent_r1.cli.environments import serve
+from agent_r1.cli.help_text import help_text
+from agent_r1.cli.indexes import index, search
+from agent_r1.cli.recipes import check, evaluate, sft, train
+from agent_r1.cli.reports import plot, table
+from agent_r1.cli.scaffold import init
+
+_HELP = """Train language-model agents with reinforcement learning over whole multi-turn interactions.
+
+First steps:
+
+  agent-r1 init my_shop               # write a recipe of your own
+  agent-r1 check recipes/my_shop      # find what will go wrong
+  agent-r1 train recipes/my_shop      # train it; writes runs/my_shop
+  agent-r1 table runs/my_shop         # held-out tasks before and after
+"""
+
+
+def _new_app(help_: str) -> typer.Typer:
+    return typer.Typer(
+        help=help_text(help_),
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        rich_markup_mode="rich",
+    )
+
+
+def _add(group: typer.Typer, name: str, command: Callable[..., Any], panel: str | None = None) -> None:
+    group.command(name, help=help_text(command.__doc__ or ""), rich_help_panel=panel)(command)
+
+
+app = _new_app(_HELP)
+env_app = _new_app("Serve environments over HTTP.")
+
+_add(app, "init", init, "Recipes")
+_add(app, "check", check, "Recipes")
+_add(app, "train", train, "Recipes")
+_add(app, "sft", sft, "Recipes")
+_add(app, "eval", evaluate, "Recipes")
+_add(app, "plot", plot, "Finished and running runs")
+_add(app, "table", table, "Finished and running runs")
+_add(app, "index", index, "Tools and environments")
+_add(app, "search", search, "Tools and environments")
+_add(env_app, "serve", serve)
+app.add_typer(env_app, name="env", rich_help_panel="Tools and environments")
+
+
+def main() -> None:
+    """The console entry point."""
+    app()

@@ -1,0 +1,32 @@
+"""What a command prints and how it exits when something is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from agent_r1.errors import AgentR1Error
+from agent_r1.interrupts import RunInterrupted, ours_to_end
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Print errors that a user can fix in one message, without a traceback, and exit with 2. An interrupted run exits
+    with the code that shells expect (130 for Ctrl-C)."""
+    try:
+        with ours_to_end():
+            yield
+    except AgentR1Error as error:
+        Console(stderr=True, highlight=False).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        raise typer.Exit(2) from None
+    except RunInterrupted as interrupted:
+        with suppress(OSError):  # the terminal may be closed
+            Console(stderr=True, highlight=False).print(Text(str(interrupted)), soft_wrap=True)
+        raise typer.Exit(interrupted.exit_code) from None
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Interrupted.")
+        raise typer.Exit(130) from None

@@ -1,0 +1,154 @@
+"""`agent-r1 train`, `sft`, `eval` and `check`: the commands that run a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agent_r1.cli.errors import readable_errors
+from agent_r1.codec import write_json
+from agent_r1.errors import no_exit
+
+Recipe = Annotated[str, typer.Argument(help="A recipe folder: one with a base.yaml, for example recipes/quickstart.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Any number of key=value, for example algorithm=ppo trainer.steps=20. "
+        "All keys with their values: agent-r1 train RECIPE --dry-run."
+    ),
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.", metavar="FILE")]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Check configuration, data and names, print the whole configuration, and stop."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(help="The model to evaluate: a folder such as runs/quickstart/hf, or a Hugging Face id."),
+]
+Baseline = Annotated[
+    str | None, typer.Option(help="react: the untrained model, without a warm start, in the ReAct text format.")
+]
+Show = Annotated[int, typer.Option(min=0, help="Print this many episodes, unsolved ones first.", metavar="NUMBER")]
+Trajectories = Annotated[
+    Path | None, typer.Option(help="Write all greedy episodes to this file, one per line (.jsonl).", metavar="FILE")
+]
+
+
+def train(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Train an agent with reinforcement learning.
+
+    The run's folder (runs/<name>) holds config.yaml, metrics.jsonl, trajectories/, checkpoints/, the trained model in
+    hf/ and summary.json. Ctrl-C, SIGTERM and SIGHUP save a checkpoint of the last finished step; the same command
+    resumes from it.
+
+    Examples:
+
+      agent-r1 train recipes/quickstart
+      agent-r1 train recipes/quickstart algorithm=ppo trainer.steps=20 run.name=ppo
+      agent-r1 train recipes/quickstart algorithm=grpo algorithm.loss.clip_high=0.28
+      agent-r1 train recipes/quickstart model.path=Qwen/Qwen3-0.6B --dry-run
+    """
+    from agent_r1 import api
+
+    with readable_errors():
+        if not dry_run:
+            api.train(recipe, *(overrides or []))
+            return
+        from agent_r1.console import RunConsole
+        from agent_r1.registry import recipe_folder
+        from agent_r1.training import run
+
+        folder, config = api.resolve([recipe, *(overrides or [])])
+        with no_exit("the code of the recipe"), recipe_folder(folder):
+            run.dry_run(config, RunConsole())
+
+
+def sft(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Warm-start a model on demonstrations: rows with `messages` (whole conversations) and optional `tools`.
+
+    Example:
+
+      agent-r1 sft recipes/quickstart model.path=MODEL sft.data=[demos.jsonl] run.name=warm
+    """
+    from agent_r1 import api
+
+    with readable_errors():
+        folder = api.sft(recipe, *(overrides or []))
+        typer.echo(f"model: {folder}")
+
+
+def evaluate(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    model: Model = None,
+    baseline: Baseline = None,
+    json_file: JsonFile = None,
+    show: Show = 0,
+    trajectories: Trajectories = None,
+) -> None:
+    """Evaluate a model on a recipe's held-out rows: greedy, and with eval.samples=k also mean, best@k and maj@k.
+
+    Every figure is printed per data source, with its 95 % confidence interval over tasks.
+
+    Examples:
+
+      agent-r1 eval recipes/quickstart --model runs/quickstart/hf --show 2
+      agent-r1 eval recipes/quickstart --model runs/quickstart/hf eval.samples=4 --json figures.json
+      agent-r1 eval recipes/quickstart --baseline react
+    """
+    from agent_r1 import api
+    from agent_r1.console import RunConsole
+    from agent_r1.runs import write_trajectories
+
+    with readable_errors():
+        evaluation = api.evaluate(recipe, *(overrides or []), model=model, baseline=baseline)
+        console = RunConsole()
+        for trajectory in evaluation.worst_first()[:show]:
+            console.trajectory(trajectory.task_id, trajectory)
+        console.evaluation(evaluation.metrics, evaluation.intervals)
+        if trajectories is not None:
+            write_trajectories(trajectories, evaluation.greedy, policy_step=0)
+        command = {"recipe": recipe, "overrides": overrides or [], "model": model, "baseline": baseline}
+        _write_result(json_file, {**command, **evaluation.as_json()})
+
+
+def check(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    groups: Annotated[int, typer.Option(min=1, help="Tasks to try.")] = 8,
+    members: Annotated[int, typer.Option(min=1, help="Trial episodes per task.")] = 4,
+    trials: Annotated[bool, typer.Option(help="Run trial episodes with the model.")] = True,
+    json_file: JsonFile = None,
+) -> None:
+    """Find what will go wrong, before any training.
+
+    Checks configuration, data, tools, gold answers, chat template and context; then runs a few trial episodes and
+    checks rewards, tool use, the tokens that would be trained on, the log-probs of engine and trainer, and whether the
+    environment leaks state from one episode into the next. Exits with 1 when there is a problem; warnings may be
+    intended.
+
+    Examples:
+
+      agent-r1 check recipes/quickstart
+      agent-r1 check recipes/quickstart --groups 16 --members 8
+      agent-r1 check recipes/quickstart --no-trials
+    """
+    from agent_r1 import api
+
+    with readable_errors():
+        report = api.check(recipe, *(overrides or []), groups=groups, members=members, trials=trials)
+        _write_result(json_file, report.as_json())
+    typer.echo(f"{len(report.problems)} problems, {len(report.warnings)} warnings")
+    if report.problems:
+        raise typer.Exit(1)
+
+
+def _write_result(file: Path | None, result: dict[str, Any]) -> None:
+    """Write the result of a command as JSON, where a file is given."""
+    from agent_r1.files import write_atomically
+
+    if file is not None:
+        write_atomically(file, write_json(result, indent=2) + "\n")

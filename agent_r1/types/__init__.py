@@ -1,0 +1,39 @@
+"""The records that all packages share.
+
+A dataset row becomes a `Task`. An environment shows the model an `Observation`, the model answers with an `Action`, and
+the two together with the exact token ids are one `Step` of a Markov decision process. A flow returns an `Episode`
+(steps and why it stopped); scoring it gives a `Trajectory`.
+
+    row -> Task -> [Observation -> Action -> StepResult] * n -> Episode -> Trajectory
+
+All records are frozen and keyword-only. This package imports only the standard library, so environments and tools can
+be written and tested without torch.
+"""
+
+from agent_r1.types.episodes import Episode, FailedAttempt, Group, StopReason, Trajectory
+from agent_r1.types.messages import TEXT_ARGUMENT, Message, TokenIds, ToolSchema, media_in
+from agent_r1.types.sampling import Completion, FinishReason, SamplingParams
+from agent_r1.types.steps import Action, Observation, Step, StepResult, ToolCall
+from agent_r1.types.tasks import Task
+
+__all__ = [
+    "TEXT_ARGUMENT",
+    "Action",
+    "Completion",
+    "Episode",
+    "FailedAttempt",
+    "FinishReason",
+    "Group",
+    "Message",
+    "Observation",
+    "SamplingParams",
+    "Step",
+    "StepResult",
+    "StopReason",
+    "Task",
+    "TokenIds",
+    "ToolCall",
+    "ToolSchema",
+    "Trajectory",
+    "media_in",
+]

@@ -1,0 +1,43 @@
+"""Chat messages and tool schemas in OpenAI form, and the media that messages may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+TokenIds = tuple[int, ...]
+
+Message = Mapping[str, Any]
+"""A chat message in OpenAI form: `role`, `content`, and for tool use `tool_calls`, `tool_call_id`, `name`."""
+
+ToolSchema = Mapping[str, Any]
+"""A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+TEXT_ARGUMENT = "input"
+"""The name of the argument that holds plain text, in formats whose calls may have text instead of named arguments."""
+
+_MEDIA = {
+    f"{before}{kind}{after}": kind
+    for kind in ("image", "video", "audio")
+    for before in ("", "input_")
+    for after in ("", "s", "_url")
+}
+"""Types and keys of content parts and messages that are not text, with the kind of media each one holds."""
+
+
+def media_in(messages: Iterable[Any]) -> list[str]:
+    """The kinds of media in messages: image, video, audio, in this order.
+
+    >>> media_in([{"role": "user", "content": [{"type": "image_url", "image_url": {}}, {"type": "text", "text": "?"}]}])
+    ['image']
+    """
+    kinds: set[str] = set()
+    for message in messages:
+        if not isinstance(message, Mapping):
+            continue
+        content = message.get("content")
+        parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list | tuple) else []
+        names = [str(part.get("type")) for part in parts]
+        names += [str(key) for holder in (message, *parts) for key, value in holder.items() if value is not None]
+        kinds.update(_MEDIA[name] for name in names if name in _MEDIA)
+    return [kind for kind in ("image", "video", "audio") if kind in kinds]
