@@ -26,6 +26,7 @@ from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.models import check_form, check_targets, convert_gguf, gguf_folder, is_gguf, require_peft
 from agent_r1.registry import find_module, load_function, signature_of
 from agent_r1.rewards import RewardFunction, reward_functions, row_problem
+from agent_r1.rollout import check_group_plan
 from agent_r1.runs import folder_problems, lock_folder
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.builtin import declare_servers, make_server
@@ -111,6 +112,7 @@ def make_plan(config: Config) -> RunPlan:
     problems.run(_find_tools, config)
     report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
+    check_group_plan(config, train_tasks[0])
     _check_tools(config, [*train_tasks, *eval_tasks])
     _check_ground_truths(config.reward.function, reward, [*train_tasks, *eval_tasks])
     return RunPlan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)

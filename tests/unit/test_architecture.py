@@ -40,7 +40,7 @@ PACKAGES: dict[str, str] = {
     "engines": "config errors models registry seeds types",
     "flows": "chat engines envs errors registry seeds tools types",
     "runs": "codec config errors files types",
-    "rollout": "chat config data engines envs errors flows rewards seeds tools types",
+    "rollout": "chat config data engines envs errors flows registry rewards seeds tools types",
     "learner": "algorithms config data errors models rewards seeds types",
     "evaluation": "errors rollout seeds types",
     "training": (
