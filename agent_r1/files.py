@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from agent_r1.errors import StorageError
+from agent_r1.errors import AgentR1Error, StorageError
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _ADVICE = {
@@ -34,7 +34,7 @@ def atomic_write(place: Path, *, partial: Path | None = None, num_bytes: int | N
                 stack.callback(_remove, partial)
             yield
             stack.pop_all()
-    except StorageError:
+    except AgentR1Error:  # raised on purpose: a file that cannot be read, or a write that was explained already
         raise
     except Exception as error:  # whether it is a failed write shows in what is behind it
         failed = _failed_write(error)
@@ -58,23 +58,53 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def replace_folder(beside: Path, place: Path) -> None:
-    """Put `beside` in the place of `place`, durably. The old folder goes only when the new one is there."""
+    """Replace the folder `place` with `beside`, durably. The old folder is removed only when the new one is there. Of
+    two processes that replace it at once, the later one's stays."""
     old = place.with_name(f".{place.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if place.exists():
-        place.rename(old)
+    with locked_folder(place.parent):
+        shutil.rmtree(old, ignore_errors=True)
+        if place.exists():
+            place.rename(old)
+        try:
+            beside.rename(place)
+        except OSError:
+            if old.exists():
+                old.rename(place)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+        flush(place.parent)
+
+
+@contextmanager
+def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Within the block no other process holds the lock of `folder`, which ends with the process that holds it.
+
+    Gives False where there is no lock: another process has it and `wait` is false, or the system has no `flock`.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        beside.rename(place)
-    except OSError:
-        if old.exists():
-            old.rename(place)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-    directory = os.open(place.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
+        yield _lock(descriptor, wait=wait)
     finally:
-        os.close(directory)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, *, wait: bool) -> bool:
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def flush(path: Path) -> None:
+    """Write a file's content, or a folder's entries, to the disk (fsync)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def free_bytes(place: Path) -> int:

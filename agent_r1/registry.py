@@ -19,11 +19,13 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -217,25 +219,64 @@ def _is_same_module(missing: str, wanted: str) -> bool:
     return missing == wanted or missing.endswith("." + wanted) or wanted.startswith(missing + ".")
 
 
-def bind_part(registry: Registry[Any], key: str, part: Mapping[str, Any]) -> Callable[..., Any]:
-    """The registered callable that `part` names, with the rest of `part` as keyword arguments.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that a configuration names, with its keyword arguments; a file writes `{name: clip, clip_low: 0.2}`."""
 
-    Arguments it does not take are refused, with the nearest one it does. So are values that its annotations exclude.
+    name: str
+    """A registered name or `module:attribute`; "" when the file gives none."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """By name."""
+
+    @classmethod
+    def of(cls, part: Part | Mapping[str, Any]) -> Part:
+        """The part that a mapping writes.
+
+        >>> Part.of({"name": "clip", "clip_low": 0.2})
+        Part(name='clip', arguments={'clip_low': 0.2})
+        """
+        if isinstance(part, Part):
+            return part
+        return cls(part.get("name", ""), {str(key): value for key, value in part.items() if key != "name"})
+
+    def as_mapping(self) -> dict[str, Any]:
+        """The form that a file writes."""
+        return {"name": self.name, **self.arguments}
+
+    def with_defaults(self, target: Callable[..., Any]) -> Part:
+        """The part with the defaults of `target`, the callable it names, for arguments it does not give. A default that
+        a file cannot hold (anything but a number, text, true, false and null) is left to the callable."""
+        defaults = {
+            parameter.name: parameter.default
+            for parameter in _keyword_parameters(target)
+            if _fits_in_a_file(parameter.default)
+        }
+        return Part(self.name, {**defaults, **self.arguments})
+
+
+def _fits_in_a_file(default: Any) -> bool:
+    return default is None or isinstance(default, str | int) or (isinstance(default, float) and math.isfinite(default))
+
+
+def bind_part(registry: Registry[Any], key: str, part: Part | Mapping[str, Any]) -> Callable[..., Any]:
+    """The registered callable that `part` names, with its arguments bound.
+
+    Arguments that the callable does not take are refused, with the nearest one it takes. So are values that its
+    annotations exclude.
     """
-    arguments = {str(argument): value for argument, value in part.items()}
-    name = arguments.pop("name", None)
-    if not isinstance(name, str):
-        raise ConfigError(f"'{key}' needs a name, found {dict(part)}; known: {', '.join(registry.names())}")
-    target = registry.get(name)
-    accepted = _keyword_arguments(target) if arguments else None
-    unknown = [argument for argument in arguments if accepted is not None and argument not in accepted]
+    part = Part.of(part)
+    if not isinstance(part.name, str) or not part.name:
+        raise ConfigError(f"'{key}' needs a name, found {part.as_mapping()}; known: {', '.join(registry.names())}")
+    target = registry.get(part.name)
+    accepted = _keyword_arguments(target) if part.arguments else None
+    unknown = [argument for argument in part.arguments if accepted is not None and argument not in accepted]
     if unknown:
         raise ConfigError(
-            f"{registry.kind} '{name}' takes no argument '{unknown[0]}' (key '{key}.{unknown[0]}'). "
+            f"{registry.kind} '{part.name}' takes no argument '{unknown[0]}' (key '{key}.{unknown[0]}'). "
             f"{did_you_mean(unknown[0], accepted or ())} To drop it: '~{key}.{unknown[0]}'"
         )
-    check_arguments(target, f"{key}.", arguments, f"{registry.kind} '{name}'")
-    return functools.partial(target, **arguments)
+    check_arguments(target, f"{key}.", part.arguments, f"{registry.kind} '{part.name}'")
+    return functools.partial(target, **part.arguments)
 
 
 def check_arguments(target: Callable[..., Any], prefix: str, arguments: Mapping[str, Any], what: str) -> None:
@@ -272,10 +313,17 @@ def signature_of(target: Callable[..., Any]) -> inspect.Signature:
 
 
 def _keyword_arguments(target: Any) -> set[str] | None:
-    """Names it takes as keywords; None when it takes any. What it takes as data stands first and is not counted."""
-    parameters = list(signature_of(target).parameters.values())
+    """Names of the keyword arguments a callable takes; None when it takes any."""
+    parameters = signature_of(target).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
+    return {parameter.name for parameter in _keyword_parameters(target)}
+
+
+def _keyword_parameters(target: Any) -> list[inspect.Parameter]:
+    """The parameters that a configuration may set: of a class all, of a function those behind `*`, because what stands
+    before is its data."""
+    parameters = signature_of(target).parameters.values()
     if inspect.isclass(target):
-        return {parameter.name for parameter in parameters}
-    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+        return [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    return [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

@@ -1,10 +1,28 @@
-"""Seeds.
+"""Seeds: everything random in a run is a pure function of the run's seed and of where it happens.
 
-Everything random in a run is a pure function of the run's seed and of where it happens, so a resumed run draws what the
-uninterrupted one would have drawn, without any generator state being saved.
+A resumed run therefore draws what the uninterrupted one would have drawn, without any generator state being saved.
 """
 
 from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Stream(IntEnum):
+    """What a seed is for, so that uses of the same seed draw unrelated numbers: `mix_seed(seed, Stream.ROLLOUT, step)`.
+
+    The numbers are fixed: changing one, or its position among the parts, changes the results of every run. Orders (of
+    tasks in an epoch, of groups in minibatches, of demonstrations) are mixed from seed and position alone.
+    """
+
+    ROLLOUT = 1
+    """Of the run's seed: episodes of training steps."""
+    EVALUATION = 2
+    """Of the run's seed: episodes of evaluations."""
+    EVALUATION_SAMPLES = 1
+    """Of an evaluation's seed: its sampled episodes, beside the greedy ones."""
+    EXTRA_TASKS = 1
+    """Of the run's seed, after the batch and the round: tasks that refill a batch. Comes last, not second."""
 
 
 def mix_seed(*parts: int) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agent_r1.chat import ChatRenderer
 from agent_r1.checks.chat import call_findings, template_findings
 from agent_r1.checks.report import Report, Result, without_repeats
 from agent_r1.checks.rows import control_token_findings, gold_result, room_findings
@@ -29,15 +28,15 @@ from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.interrupts import run_cancelling, stop_signals
 from agent_r1.tools import check_tool
 from agent_r1.training import (
+    CheckedModel,
     RunPlan,
     check_model,
-    context_length,
     distinct_setups,
     ensure_model,
     first_observation,
-    load_parts,
-    make_plan,
+    load_components,
     prepare_model,
+    prepare_plan,
     tool_policies,
     tools_in_use,
 )
@@ -69,7 +68,7 @@ def check_recipe(
 
 
 def _all(config: Config, console: RunConsole, groups: int, members: int, with_trials: bool) -> Iterator[Result]:
-    plan, result = _attempt("configuration and data", lambda: make_plan(config), lambda plan: _sizes(plan))
+    plan, result = _attempt("configuration and data", lambda: prepare_plan(config), lambda plan: _sizes(plan))
     yield result
     if plan is None:
         return
@@ -78,11 +77,12 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
     gold = run_cancelling(lambda: gold_result(plan.reward, tasks))
     yield Result(title="gold answers", findings=gold.findings, seen=gold.seen, skipped=gold.skipped)
     plan = _with_model(plan, console, warm_start=with_trials)
-    renderer, result = _attempt("model", lambda: check_model(plan), lambda renderer: "found")
+    model, result = _attempt("model", lambda: check_model(plan), lambda model: "found")
     yield result
-    if renderer is None:
+    if model is None:
         return
-    yield _room(plan, renderer, tasks)
+    renderer = model.renderer
+    yield _room(plan, model, tasks)
     found = control_token_findings(renderer, tasks)
     yield Result(title="control tokens", findings=tuple(found), seen="" if found else "no row has any in its text")
     shown = [first_observation(plan, task) for task in distinct_setups(tasks)]
@@ -91,7 +91,7 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
     if not with_trials:
         yield Result(title="trial episodes", seen="not asked for", skipped=True)
         return
-    yield from _trials(plan, renderer, console, groups, members)
+    yield from _trials(plan, model, console, groups, members)
 
 
 def _with_model(plan: RunPlan, console: RunConsole, *, warm_start: bool) -> RunPlan:
@@ -123,14 +123,14 @@ def _tools(plan: RunPlan, tasks: Sequence[Task]) -> Result:
     return Result(title="tools", findings=without_repeats(findings), seen=", ".join(sorted(tools)))
 
 
-def _room(plan: RunPlan, renderer: ChatRenderer, tasks: Sequence[Task]) -> Result:
+def _room(plan: RunPlan, model: CheckedModel, tasks: Sequence[Task]) -> Result:
     """Only the rows with the most characters can be the longest; `check_model` has seen that all fit at all."""
     longest = sorted(tasks, key=lambda task: len(str(task.prompt)), reverse=True)[:_LONGEST_ROWS]
     lengths = [
-        (task.task_id, len(renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids))
+        (task.task_id, len(model.renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids))
         for task in longest
     ]
-    settings, context = plan.config.rollout, context_length(plan.config)
+    settings, context = plan.config.rollout, model.context_length
     found = room_findings(lengths, context=context, max_tokens=settings.max_tokens, max_steps=settings.max_steps)
     seen = f"the longest first prompt has {max(length for _, length in lengths)} of {context} tokens" if lengths else ""
     return Result(title="context", findings=tuple(found), seen=seen)
@@ -141,8 +141,8 @@ def _about(shown: Sequence[Observation], title: str, findings_of: Callable[[Obse
     return Result(title=title, findings=without_repeats(found))
 
 
-def _trials(plan: RunPlan, renderer: ChatRenderer, console: RunConsole, groups: int, members: int) -> Iterator[Result]:
-    parts = load_parts(plan, renderer)
+def _trials(plan: RunPlan, model: CheckedModel, console: RunConsole, groups: int, members: int) -> Iterator[Result]:
+    components = load_components(plan, model)
     tasks = plan.train_tasks[:groups]
     with console.progress("trial episodes", len(tasks) * members) as bar:
 
@@ -150,7 +150,7 @@ def _trials(plan: RunPlan, renderer: ChatRenderer, console: RunConsole, groups: 
             bar.advance()
 
         try:
-            trials = run_cancelling(lambda: run_trials(plan, parts, tasks, members=members, on_finished=advance))
+            trials = run_cancelling(lambda: run_trials(plan, components, tasks, members=members, on_finished=advance))
         except RolloutsFailingError as error:
             yield failed_trials(error)
             return
@@ -158,7 +158,7 @@ def _trials(plan: RunPlan, renderer: ChatRenderer, console: RunConsole, groups: 
     yield reward_result(trials)
     yield tools_result(trials)
     yield tokens_result(trials)
-    yield agreement_result(trials, plan, parts)
+    yield agreement_result(trials, plan, components)
     yield _environment(plan, trials)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from agent_r1.errors import RolloutsFailingError
 from agent_r1.findings import Finding
 from agent_r1.learner import make_compute, score_all
 from agent_r1.learner.packing import Sample
-from agent_r1.training import RunComponents, RunPlan, closing_engine, make_rollout
+from agent_r1.training import RunComponents, RunPlan, make_rollout
 from agent_r1.types import Completion, Group, SamplingParams, Step, StopReason, Task, TokenIds, Trajectory
 
 _MOST_PARSE_ERRORS = 0.5
@@ -55,6 +56,10 @@ class RecordingEngine:
         self.samples.add((tuple(prompt_ids), completion.token_ids))
         return completion
 
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """Pass it on."""
+        return self._engine.paused()
+
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Of the engine."""
         await self._engine.update_weights(weights, version)
@@ -86,7 +91,7 @@ class Trials:
 
 async def run_trials(
     plan: RunPlan,
-    parts: RunComponents,
+    components: RunComponents,
     tasks: Sequence[Task],
     *,
     members: int,
@@ -94,15 +99,15 @@ async def run_trials(
 ) -> Trials:
     """`members` episodes of each task, sampled as training would. Raises `RolloutsFailingError` when all fail."""
     settings = plan.config.rollout
-    engine = RecordingEngine(parts.engine)
-    rollout = make_rollout(plan, parts.renderer, engine, parts.tools)
+    engine = RecordingEngine(components.engine)
+    rollout = make_rollout(plan, components.renderer, engine, components.tools)
     sampling = SamplingParams(
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
     )
-    async with closing_engine(parts), parts.tools:
+    async with components.opened():
         groups = await rollout.run(
             tasks, group_size=members, sampling=sampling, seed=plan.config.trainer.seed, on_finished=on_finished
         )
@@ -224,13 +229,13 @@ def tokens_result(trials: Trials) -> Result:
     )
 
 
-def agreement_result(trials: Trials, plan: RunPlan, parts: RunComponents) -> Result:
+def agreement_result(trials: Trials, plan: RunPlan, components: RunComponents) -> Result:
     """Whether trainer and engine agree about the log-probs of what was sampled."""
     steps = [step for step in trials.steps if step.action_ids]
     if not steps or tokens_result(trials).findings:
         return Result(title="engine and trainer", seen="no sampled tokens to compare", skipped=True)
-    compute = make_compute(plan.config, parts.policy)
-    found = score_all(parts.policy, [Sample.of_step(s.prompt_ids, s.action_ids) for s in steps], compute).tolist()
+    compute = make_compute(plan.config, components.policy)
+    found = score_all(components.policy, [Sample.of_step(s.prompt_ids, s.action_ids) for s in steps], compute).tolist()
     sampled = [logprob for step in steps for logprob in step.rollout_logprobs]
     gaps = [abs(one - other) for one, other in zip(found, sampled, strict=True)]
     mean, largest = sum(gaps) / len(gaps), max(gaps)

@@ -59,11 +59,11 @@ def train(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False) 
             return
         from agent_r1.console import RunConsole
         from agent_r1.registry import recipe_folder
-        from agent_r1.training import run
+        from agent_r1.training import dry_run as check_only
 
         folder, config = api.resolve([recipe, *(overrides or [])])
         with no_exit("the code of the recipe"), recipe_folder(folder):
-            run.dry_run(config, RunConsole())
+            check_only(config, RunConsole())
 
 
 def sft(recipe: Recipe, overrides: Overrides = None) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Optional
 
 from pydantic import Field
 
+from agent_r1.config.algorithm_schema import AlgorithmConfig, unread_algorithm
 from agent_r1.constraints import (
     Count,
     CountOrZero,
@@ -157,97 +158,6 @@ class EngineConfig:
 
 
 @dataclass
-class KLConfig:
-    """Staying close to the policy the run started from."""
-
-    coefficient: NotNegative = 0.0
-    """0: no reference model is loaded."""
-    estimator: str = "k3"
-    """k1, abs, k2 or k3; with a `+` (`k3+`) its value with the gradient of k2."""
-    place: Annotated[str, one_of("loss", "reward")] = "loss"
-    """loss: added to the loss. reward: taken off the reward, token by token."""
-    target: Optional[Positive] = None
-    """Divergence per token to hold by moving the coefficient; null: the coefficient is fixed."""
-    horizon: Positive = 10000.0
-    """Trajectories over which the coefficient adapts; fewer is faster."""
-
-
-@dataclass
-class CriticConfig:
-    """The value model of algorithms that need one."""
-
-    kind: Optional[Annotated[str, one_of("closed_form", "own", "shared")]] = None
-    """null: none. closed_form: a linear head on the policy's hidden states, solved from sums over batches; no second
-    model, no optimizer. own: a copy of the policy that is trained. shared: a trained head on the policy's own trunk,
-    which the value loss reaches."""
-    bootstrap: bool = False
-    """false: an episode that is cut by a limit is scored, and ends there. true: its outcome is left out, and the
-    critic's value of its next state takes the outcome's place."""
-    learning_rate: Positive = 1e-4
-    """own, shared: of the critic's own optimizer."""
-    value_clip: Optional[Positive] = 0.5
-    """own, shared: how far a value may move from its old one in one update; null: as far as it likes."""
-    warmup_steps: CountOrZero = 0
-    """First training steps in which only the critic learns."""
-    privileged: Optional[Annotated[str, one_of("ground_truth", "observation")]] = None
-    """Text that only the critic reads. ground_truth: the row's. observation: what the environment gives as
-    `Observation.privileged`."""
-
-    @property
-    def enabled(self) -> bool:
-        """Whether there is a critic."""
-        return self.kind is not None
-
-
-@dataclass
-class ProcessConfig:
-    """How the steps' own rewards are balanced against the outcome; `reward.process_weight` is their weight."""
-
-    normalisation: Annotated[str, one_of("none", "return_max", "group_std", "running")] = "none"
-    """What they are divided by. none, return_max: the batch's largest return-to-go, group_std: the spread of their
-    sums in the group, running: the spread over the whole run."""
-    bound: Optional[NotNegative] = None
-    """Cut a step's process reward to this size first; null: take it as it is."""
-
-
-@dataclass
-class AlgorithmConfig:
-    """What is learned from experience. A preset of the group `algorithm` fills it."""
-
-    estimator: dict[str, Any] = field(default_factory=lambda: {"name": "group"})
-    """The advantage estimator and its arguments."""
-    loss: dict[str, Any] = field(default_factory=lambda: {"name": "clip"})
-    """The policy loss and its arguments."""
-    aggregation: dict[str, Any] = field(default_factory=lambda: {"name": "trajectory-mean-token-mean"})
-    """What weighs the same: tokens, steps or trajectories."""
-    off_policy: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
-    """Correction for the difference between the engine's and the trainer's probabilities: none, token, sequence or
-    mask."""
-    old_logprobs: Annotated[str, one_of("auto", "rollout", "trainer")] = "auto"
-    """Whose log-probs the ratio starts from. rollout: the engine's, no extra pass. trainer: the trainer's own, one
-    extra pass when several updates follow a rollout. auto: rollout when one update follows and nothing asks for more.
-    """
-    epochs: Count = 1
-    """Passes over each batch."""
-    minibatches: Count = 1
-    """Updates a pass; whole groups go into each."""
-    entropy_coefficient: NotNegative = 0.0
-    """Weight of the entropy bonus."""
-    refill_rounds: CountOrZero = 0
-    """Up to this many further rounds of rollouts take the place of groups whose members all earned the same."""
-    greedy_baseline: bool = False
-    """Roll every task out once more, greedily, as a baseline."""
-    overlong_fraction: Fraction = 0.0
-    """The last part of `rollout.max_tokens` in which an action is charged, up to 1 at the limit; 0: never."""
-    process: ProcessConfig = field(default_factory=ProcessConfig)
-    """Balance of process and outcome rewards."""
-    kl: KLConfig = field(default_factory=KLConfig)
-    """Divergence from the starting policy."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
-    """The value model."""
-
-
-@dataclass
 class OptimizerConfig:
     """AdamW."""
 
@@ -356,9 +266,12 @@ class Config:
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
-    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    algorithm: AlgorithmConfig = field(default_factory=unread_algorithm)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     sft: SftConfig = field(default_factory=SftConfig)
+
+    def __post_init__(self) -> None:
+        self.algorithm.read_parts()

@@ -24,7 +24,7 @@ from agent_r1.codec import read_json
 from agent_r1.constraints import unusable_parts
 from agent_r1.errors import DataError, did_you_mean, refuse_media
 from agent_r1.files import write_atomically
-from agent_r1.seeds import mix_seed
+from agent_r1.seeds import Stream, mix_seed
 from agent_r1.types import Message, Task
 
 COLUMNS = (
@@ -317,9 +317,6 @@ def _first_repeated(tasks: Sequence[Task]) -> str | None:
     return None
 
 
-_EXTRA_STREAM = 1
-
-
 class TaskSampler:
     """An endless, shuffled, resumable sequence of batches: batch `n` is a function of the seed and `n` alone.
 
@@ -339,7 +336,7 @@ class TaskSampler:
 
     def extra(self, number: int, round_number: int, count: int) -> list[Task]:
         """Further tasks for batch `number`, drawn outside the epochs' order and also from the seed alone."""
-        rng = random.Random(mix_seed(self._seed, number, round_number, _EXTRA_STREAM))
+        rng = random.Random(mix_seed(self._seed, number, round_number, Stream.EXTRA_TASKS))
         return [self._tasks[rng.randrange(len(self._tasks))] for _ in range(count)]
 
     def at(self, position: int) -> Task:

@@ -11,6 +11,7 @@ An engine of your own is a factory under a name, in a module that `imports` list
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from agent_r1.config import Config
@@ -48,8 +49,8 @@ class Engine(Protocol):
 
     @property
     def pauses_during_update(self) -> bool:
-        """Whether requests stand still while the learner computes an update, as they do in an engine that shares its
-        event loop or its device. The deadlines of episodes are then extended by the time of the update."""
+        """Whether requests wait inside `paused()`, as they do in an engine that shares the learner's device. The
+        deadlines of episodes are then extended by the time of the update."""
         ...
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
@@ -59,6 +60,11 @@ class Engine(Protocol):
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Take over the trainer's weights (name, tensor). Every id sampled from here on carries `version`, those of
         requests under way too."""
+        ...
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """Inside, an engine that shares the learner's device computes nothing and requests wait; another engine may
+        continue. Weights may be updated inside."""
         ...
 
     async def close(self) -> None:

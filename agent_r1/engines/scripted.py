@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from agent_r1.errors import EngineError
@@ -49,7 +50,7 @@ class ScriptedEngine:
 
     @property
     def pauses_during_update(self) -> bool:
-        """It computes nothing by itself: replies come on the caller's event loop."""
+        """It stands for an engine in this process."""
         return True
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
@@ -78,6 +79,10 @@ class ScriptedEngine:
         if len(self.requests) > len(self._replies):
             raise EngineError(f"the script has {len(self._replies)} replies but {len(self.requests)} were asked for")
         return self._replies[len(self.requests) - 1]
+
+    def paused(self) -> nullcontext[None]:
+        """It computes nothing that could disturb a learner."""
+        return nullcontext()
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Remember the version."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_r1.evaluation.metrics import best_of, interval, majority, mean
 from agent_r1.rollout import Rollout
-from agent_r1.seeds import mix_seed
+from agent_r1.seeds import Stream, mix_seed
 from agent_r1.types import Group, SamplingParams, Task, Trajectory
 
 _PANEL_SEED = 0
@@ -85,7 +85,11 @@ async def evaluate(
     )
     sampled = (
         await rollout.run(
-            tasks, group_size=num_samples, sampling=sampling, seed=mix_seed(seed, 1), on_finished=on_finished
+            tasks,
+            group_size=num_samples,
+            sampling=sampling,
+            seed=mix_seed(seed, Stream.EVALUATION_SAMPLES),
+            on_finished=on_finished,
         )
         if num_samples
         else []

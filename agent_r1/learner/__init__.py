@@ -1,12 +1,15 @@
 """The learner: experience to credit to updates."""
 
+from agent_r1.learner.base import Learner
 from agent_r1.learner.compute import Compute, cpu_row_tokens, make_compute
-from agent_r1.learner.credit import Models, with_token_penalty
+from agent_r1.learner.credit import with_token_penalty
 from agent_r1.learner.critics import Critic, make_critic
 from agent_r1.learner.experience import CriticView, Experience, gather_experience
 from agent_r1.learner.imitation import fit_demonstrations
-from agent_r1.learner.learner import Learner
+from agent_r1.learner.learner import TorchLearner, make_learner
+from agent_r1.learner.models import Models, make_models
 from agent_r1.learner.scoring import score, score_all
+from agent_r1.learner.weight_growth import WeightGrowth
 
 __all__ = [
     "Compute",
@@ -15,11 +18,15 @@ __all__ = [
     "Experience",
     "Learner",
     "Models",
+    "TorchLearner",
+    "WeightGrowth",
     "cpu_row_tokens",
     "fit_demonstrations",
     "gather_experience",
     "make_compute",
     "make_critic",
+    "make_learner",
+    "make_models",
     "score",
     "score_all",
     "with_token_penalty",

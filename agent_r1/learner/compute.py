@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -12,6 +17,8 @@ from torch import nn
 from agent_r1.config import Config
 from agent_r1.learner.packing.samples import Packer, pack
 from agent_r1.learner.packing.trie import iter_tries
+
+ResultT = TypeVar("ResultT")
 
 
 def cpu_row_tokens(hidden_size: int) -> int:
@@ -52,6 +59,43 @@ class Compute:
         """The context in which models are run."""
         enabled = self.autocast_dtype is not None
         return torch.autocast(self.device.type, dtype=self.autocast_dtype or torch.bfloat16, enabled=enabled)
+
+
+class UpdateThread:
+    """A thread in which updates are computed, so that the event loop keeps running meanwhile.
+
+    It computes what the calling thread would compute: torch keeps its number of CPU threads, its current CUDA device
+    and stream, and (in context variables) the compiler's settings per thread, and all of them are taken from the
+    caller. One thread serves all updates, so that what torch allocates per thread (OpenMP teams, cuBLAS workspaces)
+    exists once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+
+    async def run(self, work: Callable[[], ResultT]) -> ResultT:
+        """What `work` returns. When the caller is cancelled, the work is finished first: an abandoned update would
+        change weights that are being saved."""
+        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        num_threads, context = torch.get_num_threads(), copy_context()
+
+        def compute() -> ResultT:
+            torch.set_num_threads(num_threads)
+            with nullcontext() if stream is None else torch.cuda.stream(stream):
+                return work()
+
+        future = asyncio.get_running_loop().run_in_executor(self._executor, context.run, compute)
+        cancelled: asyncio.CancelledError | None = None
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            future.exception()  # retrieved: asyncio would report it as lost
+            raise cancelled
+        return future.result()
 
 
 def make_compute(config: Config, policy: nn.Module) -> Compute:

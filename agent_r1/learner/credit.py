@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from agent_r1.algorithms import Algorithm, Credit, StepTable, engine_divergence
-from agent_r1.learner.compute import Compute
 from agent_r1.learner.critics import AnyCritic, ClosedFormCritic
 from agent_r1.learner.experience import Experience
+from agent_r1.learner.models import Models
 from agent_r1.learner.packing.samples import send
 from agent_r1.learner.scoring import hidden_before, score_all, value_of_states
 from agent_r1.models import adapters_off
@@ -70,21 +70,6 @@ class CreditedBatch:
     """What a critic that is trained by gradient read before each token, before the updates; None without one."""
     metrics: Mapping[str, float]
     """What was found."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Models:
-    """The models of a run."""
-
-    policy: nn.Module
-    """Being trained."""
-    reference: nn.Module | None
-    """The policy the run started from; None when nothing asks for it. Its adapters, if any, are switched off when it
-    is asked, so a policy with adapters is its own reference."""
-    critic: AnyCritic | None
-    """Values; None without one."""
-    compute: Compute
-    """How they are run."""
 
 
 def assign_credit(

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from agent_r1.algorithms import Algorithm, LossInputs, adapted_coefficient, engine_divergence, value_loss
-from agent_r1.config import OptimizerConfig
-from agent_r1.learner.credit import CreditedBatch, Models, TokenArrays, assign_credit, observed_returns
+from agent_r1.config import Config, OptimizerConfig
+from agent_r1.learner.compute import UpdateThread
+from agent_r1.learner.credit import CreditedBatch, TokenArrays, assign_credit, observed_returns
 from agent_r1.learner.critics import ClosedFormCritic, SharedCritic, correct_head
 from agent_r1.learner.experience import Experience
+from agent_r1.learner.models import Models, make_models, tune_layers
 from agent_r1.learner.optimizer import SkipCounter, guarded_step, make_optimizer
 from agent_r1.learner.packing.samples import MicroBatch, Sample, send
 from agent_r1.learner.scoring import Scores, score, value
-from agent_r1.models import freeze_gc, restore_state, saved_state
+from agent_r1.learner.weight_growth import WeightGrowth
+from agent_r1.models import Rounding, export_policy, freeze_gc, merged_weights, restore_state, saved_state
 from agent_r1.seeds import mix_seed
+from agent_r1.types import SamplingParams
 
 CRITIC_UPDATES = 4
 """Optimizer steps of a critic for each one of the policy, each on its part of the same samples: the passes cost the
@@ -107,8 +112,8 @@ class _Sums:
         return dict(zip(self._totals, torch.stack(list(self._totals.values())).tolist(), strict=True))
 
 
-class Learner:
-    """Policy, critic and reference with their optimizers."""
+class TorchLearner:
+    """The learner of one process: policy, critic and reference with their optimizers."""
 
     def __init__(
         self,
@@ -140,9 +145,15 @@ class Learner:
             else make_optimizer(self.critic, optimizer, critic_rate)
         )
         self._head_is_solved = False
+        self._thread = UpdateThread(self.device)
+        self._growth = WeightGrowth(self.policy)
 
-    def learn(self, experience: Experience, *, step: int) -> dict[str, float]:
-        """All updates of one training step; what happened, as metrics."""
+    async def learn(self, experience: Experience, *, step: int) -> dict[str, float]:
+        """Make all updates of one training step in the learner's own thread; see `Learner.learn`."""
+        return await self._thread.run(lambda: self.learn_sync(experience, step=step))
+
+    def learn_sync(self, experience: Experience, *, step: int) -> dict[str, float]:
+        """The same in the calling thread."""
         if not experience.table.num_tokens:
             return {"loss/updates": 0.0}
         batch = assign_credit(experience, self.models, self.algorithm, kl_coefficient=self.kl_coefficient)
@@ -292,7 +303,7 @@ class Learner:
             seen["policy/reference_kl"] = kl_N.detach()
             if settings.kl.place == "loss":
                 total_N = total_N + self.kl_coefficient * kl_N
-        if settings.off_policy.get("name") != "none":
+        if settings.off_policy.name != "none":
             seen["offpolicy/weight"] = correction_N
         if with_divergence:
             seen["offpolicy/logprob_difference"] = (now_N - rollout_N).abs()
@@ -387,7 +398,7 @@ class Learner:
     # --- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs to go on as if it had never stopped."""
+        """What a resumed run needs to continue as if it had never stopped."""
         state: dict[str, Any] = {
             "policy": saved_state(self.policy),
             "policy_optimizer": self.policy_optimizer.state_dict(),
@@ -401,7 +412,7 @@ class Learner:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         restore_state(self.policy, state["policy"])
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         self.kl_coefficient = float(state["kl_coefficient"])
@@ -412,3 +423,49 @@ class Learner:
             self._head_is_solved = bool(state["head_is_solved"])
         if self.critic_optimizer is not None:
             self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self._growth = WeightGrowth(self.policy)
+
+    # --- what the training loop needs to know ----------------------------------------------------------------------
+
+    def weights(self, *, unmerged: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
+        """The policy's weights as an engine takes them; see `Learner.weights`."""
+        return merged_weights(self.policy, apart=unmerged)
+
+    def export(
+        self, folder: Path, *, tokenizer: Any, config: Config, sampling: SamplingParams | None = None
+    ) -> Rounding | None:
+        """Write the policy to a Hugging Face folder; see `Learner.export`."""
+        return export_policy(self.policy, tokenizer, folder, config, sampling=sampling)
+
+    def check_growth(self) -> None:
+        """Raise `DivergenceError` when the weights have exploded since the learner was made or restored."""
+        self._growth.check(**{"optimizer.learning_rate": self._optimizer_config.learning_rate})
+
+    def checkpoint_bytes(self) -> int:
+        """About the size of a checkpoint: the trained weights and AdamW's two means of their gradients. The sums of a
+        closed-form critic are one small matrix."""
+        modules = [module for module in (self.policy, self.critic) if isinstance(module, nn.Module)]
+        return 3 * sum(weight.nbytes for module in modules for weight in module.parameters() if weight.requires_grad)
+
+    def model_bytes(self) -> int:
+        """The size of the policy's weights."""
+        return sum(weight.nbytes for weight in self.policy.parameters())
+
+    def memory(self) -> float | None:
+        """The most GPU memory that the process has held, in GB; None on a CPU."""
+        return torch.cuda.max_memory_reserved(self.device) / 1e9 if self.device.type == "cuda" else None
+
+
+def make_learner(config: Config, policy: nn.Module, algorithm: Algorithm) -> TorchLearner:
+    """The learner of a run. The policy is changed in place (adapters, float32 weights, compiled layers): an engine that
+    copies it is made before."""
+    models = make_models(config, policy, algorithm)
+    tune_layers(config, models)
+    return TorchLearner(
+        models=models,
+        algorithm=algorithm,
+        optimizer=config.optimizer,
+        max_skipped_updates=config.trainer.max_skipped_updates,
+        total_steps=config.trainer.steps,
+        seed=config.trainer.seed,
+    )

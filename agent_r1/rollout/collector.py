@@ -11,10 +11,8 @@ from agent_r1.data import TaskSampler
 from agent_r1.rewards import RewardShaping, returns_differ
 from agent_r1.rollout.group_plans import bind_group_plan, members_of
 from agent_r1.rollout.runner import Rollout
-from agent_r1.seeds import mix_seed
+from agent_r1.seeds import Stream, mix_seed
 from agent_r1.types import Group, SamplingParams, Task, Trajectory
-
-ROLLOUT_STREAM = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +62,7 @@ class Collector:
                 tasks,
                 group_size=self._settings.group_size,
                 sampling=self._sampling,
-                seed=mix_seed(self._seed, ROLLOUT_STREAM, step),
+                seed=mix_seed(self._seed, Stream.ROLLOUT, step),
                 plan=self._plan,
                 first_group_id=len(groups),
                 may_fail=bool(groups),

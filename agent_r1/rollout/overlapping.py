@@ -19,9 +19,9 @@ from typing import Any
 
 from agent_r1.config import Config
 from agent_r1.rewards import RewardShaping
-from agent_r1.rollout.collector import ROLLOUT_STREAM, Collected, Collector
+from agent_r1.rollout.collector import Collected, Collector
 from agent_r1.rollout.runner import Rollout, raise_if_all_failed
-from agent_r1.seeds import mix_seed
+from agent_r1.seeds import Stream, mix_seed
 from agent_r1.types import Group, Task, Trajectory
 
 
@@ -145,7 +145,7 @@ class OverlappingCollector(Collector):
             [task],
             group_size=settings.group_size,
             sampling=self._sampling,
-            seed=mix_seed(self._seed, ROLLOUT_STREAM),
+            seed=mix_seed(self._seed, Stream.ROLLOUT),
             plan=self._plan,
             first_group_id=number,
             may_fail=True,

@@ -90,6 +90,7 @@ class Rollout:
         self.limits = limits
         self.tool_runner = tool_runner
         self._stopped_seconds = 0.0
+        self._stopped_at: float | None = None
         self._breaker = CircuitBreaker(limits.max_failures_in_a_row)
 
     async def run(
@@ -157,15 +158,17 @@ class Rollout:
 
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:
-        """What happens in here holds up the event loop: no episode can move, so no deadline comes nearer."""
-        started = asyncio.get_running_loop().time()
+        """Inside, the engine is paused or the event loop is blocked: deadlines of episodes do not come nearer."""
+        self._stopped_at = asyncio.get_running_loop().time()
         try:
             yield
         finally:
-            self._stopped_seconds += asyncio.get_running_loop().time() - started
+            self._stopped_seconds += asyncio.get_running_loop().time() - self._stopped_at
+            self._stopped_at = None
 
     def _clock(self) -> float:
-        return asyncio.get_running_loop().time() - self._stopped_seconds
+        now = asyncio.get_running_loop().time() if self._stopped_at is None else self._stopped_at
+        return now - self._stopped_seconds
 
     async def _roll_out(self, task: Task, group_id: int, member: Member, seed: int) -> Trajectory:
         """One rollout, with its retries."""

@@ -196,6 +196,7 @@ def _essence(config: Config) -> Config:
     essence = copy.deepcopy(config)
     essence.run = type(config.run)()
     essence.tracking = type(config.tracking)()
+    essence.algorithm.preset = None  # only a name: what it set is compared key by key
     essence.trainer.steps = essence.trainer.save_every = essence.trainer.keep_checkpoints = 0
     return essence
 

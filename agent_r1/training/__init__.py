@@ -1,43 +1,35 @@
-"""Training: rows, scoring, learner, trainer loop, checkpoints, whole runs."""
+"""Training: the plan of a run, its preparation, its components, the training loop, checkpoints, whole runs."""
 
+from agent_r1.training.components import RunComponents, load_components, make_rollout
+from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import (
     RunPlan,
-    check_model,
-    context_length,
     distinct_setups,
     first_observation,
     make_plan,
-    prepare_model,
     tool_policies,
     tools_in_use,
 )
-from agent_r1.training.run import (
-    RunComponents,
-    closing_engine,
-    ensure_model,
-    eval_run,
-    load_parts,
-    make_rollout,
-    train_run,
-)
-from agent_r1.training.sft import sft_run
-from agent_r1.training.trainer import Summary
+from agent_r1.training.prepare import ensure_model, prepare_model, prepare_plan
+from agent_r1.training.run import dry_run, eval_run, sft_run, train_run
+from agent_r1.training.summary import Summary
 
 __all__ = [
+    "CheckedModel",
     "RunComponents",
     "RunPlan",
     "Summary",
     "check_model",
-    "closing_engine",
-    "context_length",
     "distinct_setups",
+    "dry_run",
     "ensure_model",
     "eval_run",
     "first_observation",
-    "load_parts",
+    "load_components",
     "make_plan",
     "make_rollout",
     "prepare_model",
+    "prepare_plan",
     "sft_run",
     "tool_policies",
     "tools_in_use",

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from agent_r1.config import Config
 from agent_r1.files import free_bytes, size_in_words
 from agent_r1.learner import Learner
 from agent_r1.runs import RunFolder, list_checkpoints
-
-
-def checkpoint_bytes(learner: Learner) -> int:
-    """About the size of a checkpoint: what is trained, and AdamW's two means of its gradients. The sums of a critic in
-    closed form are one small matrix."""
-    parts = [part for part in (learner.policy, learner.critic) if isinstance(part, nn.Module)]
-    return 3 * sum(weight.nbytes for part in parts for weight in part.parameters() if weight.requires_grad)
 
 
 def disk_space_warning(config: Config, learner: Learner, folder: RunFolder) -> str | None:
@@ -28,7 +19,7 @@ def disk_space_warning(config: Config, learner: Learner, folder: RunFolder) -> s
     to_come = range(max(there, default=0) + 1, settings.steps + 1)
     num_saves = sum(step % settings.save_every == 0 or step == settings.steps for step in to_come)
     num_more = max(0, min(settings.keep_checkpoints + 1 - len(there), num_saves))
-    checkpoint, model = checkpoint_bytes(learner), sum(weight.nbytes for weight in learner.policy.parameters())
+    checkpoint, model = learner.checkpoint_bytes(), learner.model_bytes()
     needed, free = num_more * checkpoint + model, free_bytes(folder.path)
     if needed <= free:
         return None

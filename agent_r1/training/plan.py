@@ -1,13 +1,10 @@
-"""Everything that can be wrong is found before a model is loaded: configuration, names, data, lengths.
+"""The plan of a run: configuration, names, data and prompt lengths, checked before a model is loaded.
 
-All problems are reported together.
+Nothing here writes files or loads weights. All problems are reported together.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,19 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.algorithms import Algorithm, bind_algorithm
-from agent_r1.chat import ChatRenderer, load_renderer, tool_formats
-from agent_r1.config import Config, bind_part, presets, value_problems
-from agent_r1.console import RunConsole
+from agent_r1.chat import tool_formats
+from agent_r1.config import Config, bind_part, value_problems
 from agent_r1.data import load_tasks
 from agent_r1.engines import bind_engine
 from agent_r1.envs import DEFAULT_ENV, AgentEnv, bind_wrapper, check_wrappers, make_env, make_policy, row_env_name
-from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, no_exit, report_problems
+from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
-from agent_r1.models import check_form, check_targets, convert_gguf, gguf_folder, is_gguf, require_peft
-from agent_r1.registry import find_module, load_function, signature_of
+from agent_r1.models import check_form, require_peft
+from agent_r1.registry import find_module, signature_of
 from agent_r1.rewards import RewardFunction, reward_functions, row_problem
 from agent_r1.rollout import check_group_plan
-from agent_r1.runs import folder_problems, lock_folder
+from agent_r1.runs import folder_problems
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.builtin import declare_servers, make_server
 from agent_r1.tools.workers import Reference
@@ -41,7 +37,7 @@ class RunPlan:
     """A run that has been checked: everything but the models."""
 
     config: Config
-    """The configuration."""
+    """The configuration, with every argument of the algorithm's parts."""
     algorithm: Algorithm
     """What is learned."""
     reward: RewardFunction
@@ -82,8 +78,8 @@ def tool_policies(config: Config) -> dict[str, Any]:
     return {name: changes for name, changes in config.tools.items() if name != "mcp"}
 
 
-def make_plan(config: Config) -> RunPlan:
-    """Check configuration, names and data. Raises one error that lists every problem."""
+def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
+    """Check values and names, before any data is read. Raises one `ConfigError` that lists every problem."""
     problems = _Problems()
     wrong_values = value_problems(config)
     for module in config.imports:
@@ -98,8 +94,8 @@ def make_plan(config: Config) -> RunPlan:
     reward = problems.run(reward_functions.get, config.reward.function)
     problems.run(tool_formats.get, config.model.tool_format)
     problems.run(bind_engine, config)
-    # Paths that cannot be paths are not asked for.
-    problems.run(_check_env, config, not wrong_values and not _must_prepare_data(config))
+    # With wrong values, paths may be no strings.
+    problems.run(_check_env, config, not wrong_values and not lacks_data(config))
     if config.reward.timeout is not None and reward is not None:
         problems.run(Reference.of, reward)
     if config.sft.folder is not None and not config.sft.data:
@@ -108,67 +104,35 @@ def make_plan(config: Config) -> RunPlan:
         problems.run(check_form, config.model.lora)
         problems.run(require_peft, config.model.lora)
     report_problems(problems.found, ConfigError, _TITLE)
-    _prepare_data(config)
+    return algorithm, reward
+
+
+def make_plan(config: Config) -> RunPlan:
+    """Check configuration, names and data. Raises one error that lists every problem.
+
+    The data files must be there: `prepare_plan` first makes those that are missing.
+    """
+    algorithm, reward = check_config(config)
+    problems = _Problems()
     problems.run(_find_tools, config)
     report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
     check_group_plan(config, train_tasks[0])
     _check_tools(config, [*train_tasks, *eval_tasks])
     _check_ground_truths(config.reward.function, reward, [*train_tasks, *eval_tasks])
-    return RunPlan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
-
-
-def check_model(plan: RunPlan) -> ChatRenderer:
-    """The model's renderer, after checking that the model exists and that every first prompt fits its context."""
-    config = plan.config
-    _check_model_exists(config)
-    if config.model.lora.rank > 0:
-        check_targets(config.model)
-    renderer = load_renderer(
-        config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
+    return RunPlan(
+        config=replace(config, algorithm=algorithm.settings),
+        algorithm=algorithm,
+        reward=reward,
+        train_tasks=train_tasks,
+        eval_tasks=eval_tasks,
     )
-    context = context_length(config)
-    if config.rollout.max_tokens >= context:
-        raise ConfigError(
-            f"rollout.max_tokens={config.rollout.max_tokens} leaves no room for a prompt in a context of {context}"
-        )
-    too_long = []
-    for task in [*plan.train_tasks, *plan.eval_tasks]:
-        length = len(renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids)
-        if length >= context:
-            too_long.append(f"task '{task.task_id}': a prompt of {length} tokens")
-    if too_long:
-        shown = "\n".join(f"  - {entry}" for entry in too_long[:10])
-        raise DataError(
-            f"{len(too_long)} prompts do not fit the context of {context} tokens; shorten them or raise "
-            f"rollout.context_length:\n{shown}"
-        )
-    return renderer
 
 
 def first_observation(plan: RunPlan, task: Task) -> Observation:
     """What the model sees first of a task, without starting anything."""
     flow = AgentFlowBase.registry.get(task.agent_name)
     return plan.make_env(task).preview(task) if issubclass(flow, AgentEnvLoop) else Observation(messages=task.prompt)
-
-
-def context_length(config: Config) -> int:
-    """The run's context: the configured one, at most the model's own and what one micro-batch holds."""
-    from transformers import AutoConfig
-
-    model_config = AutoConfig.from_pretrained(
-        config.model.path, trust_remote_code=config.model.trust_remote_code
-    ).get_text_config()
-    own = int(model_config.max_position_embeddings)
-    wanted, trainable = config.rollout.context_length, config.trainer.micro_batch_tokens
-    if wanted is not None and wanted > own:
-        raise ConfigError(f"rollout.context_length={wanted} is more than the model's own {own}")
-    if wanted is not None and wanted > trainable:
-        raise ConfigError(
-            f"rollout.context_length={wanted} is more than trainer.micro_batch_tokens={trainable}: a step that long "
-            "could not be trained"
-        )
-    return wanted or min(own, trainable)
 
 
 def _check_staleness(config: Config, algorithm: Algorithm) -> None:
@@ -261,44 +225,11 @@ def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
     report_problems(problems.found, ConfigError, "tools that should run in worker processes cannot:")
 
 
-def prepare_model(config: Config, console: RunConsole) -> Config:
-    """Make the model, when it is not there and the configuration says how; gives the configuration to go on with, in
-    which its folder takes the place of a GGUF file."""
-    if config.model.prepare is not None and not Path(config.model.path).exists():
-        # Of runs that start together one makes the model. The lock is no lock of the model's folder, which the
-        # preparation may lock itself.
-        place = Path(config.run.folder) / f"prepare-{hashlib.sha256(config.model.path.encode()).hexdigest()[:12]}"
-        with lock_folder(place, wait=True, on_wait=console.info):
-            if not Path(config.model.path).exists():
-                console.info(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
-                prepare(config.model.prepare, "model preparation", config)
-    if not is_gguf(config.model.path):
-        return config
-    folder = gguf_folder(Path(config.model.path))
-    if not folder.is_dir():
-        console.info(f"{config.model.path} is converted once, into {folder}")
-        convert_gguf(Path(config.model.path), folder)
-    return replace(config, model=replace(config.model, path=str(folder)))
-
-
-def _must_prepare_data(config: Config) -> bool:
+def lacks_data(config: Config) -> bool:
+    """Whether data files are missing that the recipe's preparation makes."""
     demonstrations = config.sft.data if config.sft.folder is not None else []
     paths = [Path(path) for path in (*config.data.train, *config.data.eval, *demonstrations)]
     return config.data.prepare is not None and any(not path.is_file() for path in paths)
-
-
-def _prepare_data(config: Config) -> None:
-    if config.data.prepare is not None and _must_prepare_data(config):
-        prepare(config.data.prepare, "data preparation", config)
-
-
-def prepare(reference: str, kind: str, config: Config) -> None:
-    """Call a recipe's preparation, `def` or `async def`, with the configuration."""
-    preparation = load_function(reference, kind=kind)
-    with no_exit(f"the {kind} '{reference}'"):
-        returned = preparation(config)
-        if inspect.iscoroutine(returned):
-            asyncio.run(returned)
 
 
 def _load(config: Config) -> tuple[list[Task], list[Task]]:
@@ -352,21 +283,3 @@ def distinct_setups(tasks: Sequence[Task]) -> list[Task]:
     """One task for each combination of names, so that a million rows are not a million look-ups."""
     unique = {(t.agent_name, str(t.env_kwargs.get("env")), str(t.env_kwargs.get("tools"))): t for t in tasks}
     return list(unique.values())
-
-
-def _check_model_exists(config: Config) -> None:
-    path = Path(config.model.path)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"model.path={path} is a folder without config.json: not a Hugging Face model")
-        return
-    looks_like_hub_id = config.model.path.count("/") == 1 and not path.is_absolute() and not path.parent.is_dir()
-    if not looks_like_hub_id:
-        preset = f", or write model={path} for the preset of that name" if str(path) in presets("model") else ""
-        raise ConfigError(f"model.path={path} does not exist; give a Hugging Face folder or id, or a GGUF file{preset}")
-    from transformers import AutoConfig
-
-    try:
-        AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={path} is no folder and cannot be had from the hub: {error}") from error

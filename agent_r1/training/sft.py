@@ -20,42 +20,28 @@ from agent_r1.data import load_demonstrations
 from agent_r1.errors import ConfigError
 from agent_r1.files import write_atomically
 from agent_r1.interrupts import stop_signals
-from agent_r1.learner import fit_demonstrations, make_compute
+from agent_r1.learner import WeightGrowth, fit_demonstrations, make_compute
 from agent_r1.learner.packing import TRIE_ATTENTION
 from agent_r1.models import add_adapters, choose_device, export_policy, load_policy
 from agent_r1.runs import (
     FolderLock,
     RunFolder,
-    check_reads_outside,
     fingerprints,
     lock_folder,
-    locked_run,
     open_run,
     open_trackers,
 )
+from agent_r1.training.model_check import check_model
 from agent_r1.training.oom import explain_cuda_oom
-from agent_r1.training.plan import check_model, make_plan, prepare_model
-from agent_r1.training.weight_growth import WeightGrowth
+from agent_r1.training.plan import make_plan
 
 _MADE_OF = "demonstrations.sha256"
 _INTERRUPTED = "A warm start has no checkpoints: run the same command again to start it over."
 
 
-def sft_run(config: Config, console: RunConsole) -> Path:
-    """Tune `model.path` on `sft.data`; gives the folder of the tuned model. Where `sft.folder` is set, it is in there,
-    and is made only when it is not there yet."""
-    with stop_signals(quiet=console.console.quiet):
-        make_plan(config)
-        check_reads_outside(config)
-        config = prepare_model(config, console)
-        if config.sft.folder is not None:
-            return Path(ensure_warm_start(config, console).model.path)
-        with locked_run(config) as lock:
-            return _tune(config, console, lock)
-
-
-def _tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
-    renderer = check_model(make_plan(config))
+def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
+    """Tune `model.path` on `sft.data`; returns the folder of the tuned model."""
+    renderer = check_model(make_plan(config)).renderer
     if not config.sft.data:
         raise ConfigError("sft.data is empty; give one or more .jsonl or .parquet files of demonstrations")
     conversations = load_demonstrations(config.sft.data, renderer)
@@ -125,7 +111,7 @@ def _make_warm_start(folder: RunFolder, config: Config, console: RunConsole) -> 
                 "is of another model, other demonstrations or settings" if folder.path.exists() else "is not there yet"
             )
             console.info(f"{folder.path} {there}: warm-starting {config.model.path}")
-            _tune(warm_start_recipe(config, folder.path), console, lock)
+            tune(warm_start_recipe(config, folder.path), console, lock)
             write_atomically(folder.path / _MADE_OF, _digest(config.sft.data))
             if torch.cuda.is_available():  # what it held is no part of the run that comes
                 torch.cuda.empty_cache()

@@ -12,7 +12,8 @@ from agent_r1.console import RunConsole
 from agent_r1.data import read_rows
 from agent_r1.errors import DataError
 from agent_r1.models import build_tiny_model
-from agent_r1.training.sft import sft_run, warm_start_recipe
+from agent_r1.training.run import sft_run
+from agent_r1.training.sft import warm_start_recipe
 
 
 def make_warm_start(config: Config) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.config import Config, load_config
-from agent_r1.learner import Experience, Learner, make_compute
+from agent_r1.learner import Experience, TorchLearner, make_compute
 from agent_r1.learner.packing import MicroBatch
 from agent_r1.models import checkpoint_layers, choose_device, compile_layers
 from benchmarks.common.sample_models import SampleModel
@@ -33,7 +33,7 @@ def with_trainer(config: Config, **keys: Any) -> Config:
     return replace(config, trainer=replace(config.trainer, **keys))
 
 
-def make_learner(model: SampleModel, config: Config) -> Learner:
+def make_learner(model: SampleModel, config: Config) -> TorchLearner:
     """A learner as a training run with this configuration makes it."""
     if config.model.lora.rank:
         raise ValueError("model.lora: these rows train all weights, and their FLOPs are counted so")
@@ -45,15 +45,15 @@ def make_learner(model: SampleModel, config: Config) -> Learner:
     return grpo_learner(policy, make_compute(config, policy))
 
 
-def packed(learner: Learner, experience: Experience) -> list[MicroBatch]:
+def packed(learner: TorchLearner, experience: Experience) -> list[MicroBatch]:
     """What goes through the model in one update."""
     return list(learner.models.compute.pack(experience.samples, range(len(experience.samples))))
 
 
-def update_seconds(learner: Learner, experience: Experience, repeats: int) -> list[float]:
+def update_seconds(learner: TorchLearner, experience: Experience, repeats: int) -> list[float]:
     """Seconds of whole updates (credit, packing, passes, optimizer), after one that compiles and warms up."""
-    learner.learn(experience, step=0)
-    return [_seconds(lambda: learner.learn(experience, step=0)) for _ in range(repeats)]
+    learner.learn_sync(experience, step=0)
+    return [_seconds(lambda: learner.learn_sync(experience, step=0)) for _ in range(repeats)]
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -96,11 +96,11 @@ class _Keeper(torch.optim.Optimizer):
         }
 
 
-def gradients(learner: Learner, experience: Experience) -> dict[str, Tensor]:
+def gradients(learner: TorchLearner, experience: Experience) -> dict[str, Tensor]:
     """The gradients of one update, by parameter; the weights stay as they are."""
     keeper = _Keeper(learner.policy)
     learner.policy_optimizer = keeper  # type: ignore[assignment]
-    learner.learn(experience, step=0)
+    learner.learn_sync(experience, step=0)
     return keeper.gradients
 
 
@@ -124,7 +124,7 @@ def trie_gradient_errors(model: SampleModel, config: Config, experience: Experie
     return gradient_errors(on_tries, on_rows)
 
 
-def _packing(learner: Learner, config: Config, packing: str) -> Learner:
+def _packing(learner: TorchLearner, config: Config, packing: str) -> TorchLearner:
     """The same policy with batches packed in this way and gradients left unclipped."""
     compute = make_compute(with_trainer(config, packing=packing), learner.policy)
     return grpo_learner(learner.policy, compute, gradient_clip=math.inf)

@@ -12,7 +12,7 @@ from torch import nn
 from agent_r1.algorithms import bind_algorithm
 from agent_r1.config import AlgorithmConfig, OptimizerConfig
 from agent_r1.engines import Engine
-from agent_r1.learner import Compute, CriticView, Experience, Learner, Models, gather_experience
+from agent_r1.learner import Compute, CriticView, Experience, Models, TorchLearner, gather_experience
 from agent_r1.rewards import ProcessBalance, RewardShaping
 from agent_r1.types import (
     Action,
@@ -127,11 +127,11 @@ def multi_turn_experience(shape: Conversations, *, vocabulary: int, seed: int = 
     return gather_experience(batch, shaping, CriticView(None, lambda text: ()))
 
 
-def grpo_learner(policy: nn.Module, compute: Compute, *, gradient_clip: float = 1.0) -> Learner:
+def grpo_learner(policy: nn.Module, compute: Compute, *, gradient_clip: float = 1.0) -> TorchLearner:
     """Makes one GRPO update a batch. The ratio starts from the update's own pass, so invented rollout log-probs do not
     clip anything away."""
     algorithm = AlgorithmConfig(estimator={"name": "group"}, old_logprobs="trainer")
-    return Learner(
+    return TorchLearner(
         models=Models(policy=policy, reference=None, critic=None, compute=compute),
         algorithm=bind_algorithm(algorithm),
         optimizer=OptimizerConfig(learning_rate=1e-6, gradient_clip=gradient_clip),

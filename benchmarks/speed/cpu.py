@@ -71,7 +71,7 @@ def generate_with_transformers(model: Any, requests: list[Request]) -> None:
 
 def update(policy: nn.Module, experience: Experience, packer: Packer) -> None:
     """One GRPO update."""
-    grpo_learner(policy, Compute(device=CPU, pack=packer)).learn(experience, step=0)
+    grpo_learner(policy, Compute(device=CPU, pack=packer)).learn_sync(experience, step=0)
 
 
 def time_in_turns(ours: Callable[[int], None], theirs: Callable[[int], None], repeats: int) -> tuple[float, float]:

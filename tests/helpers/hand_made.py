@@ -15,13 +15,13 @@ from transformers import LlamaForCausalLM
 
 from agent_r1.algorithms import Credit, StepTable
 from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
-from agent_r1.config import AlgorithmConfig, OptimizerConfig
-from agent_r1.config.schema import CriticConfig, KLConfig
+from agent_r1.config import AlgorithmConfig, CriticConfig, KLConfig, OptimizerConfig
 from agent_r1.learner.compute import Compute
-from agent_r1.learner.credit import CreditedBatch, Models, assign_credit
+from agent_r1.learner.credit import CreditedBatch, assign_credit
 from agent_r1.learner.critics import AnyCritic, ClosedFormCritic, Critic, SharedCritic, TrainedCritic
 from agent_r1.learner.experience import CriticView, Experience, gather_experience
-from agent_r1.learner.learner import Learner
+from agent_r1.learner.learner import TorchLearner
+from agent_r1.learner.models import Models
 from agent_r1.learner.packing.samples import Packer, pack
 from agent_r1.rewards import ProcessBalance, RewardShaping
 from agent_r1.types import Action, Episode, Group, Observation, Step, StopReason, Task, TokenIds, Trajectory
@@ -164,7 +164,7 @@ def make_learner(
     loss: dict[str, Any] | None = None,
     aggregation: str = "trajectory-mean-token-mean",
     **numbers: Any,
-) -> Learner:
+) -> TorchLearner:
     config = AlgorithmConfig(
         estimator=dict(estimator),
         loss=loss or {"name": "clip"},
@@ -179,7 +179,7 @@ def make_learner(
         critic=critic,
         compute=rows_on_cpu(max_tokens=micro_batch_tokens) if packer is None else Compute(device=CPU, pack=packer),
     )
-    return Learner(
+    return TorchLearner(
         models=models,
         algorithm=algorithm or bind_algorithm(config),
         optimizer=optimizer or OptimizerConfig(learning_rate=1e-3, gradient_clip=1e9),
@@ -196,7 +196,7 @@ def kind_of(critic: AnyCritic | None) -> str | None:
     return {SharedCritic: "shared", ClosedFormCritic: "closed_form"}.get(type(critic), "own")
 
 
-def credited(learner: Learner, experience: Experience) -> CreditedBatch:
+def credited(learner: TorchLearner, experience: Experience) -> CreditedBatch:
     """What the learner knows before its first update."""
     return assign_credit(
         experience, learner.models, learner.algorithm, kl_coefficient=learner.algorithm.settings.kl.coefficient
@@ -279,7 +279,7 @@ class Fixed:
         )
 
 
-def with_parts(learner: Learner, **parts: Any) -> Learner:
+def with_parts(learner: TorchLearner, **parts: Any) -> TorchLearner:
     """The same learner with other functions in its algorithm."""
     learner.algorithm = replace(learner.algorithm, **parts)
     return learner

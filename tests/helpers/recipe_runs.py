@@ -20,7 +20,7 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.models.tiny import build_tiny_model, train_tokenizer
 from agent_r1.registry import recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.training.plan import RunPlan, make_plan
+from agent_r1.training import RunPlan, prepare_plan
 from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def sample_run(recipe: Path, folder: Path) -> SampleRun:
     _, config = resolve([str(recipe), *overrides])
     with pytest.MonkeyPatch.context() as patch, recipe_folder(recipe):
         patch.setenv("AGENT_R1_DATA", str(sample_data(folder / "data")))
-        plan = make_plan(config)
+        plan = prepare_plan(config)
     rows = list(read_rows(Path(config.sft.data[0])))
     build_tiny_model(rows, folder / "model")
     return SampleRun(recipe, plan, ChatRenderer(train_tokenizer(rows)), rows, overrides)

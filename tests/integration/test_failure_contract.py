@@ -40,7 +40,7 @@ from agent_r1.evaluation.evaluate import evaluate
 from agent_r1.evaluation.metrics import rollout_metrics
 from agent_r1.interrupts import RunInterrupted
 from agent_r1.learner.experience import Experience
-from agent_r1.learner.learner import Learner
+from agent_r1.learner.learner import TorchLearner
 from agent_r1.rewards import RewardFunction, in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import read_trajectories, write_trajectories
@@ -858,11 +858,11 @@ def test_an_update_that_is_not_finite_is_skipped_counted_and_stops_the_run(tiny_
     learner = with_parts(make_learner(tiny_model, max_skipped_updates=2), estimate=Fixed(float("inf")))
     experience = experience_of(*random_group(tiny_model, 0, [1.0, 0.0]))
     before = weights_of(tiny_model)
-    metrics = learner.learn(experience, step=0)
+    metrics = learner.learn_sync(experience, step=0)
     assert metrics["loss/skipped_updates"] == 1.0
     assert same_weights(tiny_model, before)
     with pytest.raises(DivergenceError):
-        learner.learn(experience, step=1)
+        learner.learn_sync(experience, step=1)
     assert same_weights(tiny_model, before)
     seen_in("update-not-finite", "loss/skipped_updates")
 
@@ -883,15 +883,15 @@ def test_weights_that_explode_stop_the_run_and_name_the_learning_rate(tmp_path: 
 def test_an_update_without_memory_says_which_keys_need_less_and_the_run_goes_on_later(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Learner.learn
+    whole = TorchLearner.learn_sync
 
-    def fits_once(learner: Learner, experience: Experience, *, step: int) -> dict[str, float]:
+    def fits_once(learner: TorchLearner, experience: Experience, *, step: int) -> dict[str, float]:
         if step == 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1024.00 MiB.")
         return whole(learner, experience, step=step)
 
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.save_every=1", "trainer.steps=2")
-    monkeypatch.setattr(Learner, "learn", fits_once)
+    monkeypatch.setattr(TorchLearner, "learn_sync", fits_once)
     with pytest.raises(DeviceMemoryError, match=r"ran out of GPU memory.*micro_batch_tokens \(it is \d+\)"):
         agent_r1.train(*overrides, quiet=True)
     monkeypatch.undo()
@@ -1011,14 +1011,14 @@ def test_a_signal_saves_the_last_finished_step_and_stops_what_was_started(tmp_pa
 def test_an_error_that_ends_a_run_leaves_its_last_finished_step(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Learner.learn
+    whole = TorchLearner.learn_sync
 
-    def breaks(learner: Learner, experience: Experience, *, step: int) -> dict[str, float]:
+    def breaks(learner: TorchLearner, experience: Experience, *, step: int) -> dict[str, float]:
         if step == 1:
             raise ValueError("nobody thought of this")
         return whole(learner, experience, step=step)
 
-    monkeypatch.setattr(Learner, "learn", breaks)
+    monkeypatch.setattr(TorchLearner, "learn_sync", breaks)
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.save_every=100", "trainer.steps=2")
     with pytest.raises(ValueError, match="nobody thought"):
         agent_r1.train(*overrides, quiet=True)

@@ -29,7 +29,7 @@ from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.runs.folder import RunFolder
 from agent_r1.runs.tracking import JsonlTracker, read_metrics
 from agent_r1.training.checkpoints.files import save_checkpoint
-from agent_r1.training.disk_space import checkpoint_bytes, disk_space_warning
+from agent_r1.training.disk_space import disk_space_warning
 from tests.helpers.full_disks import files_of_at_most, half_written, small_disk
 from tests.helpers.hand_made import TOKEN_GAE, experience_of, make_learner, random_group
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
@@ -352,8 +352,8 @@ def test_a_checkpoint_is_about_as_large_as_was_foreseen(
         if form == "a critic"
         else make_learner(tiny_model)
     )
-    foreseen = checkpoint_bytes(learner)
-    learner.learn(experience_of(*random_group(tiny_model, 0, [1.0, 0.0])), step=0)
+    foreseen = learner.checkpoint_bytes()
+    learner.learn_sync(experience_of(*random_group(tiny_model, 0, [1.0, 0.0])), step=0)
     place = save_checkpoint(tmp_path, step=1, state=learner.state_dict(), keep=1)
     assert (place / "state.pt").stat().st_size == pytest.approx(foreseen, rel=0.1)
 

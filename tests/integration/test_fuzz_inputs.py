@@ -1,6 +1,6 @@
 """Any rows and any configuration are accepted or are one `AgentR1Error`: no other exception, no hang, no code of rows.
 
-`make test` tries some hundreds of cases, `make fuzz` thousands (tests/helpers/fuzzing.py).
+`make test` tries tens of cases of each kind, `make fuzz` thousands (tests/helpers/fuzzing.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent_r1.data.demonstrations import load_demonstrations
 from agent_r1.data.tasks import COLUMNS
 from agent_r1.errors import AgentR1Error
 from agent_r1.registry import recipe_folder
-from agent_r1.training.plan import first_observation, make_plan
+from agent_r1.training import first_observation, prepare_plan
 from tests.helpers.fuzzing import CASES, fuzz_settings
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides
 
@@ -126,7 +126,7 @@ def nothing_is_called() -> Iterator[None]:
 def use_rows(config: Config, renderer: ChatRenderer) -> None:
     """What a dry run does with rows: read them, find what they name, render what the model would see first."""
     with recipe_folder(RECIPE):
-        plan = make_plan(config)
+        plan = prepare_plan(config)
         for task in plan.train_tasks:
             renderer.render(first_observation(plan, task))
 
@@ -197,7 +197,7 @@ def configured(recipe: str | Path, overrides: list[str]) -> bool:
     def begin() -> None:
         config = load_config(recipe, overrides)
         with recipe_folder(RECIPE):
-            make_plan(config)
+            prepare_plan(config)
         assert from_yaml(to_yaml(config)) == config
 
     message = message_of(begin)

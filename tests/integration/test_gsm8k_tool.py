@@ -23,6 +23,7 @@ from agent_r1.types import Episode, StopReason, Task, ToolCall
 from recipes.gsm8k.data_preprocess import process_gsm8k as gsm8k
 from recipes.gsm8k_tool import reward_fn, tools
 from recipes.gsm8k_tool.data_preprocess import process_gsm8k_tool as process
+from tests.helpers.fuzzing import cases
 from tests.helpers.recipe_runs import ROOT, SAMPLE, WHOLE_DATA, SampleRun, demonstrated_turns, play, sample_run, task_of
 
 RECIPE = ROOT / "recipes" / "gsm8k_tool"
@@ -117,7 +118,7 @@ def test_trying_everything_does_not_pay() -> None:
     assert rewards(*["48/"] * tools.MAX_PAID_CALLS, "48/2")[-1] == 0.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["48", "24", "2", "72", "12", "3"]), st.sampled_from("+-*/"), st.integers(1, 99)),
@@ -155,7 +156,7 @@ def test_the_checker_says_whether_an_answer_was_calculated() -> None:
     assert outcomes([("check_answer", float("nan"))])[0].status == "error"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(
     gold=st.integers(-200, 200),
     other=st.integers(-200, 200),

@@ -34,7 +34,7 @@ from agent_r1.models.tiny import train_tokenizer
 from agent_r1.registry import load_module, recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.tools import BaseTool
-from agent_r1.training.plan import make_plan
+from agent_r1.training import prepare_plan
 from agent_r1.types import SamplingParams, Task, Trajectory
 from recipes.hotpotqa import reward_fn
 from recipes.hotpotqa.demonstrations import Search, can_be_read, is_named, plan_searches, shown_titles
@@ -389,7 +389,7 @@ def test_a_run_builds_the_index_that_its_tool_names(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("AGENT_R1_DATA", str(linked_sample(tmp_path)))
     recipe, config = resolve([str(RECIPE), f"run.folder={tmp_path / 'runs'}", MODEL])
     with recipe_folder(recipe):
-        plan = make_plan(config)
+        plan = prepare_plan(config)
     assert (len(plan.train_tasks), len(plan.eval_tasks)) == (16, 8)
     assert (tmp_path / "runs" / "hotpotqa_data" / "index" / "manifest.json").is_file()
 
@@ -401,14 +401,14 @@ def test_a_missing_index_says_how_to_build_it(made: Made, tmp_path: Path) -> Non
         recipe_folder(recipe),
         pytest.raises(ConfigError, match=r"there is no search index.*Build it: agent-r1 index .*hotpotqa_data/index"),
     ):
-        make_plan(config)
+        prepare_plan(config)
 
 
 def test_a_tool_that_does_not_exist_is_refused_before_anything_is_prepared(tmp_path: Path) -> None:
     overrides = [f"run.folder={tmp_path}", MODEL, "env.tools=[{name: serch, index: here}]"]
     recipe, config = resolve([str(RECIPE), *overrides])
     with recipe_folder(recipe), pytest.raises((ConfigError, UnknownNameError), match="Did you mean 'search'"):
-        make_plan(config)
+        prepare_plan(config)
     assert not list(tmp_path.iterdir())
 
 

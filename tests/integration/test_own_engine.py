@@ -25,6 +25,8 @@ rollout: {context_length: 384}
 MY_ENGINE = '''
 """One forward pass of a transformers model per token: slow, and complete."""
 
+import contextlib
+
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -65,6 +67,9 @@ class PlainEngine:
             finish_reason="stop" if stopped else "length",
             policy_versions=(self.policy_version,) * len(ids),
         )
+
+    def paused(self):
+        return contextlib.nullcontext()
 
     async def update_weights(self, weights, version):
         self.model.load_state_dict(dict(weights))

@@ -82,7 +82,7 @@ def test_a_run_that_fails_before_its_first_step_closes_its_engine(
         raise MemoryError("no room for an optimizer")
 
     monkeypatch.setattr(LocalEngine, "close", close)
-    monkeypatch.setattr("agent_r1.training.run.Learner", broken)
+    monkeypatch.setattr("agent_r1.training.components.make_learner", broken)
     with pytest.raises(MemoryError, match="no room"):
         agent_r1.train(*run, quiet=True)
     assert len(closed) == 1

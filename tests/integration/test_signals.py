@@ -20,7 +20,7 @@ import agent_r1
 from agent_r1.interrupts import RunInterrupted
 from agent_r1.learner import imitation
 from agent_r1.learner import learner as learner_module
-from agent_r1.learner.learner import Learner
+from agent_r1.learner.learner import TorchLearner
 from agent_r1.runs.checkpoints import list_checkpoints
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 from tests.integration.test_runs import ROOT, same_weights, score_variety
@@ -148,7 +148,7 @@ def test_a_second_signal_ends_the_run_at_once(run: list[str], tmp_path: Path, mo
         send(signal.SIGINT)
         send(signal.SIGINT)
 
-    monkeypatch.setattr(Learner, "learn", calling(Learner.learn, 2, twice))
+    monkeypatch.setattr(TorchLearner, "learn_sync", calling(TorchLearner.learn_sync, 2, twice))
     with pytest.raises(KeyboardInterrupt) as caught:
         agent_r1.train(*run, quiet=True, reward=score_variety)
     assert not isinstance(caught.value, RunInterrupted)
@@ -255,7 +255,7 @@ def test_an_error_leaves_a_checkpoint_of_the_last_finished_step(
     run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
-    monkeypatch.setattr(Learner, "learn", calling(Learner.learn, 3, raise_error))
+    monkeypatch.setattr(TorchLearner, "learn_sync", calling(TorchLearner.learn_sync, 3, raise_error))
     with pytest.raises(ValueError, match="nobody thought of"):
         agent_r1.train(*run, quiet=True, reward=score_variety)
     monkeypatch.undo()
@@ -270,8 +270,8 @@ def test_an_update_that_fails_before_it_changes_weights_leaves_the_last_finished
 ) -> None:
     run = [*run, "algorithm=ppo", f"algorithm.critic.kind={kind}", "trainer.steps=3"]
     agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
-    update = calling(Learner._update_policy, 3, raise_error)
-    monkeypatch.setattr(Learner, "_update_policy", lambda *args: update(*args))
+    update = calling(TorchLearner._update_policy, 3, raise_error)
+    monkeypatch.setattr(TorchLearner, "_update_policy", lambda *args: update(*args))
     with pytest.raises(ValueError, match="nobody thought of"):
         agent_r1.train(*run, quiet=True, reward=score_variety)
     monkeypatch.undo()
@@ -346,12 +346,12 @@ def paid(task, episode):
     return score_variety(task, episode)
 reward_functions.add("paid", paid)
 if "HANG" in os.environ:
-    from agent_r1.learner.learner import Learner
+    from agent_r1.learner.learner import TorchLearner
     def hang(learner, experience, *, step):
         print("updating", flush=True)
         while True:
             time.sleep(0.01)
-    Learner.learn = hang
+    TorchLearner.learn_sync = hang
 from agent_r1.cli import main
 sys.argv = ["agent-r1", "train", *sys.argv[1:], "reward.function=paid"]
 main()

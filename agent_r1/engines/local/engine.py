@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,6 +105,9 @@ class LocalEngine:
         self._server: asyncio.Task[None] | None = None
         # Held while a step computes: on CUDA the event loop goes on meanwhile, and weights must not change under it.
         self._computing = asyncio.Lock()
+        # Not set while the engine is paused.
+        self._resumed = asyncio.Event()
+        self._resumed.set()
         self._flight: _PendingStep | None = None
         # Answers are given out, and nothing is computed unless somebody asks for more.
         self._answering = False
@@ -127,7 +131,7 @@ class LocalEngine:
 
     @property
     def pauses_during_update(self) -> bool:
-        """It computes on the learner's event loop and device."""
+        """It computes on the learner's device."""
         return True
 
     @property
@@ -169,6 +173,23 @@ class LocalEngine:
                 self._scheduler.forget()
                 self._runner.forget()
 
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Inside, no step computes: the learner has the device to itself. Requests are accepted and wait.
+
+        Callers have their answers and have submitted their next requests before the block is entered, so the order of
+        events does not depend on how long it takes.
+        """
+        self._resumed.clear()
+        try:
+            async with self._computing:
+                await self._land_all()
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            yield
+        finally:
+            self._resumed.set()
+
     async def close(self) -> None:
         """Stop serving; requests still under way fail."""
         if self._server is not None:
@@ -201,6 +222,7 @@ class LocalEngine:
         """Serve until nothing is left to do."""
         try:
             while self._scheduler.has_work or self._flight is not None:
+                await self._resumed.wait()
                 async with self._computing:
                     await self._step()
                 for _ in range(_TURNS if self._flight is None else 1):
@@ -219,7 +241,7 @@ class LocalEngine:
         A thousand requests that come at once take some time to come. What cannot be started is scheduled again, and
         its failure told, by `_step`.
         """
-        may_start = self._answering or not self._computing.locked()
+        may_start = (self._answering or not self._computing.locked()) and self._resumed.is_set()
         if self._runner.burst > 1 and self._flight is None and may_start:
             chunks = self._scheduler.schedule()
             self._flight = self._launch(chunks) if chunks else None

@@ -54,10 +54,10 @@ def save_checkpoint(folder: Path, *, step: int, state: Mapping[str, Any], keep: 
     return place
 
 
-def load_checkpoint(step: int, path: Path, device: torch.device) -> Checkpoint:
-    """Read a checkpoint."""
+def load_checkpoint(step: int, path: Path) -> Checkpoint:
+    """Read a checkpoint, its tensors on the CPU."""
     try:
-        state = torch.load(path / "state.pt", map_location=device, weights_only=True)
+        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read ({type(error).__name__})") from error
     return Checkpoint(step=step, path=path, state=state)

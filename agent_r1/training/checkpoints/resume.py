@@ -16,7 +16,7 @@ def resume_run(folder: RunFolder, learner: Learner, say: Callable[[str], None]) 
     """Load the newest undamaged checkpoint into the learner and rewind the folder to its step. A checkpoint that does
     not fit, and logs that cannot be read, are one error, and the folder stays as it was."""
     folder.read_metrics()
-    checkpoint = load_checkpoint(*newest_readable(folder.checkpoints, say), learner.device)
+    checkpoint = load_checkpoint(*newest_readable(folder.checkpoints, say))
     _check_parts(checkpoint, learner)
     try:
         learner.load_state_dict(checkpoint.state["learner"])

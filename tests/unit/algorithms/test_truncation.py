@@ -7,8 +7,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from agent_r1.algorithms.algorithm import bind_algorithm
-from agent_r1.config import AlgorithmConfig, load_config, presets
-from agent_r1.config.schema import CriticConfig
+from agent_r1.config import AlgorithmConfig, CriticConfig, load_config, presets
 from agent_r1.errors import ConfigError
 from agent_r1.learner.critics import make_critic
 from agent_r1.learner.experience import CriticView, gather_experience
@@ -92,7 +91,7 @@ def test_the_value_converges_when_every_episode_is_cut(
     )
     learner.policy_optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     experience = experience_of(*batch, bootstrap=bootstrap)
-    values = [learner.learn(experience, step=number)["critic/value"] for number in range(12)]
+    values = [learner.learn_sync(experience, step=number)["critic/value"] for number in range(12)]
     assert values[-1] == pytest.approx(0.0 if bootstrap else 0.5, abs=0.1)
     assert max(map(abs, values)) < 0.7
 

@@ -26,7 +26,7 @@ from agent_r1.flows import AgentFlowBase
 from agent_r1.rewards import RewardFunction
 from agent_r1.tools import BaseTool, FunctionTool, ToolContext, ToolPolicy, ToolResponse, check_tool
 from agent_r1.tools.check import example_arguments
-from agent_r1.training import run as runs
+from agent_r1.training import RunComponents, load_components
 from agent_r1.types import (
     Action,
     Episode,
@@ -334,16 +334,14 @@ def test_tokens_that_were_not_sampled_are_found(check: Callable[..., dict[str, R
 def test_an_engine_that_is_not_the_trainers_model_is_found(
     check: Callable[..., dict[str, Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = runs.load_parts
-
-    def drifted(*args: Any) -> runs.RunComponents:
-        parts = load(*args)
+    def drifted(*args: Any) -> RunComponents:
+        parts = load_components(*args)
         with torch.no_grad():
             for parameter in parts.policy.parameters():
                 parameter *= 1.5
         return parts
 
-    monkeypatch.setattr("agent_r1.checks.run.load_parts", drifted)
+    monkeypatch.setattr("agent_r1.checks.run.load_components", drifted)
     assert check()["engine and trainer"].status == "problem"
 
 
@@ -391,7 +389,7 @@ def test_failures_and_cut_episodes_are_counted() -> None:
 def test_without_trials_no_model_is_loaded(
     check: Callable[..., dict[str, Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_r1.checks.run.load_parts", None)
+    monkeypatch.setattr("agent_r1.checks.run.load_components", None)
     assert check(trials=False)["trial episodes"].skipped
 
 

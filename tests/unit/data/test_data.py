@@ -21,6 +21,7 @@ from agent_r1.data.tasks import TaskSampler, load_tasks, read_rows, write_rows
 from agent_r1.errors import DataError
 from agent_r1.types import Observation, Task
 from recipes.quickstart.shop import demonstration, draw_basket, task_row
+from tests.helpers.fuzzing import cases
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -289,7 +290,7 @@ def test_other_seed_gives_another_order() -> None:
     assert orders[0] != orders[1]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(
     num_tasks=st.integers(1, 9),
     batch_size=st.integers(1, 12),
@@ -306,7 +307,7 @@ def test_batch_is_a_function_of_the_seed_and_its_number_alone(
         assert wanderer.batch(number) == fresh.batch(number)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(num_tasks=st.integers(1, 9), batch_size=st.integers(1, 12), seed=st.integers(0, 99))
 def test_any_number_of_whole_epochs_shows_each_task_as_often(num_tasks: int, batch_size: int, seed: int) -> None:
     sampler = TaskSampler(tasks_named(num_tasks), batch_size=batch_size, seed=seed)

@@ -24,6 +24,7 @@ from agent_r1.config.compose import OPEN_KEYS, known_keys
 from agent_r1.evaluation.health import WINDOW, HealthMonitor
 from agent_r1.registry import Registry
 from agent_r1.types import Episode, Task
+from tests.helpers.fuzzing import cases
 from tests.helpers.tiny_runs import tiny_overrides
 
 Steps = list[dict[str, float]]
@@ -303,7 +304,7 @@ METRICS = sorted(stuck()[0])
 REALISTIC = st.floats(min_value=-1e6, max_value=1e6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100), deadline=None)
 @given(
     steps=st.lists(st.dictionaries(st.sampled_from(METRICS), REALISTIC), max_size=12),
     has_tools=st.booleans(),
@@ -313,7 +314,7 @@ def test_no_metrics_make_the_monitor_raise(steps: Steps, has_tools: bool) -> Non
     assert all(re.match(r"step \d+: \w", warning) for warning in warnings)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100), deadline=None)
 @given(
     steps=st.lists(st.dictionaries(st.sampled_from(METRICS), REALISTIC), max_size=12),
     cut=st.integers(0, 12),

@@ -20,8 +20,7 @@ import agent_r1
 from agent_r1.algorithms import Credit
 from agent_r1.algorithms.algorithm import bind_algorithm
 from agent_r1.chat import ChatRenderer
-from agent_r1.config import AlgorithmConfig, OptimizerConfig
-from agent_r1.config.schema import CriticConfig
+from agent_r1.config import AlgorithmConfig, CriticConfig, OptimizerConfig
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError
@@ -30,7 +29,7 @@ from agent_r1.learner.credit import CreditedBatch
 from agent_r1.learner.critics import VALUE_REACH, ClosedFormCritic, Critic, SharedCritic, TrainedCritic
 from agent_r1.learner.critics import make_critic as make_critic_of_kind
 from agent_r1.learner.experience import CriticView, Experience
-from agent_r1.learner.learner import Learner
+from agent_r1.learner.learner import TorchLearner
 from agent_r1.learner.packing.samples import MicroBatch, Sample, pack
 from agent_r1.learner.scoring import score, value
 from agent_r1.rollout import Rollout, RolloutLimits
@@ -72,12 +71,12 @@ def policy(tiny_model: LlamaForCausalLM) -> LlamaForCausalLM:
     return sharpened(tiny_model)
 
 
-def critic_of(learner: Learner) -> TrainedCritic:
+def critic_of(learner: TorchLearner) -> TrainedCritic:
     assert learner.critic is not None
     return learner.critic
 
 
-def critic_gradients(learner: Learner) -> list[Tensor]:
+def critic_gradients(learner: TorchLearner) -> list[Tensor]:
     assert learner.critic_optimizer is not None
     return gradients_of(learner.critic_optimizer)
 
@@ -154,7 +153,7 @@ def test_a_shared_trunks_gradient_is_the_policys_plus_the_weighted_value_loss(
     of_policy, of_values, of_head = separate_gradients(
         copy.deepcopy(policy), copy.deepcopy(critic.head), credited(learner, experience)
     )
-    learner.learn(experience, step=0)
+    learner.learn_sync(experience, step=0)
     expected = [own + shared_weight * other for own, other in zip(of_policy, of_values, strict=True)]
     assert_same_gradients(gradients_of(learner.policy_optimizer), expected, tolerance=1e-4)
     for found, by_hand in zip(critic_gradients(learner), of_head, strict=True):
@@ -176,7 +175,7 @@ def test_micro_batches_do_not_change_the_gradient_of_a_shared_trunk(
             critic_settings=CriticConfig(kind="shared"),
             micro_batch_tokens=budget,
         )
-        metrics.append(learner.learn(experience, step=0))
+        metrics.append(learner.learn_sync(experience, step=0))
         found.append(gradients_of(learner.policy_optimizer) + critic_gradients(learner))
     assert_same_gradients(found[1], found[0])
     for name in ("loss/critic", "loss/policy", "critic/value", "critic/explained_variance"):
@@ -222,7 +221,7 @@ def test_a_shared_weight_of_0_keeps_the_value_loss_out_of_the_trunk_but_the_head
     experience = experience_of(*random_group(policy, 3, [1.0, 0.0]))
     settings = CriticConfig(kind="shared")
     learner = make_learner(policy, estimator=TOKEN_GAE, critic=critic, critic_settings=settings)
-    learner.learn(experience, step=0)
+    learner.learn_sync(experience, step=0)
     assert not same_weights(critic, before)
 
 
@@ -247,14 +246,14 @@ def test_in_the_warm_up_only_the_critic_learns(
     start = weights_of(policy)
     for step in (0, 1):
         before = weights_of(critic)
-        metrics = learner.learn(experience, step=step)
+        metrics = learner.learn_sync(experience, step=step)
         assert same_weights(policy, start)
         assert all(not torch.equal(parameter, before[name]) for name, parameter in critic.named_parameters())
         assert metrics["loss/updates"] == 0.0
         assert metrics["loss/critic"] > 0.0
     assert not learner.policy_optimizer.state
     before = weights_of(critic)
-    assert learner.learn(experience, step=2)["loss/updates"] == 1.0
+    assert learner.learn_sync(experience, step=2)["loss/updates"] == 1.0
     assert all(not torch.equal(parameter, start[name]) for name, parameter in policy.named_parameters())
     assert not same_weights(critic, before)
 
@@ -266,7 +265,7 @@ def test_a_warm_up_makes_the_values_better(policy: LlamaForCausalLM, kind: type[
         policy, estimator={**TOKEN_GAE, "lam": 1.0}, critic=kind(policy), critic_settings=settings, epochs=3
     )
     experience = experience_of(*random_batch(policy))
-    explained = [learner.learn(experience, step=step)["critic/explained_variance"] for step in range(5)]
+    explained = [learner.learn_sync(experience, step=step)["critic/explained_variance"] for step in range(5)]
     assert explained[0] == pytest.approx(0.0)
     assert explained[-1] > 0.2
 
@@ -274,7 +273,7 @@ def test_a_warm_up_makes_the_values_better(policy: LlamaForCausalLM, kind: type[
 # --- a critic in closed form ---------------------------------------------------------------------------------------
 
 
-def closed_form_learner(policy: nn.Module, estimator: dict[str, Any], **settings: Any) -> Learner:
+def closed_form_learner(policy: nn.Module, estimator: dict[str, Any], **settings: Any) -> TorchLearner:
     critic = ClosedFormCritic(policy, within_steps=estimator["name"] == "token_gae")
     return make_learner(
         policy, estimator=estimator, critic=critic, critic_settings=CriticConfig(kind="closed_form", **settings)
@@ -297,7 +296,7 @@ def test_a_critic_in_closed_form_explains_new_returns_after_one_batch(
 ) -> None:
     learner = closed_form_learner(policy, estimator)
     learner.policy_optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
-    first, second = (learner.learn(told_by_the_prompt(policy, seed), step=seed) for seed in (0, 1))
+    first, second = (learner.learn_sync(told_by_the_prompt(policy, seed), step=seed) for seed in (0, 1))
     assert first["critic/explained_variance"] > 0.3  # from the other episodes of the same batch
     assert first["critic/explained_variance_new_tasks"] == pytest.approx(0.0)
     assert second["critic/explained_variance"] > 0.7
@@ -343,8 +342,8 @@ def test_a_closed_form_has_no_optimizer_and_leaves_the_policys_update_alone(poli
         return Credit(advantages_N=advantages_N, credited_N=torch.ones(table.num_tokens, dtype=torch.bool))
 
     plain = with_parts(make_learner(own), estimate=same)
-    metrics = learner.learn(experience, step=0)
-    plain.learn(experience, step=0)
+    metrics = learner.learn_sync(experience, step=0)
+    plain.learn_sync(experience, step=0)
     assert learner.critic_optimizer is None
     assert "loss/critic" not in metrics
     assert_same_gradients(gradients_of(learner.policy_optimizer), gradients_of(plain.policy_optimizer))
@@ -353,24 +352,24 @@ def test_a_closed_form_has_no_optimizer_and_leaves_the_policys_update_alone(poli
 def test_in_the_warm_up_a_closed_form_takes_batches_in_and_the_policy_stands_still(policy: LlamaForCausalLM) -> None:
     before = weights_of(policy)
     learner = closed_form_learner(policy, STEP_GAE, warmup_steps=1)
-    assert learner.learn(told_by_the_prompt(policy, 0), step=0)["loss/updates"] == 0.0
+    assert learner.learn_sync(told_by_the_prompt(policy, 0), step=0)["loss/updates"] == 0.0
     assert same_weights(policy, before)
-    assert learner.learn(told_by_the_prompt(policy, 1), step=1)["critic/explained_variance"] > 0.5
+    assert learner.learn_sync(told_by_the_prompt(policy, 1), step=1)["critic/explained_variance"] > 0.5
     assert not same_weights(policy, before)
 
 
 @pytest.mark.parametrize("kind", ["closed_form", "own", "shared"])
 def test_a_restored_critic_goes_on_as_if_nothing_had_happened(policy: LlamaForCausalLM, kind: str) -> None:
-    def learner_of(model: nn.Module) -> Learner:
+    def learner_of(model: nn.Module) -> TorchLearner:
         settings = CriticConfig(kind=kind)
         critic = make_critic_of_kind(model, settings, within_steps=True)
         return make_learner(model, estimator=TOKEN_GAE, critic=critic, critic_settings=settings)
 
     first = learner_of(copy.deepcopy(policy))
-    first.learn(told_by_the_prompt(policy, 0), step=0)
+    first.learn_sync(told_by_the_prompt(policy, 0), step=0)
     second = learner_of(copy.deepcopy(policy))
     second.load_state_dict(copy.deepcopy(first.state_dict()))
-    found = [learner.learn(told_by_the_prompt(policy, 1), step=1) for learner in (first, second)]
+    found = [learner.learn_sync(told_by_the_prompt(policy, 1), step=1) for learner in (first, second)]
     assert found[0] == found[1]
     assert same_weights(second.policy, weights_of(first.policy))
 
@@ -386,7 +385,7 @@ def test_a_closed_form_can_read_what_the_policy_never_sees(policy: LlamaForCausa
     ]
     learner = closed_form_learner(policy, STEP_GAE, privileged=source)
     experience = gather(groups, view=view(source))
-    explained = [learner.learn(experience, step=step)["critic/explained_variance"] for step in range(2)]
+    explained = [learner.learn_sync(experience, step=step)["critic/explained_variance"] for step in range(2)]
     assert (explained[-1] > 0.9) == (source is not None)
 
 
@@ -398,7 +397,7 @@ def test_after_the_first_batch_a_trained_head_is_the_closed_form_of_it(
     settings = CriticConfig(learning_rate=0.0, kind="shared" if kind is SharedCritic else "own")
     learner = make_learner(policy, estimator=STEP_GAE, critic=kind(policy), critic_settings=settings)
     learner.policy_optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
-    first, second = (learner.learn(told_by_the_prompt(policy, seed), step=seed) for seed in (0, 1))
+    first, second = (learner.learn_sync(told_by_the_prompt(policy, seed), step=seed) for seed in (0, 1))
     assert first["critic/explained_variance"] == pytest.approx(0.0)
     assert second["critic/explained_variance"] > 0.5
 
@@ -416,7 +415,7 @@ def test_explained_variance_is_the_share_of_the_targets_variance_that_the_values
         make_trajectory([make_step(policy, (8, 9), (7,))], 1.0),
     ]
     first, second = value_after(critic, (5, 6)), value_after(critic, (8, 9))
-    metrics = make_learner(policy, estimator=TOKEN_GAE, critic=critic).learn(experience_of(*batch), step=0)
+    metrics = make_learner(policy, estimator=TOKEN_GAE, critic=critic).learn_sync(experience_of(*batch), step=0)
     left = ((3.0 - first) - (1.0 - second)) / 2  # half the distance of two numbers is their standard deviation
     assert abs(first - second) > 0.05
     assert metrics["critic/explained_variance"] == pytest.approx(1.0 - left**2, abs=1e-4)
@@ -425,7 +424,9 @@ def test_explained_variance_is_the_share_of_the_targets_variance_that_the_values
 
 def test_equal_targets_have_no_variance_to_explain(policy: LlamaForCausalLM) -> None:
     batch = [make_trajectory([make_step(policy, prompt, (7,))], 1.0) for prompt in ((5, 6), (8, 9))]
-    metrics = make_learner(policy, estimator=TOKEN_GAE, critic=make_critic(policy)).learn(experience_of(*batch), step=0)
+    metrics = make_learner(policy, estimator=TOKEN_GAE, critic=make_critic(policy)).learn_sync(
+        experience_of(*batch), step=0
+    )
     assert "critic/explained_variance" not in metrics
 
 
@@ -443,14 +444,14 @@ def test_after_later_batches_all_values_have_gone_half_of_the_way_to_the_mean_re
     settings = CriticConfig(learning_rate=0.0, kind="shared" if kind is SharedCritic else "own")
     learner = make_learner(policy, estimator=TOKEN_GAE, critic=kind(policy), critic_settings=settings)
     learner.policy_optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
-    said = [learner.learn(batch(0.0 if step == 0 else 2.0), step=step)["critic/value"] for step in range(4)]
+    said = [learner.learn_sync(batch(0.0 if step == 0 else 2.0), step=step)["critic/value"] for step in range(4)]
     assert said == pytest.approx([0.0, 2.0, 3.0, 3.5], abs=1e-4)
 
 
 def test_returns_that_are_no_numbers_leave_the_values_where_they_were(policy: LlamaForCausalLM) -> None:
     batch = experience_of(make_trajectory([make_step(policy, (5, 6), (7,))], math.nan))
     learner = make_learner(policy, estimator=TOKEN_GAE, critic=Critic(policy))
-    learner.learn(batch, step=0)
+    learner.learn_sync(batch, step=0)
     assert critic_of(learner).head.bias.item() == 0.0
 
 
@@ -479,7 +480,7 @@ def test_the_value_loss_is_taken_before_each_step_or_before_each_token(
     batch = [make_trajectory([make_step(policy, (5, 6), (7, 8)), make_step(policy, (10, 11), (12,))], 3.0)]
     critic = KeepsValues(policy)
     critic.head.load_state_dict(make_critic(policy).head.state_dict())
-    make_learner(policy, estimator=estimator, critic=critic).learn(experience_of(*batch), step=0)
+    make_learner(policy, estimator=estimator, critic=critic).learn_sync(experience_of(*batch), step=0)
     found = set()
     for input_ids, hidden in critic.kept:
         assert hidden.grad is not None
@@ -493,7 +494,7 @@ def test_a_value_that_moved_further_than_its_clip_pays_for_the_distance(policy: 
     critic, clip = make_critic(policy), 0.01
     experience = experience_of(*random_group(policy, 3, [1.0, -1.0]))
 
-    def learn(epochs: int) -> tuple[Learner, dict[str, float]]:
+    def learn(epochs: int) -> tuple[TorchLearner, dict[str, float]]:
         settings = CriticConfig(kind="own", value_clip=clip, learning_rate=0.02)
         learner = make_learner(
             copy.deepcopy(policy),
@@ -503,7 +504,7 @@ def test_a_value_that_moved_further_than_its_clip_pays_for_the_distance(policy: 
             epochs=epochs,
         )
         learner._correct_head = lambda batch: None  # type: ignore[method-assign]  # gradient steps alone
-        return learner, learner.learn(experience, step=0)
+        return learner, learner.learn_sync(experience, step=0)
 
     once, metrics = learn(1)
     batch = credited(make_learner(policy, estimator=TOKEN_GAE, critic=critic), experience)
@@ -610,7 +611,7 @@ def test_the_critic_is_trained_on_the_rows_with_what_is_hidden(policy: LlamaForC
         hidden = slow.trunk(input_ids=torch.tensor([state]), use_cache=False).last_hidden_state
         predicted = plain_values(slow.head, hidden[0, -1])
         (0.5 * (predicted - target) ** 2 / 3).backward()
-    learner.learn(experience, step=0)
+    learner.learn_sync(experience, step=0)
     expected = [parameter.grad for parameter in slow.parameters() if parameter.grad is not None]
     assert_same_gradients(critic_gradients(learner), expected, tolerance=1e-4)
 
@@ -621,7 +622,7 @@ def test_the_policy_is_trained_on_rows_without_what_is_hidden(policy: LlamaForCa
     learners = []
     for source in (None, "ground_truth", "observation"):
         learners.append(make_learner(copy.deepcopy(policy), estimator=TOKEN_GAE, critic=Critic(policy)))
-        learners[-1].learn(gather(groups, view=view(source)), step=0)
+        learners[-1].learn_sync(gather(groups, view=view(source)), step=0)
     assert not same_weights(policy, weights_of(learners[0].policy))
     assert all(same_weights(learner.policy, weights_of(learners[0].policy)) for learner in learners)
     assert not same_weights(critic_of(learners[1]), weights_of(critic_of(learners[0])))
@@ -666,7 +667,7 @@ def explained_after_learning(policy: nn.Module, source: str | None) -> list[floa
     settings = CriticConfig(kind="own", learning_rate=5e-3, value_clip=None, privileged=source, warmup_steps=99)
     learner = make_learner(policy, estimator=TOKEN_GAE, critic=Critic(policy), critic_settings=settings)
     experience = gather(groups, view=view(source))
-    return [learner.learn(experience, step=step)["critic/explained_variance"] for step in range(25)]
+    return [learner.learn_sync(experience, step=step)["critic/explained_variance"] for step in range(25)]
 
 
 def test_a_return_that_only_the_hidden_text_tells_is_explained_by_a_critic_that_reads_it(

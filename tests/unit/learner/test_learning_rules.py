@@ -21,19 +21,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import agent_r1
 from agent_r1.algorithms import Credit, LossInputs, StepTable, TokenLosses
-from agent_r1.config import OptimizerConfig
-from agent_r1.config.schema import CriticConfig, KLConfig
+from agent_r1.config import CriticConfig, KLConfig, OptimizerConfig
 from agent_r1.data.demonstrations import DemonstrationRow
 from agent_r1.errors import ConfigError, DivergenceError
 from agent_r1.learner.critics import Critic, SharedCritic
 from agent_r1.learner.imitation import fit_demonstrations
-from agent_r1.learner.learner import CRITIC_UPDATES, Learner
+from agent_r1.learner.learner import CRITIC_UPDATES, TorchLearner
 from agent_r1.learner.optimizer import guarded_step
 from agent_r1.learner.packing.samples import Sample, pack
 from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
 from agent_r1.learner.scoring import score, score_all, value_of_states
 from agent_r1.models.load import load_policy
 from agent_r1.types import Episode, StopReason, Task, TokenIds
+from tests.helpers.fuzzing import cases
 from tests.helpers.hand_made import (
     CPU,
     TOKEN_GAE,
@@ -89,7 +89,7 @@ def kept_hidden_states(policy: LlamaForCausalLM) -> Iterator[list[tuple[Tensor, 
 def test_only_the_positions_before_sampled_tokens_have_a_gradient(policy: LlamaForCausalLM) -> None:
     batch = random_group(policy, 5, [1.0, 0.0])
     with kept_hidden_states(policy) as kept:
-        make_learner(policy, entropy_coefficient=0.1).learn(experience_of(*batch), step=0)
+        make_learner(policy, entropy_coefficient=0.1).learn_sync(experience_of(*batch), step=0)
     expected = {
         (step.prompt_ids + step.action_ids, len(step.prompt_ids) + index - 1)
         for trajectory in batch
@@ -115,7 +115,7 @@ samples = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=cases(40))
 @given(samples, st.integers(13, 60))
 def test_targets_are_exactly_the_action_ids_each_once(rows: list[tuple[TokenIds, TokenIds]], budget: int) -> None:
     packed = pack([Sample.of_step(*row) for row in rows], range(len(rows)), max_tokens=budget)
@@ -199,7 +199,7 @@ def test_micro_batches_do_not_change_the_policys_gradient(policy: LlamaForCausal
             aggregation=aggregation,
             micro_batch_tokens=budget,
         )
-        learner.learn(experience, step=0)
+        learner.learn_sync(experience, step=0)
         found.append(gradients_of(learner.policy_optimizer))
     assert_same_gradients(found[1], found[0])
 
@@ -216,7 +216,7 @@ def test_micro_batches_do_not_change_the_critics_gradient(policy: LlamaForCausal
             estimator={"name": estimator},
             micro_batch_tokens=budget,
         )
-        metrics.append(learner.learn(experience, step=0))
+        metrics.append(learner.learn_sync(experience, step=0))
         assert learner.critic_optimizer is not None
         found.append(gradients_of(learner.critic_optimizer))
     assert_same_gradients(found[1], found[0])
@@ -236,7 +236,7 @@ def test_the_gradient_is_that_of_a_loop_over_unpadded_rows(policy: LlamaForCausa
             logprobs = row_logprobs(slow, step.prompt_ids, step.action_ids)
             (-(number - mean) / (std + 1e-6) * weight * logprobs.sum()).backward()
     learner = make_learner(policy)
-    learner.learn(experience_of(*batch), step=0)
+    learner.learn_sync(experience_of(*batch), step=0)
     expected = [parameter.grad for parameter in slow.parameters() if parameter.grad is not None]
     assert_same_gradients(gradients_of(learner.policy_optimizer), expected, tolerance=1e-4)
 
@@ -262,7 +262,7 @@ def test_the_number_of_updates_does_not_depend_on_the_number_of_steps(
         epochs=epochs,
         minibatches=minibatches,
     )
-    learner.learn(experience_of(*batch), step=0)
+    learner.learn_sync(experience_of(*batch), step=0)
     assert learner.critic_optimizer is not None
     assert num_steps_of(learner.policy_optimizer) == epochs * minibatches
     assert num_steps_of(learner.critic_optimizer) == epochs * 2  # a critic learns from each of the two groups apart
@@ -277,7 +277,7 @@ def test_tokens_spread_over_more_steps_weigh_the_same(policy: LlamaForCausalLM) 
     found = []
     for trajectory in (whole, split):
         learner = make_learner(copy.deepcopy(policy), aggregation="trajectory-mean-token-mean")
-        learner.learn(experience_of(trajectory, other), step=0)
+        learner.learn_sync(experience_of(trajectory, other), step=0)
         found.append(gradients_of(learner.policy_optimizer))
     assert_same_gradients(found[1], found[0])
 
@@ -289,15 +289,15 @@ def test_a_failed_rollout_changes_neither_baseline_nor_loss(policy: LlamaForCaus
     batch = random_group(policy, 1, [1.0, 0.0, 0.5])
     broken = make_trajectory(batch[0].steps, 0.0, stop_reason=StopReason.ENV_ERROR)
     learners = [make_learner(copy.deepcopy(policy)) for _ in range(2)]
-    learners[0].learn(experience_of(*batch), step=0)
-    learners[1].learn(experience_of(batch[0], broken, *batch[1:]), step=0)
+    learners[0].learn_sync(experience_of(*batch), step=0)
+    learners[1].learn_sync(experience_of(batch[0], broken, *batch[1:]), step=0)
     assert same_weights(learners[1].policy, weights_of(learners[0].policy))
 
 
 def test_a_batch_without_valid_rollouts_changes_nothing(policy: LlamaForCausalLM) -> None:
     before = weights_of(policy)
     broken = make_trajectory([], 0.0, stop_reason=StopReason.TIMEOUT)
-    make_learner(policy).learn(experience_of(broken), step=0)
+    make_learner(policy).learn_sync(experience_of(broken), step=0)
     assert same_weights(policy, before)
 
 
@@ -314,8 +314,8 @@ def test_a_dead_group_changes_neither_gradient_nor_denominator(policy: LlamaForC
         for outcome in (0.1 + 0.2, 0.3)
     ]
     learners = [make_learner(copy.deepcopy(policy), aggregation=aggregation) for _ in range(2)]
-    learners[0].learn(experience_of(*live), step=0)
-    metrics = learners[1].learn(experience_of(*live, *dead), step=0)
+    learners[0].learn_sync(experience_of(*live), step=0)
+    metrics = learners[1].learn_sync(experience_of(*live, *dead), step=0)
     assert same_weights(learners[1].policy, weights_of(learners[0].policy))
     assert not same_weights(policy, weights_of(learners[0].policy))
     assert metrics["policy/credited_trajectories"] == pytest.approx(3 / 7)
@@ -330,7 +330,7 @@ def test_a_batch_of_dead_groups_leaves_the_weights_bit_identical(policy: LlamaFo
     before = weights_of(policy)
     optimizer = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1)
     learner = make_learner(policy, optimizer=optimizer, epochs=2, minibatches=2)
-    metrics = learner.learn(experience_of(*batch), step=0)
+    metrics = learner.learn_sync(experience_of(*batch), step=0)
     assert same_weights(policy, before)
     assert num_steps_of(learner.policy_optimizer) == 0
     assert metrics["loss/updates"] == 0.0
@@ -355,7 +355,7 @@ def test_tokens_without_credit_may_have_any_advantage(policy: LlamaForCausalLM) 
         with_parts(make_learner(copy.deepcopy(policy)), estimate=estimate(hole)) for hole in (0.0, 5.0, math.nan)
     ]
     for learner in learners:
-        learner.learn(experience, step=0)
+        learner.learn_sync(experience, step=0)
         assert num_steps_of(learner.policy_optimizer) == 1
     assert same_weights(learners[1].policy, weights_of(learners[0].policy))
     assert same_weights(learners[2].policy, weights_of(learners[0].policy))
@@ -379,7 +379,7 @@ def test_an_advantage_that_is_not_finite_leaves_the_weights_bit_identical(
 ) -> None:
     before = weights_of(policy)
     learner = with_parts(make_learner(policy), estimate=Fixed(advantage))
-    metrics = learner.learn(experience_of(*random_batch(policy)), step=0)
+    metrics = learner.learn_sync(experience_of(*random_batch(policy)), step=0)
     assert same_weights(policy, before)
     assert metrics["loss/skipped_updates"] == 1.0
 
@@ -390,7 +390,7 @@ def test_a_loss_or_gradient_that_is_not_finite_leaves_the_weights_bit_identical(
 ) -> None:
     before = weights_of(policy)
     learner = with_parts(make_learner(policy), loss=loss)
-    metrics = learner.learn(experience_of(*random_batch(policy)), step=0)
+    metrics = learner.learn_sync(experience_of(*random_batch(policy)), step=0)
     assert same_weights(policy, before)
     assert metrics["loss/skipped_updates"] == 1.0
     assert not learner.policy_optimizer.state
@@ -427,7 +427,7 @@ def test_one_bad_micro_batch_spoils_the_whole_update(policy: LlamaForCausalLM) -
     before = weights_of(policy)
     experience = experience_of(*random_batch(policy))
     learner = with_parts(make_learner(policy, micro_batch_tokens=64), loss=bad_once)
-    learner.learn(experience, step=0)
+    learner.learn_sync(experience, step=0)
     assert len(calls) > 1
     assert same_weights(policy, before)
 
@@ -436,10 +436,10 @@ def test_too_many_bad_updates_in_a_row_stop_the_run_with_the_weights_of_before(p
     before = weights_of(policy)
     experience = experience_of(*random_batch(policy))
     learner = with_parts(make_learner(policy, max_skipped_updates=3), loss=not_a_number)
-    learner.learn(experience, step=0)
-    learner.learn(experience, step=1)
+    learner.learn_sync(experience, step=0)
+    learner.learn_sync(experience, step=1)
     with pytest.raises(DivergenceError, match="3 updates of the policy in a row"):
-        learner.learn(experience, step=2)
+        learner.learn_sync(experience, step=2)
     assert same_weights(policy, before)
 
 
@@ -448,7 +448,7 @@ def test_a_good_update_starts_the_count_of_bad_ones_again(policy: LlamaForCausal
     learner = make_learner(policy, max_skipped_updates=2)
     good = learner.algorithm.loss
     for step in range(5):
-        metrics = with_parts(learner, loss=good if step % 2 else not_a_number).learn(experience, step=step)
+        metrics = with_parts(learner, loss=good if step % 2 else not_a_number).learn_sync(experience, step=step)
     assert metrics["loss/skipped_updates"] == 3.0
     assert num_steps_of(learner.policy_optimizer) == 2
 
@@ -457,10 +457,10 @@ def test_good_updates_of_the_critic_do_not_hide_bad_ones_of_the_policy(policy: L
     experience = experience_of(*random_batch(policy))
     learner = make_learner(policy, estimator=TOKEN_GAE, critic=make_critic(policy), max_skipped_updates=3)
     with_parts(learner, loss=not_a_number)
-    learner.learn(experience, step=0)
-    learner.learn(experience, step=1)
+    learner.learn_sync(experience, step=0)
+    learner.learn_sync(experience, step=1)
     with pytest.raises(DivergenceError, match="policy"):
-        learner.learn(experience, step=2)
+        learner.learn_sync(experience, step=2)
 
 
 def test_a_critic_that_is_not_finite_stops_the_run_too(policy: LlamaForCausalLM) -> None:
@@ -475,15 +475,15 @@ def test_a_critic_that_is_not_finite_stops_the_run_too(policy: LlamaForCausalLM)
         make_learner(policy, estimator=TOKEN_GAE, critic=critic, max_skipped_updates=2), estimate=infinite_targets
     )
     experience = experience_of(*random_batch(policy))
-    learner.learn(experience, step=0)
+    learner.learn_sync(experience, step=0)
     with pytest.raises(DivergenceError, match="critic"):
-        learner.learn(experience, step=1)
+        learner.learn_sync(experience, step=1)
     assert same_weights(critic, before)
 
 
 def test_gradients_are_clipped_to_the_configured_norm(policy: LlamaForCausalLM) -> None:
     learner = make_learner(policy, optimizer=OptimizerConfig(learning_rate=1e-3, gradient_clip=0.01))
-    metrics = learner.learn(experience_of(*random_batch(policy)), step=0)
+    metrics = learner.learn_sync(experience_of(*random_batch(policy)), step=0)
     norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients_of(learner.policy_optimizer)))
     assert metrics["policy/gradient_norm"] > 0.01
     assert norm == pytest.approx(0.01, rel=1e-3)
@@ -493,7 +493,7 @@ def test_a_batch_of_empty_actions_gives_finite_metrics_and_no_update(policy: Lla
     before = weights_of(policy)
     batch = [make_trajectory([make_step(policy, (5, 6), ())], outcome) for outcome in (1.0, 0.0)]
     learner = make_learner(policy, estimator=TOKEN_GAE, critic=make_critic(policy), epochs=2)
-    metrics = learner.learn(experience_of(*batch), step=0)
+    metrics = learner.learn_sync(experience_of(*batch), step=0)
     assert same_weights(policy, before)
     assert all(math.isfinite(number) for number in metrics.values())
 
@@ -549,9 +549,9 @@ def test_kl_in_the_loss_pulls_the_policy_towards_the_reference(policy: LlamaForC
     experience = experience_of(*random_batch(policy))
     learner = make_learner(policy, reference=reference, kl=KLConfig(coefficient=1.0, estimator="k3", place="loss"))
     with_parts(learner, estimate=Fixed(0.0))
-    first = learner.learn(experience, step=0)["policy/reference_kl"]
+    first = learner.learn_sync(experience, step=0)["policy/reference_kl"]
     for step in range(1, 10):
-        last = learner.learn(experience, step=step)["policy/reference_kl"]
+        last = learner.learn_sync(experience, step=step)["policy/reference_kl"]
     assert first > 1e-3
     assert last < 0.5 * first
 
@@ -570,7 +570,7 @@ def test_kl_in_the_reward_is_taken_off_token_by_token(policy: LlamaForCausalLM) 
             penalties += penalty.tolist()
     kl = KLConfig(coefficient=0.5, estimator="k1", place="reward")
     estimator = Fixed(0.0)
-    with_parts(make_learner(policy, reference=reference, kl=kl), estimate=estimator).learn(
+    with_parts(make_learner(policy, reference=reference, kl=kl), estimate=estimator).learn_sync(
         experience_of(*batch), step=0
     )
     assert estimator.table.rewards_S.tolist() == pytest.approx(rewards, abs=1e-4)
@@ -583,7 +583,7 @@ def test_kl_is_taken_in_one_place_only(policy: LlamaForCausalLM, place: str, lea
     """With an estimator that gives every token an advantage of 0, only a KL in the loss can move the weights."""
     before = weights_of(policy)
     learner = make_learner(policy, reference=shifted_copy(policy), kl=KLConfig(coefficient=0.5, place=place))
-    with_parts(learner, estimate=Fixed(0.0)).learn(experience_of(*random_batch(policy)), step=0)
+    with_parts(learner, estimate=Fixed(0.0)).learn_sync(experience_of(*random_batch(policy)), step=0)
     assert same_weights(policy, before) == (not learns)
 
 
@@ -592,7 +592,7 @@ def test_kl_in_the_reward_lowers_every_steps_reward(policy: LlamaForCausalLM) ->
     experience = experience_of(*random_group(policy, 2, [1.0, 1.0]))
     kl = KLConfig(coefficient=0.5, estimator="k3", place="reward")
     estimator = Fixed(0.0)
-    with_parts(make_learner(policy, reference=shifted_copy(policy), kl=kl), estimate=estimator).learn(
+    with_parts(make_learner(policy, reference=shifted_copy(policy), kl=kl), estimate=estimator).learn_sync(
         experience, step=0
     )
     assert (estimator.table.rewards_S < experience.table.rewards_S).all()
@@ -639,7 +639,7 @@ def test_the_critic_learns_a_constant_return(policy: LlamaForCausalLM) -> None:
         critic=Critic(policy),
         critic_settings=CriticConfig(kind="own", learning_rate=1e-2, value_clip=None),
     )
-    losses = [learner.learn(experience_of(*batch), step=step)["loss/critic"] for step in range(20)]
+    losses = [learner.learn_sync(experience_of(*batch), step=step)["loss/critic"] for step in range(20)]
     assert losses[0] == pytest.approx(0.5)  # 1/2 (0 - 1)^2: the head starts from zero
     assert losses[-1] < 0.02
 
@@ -654,7 +654,7 @@ def test_a_critic_of_its_own_takes_some_steps_on_parts_of_the_same_samples(polic
     for critic, expected in ((own, CRITIC_UPDATES), (shared, 1)):
         settings = CriticConfig(learning_rate=0.0, kind="shared" if critic is shared else "own")
         learner = make_learner(policy, estimator={**TOKEN_GAE, "lam": 1.0}, critic=critic, critic_settings=settings)
-        metrics = learner.learn(experience_of(*batch), step=0)
+        metrics = learner.learn_sync(experience_of(*batch), step=0)
         assert learner.critic_optimizer is not None
         assert num_steps_of(learner.critic_optimizer) == expected
         # It never moves, so each part's loss is 1/2 group^2: parts of groups 0 4, 1 5, 2 6 and 3; or all of them.
@@ -665,7 +665,7 @@ def test_a_critic_of_its_own_takes_some_steps_on_parts_of_the_same_samples(polic
 def test_step_gae_trains_the_critic_at_the_first_token_of_each_step_only(policy: LlamaForCausalLM) -> None:
     batch = [make_trajectory([make_step(policy, (5, 6), (7, 8, 9)), make_step(policy, (5, 6, 7), (10, 11))], 3.0)]
     learner = make_learner(policy, estimator={"name": "step_gae", "lam": 1.0}, critic=Critic(policy))
-    metrics = learner.learn(experience_of(*batch), step=0)
+    metrics = learner.learn_sync(experience_of(*batch), step=0)
     # Targets 3 and 3 at two positions, values 0: the mean of 1/2 * 9.
     assert metrics["loss/critic"] == pytest.approx(4.5)
 
@@ -691,7 +691,7 @@ def test_the_learning_rate_rises_over_the_warm_up_and_stays(policy: LlamaForCaus
     )
     rates = []
     for step in range(6):
-        learner.learn(experience, step=step)
+        learner.learn_sync(experience, step=step)
         assert learner.critic_optimizer is not None
         rates.append((learner.policy_optimizer.param_groups[0]["lr"], learner.critic_optimizer.param_groups[0]["lr"]))
     assert [rate for rate, _ in rates] == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 8e-4, 8e-4])
@@ -703,7 +703,7 @@ def test_the_learning_rate_falls_in_a_straight_line_to_its_final_fraction(policy
     learner = make_learner(policy, optimizer=OptimizerConfig(learning_rate=1e-3, final_fraction=0.2))
     rates = []
     for step in range(6):
-        learner.learn(experience, step=step)
+        learner.learn_sync(experience, step=step)
         rates.append(learner.policy_optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([1e-3, 8e-4, 6e-4, 4e-4, 2e-4, 2e-4])
 
@@ -711,7 +711,7 @@ def test_the_learning_rate_falls_in_a_straight_line_to_its_final_fraction(policy
 def test_a_learner_restored_from_its_state_goes_on_bit_for_bit(policy: LlamaForCausalLM) -> None:
     first, second = (experience_of(*random_batch(policy, seed)) for seed in (0, 10))
 
-    def fresh() -> Learner:
+    def fresh() -> TorchLearner:
         return make_learner(
             copy.deepcopy(policy),
             estimator=TOKEN_GAE,
@@ -722,14 +722,14 @@ def test_a_learner_restored_from_its_state_goes_on_bit_for_bit(policy: LlamaForC
         )
 
     uninterrupted = fresh()
-    uninterrupted.learn(first, step=0)
+    uninterrupted.learn_sync(first, step=0)
     saved = io.BytesIO()
     torch.save(uninterrupted.state_dict(), saved)
-    expected = uninterrupted.learn(second, step=1)
+    expected = uninterrupted.learn_sync(second, step=1)
     saved.seek(0)
     resumed = fresh()
     resumed.load_state_dict(torch.load(saved, weights_only=True))
-    found = resumed.learn(second, step=1)
+    found = resumed.learn_sync(second, step=1)
     assert found == expected
     assert uninterrupted.critic is not None
     assert resumed.critic is not None
@@ -740,11 +740,11 @@ def test_a_learner_restored_from_its_state_goes_on_bit_for_bit(policy: LlamaForC
 def test_a_restored_learner_remembers_its_bad_updates(policy: LlamaForCausalLM) -> None:
     experience = experience_of(*random_group(policy, 0, [1.0, 0.0]))
     before = with_parts(make_learner(copy.deepcopy(policy), max_skipped_updates=2), loss=not_a_number)
-    before.learn(experience, step=0)
+    before.learn_sync(experience, step=0)
     after = with_parts(make_learner(policy, max_skipped_updates=2), loss=not_a_number)
     after.load_state_dict(before.state_dict())
     with pytest.raises(DivergenceError):
-        after.learn(experience, step=1)
+        after.learn_sync(experience, step=1)
 
 
 def test_minibatches_are_the_same_for_the_same_step_and_differ_between_steps(policy: LlamaForCausalLM) -> None:
@@ -768,7 +768,7 @@ def test_a_group_is_never_split_over_minibatches_and_every_sample_is_used_once_a
 
 
 def test_the_first_update_starts_at_ratio_one(policy: LlamaForCausalLM) -> None:
-    metrics = make_learner(policy).learn(experience_of(*random_batch(policy)), step=0)
+    metrics = make_learner(policy).learn_sync(experience_of(*random_batch(policy)), step=0)
     assert metrics["policy/ratio"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["policy/clip_fraction"] == 0.0
     assert metrics["offpolicy/logprob_difference"] < 1e-4
@@ -782,7 +782,7 @@ def test_learning_makes_good_actions_likelier_than_bad_ones(policy: LlamaForCaus
     ]
     with torch.no_grad():
         before = float(row_logprobs(policy, prompt, good).sum() - row_logprobs(policy, prompt, bad).sum())
-    make_learner(policy).learn(experience_of(*batch), step=0)
+    make_learner(policy).learn_sync(experience_of(*batch), step=0)
     with torch.no_grad():
         after = float(row_logprobs(policy, prompt, good).sum() - row_logprobs(policy, prompt, bad).sum())
     assert after > before + 0.01

@@ -20,17 +20,12 @@ from transformers import LlamaForCausalLM
 
 import agent_r1
 from agent_r1.algorithms.algorithm import bind_algorithm
-from agent_r1.config import AlgorithmConfig, load_config
-from agent_r1.config.schema import KLConfig
-from agent_r1.engines.local import LocalEngine
+from agent_r1.config import AlgorithmConfig, KLConfig, load_config
 from agent_r1.errors import ConfigError
-from agent_r1.learner.learner import Learner
-from agent_r1.rollout import Rollout
-from agent_r1.tools import ToolRunner
-from agent_r1.training.run import Parts, _models
+from agent_r1.learner.learner import TorchLearner
+from agent_r1.learner.models import make_models
 from agent_r1.types import Trajectory
 from tests.helpers.hand_made import (
-    CPU,
     Fixed,
     assert_same_gradients,
     credited,
@@ -113,14 +108,14 @@ def test_the_old_policy_costs_at_most_one_pass_without_gradient(
     experience = experience_of(*random_batch(policy))
     counter = CountsPasses(policy)
     learner = make_learner(policy, old_logprobs=old_logprobs, epochs=epochs, minibatches=minibatches)
-    learner.learn(experience, step=0)
+    learner.learn_sync(experience, step=0)
     assert counter.with_gradient == [False] * extra_passes + [True] * epochs * minibatches
 
 
 def test_a_correction_of_one_update_costs_no_pass(policy: LlamaForCausalLM) -> None:
     experience = experience_of(*random_batch(policy))
     counter = CountsPasses(policy)
-    make_learner(policy, off_policy={"name": "token"}).learn(experience, step=0)
+    make_learner(policy, off_policy={"name": "token"}).learn_sync(experience, step=0)
     assert counter.with_gradient == [True]
 
 
@@ -133,7 +128,7 @@ def test_kl_in_the_reward_is_taken_between_the_trainers_own_numbers(policy: Llam
     with torch.no_grad():
         penalty = 0.5 * (torch.cat(own_logprobs(policy, batch)) - torch.cat(own_logprobs(reference, batch)))
     counter = CountsPasses(policy)
-    learner.learn(experience_of(*off_by(batch, 0.5)), step=0)
+    learner.learn_sync(experience_of(*off_by(batch, 0.5)), step=0)
     assert counter.with_gradient == [False, True]
     charged_N = cast(Fixed, learner.algorithm.estimate).table.token_rewards_N
     assert charged_N is not None
@@ -149,7 +144,7 @@ def test_from_the_trainers_own_numbers_the_one_update_starts_at_ratio_one(policy
     found = []
     for noise in (0.0, 0.05):
         learner = make_learner(copy.deepcopy(policy), old_logprobs="trainer", loss=STEP_CLIP, micro_batch_tokens=100)
-        metrics = learner.learn(experience_of(*off_by(batch, noise)), step=0)
+        metrics = learner.learn_sync(experience_of(*off_by(batch, noise)), step=0)
         assert metrics["policy/clip_fraction"] == 0.0
         assert metrics["policy/approx_kl"] == 0.0
         assert metrics["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
@@ -160,7 +155,7 @@ def test_from_the_trainers_own_numbers_the_one_update_starts_at_ratio_one(policy
 
 def test_from_the_engines_numbers_such_a_narrow_clip_cuts_rounding(policy: LlamaForCausalLM) -> None:
     learner = make_learner(policy, old_logprobs="rollout", loss=STEP_CLIP)
-    metrics = learner.learn(experience_of(*off_by(random_batch(policy), 0.05)), step=0)
+    metrics = learner.learn_sync(experience_of(*off_by(random_batch(policy), 0.05)), step=0)
     assert metrics["policy/clip_fraction"] > 0.1
 
 
@@ -176,7 +171,7 @@ def test_the_ratio_of_a_bypass_is_against_the_engine(policy: LlamaForCausalLM) -
     with torch.no_grad():
         difference = torch.cat(own_logprobs(policy, batch)) - torch.cat(engine_logprobs(batch))
     learner = with_parts(make_learner(policy, aggregation="token-mean"), estimate=Fixed(1.0))
-    metrics = learner.learn(experience_of(*batch), step=0)
+    metrics = learner.learn_sync(experience_of(*batch), step=0)
     assert metrics["policy/ratio"] == pytest.approx(float(difference.exp().mean()), abs=1e-4)
     assert metrics["policy/approx_kl"] == pytest.approx(-float(difference.mean()), abs=1e-4)
 
@@ -228,7 +223,7 @@ def test_each_tokens_loss_is_weighed_by_how_likely_the_trainer_finds_it(
     learner = with_parts(
         make_learner(policy, off_policy=correction, aggregation="token-mean", epochs=epochs), estimate=Fixed(1.5)
     )
-    metrics = learner.learn(experience_of(*batch), step=0)
+    metrics = learner.learn_sync(experience_of(*batch), step=0)
     assert metrics["offpolicy/weight"] == pytest.approx(float(torch.cat(weights).mean()), abs=1e-4)
     if epochs == 1:
         assert metrics["loss/policy"] == pytest.approx(-1.5 * float(torch.cat(weights).mean()), abs=1e-4)
@@ -243,7 +238,7 @@ def test_micro_batches_do_not_change_a_correction(policy: LlamaForCausalLM) -> N
         learner = make_learner(
             copy.deepcopy(policy), off_policy={"name": "sequence"}, loss=STEP_CLIP, micro_batch_tokens=budget
         )
-        learner.learn(experience, step=0)
+        learner.learn_sync(experience, step=0)
         found.append(gradients_of(learner.policy_optimizer))
     assert_same_gradients(found[1], found[0])
 
@@ -264,7 +259,7 @@ def test_how_far_the_engine_is_from_the_trainer_is_always_logged(policy: LlamaFo
     with torch.no_grad():
         difference = torch.cat(own_logprobs(policy, batch)) - torch.cat(engine_logprobs(batch))
     learner = with_parts(make_learner(policy, aggregation="token-mean", **way), estimate=Fixed(1.0))
-    metrics = learner.learn(experience_of(*batch), step=0)
+    metrics = learner.learn_sync(experience_of(*batch), step=0)
     assert metrics["offpolicy/logprob_difference"] == pytest.approx(float(difference.abs().mean()), abs=1e-4)
     assert metrics["offpolicy/kl"] == pytest.approx(
         sum(math.exp(d) - d - 1 for d in difference.tolist()) / len(difference), abs=1e-4
@@ -280,7 +275,7 @@ def test_a_minibatch_without_credit_does_not_dilute_what_the_other_saw(policy: L
         batch = [replace(trajectory, group_id=place) for trajectory in live]
         batch += [make_trajectory([dead], 1.0, group_id=1 - place) for _ in range(2)]
         learner = make_learner(copy.deepcopy(policy), reference=reference, kl=KLConfig(coefficient=0.1), minibatches=2)
-        metrics = learner.learn(experience_of(*batch), step=0)
+        metrics = learner.learn_sync(experience_of(*batch), step=0)
         names = ("policy/reference_kl", "policy/entropy", "offpolicy/kl", "policy/gradient_norm")
         found = {name: metrics[name] for name in names}
         expected = expected or found
@@ -307,7 +302,7 @@ def test_kl_in_the_loss_is_its_coefficient_times_its_mean(
     learner = make_learner(
         policy, reference=reference, kl=KLConfig(coefficient=0.3, estimator=estimator), aggregation="token-mean"
     )
-    metrics = with_parts(learner, estimate=Fixed(0.0)).learn(experience_of(*batch), step=0)
+    metrics = with_parts(learner, estimate=Fixed(0.0)).learn_sync(experience_of(*batch), step=0)
     assert metrics["policy/reference_kl"] == pytest.approx(float(mean), rel=1e-3)
     assert metrics["loss/policy"] == pytest.approx(0.3 * float(mean), rel=1e-3)
     expected = [parameter.grad for parameter in slow.parameters() if parameter.grad is not None]
@@ -339,10 +334,7 @@ def test_a_preset_has_the_models_it_asks_for_and_no_others(policy: LlamaForCausa
     settings = yaml.safe_load((PRESET_FOLDER / f"{preset}.yaml").read_text())
     kl = KLConfig(**settings.get("kl", {}))
     config = load_config(None, [f"algorithm={preset}", "model.path=none"])
-    parts = Parts(
-        policy=policy, engine=cast(LocalEngine, None), rollout=cast(Rollout, None), tools=ToolRunner(), device=CPU
-    )
-    models = _models(config, bind_algorithm(config.algorithm), parts)
+    models = make_models(config, policy, bind_algorithm(config.algorithm))
     with_reference = preset in ("rloo", "reinforce_pp")
     assert (kl.coefficient > 0) == with_reference
     assert (models.reference is not None) == with_reference
@@ -361,7 +353,7 @@ def test_the_coefficient_rises_above_the_target_and_falls_below_it(
     kl = KLConfig(coefficient=0.5, target=target, horizon=60.0)
     learner = make_learner(policy, reference=shifted_copy(policy), kl=kl)
     experience = experience_of(*random_batch(policy))
-    used = [learner.learn(experience, step=step)["policy/kl_coefficient"] for step in range(3)]
+    used = [learner.learn_sync(experience, step=step)["policy/kl_coefficient"] for step in range(3)]
     assert used == pytest.approx([0.5 * (1 + error / 10) ** step for step in range(3)])
     assert learner.kl_coefficient == pytest.approx(0.5 * (1 + error / 10) ** 3)
 
@@ -369,10 +361,10 @@ def test_the_coefficient_rises_above_the_target_and_falls_below_it(
 def test_near_the_target_the_coefficient_moves_by_the_relative_error(policy: LlamaForCausalLM) -> None:
     reference, experience = shifted_copy(policy), experience_of(*random_batch(policy))
 
-    def learn(target: float | None) -> tuple[Learner, dict[str, float]]:
+    def learn(target: float | None) -> tuple[TorchLearner, dict[str, float]]:
         kl = KLConfig(coefficient=0.5, target=target, horizon=60.0)
         learner = make_learner(copy.deepcopy(policy), reference=reference, kl=kl)
-        return learner, learner.learn(experience, step=0)
+        return learner, learner.learn_sync(experience, step=0)
 
     observed = learn(None)[1]["policy/reference_kl"]
     learner, _ = learn(observed / 1.1)
@@ -385,7 +377,7 @@ def test_the_adapted_coefficient_is_the_one_that_counts(policy: LlamaForCausalLM
     learner = with_parts(make_learner(policy, reference=shifted_copy(policy), kl=kl), estimate=Fixed(0.0))
     learner.kl_coefficient = 0.0
     before = weights_of(policy)
-    metrics = learner.learn(experience_of(*random_batch(policy)), step=0)
+    metrics = learner.learn_sync(experience_of(*random_batch(policy)), step=0)
     assert metrics["policy/kl_coefficient"] == 0.0
     assert metrics["policy/reference_kl"] > 0.0
     assert metrics.get("reward/kl_penalty", 0.0) == 0.0
@@ -393,12 +385,12 @@ def test_the_adapted_coefficient_is_the_one_that_counts(policy: LlamaForCausalLM
 
 
 def test_the_adapted_coefficient_is_saved_and_restored(policy: LlamaForCausalLM) -> None:
-    def fresh() -> Learner:
+    def fresh() -> TorchLearner:
         kl = KLConfig(coefficient=0.5, target=1e-6, horizon=10.0)
         return make_learner(copy.deepcopy(policy), reference=shifted_copy(policy), kl=kl)
 
     learner, restored = fresh(), fresh()
-    learner.learn(experience_of(*random_batch(policy)), step=0)
+    learner.learn_sync(experience_of(*random_batch(policy)), step=0)
     saved = io.BytesIO()
     torch.save(learner.state_dict(), saved)
     saved.seek(0)

@@ -26,7 +26,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agent_r1.config.schema import CriticConfig
+from agent_r1.config import CriticConfig
 from agent_r1.errors import ConfigError
 from agent_r1.learner.compute import Compute
 from agent_r1.learner.critics import Critic
@@ -37,6 +37,7 @@ from agent_r1.learner.scoring import hidden_before, score_all, value_of_states
 from agent_r1.models.lm_head import action_scores
 from agent_r1.models.load import checkpoint_layers
 from agent_r1.types import TokenIds, Trajectory
+from tests.helpers.fuzzing import cases
 from tests.helpers.hand_made import (
     CPU,
     assert_same_gradients,
@@ -95,7 +96,7 @@ def paths_of(batch: MicroBatch) -> dict[int, tuple[TokenIds, list[int]]]:
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(batches, st.integers(11, 40), st.integers(4, 40), st.none() | st.integers(1, 40))
 def test_each_token_sees_exactly_what_came_before_it_in_its_step(
     rows: list[tuple[TokenIds, TokenIds]], budget: int, row_tokens: int, portion: int | None
@@ -113,7 +114,7 @@ def test_each_token_sees_exactly_what_came_before_it_in_its_step(
     assert all(batch.input_ids.numel() <= budget for batch in batches)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=cases(40))
 @given(batches)
 def test_a_row_with_room_for_all_holds_each_distinct_prefix_once(rows: list[tuple[TokenIds, TokenIds]]) -> None:
     samples = [Sample.of_step(*row) for row in rows]
@@ -321,7 +322,7 @@ def test_the_gradient_of_a_trie_equals_that_of_padded_rows(
         elif kind == "entropy and KL":
             options |= {"entropy_coefficient": 0.1}
         learner = make_learner(own, **options)
-        metrics = learner.learn(experience, step=0)
+        metrics = learner.learn_sync(experience, step=0)
         gradients = gradients_of(learner.policy_optimizer)
         if learner.critic_optimizer is not None:
             gradients += gradients_of(learner.critic_optimizer)
@@ -406,7 +407,7 @@ def test_checkpointed_layers_have_the_same_gradient_and_keep_dropout_off(policy:
             checkpoint_layers(own)
             own.model.layers[0].mlp.register_forward_pre_hook(lambda *arguments, seen=recomputed: seen.append(1))
         learner = make_learner(own, packer=partial(pack_tries, max_tokens=4096))
-        learner.learn(experience, step=0)
+        learner.learn_sync(experience, step=0)
         found.append(gradients_of(learner.policy_optimizer))
     assert len(recomputed) == 2
     assert_same_gradients(found[1], found[0], tolerance=1e-5)

@@ -23,11 +23,11 @@ from agent_r1.cli import app
 from agent_r1.config import Config
 from agent_r1.config.schema import LoraConfig, ModelConfig
 from agent_r1.errors import DivergenceError, ExportError, StorageError, raising
+from agent_r1.learner.weight_growth import LARGEST_GROWTH, WeightGrowth
 from agent_r1.models import export as models
 from agent_r1.models.export import export_dtype, export_model, export_policy
 from agent_r1.models.lora import add_adapters, merged_weights
 from agent_r1.models.precision import train_in_float32
-from agent_r1.training.weight_growth import LARGEST_GROWTH, WeightGrowth
 from agent_r1.types import SamplingParams
 from tests.helpers.hand_made import sharpened, token_variety
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks

@@ -16,18 +16,17 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import agent_r1
-from agent_r1.config import load_config
-from agent_r1.config.schema import KLConfig, LoraConfig
+from agent_r1.config import KLConfig, LoraConfig, load_config
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import CheckpointError, ConfigError
 from agent_r1.learner.critics import Critic, SharedCritic
+from agent_r1.learner.models import make_models
 from agent_r1.learner.scoring import score_all
 from agent_r1.models.export import export_model
 from agent_r1.models.load import checkpoint_layers
 from agent_r1.models.lora import adapters_off, add_adapters, find_targets, merged_weights, restore_state, saved_state
 from agent_r1.registry import recipe_folder
-from agent_r1.training.plan import check_model, make_plan
-from agent_r1.training.run import _models, load_parts
+from agent_r1.training import check_model, load_components, make_plan
 from agent_r1.types import Completion, SamplingParams
 from tests.conftest import tiny_config
 from tests.helpers.hand_made import (
@@ -116,7 +115,7 @@ def test_after_an_update_the_engine_says_what_the_trainer_says(policy: LlamaForC
     frozen = {name: tensor for name, tensor in weights_of(own).items() if name not in trained(own)}
     learner = make_learner(own)
     for step in range(3):
-        learner.learn(experience_of(*random_batch(own)), step=step)
+        learner.learn_sync(experience_of(*random_batch(own)), step=step)
     asyncio.run(engine.update_weights(merged_weights(own), 1))
     after = greedy_answer(engine)
     assert after.logprobs != before.logprobs
@@ -171,7 +170,7 @@ def test_only_adapters_are_trained_and_remembered_by_the_optimizer(policy: Llama
     assert len(trained(own)) == 2 * 7 * 2  # A and B of seven linear layers in each of two decoder layers
     assert all(".lora_A." in name or ".lora_B." in name for name in trained(own))
     learner = make_learner(own)
-    learner.learn(experience_of(*random_batch(own)), step=0)
+    learner.learn_sync(experience_of(*random_batch(own)), step=0)
     assert len(learner.policy_optimizer.state) == len(trained(own))
 
 
@@ -207,7 +206,7 @@ def test_recomputing_layers_gives_the_adapters_the_same_gradients(policy: LlamaF
         if recompute:
             checkpoint_layers(own)
         learner = make_learner(own)
-        learner.learn(experience_of(*random_batch(own)), step=0)
+        learner.learn_sync(experience_of(*random_batch(own)), step=0)
         found.append(gradients_of(learner.policy_optimizer))
     assert_same_gradients(*found)
 
@@ -242,7 +241,7 @@ def test_a_policy_with_adapters_is_its_own_reference(policy: LlamaForCausalLM, p
         learner = make_learner(
             own, reference=policy if separate else own, kl=KLConfig(coefficient=0.5, place=place), minibatches=2
         )
-        metrics = learner.learn(experience_of(*random_batch(own)), step=0)
+        metrics = learner.learn_sync(experience_of(*random_batch(own)), step=0)
         ends.append(weights_of(own))
         divergences.append(metrics["policy/reference_kl"])
     assert divergences[0] == divergences[1] > 0
@@ -260,8 +259,8 @@ def test_a_run_makes_one_reference_and_a_critic_for_a_policy_with_adapters(
     overrides += ["algorithm.kl.coefficient=0.1", f"algorithm.critic.kind={'shared' if shared else 'own'}"]
     with recipe_folder(Path(recipe)):
         plan = make_plan(load_config(recipe, overrides))
-        parts = load_parts(plan, check_model(plan))
-    models = _models(plan.config, plan.algorithm, parts)
+        parts = load_components(plan, check_model(plan))
+    models = make_models(plan.config, parts.policy, plan.algorithm)
     assert models.reference is models.policy
     assert all("lora" in name for name in trained(models.policy))
     if shared:
@@ -282,7 +281,7 @@ def test_both_critics_learn_beside_adapters(policy: LlamaForCausalLM, make: Call
     add_adapters(policy, LoraConfig(rank=4), seed=0)
     start, critic_start = weights_of(policy), weights_of(critic)
     learner = make_learner(policy, estimator=TOKEN_GAE, critic=critic)
-    learner.learn(experience_of(*random_batch(policy)), step=0)
+    learner.learn_sync(experience_of(*random_batch(policy)), step=0)
     names = {name for name, tensor in weights_of(policy).items() if not torch.equal(tensor, start[name])}
     assert names
     assert names <= trained(policy)

@@ -20,14 +20,14 @@ from agent_r1.engines.local import LocalEngine
 from agent_r1.engines.local.runner import ModelRunner
 from agent_r1.errors import EngineError
 from agent_r1.learner.critics import Critic, SharedCritic
+from agent_r1.learner.models import make_models
 from agent_r1.learner.optimizer import guarded_step, make_optimizer
 from agent_r1.learner.scoring import score_all
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.lora import add_adapters, find_targets, merged_weights
 from agent_r1.models.unmerged_adapters import AdaptedLinear
 from agent_r1.registry import recipe_folder
-from agent_r1.training.plan import check_model, make_plan
-from agent_r1.training.run import _models, load_parts
+from agent_r1.training import check_model, load_components, make_plan
 from agent_r1.types import SamplingParams
 from tests.helpers.hand_made import (
     TOKEN_GAE,
@@ -93,7 +93,7 @@ def test_the_updates_of_a_learner_arrive_in_a_bfloat16_policy(policy: LlamaForCa
     for own in (copy.deepcopy(policy).to(torch.bfloat16), copy.deepcopy(policy)):
         learner = make_learner(own, optimizer=OptimizerConfig(learning_rate=learning_rate, gradient_clip=1e9))
         for step in range(4):
-            learner.learn(experience_of(*random_batch(policy, seed=step)), step=step)
+            learner.learn_sync(experience_of(*random_batch(policy, seed=step)), step=step)
         moved.append(movement(own, start))
     assert float(moved[0].norm() / moved[1].norm()) == pytest.approx(1.0, abs=0.01)
 
@@ -103,7 +103,7 @@ def test_critics_of_a_bfloat16_policy_are_trained_in_float32(policy: LlamaForCau
     own = copy.deepcopy(policy).to(torch.bfloat16)
     critic: Critic | SharedCritic = make(own)
     learner = make_learner(own, estimator=TOKEN_GAE, critic=critic)
-    learner.learn(experience_of(*random_batch(policy)), step=0)
+    learner.learn_sync(experience_of(*random_batch(policy)), step=0)
     assert {parameter.dtype for parameter in critic.parameters()} == {torch.float32}
     assert {parameter.dtype for parameter in own.parameters()} == {torch.float32}
 
@@ -115,7 +115,7 @@ def test_critics_learn_beside_adapters_on_a_bfloat16_base(policy: LlamaForCausal
     add_adapters(own, LoraConfig(rank=4), seed=0)
     learner = make_learner(own, estimator=TOKEN_GAE, critic=critic)
     before = weights_of(critic)
-    learner.learn(experience_of(*random_batch(policy)), step=0)
+    learner.learn_sync(experience_of(*random_batch(policy)), step=0)
     assert float(movement(critic, before).norm()) > 0
     assert {p.dtype for p in own.parameters() if not p.requires_grad} == {torch.bfloat16}
 
@@ -124,8 +124,8 @@ def test_a_reference_says_what_a_bfloat16_policy_says_at_the_start(tmp_path: Pat
     recipe, *overrides = tiny_overrides(tmp_path, model_folder, "model.dtype=bfloat16", "algorithm.kl.coefficient=0.1")
     with recipe_folder(Path(recipe)):
         plan = make_plan(load_config(recipe, overrides))
-        parts = load_parts(plan, check_model(plan))
-    models = _models(plan.config, plan.algorithm, parts)
+        parts = load_components(plan, check_model(plan))
+    models = make_models(plan.config, parts.policy, plan.algorithm)
     learner = make_learner(models.policy)
     assert learner.policy is models.policy
     assert models.compute.autocast_dtype == torch.bfloat16
@@ -304,7 +304,7 @@ def test_a_run_keeps_adapters_apart_where_the_engine_is_coarse(
     recipe, *overrides = run
     with recipe_folder(Path(recipe)):
         plan = make_plan(load_config(recipe, overrides))
-        parts = load_parts(plan, check_model(plan))
+        parts = load_components(plan, check_model(plan))
     assert len(parts.engine.adapters) == num_apart
     agent_r1.train(*run, "optimizer.learning_rate=1e-3", quiet=True, reward=token_variety)
     lines = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]

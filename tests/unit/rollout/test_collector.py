@@ -26,7 +26,7 @@ from agent_r1.evaluation.metrics import rollout_metrics
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.rollout.collector import Collected, Collector
 from agent_r1.runs import read_trajectories, write_trajectories
-from agent_r1.training.trainer import make_shaping
+from agent_r1.training.components import make_shaping
 from agent_r1.types import (
     Action,
     Episode,
@@ -321,7 +321,7 @@ def test_a_group_whose_greedy_rollout_failed_has_no_credit_and_the_others_learn(
     batch = credited(learner, gather([good, failed]))
     assert batch.credit.credited_N.tolist() == [True] * 4 + [False] * 4
     before = weights_of(policy)
-    metrics = learner.learn(gather([good, failed]), step=0)
+    metrics = learner.learn_sync(gather([good, failed]), step=0)
     assert not same_weights(policy, before)
     assert all(math.isfinite(number) for number in metrics.values())
     assert metrics["policy/credited_trajectories"] == 0.5
@@ -333,7 +333,7 @@ def test_a_batch_whose_greedy_rollouts_all_failed_teaches_nothing_and_does_not_s
     groups = [compared_group(policy, 0.0, group_id=n, greedy_stop=StopReason.ENV_ERROR) for n in range(2)]
     before = weights_of(policy)
     learner = make_learner(policy, estimator=REMAX, greedy_baseline=True)
-    assert learner.learn(gather(groups), step=0)["loss/updates"] == 0.0
+    assert learner.learn_sync(gather(groups), step=0)["loss/updates"] == 0.0
     assert same_weights(policy, before)
 
 

@@ -30,7 +30,7 @@ from agent_r1.rollout import (
     with_greedy_member,
 )
 from agent_r1.seeds import mix_seed
-from agent_r1.training.trainer import make_shaping
+from agent_r1.training.components import make_shaping
 from agent_r1.types import Action, Group, Observation, SamplingParams, StepResult, Task, TokenIds, Trajectory
 
 TASKS = [Task(task_id=name, prompt=({"role": "user", "content": name},)) for name in ("a", "b")]

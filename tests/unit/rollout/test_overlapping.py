@@ -40,8 +40,8 @@ from agent_r1.rollout.overlapping import can_wait, make_collector
 from agent_r1.runs import read_trajectories
 from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.seeds import mix_seed, unit_float
+from agent_r1.training.components import make_shaping
 from agent_r1.training.plan import RunPlan, make_plan
-from agent_r1.training.trainer import make_shaping
 from agent_r1.types import (
     Action,
     Completion,
@@ -55,6 +55,7 @@ from agent_r1.types import (
     TokenIds,
     Trajectory,
 )
+from tests.helpers.fuzzing import cases
 from tests.helpers.hand_made import row_logprobs, sharpened, shifted_copy, token_variety
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.helpers.virtual_clock import VirtualLoop, in_virtual_time
@@ -322,7 +323,7 @@ def test_time_is_saved_where_latencies_have_a_heavy_tail(renderer: ChatRenderer,
     assert overlapping < 0.7 * waiting
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=cases(25), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     max_staleness=st.integers(1, 3),

@@ -19,18 +19,14 @@ from agent_r1.runs.checkpoints import list_checkpoints, newest_readable
 from agent_r1.runs.folder import RunFolder, open_run
 from agent_r1.training.checkpoints.files import Checkpoint, load_checkpoint, save_checkpoint
 
-CPU = torch.device("cpu")
-
 
 def save(folder: Path, step: int, keep: int = 10) -> Path:
     return save_checkpoint(folder, step=step, state={"step": step, "weight": torch.full((3,), float(step))}, keep=keep)
 
 
-def load_latest(
-    folder: Path, device: torch.device, say: Callable[[str], None] = lambda text: None
-) -> Checkpoint | None:
+def load_latest(folder: Path, say: Callable[[str], None] = lambda text: None) -> Checkpoint | None:
     """As a resumed run loads it; None when there is no checkpoint at all."""
-    return load_checkpoint(*newest_readable(folder, say), device) if list_checkpoints(folder) else None
+    return load_checkpoint(*newest_readable(folder, say)) if list_checkpoints(folder) else None
 
 
 def flip_a_bit(file: Path) -> None:
@@ -55,7 +51,7 @@ def test_a_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     }
     place = save_checkpoint(tmp_path / "checkpoints", step=12, state=state, keep=2)
     assert place == tmp_path / "checkpoints" / "step_12"
-    loaded = load_latest(tmp_path / "checkpoints", CPU)
+    loaded = load_latest(tmp_path / "checkpoints")
     assert loaded is not None
     assert loaded.step == 12
     assert torch.equal(loaded.state["weights"]["a"], state["weights"]["a"])  # type: ignore[index]
@@ -65,15 +61,15 @@ def test_a_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
 
 
 def test_without_a_checkpoint_there_is_nothing_to_load(tmp_path: Path) -> None:
-    assert load_latest(tmp_path, CPU) is None
-    assert load_latest(tmp_path / "nothing", CPU) is None
+    assert load_latest(tmp_path) is None
+    assert load_latest(tmp_path / "nothing") is None
 
 
 def test_the_newest_is_the_one_of_the_highest_step_not_of_the_last_name(tmp_path: Path) -> None:
     for step in (2, 10, 9):
         save(tmp_path, step)
     assert [step for step, _ in list_checkpoints(tmp_path)] == [2, 9, 10]
-    loaded = load_latest(tmp_path, CPU)
+    loaded = load_latest(tmp_path)
     assert loaded is not None
     assert loaded.step == 10
     assert loaded.state["weight"].tolist() == [10.0] * 3
@@ -89,7 +85,7 @@ def test_only_the_newest_are_kept(tmp_path: Path, keep: int, left: list[int]) ->
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 3)
     save_checkpoint(tmp_path, step=3, state={"weight": torch.ones(1)}, keep=2)
-    loaded = load_latest(tmp_path, CPU)
+    loaded = load_latest(tmp_path)
     assert loaded is not None
     assert loaded.state["weight"].tolist() == [1.0]
 
@@ -99,11 +95,11 @@ def test_a_half_written_checkpoint_is_ignored_and_the_next_save_clears_it(tmp_pa
     partial = tmp_path / ".step_5.partial"
     partial.mkdir()
     (partial / "state.pt").write_bytes(b"half a fi")
-    loaded = load_latest(tmp_path, CPU)
+    loaded = load_latest(tmp_path)
     assert loaded is not None
     assert loaded.step == 4
     save(tmp_path, 5)
-    loaded = load_latest(tmp_path, CPU)
+    loaded = load_latest(tmp_path)
     assert loaded is not None
     assert loaded.step == 5
     assert not partial.exists()
@@ -118,7 +114,7 @@ def test_a_crash_while_writing_loses_nothing(tmp_path: Path) -> None:
     save(tmp_path, 4)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(tmp_path, step=5, state={"weight": torch.ones(2), "bomb": DiesWhenSaved()}, keep=1)
-    loaded = load_latest(tmp_path, CPU)
+    loaded = load_latest(tmp_path)
     assert loaded is not None
     assert loaded.step == 4
     assert loaded.state["weight"].tolist() == [4.0] * 3
@@ -128,7 +124,7 @@ def test_a_crash_between_writing_and_renaming_loses_nothing(tmp_path: Path) -> N
     save(tmp_path, 4)
     # All that a crash at that moment leaves behind: a complete checkpoint under its temporary name.
     save(tmp_path, 5).rename(tmp_path / ".step_5.partial")
-    loaded = load_latest(tmp_path, CPU)
+    loaded = load_latest(tmp_path)
     assert loaded is not None
     assert loaded.step == 4
     save(tmp_path, 5)
@@ -168,7 +164,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path
     save(tmp_path, 4)
     damage(save(tmp_path, 5) / "state.pt")
     said: list[str] = []
-    loaded = load_latest(tmp_path, CPU, said.append)
+    loaded = load_latest(tmp_path, said.append)
     assert loaded is not None
     assert loaded.step == 4
     assert loaded.state["weight"].tolist() == [4.0] * 3
@@ -181,7 +177,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path
 def test_a_damaged_checkpoint_before_an_undamaged_one_is_left_alone(tmp_path: Path) -> None:
     flip_a_bit(save(tmp_path, 4) / "state.pt")
     save(tmp_path, 5)
-    loaded = load_latest(tmp_path, CPU)
+    loaded = load_latest(tmp_path)
     assert loaded is not None
     assert loaded.step == 5
     assert [step for step, _ in list_checkpoints(tmp_path)] == [4, 5]
@@ -191,7 +187,7 @@ def test_when_every_checkpoint_is_damaged_one_error_names_them_and_nothing_is_re
     for step in (4, 5):
         flip_a_bit(save(tmp_path, step) / "state.pt")
     with pytest.raises(CheckpointError, match=r"every checkpoint is damaged: .*step_5.*; .*step_4.*run\.resume=never"):
-        load_latest(tmp_path, CPU)
+        load_latest(tmp_path)
     assert [step for step, _ in list_checkpoints(tmp_path)] == [4, 5]
 
 
@@ -199,7 +195,7 @@ def test_two_damaged_checkpoints_of_one_step_are_both_kept(tmp_path: Path) -> No
     save(tmp_path, 4)
     for _ in range(2):
         flip_a_bit(save(tmp_path, 5) / "state.pt")
-        load_latest(tmp_path, CPU)
+        load_latest(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_4", "step_5.corrupt", "step_5.corrupt1"]
 
 
@@ -208,7 +204,7 @@ def test_removing_an_unreadable_checkpoint_goes_on_from_the_one_before(tmp_path:
     broken = save(tmp_path, 5)
     (broken / "state.pt").unlink()
     broken.rmdir()
-    loaded = load_latest(tmp_path, CPU)
+    loaded = load_latest(tmp_path)
     assert loaded is not None
     assert loaded.step == 4
 

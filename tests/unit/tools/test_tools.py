@@ -28,6 +28,7 @@ from agent_r1.tools import (
 )
 from agent_r1.tools.builtin.calculator import evaluate, format_number
 from agent_r1.types import Action, Task, ToolCall
+from tests.helpers.fuzzing import cases
 
 CONTEXT = ToolContext(task=Task(task_id="t", prompt=(), env_kwargs={"stock": {"tea": 4}}))
 
@@ -506,7 +507,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(expression=EXPRESSIONS)
 def test_calculator_agrees_with_integer_arithmetic(expression: str) -> None:
     value = evaluate(expression)
@@ -515,7 +516,7 @@ def test_calculator_agrees_with_integer_arithmetic(expression: str) -> None:
     assert format_number(value) == str(eval(expression))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(expression=st.text(alphabet="0123456789.eExjo_+-*/%() abc\x00\n'\\[]é²", max_size=30))
 def test_calculator_refuses_with_a_value_error_or_gives_a_finite_number(expression: str) -> None:
     try:

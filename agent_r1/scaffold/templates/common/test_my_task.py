@@ -18,7 +18,7 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.models import train_tokenizer
 from agent_r1.registry import recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.training import RunPlan, make_plan
+from agent_r1.training import RunPlan, prepare_plan
 from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
 
 from .data_preprocess import process_my_task as process
@@ -32,7 +32,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> RunPlan:
     """What `agent-r1 train` works with: the reward, the environment and the rows that `base.yaml` names."""
     recipe, config = resolve([str(RECIPE), f"run.folder={tmp_path_factory.mktemp('runs')}"])
     with recipe_folder(recipe):
-        return make_plan(config)
+        return prepare_plan(config)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,153 @@
+"""Builds everything that a run works with, from its plan: the one place where parts of a run are constructed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from agent_r1.chat import ChatRenderer
+from agent_r1.config import Config
+from agent_r1.engines import Engine, make_engine
+from agent_r1.envs import make_env
+from agent_r1.evaluation import HealthMonitor
+from agent_r1.flows import AgentFlowBase, SingleStepFlow
+from agent_r1.learner import CriticView, Learner, make_learner
+from agent_r1.learner.packing import TRIE_ATTENTION
+from agent_r1.models import choose_device, load_policy
+from agent_r1.rewards import ProcessBalance, RewardShaping, in_workers
+from agent_r1.rollout import Collector, Rollout, RolloutLimits, make_collector
+from agent_r1.tools import ToolRunner
+from agent_r1.training.model_check import CheckedModel
+from agent_r1.training.plan import RunPlan, tool_policies
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunComponents:
+    """The policy and what runs episodes with it: all that evaluations and trial episodes need."""
+
+    policy: nn.Module
+    """The weights that are trained."""
+    renderer: ChatRenderer
+    """Turns observations into prompts, and completions into actions."""
+    engine: Engine
+    """Samples from the policy."""
+    rollout: Rollout
+    """Runs episodes with the engine."""
+    tools: ToolRunner
+    """Runs the episodes' tool calls."""
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Inside, episodes can run; at the end the engine is closed and the processes behind tools are stopped."""
+        async with self.engine_open(), self.tools:
+            yield
+
+    @asynccontextmanager
+    async def engine_open(self) -> AsyncIterator[None]:
+        """At the end of this block the engine is closed, also after an error."""
+        try:
+            yield
+        finally:
+            await self.engine.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingComponents:
+    """What the training loop works with besides `RunComponents`."""
+
+    learner: Learner
+    """Turns experience into updates."""
+    shaping: RewardShaping
+    """Puts the parts of the reward together."""
+    collector: Collector
+    """Rolls out the groups of each step."""
+    critic_view: CriticView
+    """What the critic reads of each step."""
+    health: HealthMonitor
+    """Warns when learning goes wrong."""
+
+
+def load_components(plan: RunPlan, model: CheckedModel) -> RunComponents:
+    """Load the policy and start an engine for it."""
+    config = plan.config
+    torch.manual_seed(config.trainer.seed)
+    policy = load_policy(
+        config.model.path,
+        dtype=config.model.dtype,
+        device=choose_device(config.trainer.device),
+        attention=TRIE_ATTENTION,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    engine = make_engine(config, policy, model.context_length)
+    tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
+    rollout = make_rollout(plan, model.renderer, engine, tools)
+    return RunComponents(policy=policy, renderer=model.renderer, engine=engine, rollout=rollout, tools=tools)
+
+
+def make_rollout(plan: RunPlan, renderer: ChatRenderer, engine: Engine, tools: ToolRunner) -> Rollout:
+    """What runs episodes with an engine, within the limits of the configuration."""
+    config, reward = plan.config, plan.reward
+    limits = RolloutLimits(
+        max_steps=config.rollout.max_steps,
+        concurrency=config.rollout.concurrency,
+        deadline_seconds=config.rollout.deadline_seconds,
+        retries=config.rollout.retries,
+    )
+    if config.reward.timeout is not None:
+        reward = in_workers(reward, tools.workers, timeout=config.reward.timeout)
+    return Rollout(
+        engine=engine,
+        renderer=renderer,
+        reward=reward,
+        make_env=partial(make_env, section=config.env, runner=tools),
+        limits=limits,
+        tool_runner=tools,
+    )
+
+
+def make_training_components(plan: RunPlan, components: RunComponents) -> TrainingComponents:
+    """What trains the policy. The engine must exist already: the learner may add adapters to the policy."""
+    config = plan.config
+    shaping = make_shaping(config)
+    return TrainingComponents(
+        learner=make_learner(config, components.policy, plan.algorithm),
+        shaping=shaping,
+        collector=make_collector(config, components.rollout, plan.train_tasks, shaping),
+        critic_view=CriticView(
+            config.algorithm.critic.privileged,
+            components.renderer.encode,
+            max_tokens=config.trainer.micro_batch_tokens,
+        ),
+        health=HealthMonitor(has_tools=_offers_tools(plan)),
+    )
+
+
+def make_shaping(config: Config) -> RewardShaping:
+    """How the parts of the reward are put together; process returns are discounted as the estimator discounts."""
+    process = ProcessBalance(
+        weight=config.reward.process_weight,
+        normalisation=config.algorithm.process.normalisation,
+        gamma=config.algorithm.gamma,
+        bound=config.algorithm.process.bound,
+    )
+    return RewardShaping(
+        process=process,
+        max_tokens=config.rollout.max_tokens,
+        overlong_fraction=config.algorithm.overlong_fraction,
+        bootstrap=config.algorithm.critic.bootstrap,
+    )
+
+
+def _offers_tools(plan: RunPlan) -> bool:
+    """Whether some episode has tools to call: the environment's or its row's."""
+    by_default = bool(plan.config.env.get("tools"))
+    return any(
+        (by_default or task.env_kwargs.get("tools"))
+        and AgentFlowBase.registry.get(task.agent_name) is not SingleStepFlow
+        for task in plan.train_tasks
+    )

@@ -1,0 +1,88 @@
+"""Checks of a run's model before its weights are loaded: it exists, and every first prompt fits its context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.chat import ChatRenderer, load_renderer
+from agent_r1.config import Config, presets
+from agent_r1.errors import ConfigError, DataError
+from agent_r1.models import check_targets
+from agent_r1.training.plan import RunPlan, first_observation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedModel:
+    """What is known of a run's model before its weights are loaded."""
+
+    renderer: ChatRenderer
+    """Its chat template and tokenizer."""
+    context_length: int
+    """The run's context, in tokens."""
+
+
+def check_model(plan: RunPlan) -> CheckedModel:
+    """Check that the model exists and that every first prompt fits its context; reads its tokenizer and its
+    configuration, not its weights."""
+    config = plan.config
+    _check_model_exists(config)
+    if config.model.lora.rank > 0:
+        check_targets(config.model)
+    renderer = load_renderer(
+        config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
+    )
+    context = _context_length(config)
+    if config.rollout.max_tokens >= context:
+        raise ConfigError(
+            f"rollout.max_tokens={config.rollout.max_tokens} leaves no room for a prompt in a context of {context}"
+        )
+    too_long = []
+    for task in [*plan.train_tasks, *plan.eval_tasks]:
+        length = len(renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids)
+        if length >= context:
+            too_long.append(f"task '{task.task_id}': a prompt of {length} tokens")
+    if too_long:
+        shown = "\n".join(f"  - {entry}" for entry in too_long[:10])
+        raise DataError(
+            f"{len(too_long)} prompts do not fit the context of {context} tokens; shorten them or raise "
+            f"rollout.context_length:\n{shown}"
+        )
+    return CheckedModel(renderer=renderer, context_length=context)
+
+
+def _context_length(config: Config) -> int:
+    """The run's context: the configured one, at most the model's own and what one micro-batch holds."""
+    from transformers import AutoConfig
+
+    model_config = AutoConfig.from_pretrained(
+        config.model.path, trust_remote_code=config.model.trust_remote_code
+    ).get_text_config()
+    of_model = int(model_config.max_position_embeddings)
+    requested, trainable = config.rollout.context_length, config.trainer.micro_batch_tokens
+    if requested is not None and requested > of_model:
+        raise ConfigError(f"rollout.context_length={requested} is more than the model's own {of_model}")
+    if requested is not None and requested > trainable:
+        raise ConfigError(
+            f"rollout.context_length={requested} is more than trainer.micro_batch_tokens={trainable}: a step that long "
+            "could not be trained"
+        )
+    return requested or min(of_model, trainable)
+
+
+def _check_model_exists(config: Config) -> None:
+    path = Path(config.model.path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"model.path={path} is a folder without config.json: not a Hugging Face model")
+        return
+    looks_like_hub_id = config.model.path.count("/") == 1 and not path.is_absolute() and not path.parent.is_dir()
+    if not looks_like_hub_id:
+        preset = f", or write model={path} for the preset of that name" if str(path) in presets("model") else ""
+        raise ConfigError(f"model.path={path} does not exist; give a Hugging Face folder or id, or a GGUF file{preset}")
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path={path} is no folder and cannot be had from the hub: {error}") from error

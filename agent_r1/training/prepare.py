@@ -1,0 +1,68 @@
+"""What a run makes before it starts: data files, the model, its conversion from GGUF, its warm start."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+from dataclasses import replace
+from pathlib import Path
+
+from agent_r1.config import Config
+from agent_r1.console import RunConsole
+from agent_r1.errors import no_exit
+from agent_r1.models import convert_gguf, gguf_folder, is_gguf
+from agent_r1.registry import load_function
+from agent_r1.runs import lock_folder
+from agent_r1.training.model_check import CheckedModel, check_model
+from agent_r1.training.plan import RunPlan, check_config, lacks_data, make_plan
+from agent_r1.training.sft import ensure_warm_start
+
+
+def prepare_run(config: Config, console: RunConsole) -> tuple[RunPlan, CheckedModel]:
+    """The plan of a run and its checked model, after everything that was missing has been made."""
+    plan = ensure_model(prepare_plan(config), console)
+    return plan, check_model(plan)
+
+
+def prepare_plan(config: Config) -> RunPlan:
+    """The plan of a run, after its recipe has made the data files that were missing."""
+    if config.data.prepare is not None:
+        check_config(config)
+        if lacks_data(config):
+            _call_preparation(config.data.prepare, "data preparation", config)
+    return make_plan(config)
+
+
+def ensure_model(plan: RunPlan, console: RunConsole) -> RunPlan:
+    """The plan with the model that its run starts from: made and warm-started where the recipe says so."""
+    return replace(plan, config=ensure_warm_start(prepare_model(plan.config, console), console))
+
+
+def prepare_model(config: Config, console: RunConsole) -> Config:
+    """Make the model if it is missing and the configuration says how. Returns the configuration to continue with, in
+    which the converted folder replaces a GGUF file."""
+    if config.model.prepare is not None and not Path(config.model.path).exists():
+        # Of several runs that start together, one makes the model. This is not the lock of the model's folder, which
+        # the preparation may lock itself.
+        place = Path(config.run.folder) / f"prepare-{hashlib.sha256(config.model.path.encode()).hexdigest()[:12]}"
+        with lock_folder(place, wait=True, on_wait=console.info):
+            if not Path(config.model.path).exists():
+                console.info(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
+                _call_preparation(config.model.prepare, "model preparation", config)
+    if not is_gguf(config.model.path):
+        return config
+    folder = gguf_folder(Path(config.model.path))
+    if not folder.is_dir():
+        console.info(f"{config.model.path} is converted once, into {folder}")
+        convert_gguf(Path(config.model.path), folder)
+    return replace(config, model=replace(config.model, path=str(folder)))
+
+
+def _call_preparation(reference: str, kind: str, config: Config) -> None:
+    """Call a recipe's preparation, `def` or `async def`, with the configuration."""
+    preparation = load_function(reference, kind=kind)
+    with no_exit(f"the {kind} '{reference}'"):
+        returned = preparation(config)
+        if inspect.iscoroutine(returned):
+            asyncio.run(returned)
