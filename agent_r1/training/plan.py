@@ -22,6 +22,7 @@ from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.models import check_form, require_peft
 from agent_r1.registry import find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
+from agent_r1.rollout import check_group_plan
 from agent_r1.runs import folder_problems
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.builtin import declare_servers, make_server
@@ -118,6 +119,7 @@ def make_plan(config: Config) -> RunPlan:
     problems.run(_find_tools, config)
     report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
+    check_group_plan(config, train_tasks[0])
     _check_tools(config, [*train_tasks, *eval_tasks])
     for function in terms_of(reward):
         _check_ground_truths(_name_of(function, config), function, [*train_tasks, *eval_tasks])

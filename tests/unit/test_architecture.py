@@ -39,9 +39,9 @@ PACKAGES: dict[str, str] = {
     # What runs them.
     "models": "chat config errors files paths types",
     "engines": "config errors models registry seeds types",
-    "flows": "chat engines envs errors event_loop registry seeds types",
+    "flows": "chat engines envs errors event_loop registry seeds tools types",
     "runs": "codec config errors files types",
-    "rollout": "chat config data engines envs errors flows rewards seeds types",
+    "rollout": "chat config data engines envs errors flows registry rewards seeds tools types",
     "learner": "algorithms config data errors models rewards seeds types",
     "evaluation": "errors rollout seeds types",
     "training": (

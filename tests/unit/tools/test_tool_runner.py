@@ -35,7 +35,6 @@ from agent_r1.tools import (
     ToolUnavailableError,
     run_call,
     tool,
-    tool_runner,
 )
 from agent_r1.tools.batching import Batcher
 from agent_r1.tools.results import cut_middle
@@ -655,10 +654,9 @@ def test_a_tool_never_sees_what_the_reward_is_computed_from(made: FunctionTool) 
 
 def test_an_answer_with_images_is_an_error_that_the_model_reads() -> None:
     async def look() -> Any:
-        async with tool_runner(ToolRunner()):
-            env = ToolEnv([foreign_code.picture])
-            await env.reset(TASK)
-            return await env.step(Action(text="", tool_calls=(ToolCall(name="tests_picture", arguments={}),)))
+        env = ToolEnv([foreign_code.picture])
+        await env.reset(TASK)
+        return await env.step(Action(text="", tool_calls=(ToolCall(name="tests_picture", arguments={}),)))
 
     result = asyncio.run(look())
     said = result.observation.messages[-1]["content"]
