@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -289,30 +287,13 @@ def _failure(status: CallStatus, text: str, limit: int) -> dict[str, Any]:
     return {"response": ToolResponse(text=f"Error: {cut_middle(text, limit)}"), "status": status}
 
 
-_current: ContextVar[ToolRunner | None] = ContextVar("tool_runner", default=None)
 _of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ToolRunner] = weakref.WeakKeyDictionary()
-
-
-@asynccontextmanager
-async def tool_runner(runner: ToolRunner) -> AsyncIterator[ToolRunner]:
-    """Within this block, and in the tasks started in it, `run_call` uses `runner`; it is closed at the end."""
-    token = _current.set(runner)
-    try:
-        async with runner:
-            yield runner
-    finally:
-        _current.reset(token)
-
-
-def default_runner() -> ToolRunner:
-    """The runner of the `tool_runner` block this is called in; outside of any, the event loop's own, with default
-    policies."""
-    runner = _current.get()
-    return runner if runner is not None else _of_loop.setdefault(asyncio.get_running_loop(), ToolRunner())
 
 
 async def run_call(
     tools: Mapping[str, BaseTool], call: ToolCall, context: ToolContext, *, runner: ToolRunner | None = None
 ) -> CallOutcome:
-    """Run `call` with `runner`; None: with `default_runner()`."""
-    return await (runner or default_runner()).call(tools, call, context)
+    """Run `call` with `runner`; None: with a runner of the event loop, with default policies."""
+    if runner is None:
+        runner = _of_loop.setdefault(asyncio.get_running_loop(), ToolRunner())
+    return await runner.call(tools, call, context)
