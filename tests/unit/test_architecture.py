@@ -40,9 +40,9 @@ PACKAGES: dict[str, str] = {
     # What runs them.
     "models": "chat config errors files paths types",
     "engines": "config errors models registry seeds types",
-    "flows": "chat engines envs errors event_loop registry seeds types",
+    "flows": "chat engines envs errors event_loop registry seeds tools types",
     "runs": "codec config errors files metric_names types",
-    "rollout": "chat config data engines envs errors flows metric_names rewards seeds types",
+    "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
     "learner": "algorithms config data errors models rewards seeds types",
     "evaluation": "errors metric_names rollout seeds types",
     "training": (
