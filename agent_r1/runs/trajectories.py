@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_r1.codec import observation_from_json, observation_to_json
+from agent_r1.codec import observation_from_json, observation_to_json, write_json
 from agent_r1.files import write_atomically
 from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory
 
@@ -27,7 +27,7 @@ def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int)
         for group in groups
         for trajectory in (*group, *filter(None, [group.greedy]))
     ]
-    write_atomically(path, "".join(json.dumps(entry, default=_in_words) + "\n" for entry in entries))
+    write_atomically(path, "".join(write_json(entry, default=_in_words) + "\n" for entry in entries))
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
