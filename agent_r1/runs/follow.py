@@ -4,7 +4,7 @@
         curves = [*update.lines] if update.is_rewritten else [*curves, *update.lines]
 
 Files are polled, which works on every file system. The run may not have started yet; a last line that is only half
-written is given when it is complete; a run that is resumed or started again rewrites its files.
+written comes when it is complete; a run that is resumed or started again rewrites its files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MetricsUpdate:
 
 
 class MetricsFollower:
-    """Reads what is new in a metrics file each time it is asked."""
+    """Reads a metrics file; each call of `read_new` returns what was added since the last one."""
 
     def __init__(self, folder: Path) -> None:
         self._path = RunFolder(folder).metrics
@@ -83,7 +83,7 @@ class MetricsFollower:
 
 
 class TrajectoriesFollower:
-    """Lists the trajectory files that are new or rewritten each time it is asked."""
+    """Lists trajectory files; each call of `read_new` returns those that are new or rewritten."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = RunFolder(folder)
@@ -115,8 +115,8 @@ async def follow_metrics(folder: Path, *, poll_seconds: float = POLL_SECONDS) ->
 
 
 async def follow_trajectories(folder: Path, *, poll_seconds: float = POLL_SECONDS) -> AsyncIterator[Path]:
-    """The trajectory files of a run as they are written, without end; for `read_trajectories`. A file that is written
-    again is given again."""
+    """The trajectory files of a run as they are written, without end; for `read_trajectories`. A file that is
+    rewritten comes again."""
     follower = TrajectoriesFollower(folder)
     while True:
         for file in await asyncio.to_thread(follower.read_new):

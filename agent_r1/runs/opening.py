@@ -113,7 +113,7 @@ def write_fingerprints(folder: RunFolder, config: Config) -> None:
 
 @contextmanager
 def locked_run(config: Config) -> Iterator[FolderLock]:
-    """Inside, no other process uses the run's folder; `RunLockedError` names the one that does."""
+    """Within this block no other process uses the run's folder; `RunLockedError` names the one that does."""
     with lock_folder(RunFolder.of(config).path) as lock:
         yield lock
 
