@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_written_says_where_how_much_room_there_is_and_wha
 def test_a_full_disk_says_so(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "16k") as disk:
         with pytest.raises(
-            StorageError, match=r"\(No space left on device\): 16\.4 kB are free .* 50\.0 kB\. Make room"
+            StorageError, match=r"\(No space left on device\): 16\.4 kB are free .* 50\.0 kB\. Free some space"
         ):
             write_atomically(disk / "file", "x" * 50_000)
         assert list(disk.iterdir()) == []
@@ -68,7 +68,7 @@ def test_a_full_disk_says_so(tmp_path: Path) -> None:
 def test_a_place_that_is_no_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(
-        StorageError, match=r"\((Not a directory|File exists)\).*Make it a place that can be written to"
+        StorageError, match=r"\((Not a directory|File exists)\).*Make it writable, or choose another place"
     ):
         write_atomically(tmp_path / "runs" / "config.yaml", "a: 1")
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it_and_nothing_
 def test_a_full_disk_has_its_room_back_after_a_checkpoint_that_did_not_fit(tmp_path: Path, name: str) -> None:
     with small_disk(tmp_path / "disk", "200k") as disk:
         free = free_bytes(disk)
-        with pytest.raises(StorageError, match=r"No space left on device.* needs 400 kB\. Make room"):
+        with pytest.raises(StorageError, match=r"No space left on device.* needs 400 kB\. Free some space"):
             save_checkpoint(disk / "checkpoints", step=5, state=STATES[name](), keep=1)
         assert free_bytes(disk) == free
 
