@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -51,7 +52,7 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Con
             f"'{folder}' is not a recipe: there is no file {folder / 'base.yaml'}. "
             "Give a folder such as recipes/quickstart"
         )
-    ConfigStore.instance().store(name="agent_r1", node=Config)
+    _register_schema()
     GlobalHydra.instance().clear()
     opened = _opened(overrides)
     try:
@@ -64,6 +65,11 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Con
     finally:
         GlobalHydra.instance().clear()
     return _without_stale_preparation(_without_stale_arguments(config, overrides), overrides, folder)
+
+
+@cache
+def _register_schema() -> None:
+    ConfigStore.instance().store(name="agent_r1", node=Config)
 
 
 def _is_file(path: Path) -> bool:
