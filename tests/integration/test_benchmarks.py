@@ -168,6 +168,7 @@ def test_a_shape_that_does_not_exist_is_refused_with_those_that_do() -> None:
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_every_row_is_measured_on_a_tiny_model(tmp_path: Path) -> None:
     rows = run(tmp_path)
     assert [row["error"] for row in rows] == [None] * len(rows)
@@ -281,6 +282,7 @@ def test_a_kernel_is_known_by_its_name(name: str, kind: str) -> None:
     assert profile_generation.kind_of(name) == kind
 
 
+@pytest.mark.whole
 def test_generation_of_a_tiny_model_can_be_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile_generation.main(["--tiny", "--json", str(tmp_path / "profile.json")])
     found = json.loads((tmp_path / "profile.json").read_text())
