@@ -4,9 +4,9 @@ The conversation is rendered with a marker in place of the sampled turn; the del
 marker. Templates that require a call before a tool's answer (GPT-OSS, Mistral) get the calls beside the marker; their
 delta begins with the end of that turn.
 
-Rendering the whole conversation every turn would take longer with every turn. The delta hardly ever depends on the turns
-between the first prompt and the last turn: once that has been checked, the conversation is rendered without them. Once
-the template has been seen to copy tool answers unchanged, it is not rendered at all (`delta_cache`).
+Rendering the whole conversation every turn would take longer with every turn. The delta hardly ever depends on the
+turns between the first prompt and the last turn: once that has been checked, the conversation is rendered without them.
+Once the template has been seen to copy tool answers unchanged, it is not rendered at all (`delta_cache`).
 """
 
 from __future__ import annotations

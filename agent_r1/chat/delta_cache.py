@@ -4,8 +4,8 @@ Most templates copy a tool's answer unchanged between constant texts:
 
     <|end|><|tool|>7<|end|><|assistant|>    for the answer "7"
 
-Rendered once with an answer that contains everything a template might change (quotes, tags, line breaks, braces), such a
-template reveals the constant texts: a `DeltaPattern`. The pattern is used after it has agreed with the template a few
+Rendered once with an answer that contains everything a template might change (quotes, tags, line breaks, braces), such
+a template reveals the constant texts: a `DeltaPattern`. The pattern is used after it has agreed with the template a few
 times, and only for answers of the kind it was made with, in conversations that begin the assistant's turn in the same
 way.
 """
