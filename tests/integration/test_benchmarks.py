@@ -273,7 +273,7 @@ def test_a_profile_adds_up_kinds_names_and_idle_time_by_hand() -> None:
     ("name", "kind"),
     [
         ("triton_red_fused_add_mean_mul_pow_rsqrt_0", "element by element"),
-        ("_summarise_kernel", "draw"),
+        ("_summarise_kernel", "sample"),
         ("prefill_kernel", "attention"),
         ("sm90_xmma_gemm_bf16f32_bf16f32", "matrix products"),
     ],

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from agent_r1.engines.local import LocalEngine
-from agent_r1.engines.local.engine import _TURNS
+from agent_r1.engines.local.engine import _LOOP_ROUNDS
 from agent_r1.engines.local.sampling import sample
 from agent_r1.errors import EngineError
 from agent_r1.types import Completion, SamplingParams, TokenIds
@@ -57,7 +57,7 @@ async def all_answers(engine: LocalEngine, requests: Sequence[Request]) -> list[
 
 async def ticks(count: int) -> None:
     """Wait for so many steps of the engine."""
-    for _ in range(count * _TURNS):
+    for _ in range(count * _LOOP_ROUNDS):
         await asyncio.sleep(0)
 
 
