@@ -66,7 +66,7 @@ def uninterrupted(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     @cache
     def train(*overrides: str) -> Path:
         folder = tmp_path_factory.mktemp("uninterrupted")
-        agent_r1.train(*tiny_overrides(folder, model_folder, *overrides), quiet=True, reward=score_variety)
+        agent_r1.train(overrides=tiny_overrides(folder, model_folder, *overrides), quiet=True, reward=score_variety)
         return folder / "tiny"
 
     return train
