@@ -124,6 +124,7 @@ async def gold_result(reward: RewardFunction, tasks: Sequence[Task]) -> GoldResu
     if not with_truth:
         seen = "no row has a ground truth"
         return GoldResult(findings=tuple(findings), seen=seen, skipped=not findings)
+    form: Callable[[Task], str] | None
     if recipe_form is not None:
         name, form = "gold_answer", recipe_form
     else:
