@@ -61,6 +61,9 @@ class Compute:
         return torch.autocast(self.device.type, dtype=self.autocast_dtype or torch.bfloat16, enabled=enabled)
 
 
+_WAKE_SECONDS = 0.2
+
+
 class UpdateThread:
     """A thread in which updates are computed, so that the event loop keeps running meanwhile.
 
@@ -89,7 +92,9 @@ class UpdateThread:
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
             try:
-                await asyncio.wait([future])
+                # Wakes up now and then: Python handles a signal in the main thread, which one that was delivered to
+                # another thread does not wake.
+                await asyncio.wait([future], timeout=_WAKE_SECONDS)
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:
