@@ -48,9 +48,8 @@ class SharedCritic(nn.Module):
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
-        self._borrowed: tuple[nn.Module] = (
-            cast(Any, policy).get_decoder(),
-        )  # a tuple, so that it is not registered as a submodule
+        # In a tuple, so that it is not registered as a submodule.
+        self._borrowed: tuple[nn.Module] = (cast(Any, policy).get_decoder(),)
         self.head = _value_head(policy)
 
     @property
