@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from agent_r1 import interrupts
 from agent_r1.interrupts import RunInterrupted
 from agent_r1.learner import imitation
 from agent_r1.learner import learner as learner_module
@@ -144,9 +145,12 @@ def test_a_run_that_never_resumes_is_told_how_to(run: list[str]) -> None:
 def test_a_second_signal_ends_the_run_after_the_update_and_saves_nothing(
     run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def twice() -> None:  # from the learner's thread; two at once would be one
+    def twice() -> None:  # from the learner's thread: two that come before the first is handled would be one
+        stop = interrupts._active.get()
+        assert stop is not None
         send(signal.SIGINT)
-        time.sleep(0.2)
+        while stop.received is None:
+            time.sleep(0.01)
         send(signal.SIGINT)
 
     monkeypatch.setattr(TorchLearner, "learn_sync", calling(TorchLearner.learn_sync, 2, twice))
