@@ -2,12 +2,12 @@
 
     with stop_signals() as stop:
         ...                           # a signal raises `RunInterrupted` at once
-        with stop.deferred():         # a signal is only noted: weights may be changing
+        with stop.deferred():         # a signal is only recorded: weights may be changing
             with stop.cancelling():   # a signal cancels what this task waits for, such as rollouts
                 await rollouts()
             stop.check()              # raises `RunInterrupted` when a signal has come
 
-The second signal quits at once: the process when it is a command of ours, else with a plain `KeyboardInterrupt`.
+The second signal quits at once: it ends the process of our own command, and otherwise raises `KeyboardInterrupt`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP
 _QUIT = b"quitting at once; whatever was not saved is lost\n"
 
 _owns_process: ContextVar[bool] = ContextVar("owns_process", default=False)
-"""Whether the program is a command of ours, which a second signal may end without asking anyone."""
+"""Whether the program is our own command, which a second signal may end at once."""
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -52,11 +52,11 @@ class _Waiting(NamedTuple):
 
 
 class StopSignals:
-    """What came in, and what to do about it."""
+    """Which signals were received, and how to react to them."""
 
     def __init__(self, *, quiet: bool = True) -> None:
         self.received: int | None = None
-        """The first signal that came in."""
+        """The first signal received."""
         self._outcome = "Nothing was saved: run the same command again to start over."
         self._quiet = quiet
         self._may_exit = _owns_process.get()
@@ -66,11 +66,11 @@ class StopSignals:
 
     @property
     def name(self) -> str:
-        """The signal's name, for people."""
+        """The signal's name, for the user."""
         return signal.Signals(self.received).name if self.received is not None else ""
 
     def install(self) -> None:
-        """Handle those signals that nobody else handles; signals that are ignored, as under nohup, stay ignored."""
+        """Handle signals that have no other handler; signals that are ignored, as under nohup, stay ignored."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
@@ -80,7 +80,7 @@ class StopSignals:
                 signal.signal(number, self._handle)
 
     def uninstall(self) -> None:
-        """Handle them as before."""
+        """Restore the previous handlers."""
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before.clear()
@@ -98,7 +98,7 @@ class StopSignals:
 
     @contextmanager
     def leaving(self, outcome: str) -> Iterator[None]:
-        """Inside, this is what an interruption leaves, for the user."""
+        """Inside, an interruption tells the user this outcome."""
         before, self._outcome = self._outcome, outcome
         try:
             yield
@@ -107,7 +107,7 @@ class StopSignals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Inside, a signal is noted and raises nothing by itself."""
+        """Inside, a signal is recorded and raises nothing by itself."""
         self._num_deferred += 1
         try:
             yield
@@ -142,7 +142,7 @@ class StopSignals:
         if not self._num_deferred:
             raise self.interruption()
         if not self._quiet:
-            what = "stopping" if self._waiting is not None else "stopping after the step under way"
+            what = "stopping" if self._waiting is not None else "stopping after the current step"
             _write(f"{self.name}: {what}; a second Ctrl-C quits at once\n".encode())
         if self._waiting is not None:
             with suppress(RuntimeError):  # the loop is closed
@@ -205,7 +205,7 @@ def run_cancelling(main: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
 
 
 def _leave_closed_terminals() -> None:
-    """Every write to a terminal that was closed fails: print to nowhere instead, so that the run can save."""
+    """Redirect closed terminals to /dev/null: every write to them would fail, and the run must still save."""
     with suppress(OSError, AttributeError):
         for descriptor in (sys.__stdout__, sys.__stderr__):
             if descriptor is None:
@@ -219,6 +219,6 @@ def _leave_closed_terminals() -> None:
 
 
 def _write(text: bytes) -> None:
-    """Straight to standard error: a handler must not enter a buffered writer that it may have interrupted."""
+    """Write to standard error unbuffered: a handler must not enter a buffered writer that it may have interrupted."""
     with suppress(OSError):
         os.write(2, text)
