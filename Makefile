@@ -24,9 +24,9 @@ test-whole: $(SETUP)
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow
 
-# 2,500 cases for each of rows and configurations (both in test_fuzz_inputs.py), service requests and tool output.
+# 2,500 cases for each of rows, configurations, service requests and tool output; every other property test in full.
 fuzz: $(SETUP)
-	FUZZ_CASES=2500 $(BIN)/python -m pytest $(wildcard tests/integration/test_fuzz_*.py)
+	FUZZ_CASES=2500 $(BIN)/python -m pytest -n 2 --dist worksteal -m "hypothesis and not slow"
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

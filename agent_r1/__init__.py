@@ -5,46 +5,71 @@
 
     agent_r1.train(model="...", data="tasks.jsonl", tools=[stock], reward=score)
 
-Names are loaded when first used, so that importing this package is fast and needs no torch.
+Names are loaded on first use, so importing this package is fast and needs no torch. What a run prints is also logged
+to the logger `agent_r1`.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.version import __version__
 
 if TYPE_CHECKING:
-    from agent_r1.api import check, evaluate, sft, train
+    from agent_r1.api import check, evaluate, load_trajectories, sft, train
+    from agent_r1.config import Config, load_config
     from agent_r1.engines import Engine, ScriptedEngine
     from agent_r1.envs import AgentEnv, ToolEnv, check_env
     from agent_r1.errors import AgentR1Error
     from agent_r1.findings import Finding
     from agent_r1.flows import AgentEnvLoop, AgentFlowBase, SingleStepFlow, try_flow
+    from agent_r1.rewards import RewardFunction
     from agent_r1.tools import BaseTool, ToolContext, ToolResponse, check_tool, tool, try_tool
-    from agent_r1.types import Action, Episode, Observation, Step, StepResult, StopReason, Task, Trajectory
+    from agent_r1.types import (
+        Action,
+        Completion,
+        Episode,
+        Group,
+        Observation,
+        SamplingParams,
+        Step,
+        StepResult,
+        StopReason,
+        Task,
+        ToolCall,
+        Trajectory,
+    )
 
 _HOMES = {
-    "agent_r1.api": ("check", "evaluate", "sft", "train"),
+    "agent_r1.api": ("check", "evaluate", "load_trajectories", "sft", "train"),
+    "agent_r1.config": ("Config", "load_config"),
     "agent_r1.engines": ("Engine", "ScriptedEngine"),
     "agent_r1.envs": ("AgentEnv", "ToolEnv", "check_env"),
     "agent_r1.errors": ("AgentR1Error",),
     "agent_r1.findings": ("Finding",),
     "agent_r1.flows": ("AgentEnvLoop", "AgentFlowBase", "SingleStepFlow", "try_flow"),
+    "agent_r1.rewards": ("RewardFunction",),
     "agent_r1.tools": ("BaseTool", "ToolContext", "ToolResponse", "check_tool", "tool", "try_tool"),
     "agent_r1.types": (
         "Action",
+        "Completion",
         "Episode",
+        "Group",
         "Observation",
+        "SamplingParams",
         "Step",
         "StepResult",
         "StopReason",
         "Task",
+        "ToolCall",
         "Trajectory",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+logging.getLogger("agent_r1").addHandler(logging.NullHandler())  # embedders decide where the lines of a run go
 
 __all__ = [
     "Action",
@@ -53,16 +78,22 @@ __all__ = [
     "AgentFlowBase",
     "AgentR1Error",
     "BaseTool",
+    "Completion",
+    "Config",
     "Engine",
     "Episode",
     "Finding",
+    "Group",
     "Observation",
+    "RewardFunction",
+    "SamplingParams",
     "ScriptedEngine",
     "SingleStepFlow",
     "Step",
     "StepResult",
     "StopReason",
     "Task",
+    "ToolCall",
     "ToolContext",
     "ToolEnv",
     "ToolResponse",
@@ -72,6 +103,8 @@ __all__ = [
     "check_env",
     "check_tool",
     "evaluate",
+    "load_config",
+    "load_trajectories",
     "sft",
     "tool",
     "train",

@@ -1,22 +1,24 @@
-"""Agent-R1 from Python: the same as the command line.
+"""Agent-R1 from Python: `train`, `evaluate`, `sft` and `check`, as on the command line.
 
-A recipe folder with overrides, or overrides with parts of your own:
+    agent_r1.train("recipes/quickstart", overrides={"algorithm": "ppo", "trainer.steps": 20})
+    agent_r1.train(model="Qwen/Qwen3-0.6B", data=rows, tools=[stock], reward=score, overrides=["trainer.steps=20"])
 
-    agent_r1.train("recipes/quickstart", "algorithm=ppo", "trainer.steps=20")
-    agent_r1.train("trainer.steps=20", model="Qwen/Qwen3-0.6B", data="tasks.jsonl", tools=[stock], reward=score)
+All of them work in a notebook too, where an event loop is running.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.config import Config, load_config, quoted
+from agent_r1.config import Config, Overrides, load_config, override_texts, quoted
 from agent_r1.console import RunConsole
+from agent_r1.data import Rows, row_files
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean, no_exit
-from agent_r1.registry import recipe_folder
+from agent_r1.errors import ConfigError, DataError, UnknownNameError, did_you_mean, no_exit
+from agent_r1.event_loop import callable_in_event_loop
+from agent_r1.registry import Registry, recipe_folder
 from agent_r1.rewards import RewardFunction, reward_functions
 from agent_r1.tools import BaseTool, FunctionTool
 
@@ -24,129 +26,311 @@ if TYPE_CHECKING:
     from agent_r1.checks import Report
     from agent_r1.evaluation import Evaluation
     from agent_r1.training import Summary
+    from agent_r1.types import Trajectory
 
+Recipe = str | Path | Config | None
+"""A recipe folder, a configuration (`load_config`), or None for the defaults."""
+ToolLike = str | Mapping[str, Any] | BaseTool | Callable[..., Any]
+"""A tool, a typed function, a tool's name, or its entry in `env.tools`: `{"name": "search", "index": "wiki"}`."""
+RewardTerm = RewardFunction | str
+Reward = (
+    RewardTerm
+    | Sequence[RewardTerm | tuple[RewardTerm, float]]
+    | Mapping[str, RewardFunction | tuple[RewardFunction, float]]
+)
+"""A reward function or its name; or several: `[correct, (format_ok, 0.2)]`, `{"correct": f, "format": (g, 0.2)}`."""
 
 BASELINES = {"react": ("model.tool_format=react",)}
-"""Ways to run a model that nobody has trained, as overrides."""
+"""Ways to run an untrained model, as overrides."""
 
 
-def train(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Summary:
-    """Train an agent. Give a recipe folder and `key=value` overrides; or overrides alone with your own parts.
+@callable_in_event_loop
+def train(
+    config_or_recipe: Recipe = None,
+    *,
+    model: str | Path | None = None,
+    data: Rows | None = None,
+    eval_data: Rows | None = None,
+    tools: Sequence[ToolLike] | None = None,
+    env: type[AgentEnv] | str | None = None,
+    reward: Reward | None = None,
+    overrides: Overrides = (),
+    quiet: bool = False,
+) -> Summary:
+    """Train an agent. Running the same call again resumes an unfinished run.
 
     Args:
-        recipe_and_overrides: A recipe folder (first, if any) and overrides such as `trainer.steps=20`.
-        quiet: Print nothing.
-        parts: `model`, `data`, `eval_data` (paths), `tools` (tools, functions or names), `env` (a class), `reward` (a
-            function).
+        config_or_recipe: A recipe folder such as `recipes/quickstart`, a `Config`, or None for the defaults.
+        model: A Hugging Face folder or id, or a GGUF file.
+        data: Rows to train on: a file, a list of files, or rows as dicts, `Task`s or a `datasets.Dataset`. A row has
+            the columns of a data file, or just `prompt` (or `question`) and `answer`.
+        eval_data: Held-out rows, in the same forms.
+        tools: Tools, typed functions or names of tools.
+        env: An environment class or its name.
+        reward: A reward function, or several with weights: `[correct, (format_ok, 0.2)]` or
+            `{"correct": f, "format": (g, 0.2)}`. Each is logged as `reward/<name>`.
+        overrides: Changes of the configuration, `["trainer.steps=20"]` or `{"trainer.steps": 20}`.
+        quiet: Print nothing; the logger `agent_r1` still receives every line.
     """
     from agent_r1.training import train_run
 
-    recipe, config = resolve(recipe_and_overrides, **parts)
-    with no_exit("the code of the recipe"), recipe_folder(recipe):
+    config = resolve(
+        config_or_recipe,
+        model=model,
+        data=data,
+        eval_data=eval_data,
+        tools=tools,
+        env=env,
+        reward=reward,
+        overrides=overrides,
+    )
+    with no_exit("the code of the recipe"), recipe_folder(folder_of(config)):
         return train_run(config, RunConsole(quiet=quiet))
 
 
-def evaluate(*recipe_and_overrides: str, baseline: str | None = None, quiet: bool = False, **parts: Any) -> Evaluation:
-    """Evaluate a model; takes what `train` takes. Without `model`, what the recipe's training starts from.
+@callable_in_event_loop
+def evaluate(
+    config_or_recipe: Recipe = None,
+    *,
+    model: str | Path | None = None,
+    data: Rows | None = None,
+    eval_data: Rows | None = None,
+    tools: Sequence[ToolLike] | None = None,
+    env: type[AgentEnv] | str | None = None,
+    reward: Reward | None = None,
+    overrides: Overrides = (),
+    baseline: str | None = None,
+    quiet: bool = False,
+) -> Evaluation:
+    """Evaluate a model on the held-out rows (the training rows when there are none).
 
     Args:
-        recipe_and_overrides: A recipe folder (first, if any) and overrides such as `eval.samples=4`.
-        baseline: `react`: the model as it came, without the recipe's warm start, in the ReAct text format.
+        config_or_recipe: As for `train`.
+        model: The model to evaluate, as it is; without one, the model that the recipe's training starts from.
+        data: As for `train`.
+        eval_data: As for `train`.
+        tools: As for `train`.
+        env: As for `train`.
+        reward: As for `train`.
+        overrides: As for `train`, for example `["eval.samples=4"]`.
+        baseline: `react`: the untrained model, without the recipe's warm start, in the ReAct text format.
         quiet: Print nothing.
-        parts: As for `train`.
     """
     from agent_r1.training import eval_run
 
     if baseline is not None and baseline not in BASELINES:
         raise UnknownNameError(f"unknown baseline '{baseline}'. {did_you_mean(baseline, BASELINES)}")
-    # A model that is named is evaluated as it is.
-    keys = {entry.partition("=")[0] for entry in recipe_and_overrides}
-    named = parts.get("model") is not None or ("model.path" in keys and "sft.folder" not in keys)
-    as_it_came = baseline is not None or named
-    overrides = [*BASELINES.get(baseline or "", ()), *(["sft.folder=null"] if as_it_came else [])]
-    recipe, config = resolve([*recipe_and_overrides, *overrides], **parts)
-    with no_exit("the code of the recipe"), recipe_folder(recipe):
+    texts = override_texts(overrides)
+    keys = {text.partition("=")[0] for text in texts}
+    is_named = model is not None or ("model.path" in keys and "sft.folder" not in keys)
+    as_it_is = ["sft.folder=null"] if baseline is not None or is_named else []
+    config = resolve(
+        config_or_recipe,
+        model=model,
+        data=data,
+        eval_data=eval_data,
+        tools=tools,
+        env=env,
+        reward=reward,
+        overrides=[*texts, *BASELINES.get(baseline or "", ()), *as_it_is],
+    )
+    with no_exit("the code of the recipe"), recipe_folder(folder_of(config)):
         return eval_run(config, RunConsole(quiet=quiet))
 
 
-def sft(*recipe_and_overrides: str, quiet: bool = False, **parts: Any) -> Path:
-    """Warm-start a model on demonstrations (`sft.data`); gives the folder of the tuned model."""
+@callable_in_event_loop
+def sft(
+    config_or_recipe: Recipe = None,
+    *,
+    model: str | Path | None = None,
+    data: Rows | None = None,
+    eval_data: Rows | None = None,
+    tools: Sequence[ToolLike] | None = None,
+    env: type[AgentEnv] | str | None = None,
+    reward: Reward | None = None,
+    demonstrations: Rows | None = None,
+    overrides: Overrides = (),
+    quiet: bool = False,
+) -> Path:
+    """Warm-start a model on demonstrations; returns the folder of the tuned model.
+
+    Args:
+        config_or_recipe: As for `train`.
+        model: The model to tune.
+        data: As for `train`.
+        eval_data: As for `train`.
+        tools: As for `train`.
+        env: As for `train`.
+        reward: As for `train`.
+        demonstrations: Rows with `messages` (a whole conversation) and optional `tools`: files or dicts (`sft.data`).
+        overrides: As for `train`, for example `["sft.steps=100"]`.
+        quiet: Print nothing.
+    """
     from agent_r1.training import sft_run
 
-    recipe, config = resolve(recipe_and_overrides, **parts)
-    with no_exit("the code of the recipe"), recipe_folder(recipe):
+    config = resolve(
+        config_or_recipe,
+        model=model,
+        data=data,
+        eval_data=eval_data,
+        tools=tools,
+        env=env,
+        reward=reward,
+        overrides=overrides,
+    )
+    if demonstrations is not None:
+        config.sft.data = row_files(demonstrations, _rows_folder(config), "demonstrations")
+    with no_exit("the code of the recipe"), recipe_folder(folder_of(config)):
         return sft_run(config, RunConsole(quiet=quiet))
 
 
+@callable_in_event_loop
 def check(
-    *recipe_and_overrides: str,
+    config_or_recipe: Recipe = None,
+    *,
+    model: str | Path | None = None,
+    data: Rows | None = None,
+    eval_data: Rows | None = None,
+    tools: Sequence[ToolLike] | None = None,
+    env: type[AgentEnv] | str | None = None,
+    reward: Reward | None = None,
+    overrides: Overrides = (),
     groups: int = 8,
     members: int = 4,
     trials: bool = True,
     quiet: bool = False,
-    **parts: Any,
 ) -> Report:
-    """What will go wrong in a recipe, found before any training; takes what `train` takes.
+    """Report what will go wrong in a run, before any training.
 
     Args:
-        recipe_and_overrides: A recipe folder (first, if any) and overrides such as `trainer.steps=20`.
+        config_or_recipe: As for `train`.
+        model: As for `train`.
+        data: As for `train`.
+        eval_data: As for `train`.
+        tools: As for `train`.
+        env: As for `train`.
+        reward: As for `train`.
+        overrides: As for `train`.
         groups: Tasks for trial episodes.
-        members: Trial episodes of each.
-        trials: Try episodes with the model; without them only what needs no model is looked at.
+        members: Trial episodes per task.
+        trials: Run trial episodes with the model; without them only what needs no model is checked.
         quiet: Print nothing.
-        parts: As for `train`.
     """
     from agent_r1.checks import check_recipe
 
-    recipe, config = resolve(recipe_and_overrides, **parts)
+    config = resolve(
+        config_or_recipe,
+        model=model,
+        data=data,
+        eval_data=eval_data,
+        tools=tools,
+        env=env,
+        reward=reward,
+        overrides=overrides,
+    )
     console = RunConsole(quiet=quiet)
-    with no_exit("the code of the recipe"), recipe_folder(recipe):
+    with no_exit("the code of the recipe"), recipe_folder(folder_of(config)):
         return check_recipe(
             config, console, groups=groups, members=members, with_trials=trials, on_result=console.check_line
         )
 
 
+def load_trajectories(path: str | Path, *, step: int | None = None) -> list[Trajectory]:
+    """The recorded trajectories of a run, with their exact tokens.
+
+    Args:
+        path: A run's folder, for all recorded training steps in order, or one `.jsonl` file of trajectories.
+        step: Only those of this training step.
+    """
+    from agent_r1.runs import RunFolder, read_trajectories
+
+    if Path(path).is_file():
+        return list(read_trajectories(Path(path)))
+    folder = RunFolder(Path(path)).trajectories
+    files = {int(file.stem): file for file in folder.glob("*.jsonl") if file.stem.isdigit()}
+    if not files:
+        raise DataError(f"there are no trajectories in {folder}; give a run's folder or a .jsonl file of trajectories")
+    if step is not None and step not in files:
+        raise DataError(f"{folder} has no step {step}; recorded: {', '.join(map(str, sorted(files)))}")
+    return [
+        trajectory
+        for number in sorted(files)
+        if step in (None, number)
+        for trajectory in read_trajectories(files[number])
+    ]
+
+
 def resolve(
-    recipe_and_overrides: Sequence[str],
+    config_or_recipe: Recipe = None,
     *,
     model: str | Path | None = None,
-    data: str | Path | None = None,
-    eval_data: str | Path | None = None,
-    tools: Sequence[str | BaseTool | Callable[..., Any]] = (),
-    env: type[AgentEnv] | None = None,
-    reward: RewardFunction | None = None,
-) -> tuple[Path | None, Config]:
-    """The recipe folder, if one is given, and the configuration. Parts given as objects are registered by name."""
-    recipe: Path | None = None
-    overrides = list(recipe_and_overrides)
-    if overrides and "=" not in overrides[0] and not overrides[0].startswith("~"):
-        recipe = Path(overrides.pop(0))
-    given = {"model.path": model, "data.train": data, "data.eval": eval_data}
-    for key, path in given.items():
-        if path is not None:
-            text = quoted(str(path))
-            overrides.append(f"{key}={text}" if key == "model.path" else f"{key}=[{text}]")
-    if tools:
-        names = [_register_tool(entry) for entry in tools]
-        overrides.append(f"env.tools=[{','.join(names)}]")
+    data: Rows | None = None,
+    eval_data: Rows | None = None,
+    tools: Sequence[ToolLike] | None = None,
+    env: type[AgentEnv] | str | None = None,
+    reward: Reward | None = None,
+    overrides: Overrides = (),
+) -> Config:
+    """The configuration that the arguments of `train` describe. Objects are registered, and stand in it by name."""
+    texts = override_texts(overrides)
+    if model is not None:
+        texts.append(f"model.path={quoted(str(model))}")
+    if tools is not None:
+        texts += override_texts({"env.tools": [_tool_entry(tool) for tool in tools]})
     if env is not None:
-        overrides.append(f"env.name={_register(AgentEnv.registry, env)}")
+        texts.append(f"env.name={quoted(env if isinstance(env, str) else _register(AgentEnv.registry, env))}")
     if reward is not None:
-        overrides.append(f"reward.function={_register(reward_functions, reward)}")
-    return recipe, load_config(recipe, overrides)
+        texts += override_texts(_reward_settings(reward))
+    config = load_config(config_or_recipe, texts)
+    for key, rows in (("train", data), ("eval", eval_data)):
+        if rows is not None:
+            setattr(config.data, key, row_files(rows, _rows_folder(config), key))
+            config.data.prepare = None  # a recipe prepares its own files, not those of the caller
+    return config
 
 
-def _register_tool(entry: str | BaseTool | Callable[..., Any]) -> str:
-    if isinstance(entry, str):
-        return entry
-    tool = entry if isinstance(entry, BaseTool) else FunctionTool(entry)
-    BaseTool.registry.add(tool.name, tool)
-    return tool.name
+def folder_of(config: Config) -> Path | None:
+    """The recipe folder of a configuration, if it comes from one."""
+    return None if config.recipe is None else Path(config.recipe)
 
 
-def _register(registry: Any, entry: Any) -> str:
-    name = getattr(entry, "__name__", None)
-    if name is None or not name.isidentifier():
-        raise ConfigError(f"a {registry.kind} given as an object needs a name; got {entry!r}. Use def or class")
-    registry.add(name, entry)
-    return str(name)
+def _rows_folder(config: Config) -> Path:
+    """Where rows given as objects are written. No run has a name that begins with a dot."""
+    return Path(config.run.folder) / ".data"
+
+
+def _tool_entry(tool: ToolLike) -> str | Mapping[str, Any]:
+    if isinstance(tool, str | Mapping):
+        return tool
+    registered = tool if isinstance(tool, BaseTool) else FunctionTool(tool)
+    BaseTool.registry.add(registered.name, registered, replaceable=True)
+    return registered.name
+
+
+def _reward_settings(reward: Reward) -> dict[str, object]:
+    """The reward section of a configuration."""
+    if isinstance(reward, str) or callable(reward):
+        return {"reward.function": _reward_name(reward), "reward.functions": []}
+    terms = reward.items() if isinstance(reward, Mapping) else [("", term) for term in reward]
+    functions: list[dict[str, object]] = []
+    for name, term in terms:
+        function, weight = term if isinstance(term, tuple) else (term, 1.0)
+        functions.append({"name": _reward_name(function, name), "weight": float(weight)})
+    if not functions:
+        raise ConfigError("reward is empty; give a reward function, a list or a mapping of them")
+    return {"reward.functions": functions}
+
+
+def _reward_name(reward: RewardTerm, name: str = "") -> str:
+    return reward if isinstance(reward, str) else _register(reward_functions, reward, name)
+
+
+def _register(registry: Registry[Any], entry: Any, name: str = "") -> str:
+    name = name or str(getattr(entry, "__name__", ""))
+    if not name.isidentifier():
+        raise ConfigError(
+            f"a {registry.kind} given as an object needs a name, found {entry!r:.80}. Use def or class, or name the "
+            "reward: reward={'correct': ...}"
+        )
+    registry.add(name, entry, replaceable=True)
+    return name

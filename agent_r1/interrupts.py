@@ -7,30 +7,30 @@
                 await rollouts()
             stop.check()              # raises `RunInterrupted` when a signal has come
 
-The second signal quits at once: it ends the process of our own command, and otherwise raises `KeyboardInterrupt`.
+A second signal quits at once: it ends the process when that is a command of ours, and raises a plain
+`KeyboardInterrupt` otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
-
-ResultT = TypeVar("ResultT")
+from typing import Any, NamedTuple
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _QUIT = b"quitting at once; whatever was not saved is lost\n"
 
 _owns_process: ContextVar[bool] = ContextVar("owns_process", default=False)
-"""Whether the program is our own command, which a second signal may end at once."""
+"""Whether the program is a command of ours, which a second signal may end at once."""
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -41,6 +41,11 @@ class RunInterrupted(KeyboardInterrupt):
         self.signal_number = signal_number
         self.exit_code = 128 + signal_number
         """What a shell expects of a program that a signal ended: 130, 143, 129."""
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Raised by a signal in another thread than the main one; `raised_in_this_thread` turns it into
+    `RunInterrupted`."""
 
 
 class _Waiting(NamedTuple):
@@ -54,9 +59,12 @@ class _Waiting(NamedTuple):
 class StopSignals:
     """Which signals were received, and how to react to them."""
 
-    def __init__(self, *, quiet: bool = True) -> None:
+    def __init__(self, *, quiet: bool = True, blocks_loop: bool = False) -> None:
         self.received: int | None = None
         """The first signal received."""
+        self._blocks_loop = blocks_loop
+        self._thread: int | None = None
+        self._raised: RunInterrupted | None = None
         self._outcome = "Nothing was saved: run the same command again to start over."
         self._quiet = quiet
         self._may_exit = _owns_process.get()
@@ -70,12 +78,17 @@ class StopSignals:
         return signal.Signals(self.received).name if self.received is not None else ""
 
     def install(self) -> None:
-        """Handle signals that have no other handler; signals that are ignored, as under nohup, stay ignored."""
+        """Handle signals that have no other handler; ignored signals, as under nohup, stay ignored.
+
+        With `blocks_loop`, the handler of `asyncio.run` is replaced too: it cancels the main task, which cannot notice
+        while it blocks the loop.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
             before = signal.getsignal(number)
-            if before in (signal.SIG_DFL, signal.default_int_handler):
+            is_asyncio = self._blocks_loop and getattr(getattr(before, "func", None), "__name__", "") == "_on_sigint"
+            if is_asyncio or before in (signal.SIG_DFL, signal.default_int_handler):
                 self._before[number] = before
                 signal.signal(number, self._handle)
 
@@ -133,6 +146,23 @@ class StopSignals:
                 if self.received is not None and task.cancelling():
                     task.uncancel()
 
+    @contextmanager
+    def raised_in_this_thread(self) -> Iterator[None]:
+        """Inside, a signal raises its `RunInterrupted` in the current thread, while the main thread waits for it."""
+        before, self._thread = self._thread, threading.get_ident()
+        try:
+            yield
+        except _Interrupted:
+            raise self._raised or self.interruption() from None
+        finally:
+            self._thread = before
+
+    def _raise(self) -> None:
+        if self._thread is None:
+            raise self.interruption()
+        self._raised = self.interruption()
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(_Interrupted))
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             self._quit(number)
@@ -140,7 +170,8 @@ class StopSignals:
         if number == getattr(signal, "SIGHUP", None):
             _leave_closed_terminals()
         if not self._num_deferred:
-            raise self.interruption()
+            self._raise()
+            return
         if not self._quiet:
             what = "stopping" if self._waiting is not None else "stopping after the current step"
             _write(f"{self.name}: {what}; a second Ctrl-C quits at once\n".encode())
@@ -158,6 +189,8 @@ class StopSignals:
 
     def _quit(self, number: int) -> None:
         if not self._may_exit:
+            if self._thread is not None:
+                self._raise()
             raise KeyboardInterrupt
         _write(_QUIT)
         os._exit(128 + number)
@@ -167,14 +200,14 @@ _active: ContextVar[StopSignals | None] = ContextVar("stop_signals", default=Non
 
 
 @contextmanager
-def stop_signals(*, quiet: bool = True) -> Iterator[StopSignals]:
+def stop_signals(*, quiet: bool = True, blocks_loop: bool = False) -> Iterator[StopSignals]:
     """Handle signals inside the block; blocks inside it share the first one's handling. With `quiet`, a signal prints
-    nothing."""
+    nothing; `blocks_loop` says that the block holds up an event loop that runs in this thread."""
     outer = _active.get()
     if outer is not None:
         yield outer
         return
-    stop = StopSignals(quiet=quiet)
+    stop = StopSignals(quiet=quiet, blocks_loop=blocks_loop)
     token = _active.set(stop)
     stop.install()
     try:
@@ -192,16 +225,6 @@ def ours_to_end() -> Iterator[None]:
         yield
     finally:
         _owns_process.reset(token)
-
-
-def run_cancelling(main: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-    """`asyncio.run(main())`, in which a signal cancels all of it and raises `RunInterrupted`."""
-
-    async def cancellable() -> ResultT:
-        with stop_signals() as stop, stop.cancelling():
-            return await main()
-
-    return asyncio.run(cancellable())
 
 
 def _leave_closed_terminals() -> None:

@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.models.tiny import train_tokenizer
 from recipes.quickstart.shop import demonstration, draw_basket
+from tests.helpers.fuzzing import cases
 
 # In models this small threads only wait for each other. The variable is for the processes that tests start: a run and
 # the run it is compared with must use the same number.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+settings.register_profile("tests", max_examples=cases(100))
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,8 +14,9 @@ from agent_r1.algorithms.kl import KLEstimator, kl_estimators
 from agent_r1.algorithms.losses import LossInputs, TokenLosses, policy_losses
 from agent_r1.algorithms.off_policy import Correction, corrections
 from agent_r1.algorithms.table import StepTable
-from agent_r1.config import AlgorithmConfig, bind_part
+from agent_r1.config import AlgorithmConfig
 from agent_r1.errors import ConfigError
+from agent_r1.registry import Part, bind_part
 from agent_r1.types import Observation
 
 
@@ -39,7 +39,7 @@ class Algorithm:
 
     @property
     def num_updates(self) -> int:
-        """Updates a batch."""
+        """Updates per batch."""
         return self.settings.epochs * self.settings.minibatches
 
     @property
@@ -47,15 +47,18 @@ class Algorithm:
         """The engine's own log-probs stand for the old policy: no pass of the trainer is spent on them."""
         if self.settings.old_logprobs != "auto":
             return self.settings.old_logprobs == "rollout"
-        return self.num_updates == 1 and self.settings.off_policy.get("name") == "none" and not self.kl_in_reward
+        return self.num_updates == 1 and not self.corrects_off_policy and not self.kl_in_reward
+
+    @property
+    def corrects_off_policy(self) -> bool:
+        """Tokens are weighted for being sampled by another policy than the trainer's."""
+        return self.settings.off_policy.name != "none"
 
     @property
     def accounts_for_stale_tokens(self) -> bool:
         """A token counts by how likely it has become since it was sampled: through a correction, or through the loss's
         own ratio when that starts from the log-probs the token was sampled with."""
-        if self.settings.off_policy.get("name") != "none":
-            return True
-        return self.bypasses_old_policy and _reads_ratio(self.loss)
+        return self.corrects_off_policy or (self.bypasses_old_policy and _reads_ratio(self.loss))
 
     @property
     def values_within_steps(self) -> bool:
@@ -70,18 +73,30 @@ class Algorithm:
 
 
 def bind_algorithm(config: AlgorithmConfig) -> Algorithm:
-    """The algorithm a configuration names; wrong names and arguments, and parts that do not fit, are refused."""
+    """The algorithm a configuration names; wrong names and arguments, and parts that do not fit, are refused. Its
+    `settings` have every argument of every part."""
     algorithm = Algorithm(
         estimate=bind_part(estimators, "algorithm.estimator", config.estimator),
         loss=bind_part(policy_losses, "algorithm.loss", config.loss),
         aggregate=bind_part(aggregations, "algorithm.aggregation", config.aggregation),
         correct=bind_part(corrections, "algorithm.off_policy", config.off_policy),
         kl=kl_estimators.get(config.kl.estimator),
-        settings=config,
+        settings=_with_defaults(config),
     )
     _refuse_contradictions(config)
     _rehearse(algorithm)
     return algorithm
+
+
+def _with_defaults(config: AlgorithmConfig) -> AlgorithmConfig:
+    """The settings, with the defaults of the functions that its parts name filled in."""
+    return replace(
+        config,
+        estimator=config.estimator.with_defaults(estimators.get(config.estimator.name)),
+        loss=config.loss.with_defaults(policy_losses.get(config.loss.name)),
+        aggregation=config.aggregation.with_defaults(aggregations.get(config.aggregation.name)),
+        off_policy=config.off_policy.with_defaults(corrections.get(config.off_policy.name)),
+    )
 
 
 def _refuse_contradictions(config: AlgorithmConfig) -> None:
@@ -106,7 +121,7 @@ def _refuse_contradictions(config: AlgorithmConfig) -> None:
         )
     if config.kl.target is not None and not config.kl.coefficient:
         raise ConfigError("algorithm.kl.target moves a coefficient; start it above 0 with algorithm.kl.coefficient")
-    if config.old_logprobs == "rollout" and config.off_policy.get("name") != "none":
+    if config.old_logprobs == "rollout" and config.off_policy.name != "none":
         raise ConfigError(
             "algorithm.old_logprobs=rollout leaves nothing for algorithm.off_policy to correct: the ratio already "
             "starts from the engine's log-probs. Use old_logprobs=trainer, or off_policy.name=none"
@@ -149,7 +164,7 @@ def _rehearse(algorithm: Algorithm) -> None:
         algorithm.aggregate(credit.credited_N, step_N, table.trajectory_of_token_N)
     if critic and credit.returns_N is None:
         raise ConfigError(
-            f"algorithm.critic.kind={settings.critic.kind}, but the estimator '{settings.estimator.get('name')}' gives "
+            f"algorithm.critic.kind={settings.critic.kind}, but the estimator '{settings.estimator.name}' gives "
             "a critic nothing to learn; use token_gae or step_gae, or set algorithm.critic.kind=null"
         )
 
@@ -169,8 +184,8 @@ def _reads_ratio(loss: Callable[[LossInputs], TokenLosses]) -> bool:
 
 
 @contextmanager
-def _trying(key: str, part: Mapping[str, Any]) -> Iterator[None]:
+def _trying(key: str, part: Part) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise ConfigError(f"algorithm.{key}={dict(part)} does not work: {error}") from error
+        raise ConfigError(f"algorithm.{key}={part.as_mapping()} does not work: {error}") from error

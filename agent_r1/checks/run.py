@@ -23,9 +23,11 @@ from agent_r1.config import Config
 from agent_r1.console import RunConsole
 from agent_r1.envs import check_env
 from agent_r1.errors import AgentR1Error, RolloutsFailingError
+from agent_r1.event_loop import run_cancelling
 from agent_r1.findings import Finding
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
-from agent_r1.interrupts import run_cancelling, stop_signals
+from agent_r1.interrupts import stop_signals
+from agent_r1.rewards import terms_of
 from agent_r1.tools import check_tool
 from agent_r1.training import (
     CheckedModel,
@@ -74,7 +76,7 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
         return
     tasks = [*plan.train_tasks, *plan.eval_tasks]
     yield _tools(plan, tasks)
-    gold = run_cancelling(lambda: gold_result(plan.reward, tasks))
+    gold = run_cancelling(lambda: gold_result(terms_of(plan.reward)[0], tasks))
     yield Result(title="gold answers", findings=gold.findings, seen=gold.seen, skipped=gold.skipped)
     plan = _with_model(plan, console, warm_start=with_trials)
     model, result = _attempt("model", lambda: check_model(plan), lambda model: "found")

@@ -55,14 +55,15 @@ def train(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False) 
 
     with readable_errors():
         if not dry_run:
-            api.train(recipe, *(overrides or []))
+            api.train(recipe, overrides=overrides or ())
             return
+        from agent_r1.config import load_config
         from agent_r1.console import RunConsole
         from agent_r1.registry import recipe_folder
         from agent_r1.training import dry_run as check_only
 
-        folder, config = api.resolve([recipe, *(overrides or [])])
-        with no_exit("the code of the recipe"), recipe_folder(folder):
+        config = load_config(recipe, overrides or ())
+        with no_exit("the code of the recipe"), recipe_folder(Path(recipe)):
             check_only(config, RunConsole())
 
 
@@ -76,7 +77,7 @@ def sft(recipe: Recipe, overrides: Overrides = None) -> None:
     from agent_r1 import api
 
     with readable_errors():
-        folder = api.sft(recipe, *(overrides or []))
+        folder = api.sft(recipe, overrides=overrides or ())
         typer.echo(f"model: {folder}")
 
 
@@ -104,7 +105,7 @@ def evaluate(
     from agent_r1.runs import write_trajectories
 
     with readable_errors():
-        evaluation = api.evaluate(recipe, *(overrides or []), model=model, baseline=baseline)
+        evaluation = api.evaluate(recipe, overrides=overrides or (), model=model, baseline=baseline)
         console = RunConsole()
         for trajectory in evaluation.worst_first()[:show]:
             console.trajectory(trajectory.task_id, trajectory)
@@ -139,7 +140,7 @@ def check(
     from agent_r1 import api
 
     with readable_errors():
-        report = api.check(recipe, *(overrides or []), groups=groups, members=members, trials=trials)
+        report = api.check(recipe, overrides=overrides or (), groups=groups, members=members, trials=trials)
         _write_result(json_file, report.as_json())
     typer.echo(f"{len(report.problems)} problems, {len(report.warnings)} warnings")
     if report.problems:

@@ -1,12 +1,16 @@
-"""JSON: strict reading and writing, and records as JSON and back."""
+"""Strict JSON, records as JSON and back, and rows of JSONL and parquet files."""
 
 from agent_r1.codec.checks import WireError, integer, mapping, text
 from agent_r1.codec.records import observation_from_json, observation_to_json
+from agent_r1.codec.row_files import COMPRESSED, FileRow, iterate_rows
 from agent_r1.codec.strict_json import read_json, write_json
 
 __all__ = [
+    "COMPRESSED",
+    "FileRow",
     "WireError",
     "integer",
+    "iterate_rows",
     "mapping",
     "observation_from_json",
     "observation_to_json",

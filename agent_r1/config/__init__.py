@@ -1,27 +1,31 @@
 """Configuration: dataclasses as the schema, composed with Hydra."""
 
-from agent_r1.config.compose import from_yaml, known_keys, load_config, presets, to_yaml, value_problems
-from agent_r1.config.differences import config_differences
-from agent_r1.config.naming import algorithm_name
-from agent_r1.config.quoting import quoted
-from agent_r1.config.schema import (
-    AlgorithmConfig,
-    Config,
-    CriticConfig,
-    LoraConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
+from agent_r1.config.algorithm_schema import AlgorithmConfig, CriticConfig, KLConfig
+from agent_r1.config.compose import (
+    Overrides,
+    from_yaml,
+    known_keys,
+    load_config,
+    override_texts,
+    presets,
+    to_yaml,
+    value_problems,
 )
+from agent_r1.config.differences import algorithm_name, config_differences
+from agent_r1.config.quoting import quoted
+from agent_r1.config.schema import Config, LoraConfig, ModelConfig, OptimizerConfig, RewardPart, RunConfig
 from agent_r1.registry import bind_part
 
 __all__ = [
     "AlgorithmConfig",
     "Config",
     "CriticConfig",
+    "KLConfig",
     "LoraConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "Overrides",
+    "RewardPart",
     "RunConfig",
     "algorithm_name",
     "bind_part",
@@ -29,6 +33,7 @@ __all__ = [
     "from_yaml",
     "known_keys",
     "load_config",
+    "override_texts",
     "presets",
     "quoted",
     "to_yaml",

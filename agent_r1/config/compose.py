@@ -1,10 +1,11 @@
-"""Composing a configuration from a recipe folder, presets and overrides, with errors people can act upon."""
+"""Compose a configuration from a recipe folder, presets and overrides; errors say what to change."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -12,29 +13,30 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from agent_r1.config.quoting import readable
+from agent_r1.config.algorithm_schema import PART_KEYS, AlgorithmConfig
+from agent_r1.config.quoting import quoted, readable
 from agent_r1.config.schema import Config
 from agent_r1.constraints import field_problems, unusable_parts
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 from agent_r1.paths import cache_dir
 
-OPEN_KEYS = ("env", "algorithm.estimator", "algorithm.loss", "algorithm.aggregation", "algorithm.off_policy")
-"""Keys whose arguments are checked against a signature rather than the schema. On the command line `key=name` names the
-part and drops the arguments of the one it replaces."""
+OPEN_KEYS = ("env", "rollout.group_plan", *(f"algorithm.{key}" for key in PART_KEYS))
+"""Keys whose arguments are checked against a signature rather than the schema. On the command line `key=name` replaces
+the part and drops the arguments of the old one."""
 
 _NAMED_KEYS = ("tools", "engine.arguments")
-"""Keys that hold names the user chooses: `tools.search.timeout=5`, `engine.arguments.url=...`. What they hold is
-checked by those who use it."""
+"""Keys that hold names that the user chooses: `tools.search.timeout=5`, `engine.arguments.url=...`. The code that reads
+them checks what they hold."""
 
 _REFUSALS = (
     *(HydraException, OmegaConfBaseException, YAMLError),
     *(ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, AssertionError),
 )
-"""What Hydra and OmegaConf raise for a file or an override that they cannot use: not only errors of their own."""
+"""What Hydra and OmegaConf raise for a file or an override that they cannot use: not only their own errors."""
 
 _PACKAGE_FOLDER = Path(__file__).parent
 OmegaConf.register_new_resolver("cached", lambda name: str(cache_dir(name)), replace=True)
@@ -42,28 +44,73 @@ _PRESET = re.compile(r"(?!(?:nan|inf|null|true|false)$)[a-z_][a-z0-9_./-]*", re.
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
-def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a recipe folder (its `base.yaml`) with `key=value` overrides on top."""
-    folder = _PACKAGE_FOLDER if recipe is None else Path(recipe)
-    name = "default" if recipe is None else "base"
-    if not _is_file(folder / f"{name}.yaml"):
+Overrides = Sequence[str] | Mapping[str, object]
+"""`["trainer.steps=20", "algorithm=ppo"]` as on the command line, or `{"trainer.steps": 20, "algorithm": "ppo"}`."""
+
+
+def load_config(recipe: str | Path | Config | None = None, overrides: Overrides = ()) -> Config:
+    """The configuration of a recipe folder (its `base.yaml`), of another configuration or of neither, with overrides on
+    top.
+
+    `load_config("recipes/quickstart", {"trainer.steps": 20}).trainer.steps` is 20.
+    """
+    overrides = override_texts(overrides)
+    is_recipe = not isinstance(recipe, Config | None)
+    folder = Path(recipe) if isinstance(recipe, str | Path) else _PACKAGE_FOLDER
+    name = "base" if is_recipe else "default" if recipe is None else "given"
+    if isinstance(recipe, Config):
+        names_algorithm = any(entry.lstrip("+").startswith("algorithm=") for entry in overrides)
+        # A preset replaces the whole algorithm, not only the keys it names.
+        node = replace(recipe, algorithm=AlgorithmConfig()) if names_algorithm else recipe
+        ConfigStore.instance().store(name=name, node=node)
+    elif not _is_file(folder / f"{name}.yaml"):
         raise ConfigError(
             f"'{folder}' is not a recipe: there is no file {folder / 'base.yaml'}. "
             "Give a folder such as recipes/quickstart"
         )
     ConfigStore.instance().store(name="agent_r1", node=Config)
     GlobalHydra.instance().clear()
-    opened = _opened(overrides)
+    checked = _checked_overrides(overrides)
     try:
         with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3"):
-            composed = _composed(name, ["hydra.searchpath=[pkg://agent_r1.config]", *opened])
+            composed = _compose(name, ["hydra.searchpath=[pkg://agent_r1.config]", *checked])
+        _note_preset(composed)
+        _drop_replaced_arguments(composed, overrides)
         OmegaConf.resolve(composed)
         config = cast(Config, OmegaConf.to_object(composed))
     except _REFUSALS as error:
         raise _explained(error, folder / f"{name}.yaml") from error
     finally:
         GlobalHydra.instance().clear()
-    return _without_stale_preparation(_without_stale_arguments(config, overrides), overrides, folder)
+    if is_recipe:
+        config.recipe = str(folder)
+    return _without_stale_preparation(config, overrides, folder)
+
+
+def override_texts(overrides: Overrides) -> list[str]:
+    """Overrides as `key=value` texts.
+
+    >>> override_texts({"trainer.steps": 20, "eval.max_tasks": None, "env.tools": ["price"]})
+    ['trainer.steps=20', 'eval.max_tasks=null', "env.tools=['price']"]
+    """
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides={overrides!r:.80} is one text; give a list, such as ['trainer.steps=20']")
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
+    return [
+        f"{key}={value if isinstance(value, str | Path) else _in_grammar(value)}" for key, value in overrides.items()
+    ]
+
+
+def _in_grammar(value: object) -> str:
+    """A Python value as Hydra reads it: `[1, "a b"]` is "[1,'a b']"."""
+    if isinstance(value, str | Path):
+        return quoted(str(value))
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_in_grammar(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_in_grammar, value)) + "]"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _is_file(path: Path) -> bool:
@@ -73,16 +120,16 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose; a preset of a group that the recipe's `defaults` do not name comes on top of the recipe."""
+def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose; a preset of a group that the recipe's `defaults` do not name is merged over the recipe."""
     try:
-        return compose(name, overrides=list(overrides))
+        return compose(name, overrides=list(overrides), return_hydra_config=True)
     except ConfigCompositionException as error:
         unnamed = re.match(r"Could not override '(?P<group>\w+)'\. No match in the defaults list", str(error))
         if unnamed is None:
             raise
         group = f"{unnamed['group']}="
-        return _composed(name, [f"+{entry}" if entry.startswith(group) else entry for entry in overrides])
+        return _compose(name, [f"+{entry}" if entry.startswith(group) else entry for entry in overrides])
 
 
 def presets(group: str) -> list[str]:
@@ -90,18 +137,23 @@ def presets(group: str) -> list[str]:
     return sorted(path.stem for path in (_PACKAGE_FOLDER / group).glob("*.yaml"))
 
 
-def _without_stale_arguments(config: Config, overrides: Sequence[str]) -> Config:
+def _note_preset(composed: DictConfig) -> None:
+    """Save which preset of the algorithm Hydra has chosen, and drop Hydra's own section."""
+    preset = composed.hydra.runtime.choices.get("algorithm")
+    with open_dict(composed):
+        del composed["hydra"]
+    if preset is not None and composed.algorithm.preset is None:
+        composed.algorithm.preset = preset
+
+
+def _drop_replaced_arguments(composed: DictConfig, overrides: Sequence[str]) -> None:
     """A part named on the command line has the arguments given there, not those of the part it replaces."""
-    given = {override.split("=", 1)[0].lstrip("+") for override in overrides}
+    overridden = {override.split("=", 1)[0].lstrip("+") for override in overrides}
     for key in filter(None, map(_replaced_part, overrides)):
-        section: Any = config
-        *path, leaf = key.split(".")
-        for name in path:
-            section = getattr(section, name)
-        part: dict[str, Any] = getattr(section, leaf)
-        kept = {name: value for name, value in part.items() if name == "name" or f"{key}.{name}" in given}
-        setattr(section, leaf, kept)
-    return config
+        part = OmegaConf.select(composed, key)
+        with open_dict(part):
+            for name in [name for name in part if name != "name" and f"{key}.{name}" not in overridden]:
+                del part[name]
 
 
 def _replaced_part(override: str) -> str | None:
@@ -112,32 +164,40 @@ def _replaced_part(override: str) -> str | None:
 
 
 def _without_stale_preparation(config: Config, overrides: Sequence[str], recipe: Path) -> Config:
-    """A recipe prepares its own model and data, not those a user names instead."""
+    """A recipe's preparations are for its own model and data, not for those that an override names instead."""
     changed = {override.split("=", 1)[0].lstrip("+") for override in overrides}
     if "model.path" in changed and "model.prepare" not in changed:
         config.model.prepare = None
     if "model" in changed and "model.prepare" not in changed:
         preset = next(entry.split("=", 1)[1] for entry in overrides if entry.lstrip("+").startswith("model="))
-        own, ours = recipe / "model" / f"{preset}.yaml", _PACKAGE_FOLDER / "model" / f"{preset}.yaml"
-        if "prepare" not in OmegaConf.load(own if own.is_file() else ours):
+        in_recipe, in_package = (place / "model" / f"{preset}.yaml" for place in (recipe, _PACKAGE_FOLDER))
+        if "prepare" not in OmegaConf.load(in_recipe if in_recipe.is_file() else in_package):
             config.model.prepare = None
     if changed & {"data.train", "data.eval"} and "data.prepare" not in changed:
         config.data.prepare = None
     return config
 
 
+def to_plain(config: Config) -> dict[str, Any]:
+    """The configuration as nested mappings, in the form that files have."""
+    plain = asdict(config)
+    for key in PART_KEYS:
+        plain["algorithm"][key] = getattr(config.algorithm, key).as_mapping()
+    return plain
+
+
 def to_yaml(config: Config) -> str:
     """The resolved configuration as YAML, every key included."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.merge(OmegaConf.structured(Config), to_plain(config)))
 
 
 def value_problems(config: Config) -> list[str]:
-    """Every value that its key does not take, and every value inside `env`, `tools` and the parts of the algorithm that
-    nothing could use (NaN, infinity, NUL characters)."""
+    """Every value that is out of its key's range, and every value inside `env`, `tools` and the parts of the algorithm
+    that is never usable (NaN, infinity, NUL characters)."""
     problems = list(field_problems(config))
-    told = {problem.partition("=")[0] for problem in problems}
-    for problem in unusable_parts(asdict(config), "", from_data=False):
-        if problem.partition(" ")[0] not in told:
+    reported = {problem.partition("=")[0] for problem in problems}
+    for problem in unusable_parts(to_plain(config), "", from_data=False):
+        if problem.partition(" ")[0] not in reported:
             problems.append(problem)
     return problems
 
@@ -161,8 +221,8 @@ def known_keys(schema: Any = Config, prefix: str = "") -> list[str]:
     return keys
 
 
-def _opened(overrides: Sequence[str]) -> list[str]:
-    """Check each override's form and key; let arguments of open keys be added without Hydra's `+`."""
+def _checked_overrides(overrides: Sequence[str]) -> list[str]:
+    """The overrides in Hydra's grammar. Each one's form and key is checked; arguments of open keys get Hydra's `++`."""
     keys = known_keys()
     sections = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
     result, problems = [], []
@@ -221,7 +281,7 @@ def _nearest_key(key: str, keys: Sequence[str]) -> str:
 
 
 def _explained(error: Exception, file: Path) -> ConfigError | UnknownNameError:
-    """Hydra's and OmegaConf's errors in our words."""
+    """Hydra's and OmegaConf's errors, reworded."""
     text = str(error.__cause__ or error)
     missing_group = re.search(r"Could not find '(?P<group>\w+)/(?P<name>[^']+)'", str(error))
     if missing_group:

@@ -2,11 +2,14 @@
 
 from agent_r1.data.demonstrations import DemonstrationRow, load_demonstrations, tokenise_conversation
 from agent_r1.data.downloads import DATA_VARIABLE, find_files, locate, read_raw
-from agent_r1.data.tasks import TaskSampler, load_tasks, read_rows, write_rows
+from agent_r1.data.given_rows import Rows, row_files
+from agent_r1.data.sampler import TaskSampler
+from agent_r1.data.tasks import load_tasks, read_rows, write_rows
 
 __all__ = [
     "DATA_VARIABLE",
     "DemonstrationRow",
+    "Rows",
     "TaskSampler",
     "find_files",
     "load_demonstrations",
@@ -14,6 +17,7 @@ __all__ = [
     "locate",
     "read_raw",
     "read_rows",
+    "row_files",
     "tokenise_conversation",
     "write_rows",
 ]

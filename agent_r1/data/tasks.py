@@ -2,29 +2,26 @@
 
 Columns are the ecosystem's: `prompt` (chat messages, or text for one user message), optional `agent_name`,
 `reward_model` {style, ground_truth}, `env_kwargs` (an object or JSON text), `data_source`, `extra_info`, `task_id`,
-`control_tokens` (true: control tokens in the prompt count).
+`control_tokens` (true: control tokens in the prompt count). A simple row has `prompt` or `question`, and `answer`, its
+ground truth.
+
 Everything that is wrong with the files is reported at once, by row. A row is data: it may name a flow, an environment
 and tools that are registered or configured, never code (`module:attribute`).
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
-import lzma
-import random
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from agent_r1.codec import read_json
+from agent_r1.codec import COMPRESSED, iterate_rows, read_json
 from agent_r1.constraints import unusable_parts
-from agent_r1.errors import DataError, did_you_mean, refuse_media
+from agent_r1.errors import DataError, refuse_media
 from agent_r1.files import write_atomically
-from agent_r1.seeds import Stream, mix_seed
 from agent_r1.types import Message, Task
 
 COLUMNS = (
@@ -40,13 +37,11 @@ COLUMNS = (
 )
 _MEDIA_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
 _MAX_REPORTED = 10
-_PACKED = {".gz": gzip.open, ".xz": lzma.open}
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 
 
 def load_tasks(paths: Sequence[str | Path], *, default_agent: str = "env_loop") -> list[Task]:
-    """All rows of all files."""
+    """The tasks of all rows of all files."""
     tasks: list[Task] = []
     problems: list[str] = []
     files = [Path(path) for path in paths]
@@ -74,29 +69,9 @@ def load_tasks(paths: Sequence[str | Path], *, default_agent: str = "env_loop") 
 
 
 def read_rows(path: Path) -> Iterator[Any]:
-    """The rows of one file; JSONL may be packed (`rows.jsonl.xz`, `rows.jsonl.gz`). A row that is not JSON comes as the
-    `ValueError` that says so."""
-    if not path.is_file():
-        nearby = [file.name for file in path.parent.glob("*") if file.is_file()] if path.parent.is_dir() else []
-        raise DataError(f"there is no data file {path}. {did_you_mean(path.name, nearby)}")
-    if path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        try:
-            # Batch by batch: whoever wants the first rows of a large file does not pay for all of them.
-            with pyarrow.parquet.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=1024):
-                    yield from map(_without_empty, batch.to_pylist())
-        except pyarrow.ArrowException as error:
-            raise DataError(f"{path} is not a parquet file that can be read: {error}") from error
-        except (UnicodeDecodeError, ValueError, OverflowError) as error:
-            raise DataError(f"{path} has a column with values that Python cannot hold: {error}") from error
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error}") from error
-    elif (path.with_suffix("") if path.suffix in _PACKED else path).suffix in (".jsonl", ".json", ".ndjson"):
-        yield from _json_rows(path)
-    else:
-        raise DataError(f"{path} is neither .parquet nor .jsonl (nor .jsonl.xz, .jsonl.gz)")
+    """The rows of one file. A row that is not JSON is a `ValueError` that says why."""
+    for row in iterate_rows(path):
+        yield row.value if row.problem is None else ValueError(row.problem)
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -107,8 +82,8 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     `load_tasks` reads either.
     """
     path = Path(path)
-    if path.suffix in _PACKED:
-        raise DataError(f"{path} would be a packed file; write .jsonl or .parquet")
+    if path.suffix in COMPRESSED:
+        raise DataError(f"{path} would be a compressed file; write .jsonl or .parquet")
     if path.suffix != ".parquet":
         write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         return
@@ -131,35 +106,6 @@ def _with_env_kwargs_as_text(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "env_kwargs": json.dumps(given, ensure_ascii=False)} if isinstance(given, Mapping) else dict(row)
 
 
-def _without_empty(value: Any) -> Any:
-    """Parquet gives every struct every key of its column; those without a value are not there."""
-    if isinstance(value, dict):
-        return {key: _without_empty(entry) for key, entry in value.items() if entry is not None}
-    return [_without_empty(entry) for entry in value] if isinstance(value, list) else value
-
-
-def _json_rows(path: Path) -> Iterator[Any]:
-    try:
-        with _open_bytes(path) as file:
-            for number, line in enumerate(file):
-                text = line.removeprefix(_BYTE_ORDER_MARK).strip() if number == 0 else line.strip()
-                if text:
-                    try:
-                        yield read_json(text)
-                    except ValueError as error:
-                        yield error
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is not whole, or not packed as its name says: {error}") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-
-
-def _open_bytes(path: Path) -> IO[bytes]:
-    opener: Any = _PACKED.get(path.suffix, open)
-    file: IO[bytes] = opener(path, "rb")
-    return file
-
-
 def _numbered(rows: Iterator[Any], path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, row in enumerate(rows):
         if isinstance(row, ValueError):
@@ -171,6 +117,7 @@ def _numbered(rows: Iterator[Any], path: Path, problems: list[str]) -> Iterator[
 
 
 def _task(row: Mapping[str, Any], default_id: str, default_agent: str) -> Task:
+    row = _full_row(row)
     if "prompt" not in row:
         raise ValueError(f"the column 'prompt' is missing. Found: {', '.join(sorted(map(str, row)))}")
     for column in COLUMNS:
@@ -189,6 +136,28 @@ def _task(row: Mapping[str, Any], default_id: str, default_agent: str) -> Task:
         extra_info=_mapping(row, "extra_info"),
         control_tokens=wants_control_tokens(row),
     )
+
+
+def _full_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A simple row, {"prompt" or "question", "answer", ...}, in the columns of a full one; a full row as it is. Other
+    columns of a simple row become its `extra_info`.
+
+    >>> _full_row({"question": "2+2?", "answer": 4, "level": 1})
+    {'prompt': '2+2?', 'reward_model': {'ground_truth': 4}, 'extra_info': {'level': 1}}
+    """
+    asked = "prompt" if "prompt" in row else "question"
+    if "answer" not in row or asked not in row or row.get("reward_model") is not None:
+        return row
+    full = {column: row[column] for column in COLUMNS if column in row and column != "extra_info"}
+    taken = {*COLUMNS, *_MEDIA_COLUMNS, "question", "answer"}
+    others = {column: value for column, value in row.items() if column not in taken}
+    return {
+        "prompt": row[asked],
+        **full,
+        "reward_model": {"ground_truth": row["answer"]},
+        "extra_info": row.get("extra_info") or others,
+        **{column: row[column] for column in _MEDIA_COLUMNS if column in row},
+    }
 
 
 def wants_control_tokens(row: Mapping[str, Any]) -> bool:
@@ -315,35 +284,3 @@ def _first_repeated(tasks: Sequence[Task]) -> str | None:
             return task.task_id
         seen.add(task.task_id)
     return None
-
-
-class TaskSampler:
-    """An endless, shuffled, resumable sequence of batches: batch `n` is a function of the seed and `n` alone.
-
-    Every epoch shows each task once, in its own order; a batch may span two epochs.
-    """
-
-    def __init__(self, tasks: Sequence[Task], *, batch_size: int, seed: int) -> None:
-        self._tasks = tasks
-        self._batch_size = batch_size
-        self._seed = seed
-        self._orders: dict[int, list[int]] = {}
-
-    def batch(self, number: int) -> list[Task]:
-        """Batch `number`, counted from 0."""
-        start = number * self._batch_size
-        return [self.at(position) for position in range(start, start + self._batch_size)]
-
-    def extra(self, number: int, round_number: int, count: int) -> list[Task]:
-        """Further tasks for batch `number`, drawn outside the epochs' order and also from the seed alone."""
-        rng = random.Random(mix_seed(self._seed, number, round_number, Stream.EXTRA_TASKS))
-        return [self._tasks[rng.randrange(len(self._tasks))] for _ in range(count)]
-
-    def at(self, position: int) -> Task:
-        """The task at a place of the sequence, counted from 0: batches of 4 have 4 to 7 in batch 1."""
-        epoch, index = divmod(position, len(self._tasks))
-        if epoch not in self._orders:
-            order = list(range(len(self._tasks)))
-            random.Random(mix_seed(self._seed, epoch)).shuffle(order)
-            self._orders = {epoch: order}
-        return self._tasks[self._orders[epoch][index]]

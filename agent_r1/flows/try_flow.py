@@ -6,7 +6,6 @@ assert [step.action.text for step in episode.steps] == ["4", "no", "9"]
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError
+from agent_r1.event_loop import callable_in_event_loop, run_cancelling
 from agent_r1.flows.base import AgentFlowBase, FlowContext, checked_episode
 from agent_r1.types import Episode, SamplingParams, Task
 
@@ -37,6 +37,7 @@ class _PlainTokenizer:
         return "".join(turns) + ("assistant: " if kwargs["add_generation_prompt"] else "")
 
 
+@callable_in_event_loop
 def try_flow(
     flow: type[AgentFlowBase],
     task: Task,
@@ -59,7 +60,7 @@ def try_flow(
         trusted=task.trusted,
     )
     made = flow(context)
-    episode = checked_episode(made, asyncio.run(made.run(task)))
+    episode = checked_episode(made, run_cancelling(lambda: made.run(task)))
     if len(engine.requests) < len(replies):
         raise ConfigError(
             f"{flow.__name__} ended after {len(engine.requests)} calls of the model; "

@@ -24,6 +24,7 @@ from agent_r1.rewards.outcome import (
 )
 from agent_r1.rewards.process import NORMALISATIONS, ProcessBalance
 from agent_r1.rewards.shaping import SPREAD_TOLERANCE, RewardShaping, ShapedRewards, overlong_penalty, returns_differ
+from agent_r1.rewards.weighted import RewardSum, WeightedReward, find_reward, terms_of
 from agent_r1.rewards.workers import Workers, in_workers
 
 __all__ = [
@@ -32,15 +33,18 @@ __all__ = [
     "ProcessBalance",
     "RewardFunction",
     "RewardShaping",
+    "RewardSum",
     "RewardValue",
     "Score",
     "ShapedRewards",
+    "WeightedReward",
     "Workers",
     "accepted_answers",
     "exact_match",
     "f1_score",
     "find_last_number",
     "find_marked_number",
+    "find_reward",
     "in_workers",
     "last_number",
     "marked_number",
@@ -55,6 +59,7 @@ __all__ = [
     "row_problem",
     "same_text",
     "score_episode",
+    "terms_of",
     "to_number",
     "truth_problem",
 ]

@@ -36,8 +36,22 @@ from agent_r1.rewards.matching import (
 from agent_r1.rewards.number_reading import find_last_number, number_text
 from agent_r1.types import Episode, StopReason, Task
 
-RewardValue = float | Mapping[str, Any]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """An episode's outcome reward with what the reward function reported beside it."""
+
+    value: float
+    """The outcome reward."""
+    answer: str
+    """What a majority vote counts; "" is no vote."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Everything else it reported, by name."""
+
+
+RewardValue = float | Mapping[str, Any] | Score
 RewardFunction = Callable[[Task, Episode], RewardValue | Awaitable[RewardValue]]
+"""`def score(task: Task, episode: Episode) -> float`, or async, or with a mapping as its result."""
 
 reward_functions: Registry[RewardFunction] = Registry(
     "reward function", accepts=takes(2), expected="a function of a task and an episode"
@@ -63,18 +77,6 @@ def row_problem(function: RewardFunction, task: Task) -> str | None:
     return None if kind is None else truth_problem(task.ground_truth, kind)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Score:
-    """What a reward function said."""
-
-    value: float
-    """The outcome reward."""
-    answer: str
-    """What a majority vote counts; "" is no vote."""
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """Everything else it reported."""
-
-
 async def score_episode(function: RewardFunction, task: Task, episode: Episode) -> Score:
     """Score one episode; a reward that raises or is not a finite number fails the rollout, it is never 0.
 
@@ -88,6 +90,8 @@ async def score_episode(function: RewardFunction, task: Task, episode: Episode) 
         returned: Any = function(task, episode)
         if inspect.isawaitable(returned):
             returned = await returned
+        if isinstance(returned, Score):
+            return returned
         parts = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
         if "score" not in parts:
             raise ValueError(f"a reward mapping needs the key 'score', found {sorted(parts)}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from agent_r1.rewards.outcome import RewardFunction, RewardValue
+from agent_r1.rewards.weighted import RewardSum
 from agent_r1.types import Episode, Task
 
 
@@ -20,7 +21,9 @@ class Workers(Protocol):
 
 def in_workers(function: RewardFunction, workers: Workers, *, timeout: float) -> RewardFunction:
     """The same reward function, run by `workers`. One that takes longer than `timeout` seconds is killed and fails the
-    rollout; it is never 0."""
+    rollout; it is never 0. Each function of a sum has the whole time."""
+    if isinstance(function, RewardSum):
+        return function.with_functions(lambda term: in_workers(term, workers, timeout=timeout))
 
     @functools.wraps(function)  # with what it says it needs
     async def score(task: Task, episode: Episode) -> RewardValue:

@@ -1,4 +1,4 @@
-"""Curves from metrics.jsonl: a small panel for each metric, a line for each run (extra `plot`)."""
+"""Curves from metrics.jsonl: one small panel per metric, one line per run (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ DEFAULT_KEYS = (
     ENTROPY,
     STEP_SECONDS,
 )
-"""What is drawn unless other metrics are named; those that no run has are left out."""
+"""Metrics that are drawn by default; those that no run has are left out."""
 
 _TITLES = {
     SUCCESS: "solved in training",
     OUTCOME: "outcome reward",
     EVAL_GREEDY: "held-out tasks solved",
-    TOOL_CALLS: "tool calls an episode",
-    ACTION_TOKENS: "response tokens an episode",
+    TOOL_CALLS: "tool calls per episode",
+    ACTION_TOKENS: "response tokens per episode",
     ENTROPY: "entropy",
-    STEP_SECONDS: "seconds a step",
+    STEP_SECONDS: "seconds per step",
 }
 _STYLES = ("-", "--", ":", "-.")
 _FEW_POINTS = 12
@@ -50,7 +50,7 @@ def curve(run: RunRecord, key: str, *, by_minutes: bool = False) -> tuple[list[f
 
 
 def draw_curves(runs: Sequence[RunRecord], keys: Sequence[str] = (), *, by_minutes: bool = False) -> Any:
-    """A matplotlib figure with a panel for each key; without keys, the default ones that some run has."""
+    """A matplotlib figure with one panel per key; without keys, the default ones that some run has."""
     require_installed("matplotlib", "matplotlib", "plot", "agent-r1 plot")
     from matplotlib.figure import Figure
 
@@ -77,7 +77,7 @@ def draw_curves(runs: Sequence[RunRecord], keys: Sequence[str] = (), *, by_minut
 
 
 def _draw_panel(panel: Any, runs: Sequence[RunRecord], key: str, *, by_minutes: bool) -> None:
-    """Lines of one run have one colour in every panel, whichever runs the panel has."""
+    """Draw one metric. A run has the same colour in every panel."""
     for number, run in enumerate(runs):
         across, up = curve(run, key, by_minutes=by_minutes)
         if across:
@@ -105,7 +105,7 @@ def _draw_panel(panel: Any, runs: Sequence[RunRecord], key: str, *, by_minutes: 
 
 
 def _share_axis(largest: float) -> float:
-    """Where the axis of shares ends: at all of them, or at a round share well above the largest.
+    """The upper end of an axis of shares: 1, or a round number above the largest share.
 
     >>> _share_axis(0.31), _share_axis(0.9)
     (0.4, 1.0)
@@ -118,9 +118,9 @@ def _is_share(key: str) -> bool:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure; the file's ending says how (.png, .svg, .pdf ...)."""
+    """Write a figure in the format of the file's suffix (.png, .svg, .pdf ...)."""
     endings = sorted(figure.canvas.get_supported_filetypes())
     if path.suffix.lstrip(".") not in endings:
-        raise DataError(f"{path} has no ending that a figure can be written as: {', '.join(endings)}")
+        raise DataError(f"{path} has no suffix of a figure; known: {', '.join(endings)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -116,7 +116,7 @@ class RunEvaluations:
             self._log.evaluation(evaluation.metrics)
         if name is not None:
             with self._log.tolerate_storage_errors("error/failed_records"):
-                path = self._folder.trajectories / f"eval_{name}.jsonl"
+                path = self._folder.eval_trajectories(name)
                 write_trajectories(path, evaluation.greedy, policy_step=self._progress.step)
 
 

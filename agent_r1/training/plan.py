@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, 
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.models import check_form, require_peft
 from agent_r1.registry import find_module, signature_of
-from agent_r1.rewards import RewardFunction, reward_functions, row_problem
+from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
+from agent_r1.rollout import check_group_plan
 from agent_r1.runs import folder_problems
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.builtin import declare_servers, make_server
-from agent_r1.tools.workers import Reference
+from agent_r1.tools.workers import FunctionRef
 from agent_r1.types import Observation, Task
 
 _TITLE = "the configuration cannot be used:"
@@ -36,7 +37,7 @@ class RunPlan:
     """A checked run: everything but the models."""
 
     config: Config
-    """The configuration."""
+    """The configuration, with every argument of the algorithm's parts."""
     algorithm: Algorithm
     """Estimator, loss and their settings."""
     reward: RewardFunction
@@ -90,13 +91,15 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
     algorithm = problems.run(bind_algorithm, config.algorithm)
     if algorithm is not None:
         problems.run(_check_staleness, config, algorithm)
-    reward = problems.run(reward_functions.get, config.reward.function)
+    weighted = [(part.name, part.weight) for part in config.reward.functions]
+    reward = problems.run(find_reward, config.reward.function, weighted)
     problems.run(tool_formats.get, config.model.tool_format)
     problems.run(bind_engine, config)
     # With wrong values, paths may be no strings.
     problems.run(_check_env, config, not wrong_values and not lacks_data(config))
     if config.reward.timeout is not None and reward is not None:
-        problems.run(Reference.of, reward)
+        for function in terms_of(reward):
+            problems.run(FunctionRef.of, function)
     if config.sft.folder is not None and not config.sft.data:
         problems.found.append("sft.folder is set and sft.data is empty; give demonstrations, or set sft.folder=null")
     if config.model.lora.rank > 0 and not wrong_values:
@@ -116,9 +119,17 @@ def make_plan(config: Config) -> RunPlan:
     problems.run(_find_tools, config)
     report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
+    check_group_plan(config, train_tasks[0])
     _check_tools(config, [*train_tasks, *eval_tasks])
-    _check_ground_truths(config.reward.function, reward, [*train_tasks, *eval_tasks])
-    return RunPlan(config=config, algorithm=algorithm, reward=reward, train_tasks=train_tasks, eval_tasks=eval_tasks)
+    for function in terms_of(reward):
+        _check_ground_truths(_name_of(function, config), function, [*train_tasks, *eval_tasks])
+    return RunPlan(
+        config=replace(config, algorithm=algorithm.settings),
+        algorithm=algorithm,
+        reward=reward,
+        train_tasks=train_tasks,
+        eval_tasks=eval_tasks,
+    )
 
 
 def first_observation(plan: RunPlan, task: Task) -> Observation:
@@ -208,7 +219,7 @@ def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
         elif not isinstance(changes, Mapping):
             problems.found.append(f"tools.{name}={changes} is not a policy; write for example tools.{name}.timeout=5")
         else:
-            problems.run(ToolPolicy().changed, name, changes)
+            problems.run(ToolPolicy().with_overrides, name, changes)
     report_problems(problems.found, ConfigError, _TITLE)
     runner = ToolRunner(tool_policies(config))
     for tool in {id(tool): tool for tool in used}.values():
@@ -269,6 +280,10 @@ def _check_ground_truths(name: str, reward: RewardFunction, tasks: Sequence[Task
             f"the reward function '{name}' cannot score {len(problems)} of {len(tasks)} rows; give each a "
             f"reward_model.ground_truth, leave them out, or choose another reward.function:\n{shown}{more}"
         )
+
+
+def _name_of(function: RewardFunction, config: Config) -> str:
+    return getattr(function, "__name__", "") if config.reward.functions else config.reward.function
 
 
 def distinct_setups(tasks: Sequence[Task]) -> list[Task]:

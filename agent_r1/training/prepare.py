@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from agent_r1.config import Config
 from agent_r1.console import RunConsole
 from agent_r1.errors import no_exit
+from agent_r1.event_loop import run_cancelling
 from agent_r1.models import convert_gguf, gguf_folder, is_gguf
 from agent_r1.registry import load_function
 from agent_r1.runs import lock_folder
@@ -65,4 +65,4 @@ def _call_preparation(reference: str, kind: str, config: Config) -> None:
     with no_exit(f"the {kind} '{reference}'"):
         returned = preparation(config)
         if inspect.iscoroutine(returned):
-            asyncio.run(returned)
+            run_cancelling(lambda: returned)

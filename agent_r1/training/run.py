@@ -69,7 +69,7 @@ async def _train_with(
                 console=console,
                 stop=stop,
             )
-            async with components.tools_open():
+            async with components.tools:
                 return await trainer.run(resume=checkpoint)
         finally:
             tracker.close()
@@ -111,6 +111,7 @@ def sft_run(config: Config, console: RunConsole) -> Path:
 def dry_run(config: Config, console: RunConsole) -> RunPlan:
     """Check configuration, data and names, print the resolved configuration, load no model."""
     plan = prepare_plan(config)
+    config = plan.config
     check_reads_outside(config)
     if config.model.prepare is not None and not Path(config.model.path).exists():
         model_note = f"will be made by {config.model.prepare}"

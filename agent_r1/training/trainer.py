@@ -7,7 +7,6 @@ counters.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -174,7 +173,7 @@ class Trainer:
 
     def _record(self, groups: Sequence[Group]) -> None:
         if self._due(self.config.tracking.record_every):
-            path = self.folder.trajectories / f"{self._progress.step}.jsonl"
+            path = self.folder.step_trajectories(self._progress.step)
             with self._log.tolerate_storage_errors("error/failed_records"):
                 write_trajectories(path, groups, policy_step=self._progress.step - 1)
 
@@ -195,7 +194,7 @@ class Trainer:
         if failure is not None:
             self._log.keep_warning(str(failure))
         summary = self._summary(before, after, last_step, is_exported=failure is None)
-        write_atomically(self.folder.summary, json.dumps(asdict(summary), indent=2) + "\n")
+        self.folder.write_summary(asdict(summary))
         if failure is not None:
             self.console.info(f"summary: {self.folder.summary}")
             raise failure

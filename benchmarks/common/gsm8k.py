@@ -144,7 +144,7 @@ def run_steps(
             f"trainer.steps={total}",
             "tracking.record_every=0",
         ]
-        _, config = resolve([*settings, *overrides], model=model, data=data, reward=REWARDS[reward])
+        config = resolve(overrides=[*settings, *overrides], model=model, data=data, reward=REWARDS[reward])
         with contextlib.suppress(_Measured):
             train_run(config, meter)
     return _figures(meter.metrics[plan.warmup :])

@@ -1,10 +1,11 @@
-"""The scripts in `examples`: three lines each, and what they start passes every check before a model is loaded."""
+"""The programs in `examples` run, and the loops over algorithms in the recipes' READMEs pass every check."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,47 +14,79 @@ from typer.testing import CliRunner
 from agent_r1.cli import app
 from tests.helpers.recipe_runs import ROOT, SampleRun, sample_run
 
-SCRIPTS = sorted((ROOT / "examples").glob("*/run_*.sh"))
-ALGORITHMS = ["grpo", "ppo", "reinforce_pp", "rloo", "steppo"]
-GSM8K = ("gsm8k", "gsm8k_tool")
+EXAMPLES = ROOT / "examples"
+RECIPES = sorted(file.parent.name for file in (ROOT / "recipes").glob("*/base.yaml"))
+LOOP = re.compile(r"    for algorithm in (?P<names>[\w ]+); do\n        agent-r1 (?P<command>[^\n]+)\n    done\n")
 
 
-@pytest.fixture(scope="module", params=GSM8K)
+def loop_in(recipe: str) -> list[list[str]]:
+    """The arguments of each command of the loop in a recipe's README."""
+    match = LOOP.search((ROOT / "recipes" / recipe / "README.md").read_text())
+    assert match is not None
+    return [match["command"].replace("$algorithm", name).split() for name in match["names"].split()]
+
+
+def run_example(name: str, folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_there_are_four_examples() -> None:
+    names = ["minimal_grpo.py", "own_env.py", "own_flow.py", "own_tool.py"]
+    assert sorted(path.name for path in EXAMPLES.glob("*.*")) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("own_tool.py", ["text='3'", "there is no rum; known: tea, milk", "item: Field required", "findings: []"]),
+        ("own_env.py", ["findings: []"]),
+        ("own_flow.py", ["What is 2 + 2? -> 5", "answer: 4"]),
+    ],
+)
+def test_a_short_example_runs_offline_and_shows_what_it_says(name: str, shown: list[str], tmp_path: Path) -> None:
+    output = run_example(name, tmp_path)
+    assert [text for text in shown if text not in output] == []
+
+
+def test_minimal_grpo_fits_on_a_few_screens() -> None:
+    assert len((EXAMPLES / "minimal_grpo.py").read_text().splitlines()) <= 120
+
+
+@pytest.mark.whole
+def test_minimal_grpo_runs(tmp_path: Path) -> None:
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    output = run_example("minimal_grpo.py", tmp_path, "2", "4")
+    assert re.search(r"step  2/2  reward 0\.\d{3}  rows \d+", output)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_loop_of_a_recipe_gives_each_algorithm_a_run_of_its_own(recipe: str) -> None:
+    commands = loop_in(recipe)
+    names = [command[2].removeprefix("algorithm=") for command in commands]
+    assert names == ["grpo", "ppo", "reinforce_pp", "rloo", "steppo"]
+    for command, name in zip(commands, names, strict=True):
+        assert command == ["train", f"recipes/{recipe}", f"algorithm={name}", f"run.name={recipe}_{name}"]
+
+
+@pytest.fixture(scope="module", params=["gsm8k", "gsm8k_tool"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SampleRun:
     return sample_run(ROOT / "recipes" / request.param, tmp_path_factory.mktemp("run"))
 
 
-def started_with(script: Path, folder: Path, *given: str) -> list[str]:
-    """The arguments `agent-r1` is started with."""
-    stand_in = folder / "agent-r1"
-    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    stand_in.chmod(0o755)
-    path = f"{folder}:{os.environ['PATH']}"
-    done = subprocess.run([script, *given], env={"PATH": path}, cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
-
-
-@pytest.mark.parametrize("task", [*GSM8K, "hotpotqa"])
-def test_there_is_a_script_for_each_algorithm(task: str) -> None:
-    assert [script.stem for script in SCRIPTS if script.parent.name == task] == [f"run_{name}" for name in ALGORITHMS]
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: f"{script.parent.name}/{script.name}")
-def test_a_script_is_three_lines_that_start_what_its_name_says(script: Path, tmp_path: Path) -> None:
-    lines = script.read_text().splitlines()
-    assert lines[:2] == ["#!/usr/bin/env bash", "set -euo pipefail"]
-    assert len(lines) == 3
-    verb, recipe, *rest = started_with(script, tmp_path, "trainer.steps=3", "run.folder=a b")
-    name = script.stem.removeprefix("run_")
-    assert verb == "train"
-    assert Path(recipe).resolve() == ROOT / "recipes" / script.parent.name
-    assert rest == [f"algorithm={name}", f"run.name={script.parent.name}_{name}", "trainer.steps=3", "run.folder=a b"]
-
-
-def test_what_the_scripts_start_passes_a_dry_run(run: SampleRun, tmp_path: Path) -> None:
-    for script in (script for script in SCRIPTS if script.parent.name == run.recipe.name):
-        arguments = started_with(script, tmp_path, *run.overrides, "--dry-run")
-        shown = CliRunner().invoke(app, arguments)
+def test_what_the_loop_starts_passes_a_dry_run(run: SampleRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for arguments in loop_in(run.recipe.name):
+        shown = CliRunner().invoke(app, [*arguments, *run.overrides, "--dry-run"])
         assert shown.exit_code == 0, shown.output
         assert re.search(r"train: 48 tasks\s+eval: 16 tasks\s+model: found; every first prompt fits", shown.output)
-        assert f"name: {script.parent.name}_{script.stem.removeprefix('run_')}" in shown.output
+        assert f"name: {arguments[-1].removeprefix('run.name=')}" in shown.output

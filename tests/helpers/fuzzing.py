@@ -1,11 +1,17 @@
-"""How many cases the fuzz suite tries: `make test` keeps it quick, `make fuzz` asks for thousands."""
+"""How many examples property tests try: `make test` is quick, `make fuzz` is thorough."""
 
 import os
 
 from hypothesis import HealthCheck, settings
 
-CASES = int(os.environ.get("FUZZ_CASES", "200"))
-"""Examples for each kind of input (rows, configurations, service requests, tool output)."""
+IS_THOROUGH = "FUZZ_CASES" in os.environ
+CASES = int(os.environ.get("FUZZ_CASES", "60"))
+"""Examples for each kind of input of the fuzz suite (rows, configurations, service requests, tool output)."""
+
+
+def cases(thorough: int) -> int:
+    """Examples of a property test: all in `make fuzz`, a third of them in `make test`."""
+    return thorough if IS_THOROUGH else -(-thorough // 3)
 
 
 def fuzz_settings(share: float = 1.0, *, deadline_ms: int = 30_000) -> settings:

@@ -15,8 +15,7 @@ from transformers import LlamaForCausalLM
 
 from agent_r1.algorithms import Credit, StepTable
 from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
-from agent_r1.config import AlgorithmConfig, OptimizerConfig
-from agent_r1.config.schema import CriticConfig, KLConfig
+from agent_r1.config import AlgorithmConfig, CriticConfig, KLConfig, OptimizerConfig
 from agent_r1.learner.compute import Compute
 from agent_r1.learner.credit import CreditedBatch, assign_credit
 from agent_r1.learner.critics import AnyCritic, ClosedFormCritic, Critic, SharedCritic, TrainedCritic

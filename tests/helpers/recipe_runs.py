@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
 from agent_r1.data.demonstrations import tokenise_conversation
 from agent_r1.data.tasks import read_rows
@@ -22,6 +21,7 @@ from agent_r1.registry import recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.training import RunPlan, prepare_plan
 from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
+from tests.helpers.commands import resolve
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "recipes" / "gsm8k" / "sample"

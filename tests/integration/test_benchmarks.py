@@ -23,7 +23,7 @@ from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
 from benchmarks.common import flops, gsm8k, prompts, sample_models, updates
 from benchmarks.speed import gpu, profile_generation
 
-SAMPLES = [Sample(token_ids=(1, 2, 3), actions=(2,)), Sample(token_ids=(1, 2, 4, 5), actions=(2, 3))]
+SAMPLES = [Sample(token_ids=(1, 2, 3), action_positions=(2,)), Sample(token_ids=(1, 2, 4, 5), action_positions=(2, 3))]
 
 FAKE_VLLM = """
 __version__ = "0.0"

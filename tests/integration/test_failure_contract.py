@@ -18,7 +18,6 @@ import pytest
 import torch
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaForCausalLM
 
-import agent_r1
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.engines.local import LocalEngine
@@ -45,9 +44,9 @@ from agent_r1.rewards import RewardFunction, in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import read_trajectories, write_trajectories
 from agent_r1.runs.tracking import JsonlTracker, read_metrics
-from agent_r1.tools import ToolRunner, tool, tool_runner
+from agent_r1.tools import ToolRunner, tool
 from agent_r1.types import Action, Episode, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
-from tests.helpers import foreign_code
+from tests.helpers import commands, foreign_code
 from tests.helpers.full_disks import files_of_at_most
 from tests.helpers.hand_made import (
     Fixed,
@@ -118,6 +117,11 @@ def play(
     """The groups of some rollouts, and their metrics. The n-th turn of an episode says the n-th reply, or the last."""
     own = runner or ToolRunner()
 
+    def make(task: Task) -> AgentEnv:
+        env = ToolEnv(tools) if make_env is None else make_env(task)
+        env.set_tool_runner(own)
+        return env
+
     def reply(prompt: TokenIds, sampling: SamplingParams) -> list[int]:
         turn = renderer.tokenizer.decode(list(prompt), skip_special_tokens=False).count("<|assistant|>") - 1
         return [*renderer.encode_rendered(replies[min(turn, len(replies) - 1)]), renderer.stop_ids[0]]
@@ -126,13 +130,13 @@ def play(
         engine=engine or ScriptedEngine(reply, context_length=context_length),
         renderer=renderer,
         reward=reward,
-        make_env=make_env or (lambda task: ToolEnv(tools)),
+        make_env=make,
         limits=RolloutLimits(**{"max_steps": 3, **limits}),
     )
     tasks = [Task(task_id=f"t{number}", prompt=TASK.prompt, env_kwargs=env_kwargs or {}) for number in range(num_tasks)]
 
     async def run() -> list[Group]:
-        async with tool_runner(own), asyncio.timeout(60):
+        async with own, asyncio.timeout(60):
             return await rollout.run(tasks, group_size=group_size, sampling=SamplingParams(max_tokens=256), seed=0)
 
     groups = asyncio.run(run())
@@ -213,7 +217,7 @@ def test_row_that_names_code_or_loosens_a_policy_is_refused(
     run = tiny_overrides(tmp_path, model_folder)
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "?", "env_kwargs": env_kwargs}) + "\n")
     with pytest.raises(DataError, match=r"task 'tasks-0'.*a (data )?row may not"):
-        agent_r1.train(*run, quiet=True)
+        commands.train(*run, quiet=True)
 
 
 @row("row-unreadable")
@@ -225,7 +229,7 @@ def test_rows_that_cannot_be_read_are_reported_at_once(tmp_path: Path, model_fol
         '{"prompt": [{"role": "user", "content": [1, 2]}]}\n{"prompt": "\\ud800"}\n{"prompt": NaN}\n'
     )
     with pytest.raises(DataError) as caught:
-        agent_r1.train(*run, quiet=True)
+        commands.train(*run, quiet=True)
     assert all(f"row {number}: " in str(caught.value) for number in range(5))
 
 
@@ -233,7 +237,7 @@ def test_rows_that_cannot_be_read_are_reported_at_once(tmp_path: Path, model_fol
 def test_values_that_their_keys_do_not_take_are_reported_at_once(tmp_path: Path, model_folder: Path) -> None:
     wrong = ["rollout.top_p=5", "optimizer.learning_rate=nan", "trainer.device=tpu", "reward.function=math:pi"]
     with pytest.raises(ConfigError) as caught:
-        agent_r1.train(*tiny_overrides(tmp_path, model_folder, *wrong), quiet=True)
+        commands.train(*tiny_overrides(tmp_path, model_folder, *wrong), quiet=True)
     assert all(word in str(caught.value) for word in ("top_p", "learning_rate", "trainer.device", "math:pi"))
 
 
@@ -269,7 +273,7 @@ def test_a_full_context_cuts_the_episode_and_is_learned_from(renderer: ChatRende
 @row("first-prompt-too-long")
 def test_a_first_prompt_that_does_not_fit_is_refused_with_its_row(tmp_path: Path, model_folder: Path) -> None:
     with pytest.raises(DataError, match=r"(?s)tasks-0.*12 tokens|12 tokens.*tasks-0"):
-        agent_r1.train(*tiny_overrides(tmp_path, model_folder, "rollout.context_length=12"), quiet=True)
+        commands.train(*tiny_overrides(tmp_path, model_folder, "rollout.context_length=12"), quiet=True)
 
 
 def with_row(folder: Path, model: Path, row: Mapping[str, Any], *extra: str) -> list[str]:
@@ -283,7 +287,7 @@ def with_row(folder: Path, model: Path, row: Mapping[str, Any], *extra: str) -> 
 def test_a_row_without_ground_truth_is_refused_by_a_reward_that_needs_one(tmp_path: Path, model_folder: Path) -> None:
     overrides = with_row(tmp_path, model_folder, {"prompt": "2 + 2?"}, "reward.function=last_number")
     with pytest.raises(DataError, match=r"(?s)cannot score 1 of 2 rows.*'own-1': it has no ground truth"):
-        agent_r1.train(*overrides, quiet=True)
+        commands.train(*overrides, quiet=True)
     assert not (tmp_path / "tiny").exists()
 
 
@@ -291,7 +295,7 @@ def test_a_row_without_ground_truth_is_refused_by_a_reward_that_needs_one(tmp_pa
 def test_a_row_with_images_is_refused_with_its_row(tmp_path: Path, model_folder: Path) -> None:
     shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]
     with pytest.raises(DataError, match=r"row 1: the row holds image content"):
-        agent_r1.train(*with_row(tmp_path, model_folder, {"prompt": shown}), quiet=True)
+        commands.train(*with_row(tmp_path, model_folder, {"prompt": shown}), quiet=True)
     assert not (tmp_path / "tiny").exists()
 
 
@@ -303,7 +307,7 @@ def test_a_preparation_that_exits_is_an_error_and_no_success(
     monkeypatch.syspath_prepend(str(tmp_path))
     overrides = tiny_overrides(tmp_path, model_folder, "data.train=[nowhere.jsonl]", "data.prepare=exiting_recipe:make")
     with pytest.raises(ConfigError, match="the data preparation 'exiting_recipe:make' raised SystemExit: 0"):
-        agent_r1.train(*overrides, quiet=True)
+        commands.train(*overrides, quiet=True)
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------
@@ -328,7 +332,7 @@ def test_a_model_with_a_feature_that_is_not_applied_is_refused_before_a_run_begi
     GptOssForCausalLM(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"(?s)GptOssForCausalLM cannot be used.*attention sinks \(s_aux\)"):
-        agent_r1.train(*tiny_overrides(tmp_path, tmp_path / "model"), quiet=True)
+        commands.train(*tiny_overrides(tmp_path, tmp_path / "model"), quiet=True)
     assert "attention sinks" in table()["unapplied-feature"]
 
 
@@ -797,7 +801,7 @@ def test_a_batch_of_failures_stops_the_run_and_keeps_what_it_learned(tmp_path: P
 
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.save_every=100", "rollout.retries=0")
     with pytest.raises(RolloutsFailingError, match="all 8 rollouts of a batch failed"):
-        agent_r1.train(*overrides, quiet=True, reward=breaks_after_a_step)
+        commands.train(*overrides, quiet=True, reward=breaks_after_a_step)
     assert [path.name for path in (tmp_path / "tiny" / "checkpoints").iterdir()] == ["step_1"]
 
 
@@ -844,7 +848,7 @@ def test_an_evaluation_that_stops_closes_its_engine(
 
     monkeypatch.setattr(LocalEngine, "close", counted_close)
     with pytest.raises(RolloutsFailingError, match="no judge"):
-        agent_r1.evaluate(*tiny_overrides(tmp_path, model_folder, "rollout.retries=0"), quiet=True, reward=broken)
+        commands.evaluate(*tiny_overrides(tmp_path, model_folder, "rollout.retries=0"), quiet=True, reward=broken)
     assert len(closed) == 1
 
 
@@ -868,7 +872,7 @@ def test_weights_that_explode_stop_the_run_and_name_the_learning_rate(tmp_path: 
     with pytest.raises(
         DivergenceError, match=r"exploded: .* times as large .*optimizer\.learning_rate \(it is 1e\+06\)"
     ):
-        agent_r1.train(*overrides, quiet=True, reward=score_variety)
+        commands.train(*overrides, quiet=True, reward=score_variety)
     assert not (tmp_path / "tiny" / "hf").exists()
     assert not (tmp_path / "tiny" / "checkpoints").exists()
     assert "`DivergenceError`" in table()["weights-explode"]
@@ -888,9 +892,9 @@ def test_an_update_without_memory_says_which_keys_need_less_and_the_run_goes_on_
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.save_every=1", "trainer.steps=2")
     monkeypatch.setattr(TorchLearner, "learn_sync", fits_once)
     with pytest.raises(DeviceMemoryError, match=r"ran out of GPU memory.*micro_batch_tokens \(it is \d+\)"):
-        agent_r1.train(*overrides, quiet=True)
+        commands.train(*overrides, quiet=True)
     monkeypatch.undo()
-    assert agent_r1.train(*overrides, quiet=True).steps == 2
+    assert commands.train(*overrides, quiet=True).steps == 2
     assert len((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
@@ -906,7 +910,7 @@ def test_a_checkpoint_that_cannot_be_written_is_counted_and_the_run_ends_with_it
 ) -> None:
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.steps=2")
     with files_of_at_most(250_000):  # less than a checkpoint, more than the model
-        summary = agent_r1.train(*overrides, quiet=True, reward=score_variety)
+        summary = commands.train(*overrides, quiet=True, reward=score_variety)
     assert counted(tmp_path / "tiny", "error/failed_checkpoints") == [1, 2]
     assert ["checkpoints/step_1 cannot be written" in warning for warning in summary.warnings] == [True, False]
     assert (tmp_path / "tiny" / "hf" / "model.safetensors").is_file()
@@ -919,9 +923,9 @@ def test_trajectories_that_cannot_be_written_are_counted_and_the_run_goes_on(
     tmp_path: Path, model_folder: Path
 ) -> None:
     overrides = tiny_overrides(tmp_path, model_folder)
-    agent_r1.train(*overrides, "trainer.steps=1", "tracking.record_every=0", quiet=True)
+    commands.train(*overrides, "trainer.steps=1", "tracking.record_every=0", quiet=True)
     (tmp_path / "tiny" / "trajectories").write_text("a file in the place of the folder")
-    summary = agent_r1.train(*overrides, "trainer.steps=2", quiet=True)
+    summary = commands.train(*overrides, "trainer.steps=2", quiet=True)
     assert counted(tmp_path / "tiny", "error/failed_records") == [2]
     assert len([warning for warning in summary.warnings if "trajectories/2.jsonl cannot be written" in warning]) == 1
     seen_in("records-unwritten", "error/failed_records")
@@ -932,16 +936,16 @@ def test_a_model_that_cannot_be_written_is_one_error_and_the_same_command_goes_o
     tmp_path: Path, model_folder: Path
 ) -> None:
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.steps=2")
-    agent_r1.train(*overrides, "trainer.steps=1", quiet=True, reward=score_variety)
+    commands.train(*overrides, "trainer.steps=1", quiet=True, reward=score_variety)
     with (
         files_of_at_most(100_000),
         pytest.raises(
             StorageError, match=r"hf cannot be written .* free there.* The last checkpoint is that of step 1"
         ),
     ):
-        agent_r1.train(*overrides, quiet=True, reward=score_variety)
+        commands.train(*overrides, quiet=True, reward=score_variety)
     assert not (tmp_path / "tiny" / "hf.partial").exists()
-    assert agent_r1.train(*overrides, quiet=True, reward=score_variety).steps == 2
+    assert commands.train(*overrides, quiet=True, reward=score_variety).steps == 2
     assert len((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()) == 2
     assert "`StorageError`" in table()["disk-full"]
 
@@ -957,25 +961,25 @@ def test_a_model_that_cannot_be_exported_costs_a_run_nothing_else(
     overrides = tiny_overrides(tmp_path, model_folder, f"data.eval=[{held_out}]", "trainer.steps=1")
     monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", refuse)
     with pytest.raises(ExportError, match=r"hf cannot be exported \(ValueError: the generation config is invalid\)"):
-        agent_r1.train(*overrides, quiet=True, reward=score_variety)
+        commands.train(*overrides, quiet=True, reward=score_variety)
     summary = json.loads((tmp_path / "tiny" / "summary.json").read_text())
     assert summary["success_after"] is not None
     assert summary["model"] is None
     assert ["hf cannot be exported" in warning for warning in summary["warnings"]].count(True) == 1
     monkeypatch.undo()
-    assert agent_r1.train(*overrides, quiet=True, reward=score_variety).model == str(tmp_path / "tiny" / "hf")
+    assert commands.train(*overrides, quiet=True, reward=score_variety).model == str(tmp_path / "tiny" / "hf")
     assert "`ExportError`" in table()["export-fails"]
 
 
 @row("run-locked")
 def test_a_run_whose_folder_another_process_uses_does_not_begin(tmp_path: Path, model_folder: Path) -> None:
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.steps=1")
-    agent_r1.train(*overrides, quiet=True)
+    commands.train(*overrides, quiet=True)
     written = (tmp_path / "tiny" / "summary.json").stat().st_mtime_ns
     process = hold(tmp_path / "tiny")
     try:
         with pytest.raises(RunLockedError, match=rf"process {process.pid} on host"):
-            agent_r1.train(*overrides, quiet=True)
+            commands.train(*overrides, quiet=True)
     finally:
         process.kill()
         process.communicate()
@@ -996,7 +1000,7 @@ def test_a_signal_saves_the_last_finished_step_and_stops_what_was_started(tmp_pa
 
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.save_every=100")
     with pytest.raises(RunInterrupted, match=r"Interrupted by SIGTERM.*step 1: the same command resumes") as caught:
-        agent_r1.train(*overrides, quiet=True, reward=interrupts)
+        commands.train(*overrides, quiet=True, reward=interrupts)
     assert caught.value.exit_code == 143
     assert [path.name for path in (tmp_path / "tiny" / "checkpoints").iterdir()] == ["step_1"]
     assert "`RunInterrupted`" in table()["signal"]
@@ -1016,10 +1020,10 @@ def test_an_error_that_ends_a_run_leaves_its_last_finished_step(
     monkeypatch.setattr(TorchLearner, "learn_sync", breaks)
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.save_every=100", "trainer.steps=2")
     with pytest.raises(ValueError, match="nobody thought"):
-        agent_r1.train(*overrides, quiet=True)
+        commands.train(*overrides, quiet=True)
     monkeypatch.undo()
     assert [path.name for path in (tmp_path / "tiny" / "checkpoints").iterdir()] == ["step_1"]
-    assert agent_r1.train(*overrides, quiet=True).steps == 2
+    assert commands.train(*overrides, quiet=True).steps == 2
     assert len((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
@@ -1028,15 +1032,15 @@ def test_a_corrupt_checkpoint_is_put_aside_and_the_run_resumes_from_the_one_befo
     tmp_path: Path, model_folder: Path
 ) -> None:
     overrides = tiny_overrides(tmp_path, model_folder)
-    agent_r1.train(*overrides, "trainer.steps=2", quiet=True)
+    commands.train(*overrides, "trainer.steps=2", quiet=True)
     checkpoints = tmp_path / "tiny" / "checkpoints"
     (checkpoints / "step_2" / "state.pt").write_bytes(b"PK")
-    assert agent_r1.train(*overrides, "trainer.steps=3", quiet=True).steps == 3
+    assert commands.train(*overrides, "trainer.steps=3", quiet=True).steps == 3
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_2", "step_2.corrupt", "step_3"]
     for path in checkpoints.glob("step_*/state.pt"):
         path.write_bytes(b"")
     with pytest.raises(CheckpointError, match="every checkpoint is damaged"):
-        agent_r1.train(*overrides, "trainer.steps=4", quiet=True)
+        commands.train(*overrides, "trainer.steps=4", quiet=True)
 
 
 @row("run-changed")
@@ -1044,16 +1048,16 @@ def test_a_run_of_other_settings_or_data_says_what_differs_and_keeps_the_old_one
     tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.steps=2")
-    agent_r1.train(*overrides, "trainer.steps=1", quiet=True)
-    agent_r1.train(*overrides, "trainer.steps=1", "trainer.seed=7", "trainer.steps=2")
+    commands.train(*overrides, "trainer.steps=1", quiet=True)
+    commands.train(*overrides, "trainer.steps=1", "trainer.seed=7", "trainer.steps=2")
     assert "trainer.seed: 0 -> 7" in capsys.readouterr().out
     assert (tmp_path / "tiny.1" / "checkpoints" / "step_1").is_dir()
     rows = tmp_path / "tasks.jsonl"
     rows.write_text(rows.read_text().replace("egg", "oat"))
     changed = [*overrides, "trainer.seed=7", "trainer.steps=3"]
     with pytest.raises(CheckpointError, match=r"(?s)data or model.*data\.train .*tasks\.jsonl"):
-        agent_r1.train(*changed, "run.resume=must", quiet=True)
-    agent_r1.train(*changed)
+        commands.train(*changed, "run.resume=must", quiet=True)
+    commands.train(*changed)
     assert "tasks.jsonl: " in capsys.readouterr().out
     assert (tmp_path / "tiny.2" / "checkpoints" / "step_2").is_dir()
 
@@ -1061,10 +1065,10 @@ def test_a_run_of_other_settings_or_data_says_what_differs_and_keeps_the_old_one
 @row("checkpoint-unfit")
 def test_a_checkpoint_that_does_not_fit_is_one_error_and_changes_nothing(tmp_path: Path, model_folder: Path) -> None:
     overrides = tiny_overrides(tmp_path, model_folder, "run.resume=must", "trainer.steps=2")
-    agent_r1.train(*overrides, "run.resume=auto", "trainer.steps=1", quiet=True)
+    commands.train(*overrides, "run.resume=auto", "trainer.steps=1", quiet=True)
     with pytest.raises(CheckpointError, match="written with another algorithm or version"):
-        agent_r1.train(*overrides, "algorithm=ppo", quiet=True)
+        commands.train(*overrides, "algorithm=ppo", quiet=True)
     assert (tmp_path / "tiny" / "summary.json").is_file()
     (tmp_path / "tiny" / "metrics.jsonl").write_bytes(b'\xff\n{"step": 1}\n')
     with pytest.raises(DataError, match=r"line 1 of .*metrics\.jsonl"):
-        agent_r1.train(*overrides, quiet=True)
+        commands.train(*overrides, quiet=True)

@@ -16,7 +16,6 @@ from torch import nn
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
-import agent_r1
 from agent_r1.cli import app
 from agent_r1.config import Config
 from agent_r1.config.schema import LoraConfig
@@ -30,6 +29,7 @@ from agent_r1.runs.folder import RunFolder
 from agent_r1.runs.tracking import JsonlTracker, read_metrics
 from agent_r1.training.checkpoints.files import save_checkpoint
 from agent_r1.training.disk_space import disk_space_warning
+from tests.helpers import commands
 from tests.helpers.full_disks import files_of_at_most, half_written, small_disk
 from tests.helpers.hand_made import TOKEN_GAE, experience_of, make_learner, random_group
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_written_says_where_how_much_room_there_is_and_wha
 def test_a_full_disk_says_so(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "16k") as disk:
         with pytest.raises(
-            StorageError, match=r"\(No space left on device\): 16\.4 kB are free .* 50\.0 kB\. Make room"
+            StorageError, match=r"\(No space left on device\): 16\.4 kB are free .* 50\.0 kB\. Free some space"
         ):
             write_atomically(disk / "file", "x" * 50_000)
         assert list(disk.iterdir()) == []
@@ -68,7 +68,7 @@ def test_a_full_disk_says_so(tmp_path: Path) -> None:
 def test_a_place_that_is_no_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(
-        StorageError, match=r"\((Not a directory|File exists)\).*Make it a place that can be written to"
+        StorageError, match=r"\((Not a directory|File exists)\).*Make it writable, or choose another place"
     ):
         write_atomically(tmp_path / "runs" / "config.yaml", "a: 1")
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it_and_nothing_
 def test_a_full_disk_has_its_room_back_after_a_checkpoint_that_did_not_fit(tmp_path: Path, name: str) -> None:
     with small_disk(tmp_path / "disk", "200k") as disk:
         free = free_bytes(disk)
-        with pytest.raises(StorageError, match=r"No space left on device.* needs 400 kB\. Make room"):
+        with pytest.raises(StorageError, match=r"No space left on device.* needs 400 kB\. Free some space"):
             save_checkpoint(disk / "checkpoints", step=5, state=STATES[name](), keep=1)
         assert free_bytes(disk) == free
 
@@ -195,11 +195,11 @@ def missing_checkpoints(folder: Path) -> list[int]:
 def test_a_run_trains_through_checkpoints_that_cannot_be_written_and_ends_with_its_model(
     run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
-    agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
     folder = tmp_path / "tiny"
     with files_of_at_most(CHECKPOINT_TOO_LARGE):
-        summary = agent_r1.train(*run, reward=score_variety)
+        summary = commands.train(*run, reward=score_variety)
     assert same_weights(tmp_path / "whole", folder)
     assert summary.success_after is not None
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_1"]
@@ -213,11 +213,11 @@ def test_a_run_trains_through_checkpoints_that_cannot_be_written_and_ends_with_i
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_one_that_could_not_be_written(run: list[str], tmp_path: Path) -> None:
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
-    agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
     with files_of_at_most(CHECKPOINT_TOO_LARGE):
-        agent_r1.train(*run, "trainer.steps=3", quiet=True, reward=score_variety)
-    agent_r1.train(*run, quiet=True, reward=score_variety)
+        commands.train(*run, "trainer.steps=3", quiet=True, reward=score_variety)
+    commands.train(*run, quiet=True, reward=score_variety)
     folder = tmp_path / "tiny"
     assert [step for step, _ in list_checkpoints(folder / "checkpoints")] == [3, 4]
     assert missing_checkpoints(folder) == []
@@ -236,7 +236,7 @@ def test_a_save_after_one_that_failed_is_tried_again(run: list[str], tmp_path: P
                 lift()
             return score_variety(task, episode)
 
-        agent_r1.train(*run, quiet=True, reward=score_and_lift)
+        commands.train(*run, quiet=True, reward=score_and_lift)
     assert [step for step, _ in list_checkpoints(tmp_path / "tiny" / "checkpoints")] == [3, 4]
     assert missing_checkpoints(tmp_path / "tiny") == [1, 2]
 
@@ -246,7 +246,7 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_model(
 ) -> None:
     """Room for two checkpoints and the model. What will happen is said before the first step."""
     with small_disk(tmp_path / "disk", "1200k") as disk:
-        summary = agent_r1.train(*run, f"run.folder={disk}", "tracking.record_every=0", reward=score_variety)
+        summary = commands.train(*run, f"run.folder={disk}", "tracking.record_every=0", reward=score_variety)
         folder = disk / "tiny"
         assert [step for step, _ in list_checkpoints(folder / "checkpoints")] == [1, 2]
         assert missing_checkpoints(folder) == [3, 4]
@@ -278,7 +278,7 @@ def test_a_model_that_cannot_be_written_is_one_clear_error_on_the_command_line(r
 
 def test_a_run_whose_model_did_not_fit_writes_it_when_started_again(run: list[str], tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "2m") as disk:
-        agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+        commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
         scored: list[int] = []
 
         def score_while_the_disk_fills(task: Any, episode: Any) -> float:
@@ -290,17 +290,17 @@ def test_a_run_whose_model_did_not_fit_writes_it_when_started_again(run: list[st
 
         on_disk = [*run, f"run.folder={disk}", "trainer.save_every=100", "tracking.record_every=0"]
         with pytest.raises(StorageError, match=r"hf cannot .* The last checkpoint is that of step 4: the same command"):
-            agent_r1.train(*on_disk, quiet=True, reward=score_while_the_disk_fills)
+            commands.train(*on_disk, quiet=True, reward=score_while_the_disk_fills)
         assert half_written(disk) == []
         (disk / "other").unlink()
         scored.clear()
-        assert agent_r1.train(*on_disk, quiet=True, reward=score_while_the_disk_fills).steps == 4
+        assert commands.train(*on_disk, quiet=True, reward=score_while_the_disk_fills).steps == 4
         assert len(scored) == 2  # the evaluation: nothing was trained again
         assert same_weights(tmp_path / "whole", disk / "tiny")
 
 
 def test_metrics_that_cannot_be_written_stop_the_run_which_says_what_is_kept(run: list[str], tmp_path: Path) -> None:
-    agent_r1.train(*run, "trainer.steps=2", "data.eval=[]", quiet=True, reward=score_variety)
+    commands.train(*run, "trainer.steps=2", "data.eval=[]", quiet=True, reward=score_variety)
     size = (tmp_path / "tiny" / "metrics.jsonl").stat().st_size
     more = [*run, "data.eval=[]", "trainer.steps=40", "trainer.save_every=1000", "tracking.record_every=0"]
     with (
@@ -310,7 +310,7 @@ def test_metrics_that_cannot_be_written_stop_the_run_which_says_what_is_kept(run
             match=r"metrics\.jsonl cannot be written .* The last checkpoint is that of step 2: the same command",
         ),
     ):
-        agent_r1.train(*more, quiet=True, reward=score_variety)
+        commands.train(*more, quiet=True, reward=score_variety)
 
 
 def test_a_run_that_stops_for_its_metrics_saves_what_it_learned_where_that_has_room(
@@ -325,7 +325,7 @@ def test_a_run_that_stops_for_its_metrics_saves_what_it_learned_where_that_has_r
 
     monkeypatch.setattr(JsonlTracker, "log", full_for_a_moment)
     with pytest.raises(StorageError, match=r"The last checkpoint is that of step 3"):
-        agent_r1.train(*run, "trainer.save_every=100", quiet=True, reward=score_variety)
+        commands.train(*run, "trainer.save_every=100", quiet=True, reward=score_variety)
     assert [step for step, _ in list_checkpoints(tmp_path / "tiny" / "checkpoints")] == [3]
 
 

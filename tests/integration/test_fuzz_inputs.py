@@ -1,6 +1,6 @@
 """Any rows and any configuration are accepted or are one `AgentR1Error`: no other exception, no hang, no code of rows.
 
-`make test` tries some hundreds of cases, `make fuzz` thousands (tests/helpers/fuzzing.py).
+`make test` tries tens of cases of each kind, `make fuzz` thousands (tests/helpers/fuzzing.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config, from_yaml, known_keys, load_config, to_yaml
 from agent_r1.data.demonstrations import load_demonstrations
@@ -22,6 +21,7 @@ from agent_r1.data.tasks import COLUMNS
 from agent_r1.errors import AgentR1Error
 from agent_r1.registry import recipe_folder
 from agent_r1.training import first_observation, prepare_plan
+from tests.helpers.commands import resolve
 from tests.helpers.fuzzing import CASES, fuzz_settings
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from agent_r1.chat.formats import tool_formats
 from agent_r1.tools import ToolResponse, ToolRunner, tool
 from agent_r1.tools.base import BaseTool, ToolContext, ToolResult
-from agent_r1.tools.builtin.mcp import McpToolError, _as_result
+from agent_r1.tools.builtin.mcp.server import McpToolError, as_result
 from agent_r1.tools.builtin.python import PythonTool
 from agent_r1.tools.sandbox.session import SandboxSession
 from agent_r1.types import Task, ToolCall
@@ -282,7 +282,7 @@ class Served(Returning):
     """What an MCP tool does with the answer of its server."""
 
     async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
-        return _as_result(self._returned)
+        return as_result(self._returned)
 
 
 @fuzz_settings(0.1)
@@ -293,4 +293,4 @@ def test_mcp_server_may_answer_anything(answer: Hidden) -> None:
 
 def test_mcp_error_without_words_says_so() -> None:
     with pytest.raises(McpToolError, match="without saying why"):
-        _as_result(SimpleNamespace(content=[], structured_content=None, is_error=True))
+        as_result(SimpleNamespace(content=[], structured_content=None, is_error=True))

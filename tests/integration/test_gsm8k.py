@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import agent_r1
 from agent_r1.checks.rows import answer_episode, gold_result
 from agent_r1.data.tasks import load_tasks
 from agent_r1.engines import ScriptedEngine
@@ -16,6 +15,7 @@ from agent_r1.rewards import last_number, marked_number
 from agent_r1.types import Task
 from recipes.gsm8k import reward_fn
 from recipes.gsm8k.data_preprocess import process_gsm8k as process
+from tests.helpers import commands
 from tests.helpers.recipe_runs import (
     ROOT,
     SAMPLE,
@@ -178,12 +178,12 @@ def test_the_data_script_writes_where_it_is_told(tmp_path: Path) -> None:
 def test_the_recipe_checks_and_trains_from_its_own_warm_start(run: SampleRun) -> None:
     small = ["trainer.steps=2", "rollout.groups_per_step=2", "rollout.group_size=2", "sft.steps=2", "sft.batch_size=4"]
     overrides = [*run.overrides, *small, "eval.max_tasks=2", "eval.every=0", "trainer.micro_batch_tokens=2048"]
-    report = agent_r1.check(str(RECIPE), *overrides, groups=1, members=2, quiet=True)
+    report = commands.check(str(RECIPE), *overrides, groups=1, members=2, quiet=True)
     [gold] = [result for result in report.results if result.title == "gold answers"]
     assert gold.seen == "64 of 64 gold answers (gold_answer) score full marks, 0 wrong ones do"
     # Two steps teach nobody to answer: that all earn the same, and that answers are cut, is all there is to find.
     assert {result.title for result in report.results if result.findings} <= {"rewards", "trial episodes"}
-    summary = agent_r1.train(str(RECIPE), *overrides, quiet=True)
+    summary = commands.train(str(RECIPE), *overrides, quiet=True)
     assert summary.steps == 2
     runs = Path(run.plan.config.run.folder)
     assert (runs / "gsm8k_warm_start" / "hf" / "model.safetensors").is_file()

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import agent_r1
 from agent_r1.checks.rows import answer_episode, gold_result
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import ToolEnv
@@ -23,6 +22,8 @@ from agent_r1.types import Episode, StopReason, Task, ToolCall
 from recipes.gsm8k.data_preprocess import process_gsm8k as gsm8k
 from recipes.gsm8k_tool import reward_fn, tools
 from recipes.gsm8k_tool.data_preprocess import process_gsm8k_tool as process
+from tests.helpers import commands
+from tests.helpers.fuzzing import cases
 from tests.helpers.recipe_runs import ROOT, SAMPLE, WHOLE_DATA, SampleRun, demonstrated_turns, play, sample_run, task_of
 
 RECIPE = ROOT / "recipes" / "gsm8k_tool"
@@ -117,7 +118,7 @@ def test_trying_everything_does_not_pay() -> None:
     assert rewards(*["48/"] * tools.MAX_PAID_CALLS, "48/2")[-1] == 0.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["48", "24", "2", "72", "12", "3"]), st.sampled_from("+-*/"), st.integers(1, 99)),
@@ -155,7 +156,7 @@ def test_the_checker_says_whether_an_answer_was_calculated() -> None:
     assert outcomes([("check_answer", float("nan"))])[0].status == "error"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(
     gold=st.integers(-200, 200),
     other=st.integers(-200, 200),
@@ -319,12 +320,12 @@ def test_the_whole_of_gsm8k_gives_the_figures_of_the_readme() -> None:
 def test_the_recipe_checks_and_trains_from_its_own_warm_start(run: SampleRun) -> None:
     small = ["trainer.steps=2", "rollout.groups_per_step=2", "rollout.group_size=2", "sft.steps=2", "sft.batch_size=4"]
     overrides = [*run.overrides, *small, "eval.max_tasks=2", "eval.every=0", "trainer.micro_batch_tokens=2048"]
-    report = agent_r1.check(str(RECIPE), *overrides, groups=1, members=2, quiet=True)
+    report = commands.check(str(RECIPE), *overrides, groups=1, members=2, quiet=True)
     # Two steps teach nobody to answer, or to call a tool.
     found = {result.title: result for result in report.results}
     assert {title for title, result in found.items() if result.findings} <= {"rewards", "trial episodes", "tool use"}
     assert found["gold answers"].seen == "64 of 64 gold answers (gold_answer) score full marks, 0 wrong ones do"
     assert found["tools"].seen == "calculate, check_answer"
-    summary = agent_r1.train(str(RECIPE), *overrides, quiet=True)
+    summary = commands.train(str(RECIPE), *overrides, quiet=True)
     assert summary.steps == 2
     assert (Path(run.plan.config.run.folder) / "gsm8k_tool" / "hf" / "model.safetensors").is_file()

@@ -22,8 +22,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-import agent_r1
-from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
 from agent_r1.checks.rows import answer_episode, gold_result
 from agent_r1.data.tasks import load_tasks, read_rows
@@ -39,6 +37,8 @@ from agent_r1.types import SamplingParams, Task, Trajectory
 from recipes.hotpotqa import reward_fn
 from recipes.hotpotqa.demonstrations import Search, can_be_read, is_named, plan_searches, shown_titles
 from tests.conftest import tiny_config
+from tests.helpers import commands
+from tests.helpers.commands import resolve
 from tests.helpers.recipe_runs import ROOT, WHOLE_DATA, demonstrated_turns
 
 RECIPE = ROOT / "recipes" / "hotpotqa"
@@ -458,11 +458,11 @@ def test_it_trains_from_a_warm_start_and_is_evaluated_on_other_collections(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AGENT_R1_DATA", str(linked_sample(tmp_path)))
     small = small_settings(made, tmp_path)
-    summary = agent_r1.train(str(RECIPE), *small, quiet=True)
+    summary = commands.train(str(RECIPE), *small, quiet=True)
     assert summary.steps == 2
     assert (tmp_path / "runs" / "hotpotqa_warm_start" / "hf" / "model.safetensors").is_file()
     cross = ("data.eval=[runs/hotpotqa_data/cross.parquet]", "data.prepare=data_preprocess.process_hotpotqa:make_data")
-    evaluation = agent_r1.evaluate(
+    evaluation = commands.evaluate(
         str(RECIPE), *small, *cross, "eval.max_tasks=4", model="runs/hotpotqa/hf", quiet=True
     )
     assert {"eval/2wiki/greedy", "eval/musique/greedy"} <= set(evaluation.metrics)

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import agent_r1
 from agent_r1.cli import app
 from agent_r1.config import load_config
 from agent_r1.errors import ConfigError
 from agent_r1.scaffold import Kind, write_recipe
+from tests.helpers import commands
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {
@@ -108,7 +108,7 @@ def test_the_data_script_writes_what_the_recipe_reads(tmp_path: Path, kind: Kind
 @pytest.mark.slow
 def test_a_generated_recipe_learns(tmp_path: Path, kind: Kind) -> None:
     write_recipe("shop", kind=kind, into=tmp_path)
-    summary = agent_r1.train(str(tmp_path / "shop"), f"run.folder={tmp_path / 'runs'}", quiet=True)
+    summary = commands.train(str(tmp_path / "shop"), f"run.folder={tmp_path / 'runs'}", quiet=True)
     assert summary.success_before is not None
     assert summary.success_after is not None
     assert summary.success_before <= 0.3
@@ -120,7 +120,7 @@ def test_two_recipes_train_in_one_process(tmp_path: Path) -> None:
     small = ("sft.steps=1", "trainer.steps=1", "rollout.groups_per_step=1", "rollout.group_size=2", "eval.max_tasks=1")
     for name in ("first_shop", "second_shop"):
         write_recipe(name, into=tmp_path)
-        agent_r1.train(str(tmp_path / name), f"run.folder={tmp_path / 'runs'}", *small, quiet=True)
+        commands.train(str(tmp_path / name), f"run.folder={tmp_path / 'runs'}", *small, quiet=True)
     assert (tmp_path / "runs" / "second_shop" / "summary.json").is_file()
 
 

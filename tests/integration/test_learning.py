@@ -9,6 +9,7 @@ import pytest
 
 import agent_r1
 from agent_r1.types import Episode, Task
+from tests.helpers import commands
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides
 
 PRESETS = sorted(path.stem for path in (Path(agent_r1.__file__).parent / "config" / "algorithm").glob("*.yaml"))
@@ -49,7 +50,7 @@ def test_the_reward_of_a_single_step_task_rises(tmp_path: Path, model_folder: Pa
         # A random model always speaks to the limit: learning to stop would be another task.
         "algorithm.overlong_fraction=0",
     )
-    agent_r1.train(*run, quiet=True, reward=likes_even_tokens)
+    commands.train(*run, quiet=True, reward=likes_even_tokens)
     lines = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
     rewards = [line["reward/outcome"] for line in lines]
     assert rewards[0] < 0.7
@@ -59,7 +60,7 @@ def test_the_reward_of_a_single_step_task_rises(tmp_path: Path, model_folder: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_quickstart_learns_to_use_its_tools(tmp_path: Path, preset: str) -> None:
-    summary = agent_r1.train(str(RECIPE), f"run.folder={tmp_path}", f"algorithm={preset}", quiet=True)
+    summary = commands.train(str(RECIPE), f"run.folder={tmp_path}", f"algorithm={preset}", quiet=True)
     assert summary.success_before is not None
     assert summary.success_after is not None
     assert summary.success_before <= 0.5

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import agent_r1
 from agent_r1.errors import ConfigError
+from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 
 BASE = """
@@ -118,7 +118,7 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_engine_of_a_recipe_folder_trains(run: list[str], tmp_path: Path) -> None:
-    summary = agent_r1.train(*run, "engine.arguments.greeting=good day", quiet=True)
+    summary = commands.train(*run, "engine.arguments.greeting=good day", quiet=True)
     assert summary.steps == 2
     assert calls_of() == ["good day", 0, 1, 2, "closed"]
     lines = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
@@ -128,13 +128,13 @@ def test_an_engine_of_a_recipe_folder_trains(run: list[str], tmp_path: Path) -> 
 
 def test_an_engine_of_a_recipe_folder_evaluates(run: list[str], tmp_path: Path) -> None:
     held_out = write_tasks(tmp_path / "held_out.jsonl", count=2)
-    evaluation = agent_r1.evaluate(*run, f"data.eval=[{held_out}]", quiet=True)
+    evaluation = commands.evaluate(*run, f"data.eval=[{held_out}]", quiet=True)
     assert evaluation.metrics["eval/all/rows"] == 2
     assert calls_of() == ["hello", "closed"]
 
 
 def test_an_engine_of_a_recipe_folder_is_checked(run: list[str]) -> None:
-    report = agent_r1.check(*run, groups=1, members=2, quiet=True)
+    report = commands.check(*run, groups=1, members=2, quiet=True)
     results = {result.title: result for result in report.results}
     assert results["engine and trainer"].status == "ok"
     assert results["tokens in the loss"].status == "ok"
@@ -153,7 +153,7 @@ def test_an_engine_that_does_not_exist_is_refused_before_a_model_is_loaded(
     run: list[str], overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        agent_r1.train(*run, *overrides, "model.path=nowhere/at/all", quiet=True)
+        commands.train(*run, *overrides, "model.path=nowhere/at/all", quiet=True)
 
 
 def test_importing_engines_does_not_import_torch() -> None:

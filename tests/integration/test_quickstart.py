@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
 from agent_r1.data.demonstrations import tokenise_conversation
 from agent_r1.engines import ScriptedEngine
@@ -20,6 +19,7 @@ from agent_r1.tools.builtin.calculator import evaluate
 from agent_r1.types import SamplingParams, Task, TokenIds, Trajectory
 from recipes.quickstart.reward_fn import score
 from recipes.quickstart.shop import Basket, demonstration, draw_basket, task_row
+from tests.helpers.commands import resolve
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart"
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
-import agent_r1
 from agent_r1.cli import app
 from agent_r1.config import Config, config_differences
 from agent_r1.errors import AgentR1Error, CheckpointError, DataError
@@ -24,6 +23,7 @@ from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.runs.fingerprints import fingerprint, model_fingerprints
 from agent_r1.runs.tracking import read_metrics
 from tests.conftest import tiny_config
+from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.integration.test_runs import same_weights, score_variety
 
@@ -36,7 +36,7 @@ def run(tmp_path: Path, model_folder: Path) -> list[str]:
 
 
 def train(*run: str, **parts: Any) -> Any:
-    return agent_r1.train(*run, reward=score_variety, **parts)
+    return commands.train(*run, reward=score_variety, **parts)
 
 
 def part_of(run: list[str], steps: int = 2) -> None:
@@ -74,7 +74,7 @@ def test_another_configuration_says_what_differs_and_where_the_old_run_goes(
     assert "a checkpoint of step 2 that differs from this one" in told
     assert re.search(r"- optimizer\.learning_rate: \S+ -> 0\.001", told)
     assert "- rollout.group_size: 4 -> 3" in told
-    assert f"It is moved to {tmp_path / 'tiny.1'}, and a new run begins" in told
+    assert f"It is moved to {tmp_path / 'tiny.1'}, and a new run starts" in told
     assert "run.resume=must" in told
     assert [step for step, _ in list_checkpoints(tmp_path / "tiny.1" / "checkpoints")] == [1, 2]
 
@@ -170,11 +170,11 @@ def test_a_changed_model_makes_another_warm_start(own_model: list[str], tmp_path
     row = {"messages": [{"role": "user", "content": "2 egg?"}, {"role": "assistant", "content": "6"}]}
     (tmp_path / "demonstrations.jsonl").write_text(json.dumps(row) + "\n")
     warm = [f"sft.folder={tmp_path}/warm", f"sft.data=[{tmp_path}/demonstrations.jsonl]", "sft.steps=1"]
-    agent_r1.sft(*own_model, *warm, quiet=True)
-    agent_r1.sft(*own_model, *warm, quiet=True)
+    commands.sft(*own_model, *warm, quiet=True)
+    commands.sft(*own_model, *warm, quiet=True)
     assert not (tmp_path / "warm.1").exists()
     other_weights(tmp_path, tmp_path / "model")
-    agent_r1.sft(*own_model, *warm, quiet=True)
+    commands.sft(*own_model, *warm, quiet=True)
     assert (tmp_path / "warm.1").is_dir()
 
 

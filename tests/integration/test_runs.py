@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-import agent_r1
 from agent_r1.cli import app
 from agent_r1.config import from_yaml
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, RolloutsFailingError, UnknownNameError
 from agent_r1.runs import read_trajectories
+from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def test_a_preparation_may_have_an_event_loop_of_its_own(hook: str, tmp_path: Pa
     (tmp_path / "base.yaml").write_text("defaults: [agent_r1, {algorithm: grpo}, _self_]")
     small = ["trainer.steps=1", "rollout.max_tokens=4", "rollout.groups_per_step=1", f"run.folder={tmp_path}"]
     made = [f"data.train=[{tmp_path / 'made.jsonl'}]", f"data.prepare=plays:{hook}"]
-    summary = agent_r1.train(str(tmp_path), *made, *small, model=model_folder, quiet=True)
+    summary = commands.train(str(tmp_path), *made, *small, model=model_folder, quiet=True)
     assert summary.steps == 1
 
 
@@ -84,13 +84,13 @@ def test_a_run_that_fails_before_its_first_step_closes_its_engine(
     monkeypatch.setattr(LocalEngine, "close", close)
     monkeypatch.setattr("agent_r1.training.components.make_learner", broken)
     with pytest.raises(MemoryError, match="no room"):
-        agent_r1.train(*run, quiet=True)
+        commands.train(*run, quiet=True)
     assert len(closed) == 1
 
 
 def test_a_run_folder_is_complete(run: list[str], tmp_path: Path) -> None:
     held_out = write_tasks(tmp_path / "held_out.jsonl", count=3)
-    summary = agent_r1.train(
+    summary = commands.train(
         *run, f"data.eval=[{held_out}]", "eval.samples=2", "tracking.tensorboard=true", quiet=True, reward=score_variety
     )
     folder = tmp_path / "tiny"
@@ -110,9 +110,9 @@ def test_a_run_folder_is_complete(run: list[str], tmp_path: Path) -> None:
 
 
 def test_training_moves_the_weights_and_the_same_seed_moves_them_the_same_way(run: list[str], tmp_path: Path) -> None:
-    agent_r1.train(*run, quiet=True, reward=score_variety)
-    agent_r1.train(*run, "run.name=again", quiet=True, reward=score_variety)
-    agent_r1.train(*run, "run.name=other", "trainer.seed=1", quiet=True, reward=score_variety)
+    commands.train(*run, quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=again", quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=other", "trainer.seed=1", quiet=True, reward=score_variety)
     assert same_weights(tmp_path / "tiny", tmp_path / "again")
     assert not same_weights(tmp_path / "tiny", tmp_path / "other")
 
@@ -122,9 +122,9 @@ def test_training_moves_the_weights_and_the_same_seed_moves_them_the_same_way(ru
 def test_a_resumed_run_equals_the_uninterrupted_one(run: list[str], tmp_path: Path, preset: str, stop_at: int) -> None:
     """Six tasks and two a step: step 3 is the epoch's boundary."""
     run = [*run, f"algorithm={preset}", "algorithm.minibatches=2", "algorithm.kl.coefficient=0.01"]
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
-    agent_r1.train(*run, f"trainer.steps={stop_at}", quiet=True, reward=score_variety)
-    agent_r1.train(*run, quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    commands.train(*run, f"trainer.steps={stop_at}", quiet=True, reward=score_variety)
+    commands.train(*run, quiet=True, reward=score_variety)
     assert same_weights(tmp_path / "whole", tmp_path / "tiny")
     steps = [json.loads(line)["step"] for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4]
@@ -141,11 +141,11 @@ def test_a_run_that_is_stopped_by_failing_rollouts_goes_on_where_it_stopped(run:
         return score_variety(task, episode)
 
     run = [*run, "trainer.save_every=100", "rollout.retries=0"]
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     with pytest.raises(RolloutsFailingError, match="all 8 rollouts"):
-        agent_r1.train(*run, quiet=True, reward=away_for_a_while)
+        commands.train(*run, quiet=True, reward=away_for_a_while)
     assert [path.name for path in (tmp_path / "tiny" / "checkpoints").iterdir()] == ["step_2"]
-    agent_r1.train(*run, quiet=True, reward=score_variety)
+    commands.train(*run, quiet=True, reward=score_variety)
     assert same_weights(tmp_path / "whole", tmp_path / "tiny")
 
 
@@ -153,14 +153,14 @@ KILLED_RUN = """
 import sys
 import agent_r1
 from tests.integration.test_runs import score_variety
-agent_r1.train(*sys.argv[1:], quiet=True, reward=score_variety)
+agent_r1.train(sys.argv[1], overrides=sys.argv[2:], quiet=True, reward=score_variety)
 """
 
 
 @pytest.mark.whole
 def test_a_run_killed_at_an_arbitrary_moment_goes_on_bit_for_bit(run: list[str], tmp_path: Path) -> None:
     run = [*run, "trainer.steps=12"]
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     command = [sys.executable, "-c", KILLED_RUN, *run]
     folder = tmp_path / "tiny"
     rng = random.Random(time.time_ns())
@@ -190,17 +190,17 @@ def newest_checkpoint(folder: Path) -> int:
 
 
 def test_the_exported_model_evaluates_and_trains_again(run: list[str], tmp_path: Path) -> None:
-    agent_r1.train(*run, quiet=True, reward=score_variety)
+    commands.train(*run, quiet=True, reward=score_variety)
     exported = tmp_path / "tiny" / "hf"
-    evaluation = agent_r1.evaluate(*run, quiet=True, reward=score_variety, model=exported)
+    evaluation = commands.evaluate(*run, quiet=True, reward=score_variety, model=exported)
     assert evaluation.metrics["eval/all/steps"] > 0
-    again = agent_r1.train(*run, "run.name=second", quiet=True, reward=score_variety, model=exported)
+    again = commands.train(*run, "run.name=second", quiet=True, reward=score_variety, model=exported)
     assert again.steps == 4
 
 
 def test_a_finished_run_is_moved_aside_not_lost(run: list[str], tmp_path: Path) -> None:
-    agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
-    agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
+    commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
+    commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
     assert (tmp_path / "tiny.1" / "summary.json").is_file()
     assert (tmp_path / "tiny" / "summary.json").is_file()
 
@@ -209,7 +209,7 @@ def test_sft_lowers_the_loss_and_writes_a_model(run: list[str], tmp_path: Path) 
     demonstrations = tmp_path / "demonstrations.jsonl"
     row = {"messages": [{"role": "user", "content": "What do 2 egg cost?"}, {"role": "assistant", "content": "6"}]}
     demonstrations.write_text(json.dumps(row) + "\n")
-    folder = agent_r1.sft(*run, f"sft.data=[{demonstrations}]", "sft.steps=60", "sft.learning_rate=0.01", quiet=True)
+    folder = commands.sft(*run, f"sft.data=[{demonstrations}]", "sft.steps=60", "sft.learning_rate=0.01", quiet=True)
     losses = [json.loads(line)["loss/sft"] for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
     assert losses[0] > 5.0
     assert losses[-1] < 0.5
@@ -250,7 +250,7 @@ def test_bad_input_is_one_clear_error_and_no_model_is_loaded(
         content = b"not weights" if file.suffix == ".safetensors" else file.read_bytes()
         (broken / file.name).write_bytes(content)
     with pytest.raises(kind) as caught:
-        agent_r1.train(*tiny_overrides(tmp_path, broken), *extra, quiet=True)
+        commands.train(*tiny_overrides(tmp_path, broken), *extra, quiet=True)
     for word in words:
         assert word in str(caught.value)
     assert not (tmp_path / "tiny").exists()
@@ -275,7 +275,7 @@ def test_a_bad_row_is_named(tmp_path: Path, model_folder: Path, line: str, words
         file.truncate()
         file.write(first + line + "\n")
     with pytest.raises(DataError) as caught:
-        agent_r1.train(*run, quiet=True)
+        commands.train(*run, quiet=True)
     for word in words:
         assert word in str(caught.value)
 
@@ -317,13 +317,13 @@ def test_every_verb_has_help_with_an_example() -> None:
 
 def test_something_that_is_not_a_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"base\.yaml"):
-        agent_r1.train(str(tmp_path), quiet=True)
+        commands.train(str(tmp_path), quiet=True)
 
 
 def test_a_run_that_goes_on_keeps_the_configuration_it_goes_on_with(tmp_path: Path, model_folder: Path) -> None:
     overrides = tiny_overrides(tmp_path, model_folder)
     for steps in (1, 2):
-        agent_r1.train(*overrides, f"trainer.steps={steps}", quiet=True)
+        commands.train(*overrides, f"trainer.steps={steps}", quiet=True)
         assert from_yaml((tmp_path / "tiny" / "config.yaml").read_text()).trainer.steps == steps
     assert len((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()) == 2
 
@@ -337,7 +337,7 @@ def test_compiled_layers_learn_what_plain_ones_learn(tmp_path: Path, model_folde
         folder = tmp_path / compiled
         folder.mkdir()
         settings = ["algorithm=ppo", "algorithm.critic.kind=own", "algorithm.kl.coefficient=0.01", "trainer.steps=2"]
-        agent_r1.train(*tiny_overrides(folder, model_folder, *settings, f"trainer.compile={compiled}"), quiet=True)
+        commands.train(*tiny_overrides(folder, model_folder, *settings, f"trainer.compile={compiled}"), quiet=True)
         lines = [json.loads(line) for line in (folder / "tiny" / "metrics.jsonl").read_text().splitlines()]
         norms.append([(line["policy/gradient_norm"], line["critic/gradient_norm"]) for line in lines])
     assert len(norms[0]) == 2

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import agent_r1
 from agent_r1.config import from_yaml, load_config
 from agent_r1.console import RunConsole
 from agent_r1.errors import ConfigError, DataError
 from agent_r1.registry import recipe_folder
 from agent_r1.training.sft import ensure_warm_start
+from tests.helpers import commands
 from tests.helpers.hand_made import token_variety
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides, write_tasks
 
@@ -44,7 +44,7 @@ def weights_of(folder: Path) -> torch.Tensor:
 
 
 def test_a_run_starts_from_the_warm_start_that_it_makes(recipe: list[str], tmp_path: Path, model_folder: Path) -> None:
-    agent_r1.train(*recipe, quiet=True, reward=token_variety)
+    commands.train(*recipe, quiet=True, reward=token_variety)
     warm = weights_of(tmp_path / "warm" / "hf")
     assert (weights_of(model_folder) - warm).abs().max() > 1e-3
     torch.testing.assert_close(weights_of(tmp_path / "tiny" / "hf"), warm, atol=1e-6, rtol=0)
@@ -53,12 +53,12 @@ def test_a_run_starts_from_the_warm_start_that_it_makes(recipe: list[str], tmp_p
 
 
 def test_all_runs_of_a_recipe_share_one_warm_start(recipe: list[str], tmp_path: Path) -> None:
-    made = agent_r1.sft(*recipe, quiet=True)
+    made = commands.sft(*recipe, quiet=True)
     assert made == tmp_path / "warm" / "hf"
     written = (made / "model.safetensors").stat().st_mtime_ns
     others = ["trainer.seed=7", "algorithm=ppo", "optimizer.weight_decay=0.1", "run.name=other"]
-    agent_r1.train(*recipe, *others, quiet=True, reward=token_variety)
-    assert agent_r1.sft(*recipe, quiet=True) == made
+    commands.train(*recipe, *others, quiet=True, reward=token_variety)
+    assert commands.sft(*recipe, quiet=True) == made
     assert (made / "model.safetensors").stat().st_mtime_ns == written
 
 
@@ -66,9 +66,9 @@ def test_all_runs_of_a_recipe_share_one_warm_start(recipe: list[str], tmp_path: 
 def test_a_warm_start_made_otherwise_is_moved_aside_and_made_anew(
     recipe: list[str], tmp_path: Path, change: str
 ) -> None:
-    made = agent_r1.sft(*recipe, quiet=True)
+    made = commands.sft(*recipe, quiet=True)
     written = (made / "model.safetensors").stat().st_mtime_ns
-    assert agent_r1.sft(*recipe, change, quiet=True) == made
+    assert commands.sft(*recipe, change, quiet=True) == made
     assert (tmp_path / "warm.1" / "hf" / "model.safetensors").stat().st_mtime_ns == written
     assert (made / "model.safetensors").stat().st_mtime_ns != written
 
@@ -76,21 +76,21 @@ def test_a_warm_start_made_otherwise_is_moved_aside_and_made_anew(
 def test_a_warm_start_that_was_interrupted_is_made_anew(recipe: list[str], tmp_path: Path) -> None:
     (tmp_path / "warm").mkdir()
     (tmp_path / "warm" / "metrics.jsonl").write_text('{"step": 1, "loss/sft": 3.0}\n')
-    made = agent_r1.sft(*recipe, quiet=True)
+    made = commands.sft(*recipe, quiet=True)
     assert (made / "model.safetensors").is_file()
 
 
 def test_a_model_that_is_given_is_evaluated_as_it_is(recipe: list[str], tmp_path: Path, model_folder: Path) -> None:
-    agent_r1.evaluate(*recipe, model=model_folder, quiet=True)
+    commands.evaluate(*recipe, model=model_folder, quiet=True)
     assert not (tmp_path / "warm").exists()
-    agent_r1.evaluate(*recipe, quiet=True)
+    commands.evaluate(*recipe, quiet=True)
     assert (tmp_path / "warm" / "hf").is_dir()
 
 
 def test_demonstrations_that_are_missing_are_named(recipe: list[str], tmp_path: Path) -> None:
     (tmp_path / "demonstrations.jsonl").unlink()
     with pytest.raises(DataError, match=r"there is no data file .*demonstrations\.jsonl"):
-        agent_r1.train(*recipe, "data.prepare=null", quiet=True)
+        commands.train(*recipe, "data.prepare=null", quiet=True)
 
 
 def test_demonstrations_that_are_missing_are_prepared_as_the_rows_are(
@@ -102,15 +102,15 @@ def test_demonstrations_that_are_missing_are_prepared_as_the_rows_are(
     (tmp_path / "demonstrations_of_a_test.py").write_text(
         f"from pathlib import Path\n\n\ndef make(config):\n    Path(config.sft.data[0]).write_text({written!r})\n"
     )
-    agent_r1.sft(*recipe, "data.prepare=demonstrations_of_a_test:make", quiet=True)
+    commands.sft(*recipe, "data.prepare=demonstrations_of_a_test:make", quiet=True)
     assert (tmp_path / "warm" / "hf").is_dir()
 
 
 def test_a_check_without_trials_warm_starts_nothing(recipe: list[str], tmp_path: Path) -> None:
-    report = agent_r1.check(*recipe, trials=False, quiet=True)
+    report = commands.check(*recipe, trials=False, quiet=True)
     assert not report.problems
     assert not (tmp_path / "warm").exists()
-    agent_r1.check(*recipe, groups=1, members=1, quiet=True)
+    commands.check(*recipe, groups=1, members=1, quiet=True)
     assert (tmp_path / "warm" / "hf").is_dir()
 
 
@@ -123,7 +123,7 @@ def test_the_model_path_of_an_evaluation_is_evaluated_as_it_is(tmp_path: Path, m
         f"sft: {{folder: {tmp_path}/warm, data: [{tasks}]}}\n"
         "rollout: {max_tokens: 8}\n"
     )
-    agent_r1.evaluate(str(tmp_path), f"model.path={model_folder}", "eval.max_tasks=1", quiet=True)
+    commands.evaluate(str(tmp_path), f"model.path={model_folder}", "eval.max_tasks=1", quiet=True)
     assert not (tmp_path / "warm").exists()
 
 
@@ -138,21 +138,21 @@ def test_runs_that_start_together_make_one_warm_start(recipe: list[str], tmp_pat
 
 
 def test_other_demonstrations_in_the_same_file_make_another_warm_start(recipe: list[str], tmp_path: Path) -> None:
-    agent_r1.sft(*recipe, quiet=True)
+    commands.sft(*recipe, quiet=True)
     file = tmp_path / "demonstrations.jsonl"
     file.write_text(file.read_text().replace("2 egg", "3 egg"))
-    agent_r1.sft(*recipe, quiet=True)
+    commands.sft(*recipe, quiet=True)
     assert (tmp_path / "warm.1").is_dir()
 
 
 def test_a_warm_start_does_not_write_into_a_run(recipe: list[str], tmp_path: Path) -> None:
-    agent_r1.train(*recipe, "trainer.steps=2", "sft.folder=null", quiet=True, reward=token_variety)
+    commands.train(*recipe, "trainer.steps=2", "sft.folder=null", quiet=True, reward=token_variety)
     (tmp_path / "tiny" / "summary.json").unlink()  # as if it had been killed
-    agent_r1.sft(*recipe, "trainer.steps=2", "sft.folder=null", quiet=True)
+    commands.sft(*recipe, "trainer.steps=2", "sft.folder=null", quiet=True)
     assert (tmp_path / "tiny.1" / "checkpoints").is_dir()
     assert not (tmp_path / "tiny" / "checkpoints").exists()
 
 
 def test_a_warm_start_without_demonstrations_is_refused_before_anything_is_made(recipe: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"sft\.folder is set and sft\.data is empty"):
-        agent_r1.train(*recipe, "sft.data=[]", quiet=True)
+        commands.train(*recipe, "sft.data=[]", quiet=True)

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-import agent_r1
 from agent_r1.interrupts import RunInterrupted
 from agent_r1.learner import imitation
 from agent_r1.learner import learner as learner_module
 from agent_r1.learner.learner import TorchLearner
 from agent_r1.runs.checkpoints import list_checkpoints
+from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 from tests.integration.test_runs import ROOT, same_weights, score_variety
 
@@ -100,15 +100,15 @@ def raise_error() -> None:
 def test_a_signal_during_rollouts_saves_the_last_finished_step_and_the_run_resumes_bit_for_bit(
     run: list[str], tmp_path: Path, number: int, exit_code: int
 ) -> None:
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     with pytest.raises(RunInterrupted, match=r"step 2: the same command resumes from there") as caught:
-        agent_r1.train(*run, quiet=True, reward=Sends(number, at=2 * 8 + 3))
+        commands.train(*run, quiet=True, reward=Sends(number, at=2 * 8 + 3))
     assert caught.value.exit_code == exit_code
     assert saved_steps(tmp_path / "tiny") == [2]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     # The reward is registered under another name: the one difference, so the second part must be told to resume.
-    agent_r1.train(*run, "run.resume=must", quiet=True, reward=score_variety)
+    commands.train(*run, "run.resume=must", quiet=True, reward=score_variety)
     assert same_weights(tmp_path / "whole", tmp_path / "tiny")
     assert [line["step"] for line in logged_lines(tmp_path / "tiny")] == [1, 2, 3, 4]
 
@@ -117,16 +117,16 @@ def test_a_signal_during_an_update_lets_the_step_finish_and_saves_it(
     run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = [*run, "algorithm.minibatches=2"]
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     # Two updates a step: the fourth is the second one of the second step.
     stepping = calling(learner_module.guarded_step, 4, lambda: send(signal.SIGTERM))
     monkeypatch.setattr(learner_module, "guarded_step", stepping)
     with pytest.raises(RunInterrupted, match="Interrupted by SIGTERM"):
-        agent_r1.train(*run, quiet=True, reward=score_variety)
+        commands.train(*run, quiet=True, reward=score_variety)
     monkeypatch.undo()
     assert saved_steps(tmp_path / "tiny") == [2]
     assert [line["step"] for line in logged_lines(tmp_path / "tiny")] == [1, 2]
-    agent_r1.train(*run, quiet=True, reward=score_variety)
+    commands.train(*run, quiet=True, reward=score_variety)
     assert same_weights(tmp_path / "whole", tmp_path / "tiny")
 
 
@@ -134,23 +134,26 @@ def test_a_signal_before_the_first_step_is_finished_says_that_there_is_no_checkp
     run: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(RunInterrupted, match="There is no checkpoint: the same command starts over"):
-        agent_r1.train(*run, quiet=True, reward=Sends(signal.SIGTERM, at=3))
+        commands.train(*run, quiet=True, reward=Sends(signal.SIGTERM, at=3))
     assert saved_steps(tmp_path / "tiny") == []
 
 
 def test_a_run_that_never_resumes_is_told_how_to(run: list[str]) -> None:
     with pytest.raises(RunInterrupted, match=r"the same command with run\.resume=auto resumes"):
-        agent_r1.train(*run, "run.resume=never", quiet=True, reward=Sends(signal.SIGTERM, at=8 + 3))
+        commands.train(*run, "run.resume=never", quiet=True, reward=Sends(signal.SIGTERM, at=8 + 3))
 
 
-def test_a_second_signal_ends_the_run_at_once(run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def twice() -> None:
+def test_a_second_signal_ends_the_run_after_the_update_and_saves_nothing(
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice() -> None:  # from the learner's thread; two at once would be one
         send(signal.SIGINT)
+        time.sleep(0.2)
         send(signal.SIGINT)
 
     monkeypatch.setattr(TorchLearner, "learn_sync", calling(TorchLearner.learn_sync, 2, twice))
     with pytest.raises(KeyboardInterrupt) as caught:
-        agent_r1.train(*run, quiet=True, reward=score_variety)
+        commands.train(*run, quiet=True, reward=score_variety)
     assert not isinstance(caught.value, RunInterrupted)
     assert saved_steps(tmp_path / "tiny") == []
     assert not list(tmp_path.glob(".*.lock"))
@@ -158,11 +161,11 @@ def test_a_second_signal_ends_the_run_at_once(run: list[str], tmp_path: Path, mo
 
 def test_a_signal_with_groups_in_flight_loses_none_of_them(run: list[str], tmp_path: Path) -> None:
     with pytest.raises(RunInterrupted):
-        agent_r1.train(
+        commands.train(
             *run, "rollout.max_staleness=1", "trainer.steps=6", quiet=True, reward=Sends(signal.SIGTERM, at=3 * 8)
         )
     [step] = saved_steps(tmp_path / "tiny")
-    summary = agent_r1.train(
+    summary = commands.train(
         *run, "rollout.max_staleness=1", "trainer.steps=6", "run.resume=must", quiet=True, reward=score_variety
     )
     assert 0 < step < summary.steps == 6
@@ -187,7 +190,7 @@ def test_a_signal_ends_the_processes_that_the_run_has_started(run: list[str], tm
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(RunInterrupted):
-        agent_r1.train(*run, "trainer.steps=500", "reward.timeout=60", quiet=True, reward=score_variety)
+        commands.train(*run, "trainer.steps=500", "reward.timeout=60", quiet=True, reward=score_variety)
     thread.join()
     assert started
     assert children() <= before
@@ -202,7 +205,7 @@ def test_a_signal_during_the_preparation_says_that_nothing_was_saved(
     )
     missing = [f"model.path={tmp_path}/made", "model.prepare=slow_preparation:make"]
     with pytest.raises(RunInterrupted, match=r"Interrupted by SIGTERM\. Nothing was saved"):
-        agent_r1.train(*run, *missing, quiet=True)
+        commands.train(*run, *missing, quiet=True)
     assert not list(tmp_path.glob(".*.lock"))
 
 
@@ -214,13 +217,13 @@ def test_a_signal_during_a_warm_start_says_that_it_starts_over(
     stepping = calling(imitation.guarded_step, 3, lambda: send(signal.SIGHUP))
     monkeypatch.setattr(imitation, "guarded_step", stepping)
     with pytest.raises(RunInterrupted, match="A warm start has no checkpoints"):
-        agent_r1.sft(*run, f"sft.data=[{tmp_path}/demonstrations.jsonl]", quiet=True)
+        commands.sft(*run, f"sft.data=[{tmp_path}/demonstrations.jsonl]", quiet=True)
     assert not list(tmp_path.glob(".*.lock"))
 
 
 def test_a_signal_during_an_evaluation_command_ends_it(run: list[str]) -> None:
     with pytest.raises(RunInterrupted, match="An evaluation saves nothing"):
-        agent_r1.evaluate(*run, quiet=True, reward=Sends(signal.SIGTERM, at=2))
+        commands.evaluate(*run, quiet=True, reward=Sends(signal.SIGTERM, at=2))
 
 
 def test_handlers_of_others_and_ignored_signals_stay(run: list[str]) -> None:
@@ -228,7 +231,7 @@ def test_handlers_of_others_and_ignored_signals_stay(run: list[str]) -> None:
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=Sends(signal.SIGTERM, at=3))
+        commands.train(*run, "trainer.steps=1", quiet=True, reward=Sends(signal.SIGTERM, at=3))
         send(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -240,7 +243,7 @@ def test_a_run_in_another_thread_needs_no_handlers(run: list[str]) -> None:
     done: list[Any] = []
 
     def train() -> None:
-        done.append(agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=score_variety))
+        done.append(commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety))
 
     thread = threading.Thread(target=train)
     thread.start()
@@ -254,13 +257,13 @@ def test_a_run_in_another_thread_needs_no_handlers(run: list[str]) -> None:
 def test_an_error_leaves_a_checkpoint_of_the_last_finished_step(
     run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     monkeypatch.setattr(TorchLearner, "learn_sync", calling(TorchLearner.learn_sync, 3, raise_error))
     with pytest.raises(ValueError, match="nobody thought of"):
-        agent_r1.train(*run, quiet=True, reward=score_variety)
+        commands.train(*run, quiet=True, reward=score_variety)
     monkeypatch.undo()
     assert saved_steps(tmp_path / "tiny") == [2]
-    agent_r1.train(*run, quiet=True, reward=score_variety)
+    commands.train(*run, quiet=True, reward=score_variety)
     assert same_weights(tmp_path / "whole", tmp_path / "tiny")
 
 
@@ -269,14 +272,14 @@ def test_an_update_that_fails_before_it_changes_weights_leaves_the_last_finished
     run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     run = [*run, "algorithm=ppo", f"algorithm.critic.kind={kind}", "trainer.steps=3"]
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     update = calling(TorchLearner._update_policy, 3, raise_error)
     monkeypatch.setattr(TorchLearner, "_update_policy", lambda *args: update(*args))
     with pytest.raises(ValueError, match="nobody thought of"):
-        agent_r1.train(*run, quiet=True, reward=score_variety)
+        commands.train(*run, quiet=True, reward=score_variety)
     monkeypatch.undo()
     assert saved_steps(tmp_path / "tiny") == [2]
-    agent_r1.train(*run, quiet=True, reward=score_variety)
+    commands.train(*run, quiet=True, reward=score_variety)
     assert same_weights(tmp_path / "whole", tmp_path / "tiny")
 
 
@@ -284,14 +287,14 @@ def test_weights_that_a_failed_update_has_changed_are_not_saved_as_a_step(
     run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = [*run, "algorithm.minibatches=2", "trainer.save_every=1"]
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     monkeypatch.setattr(learner_module, "guarded_step", calling(learner_module.guarded_step, 4, raise_error))
     with pytest.raises(ValueError, match="nobody thought of"):
-        agent_r1.train(*run, "trainer.save_every=100", reward=score_variety)
+        commands.train(*run, "trainer.save_every=100", reward=score_variety)
     monkeypatch.undo()
     assert "step 1 cannot be saved" in capsys.readouterr().out
     assert saved_steps(tmp_path / "tiny") == []
-    agent_r1.train(*run, quiet=True, reward=score_variety)
+    commands.train(*run, quiet=True, reward=score_variety)
     assert same_weights(tmp_path / "whole", tmp_path / "tiny")
 
 
@@ -313,10 +316,10 @@ def test_an_evaluation_that_a_signal_cut_is_made_by_the_resumed_run(
     tmp_path: Path, model_folder: Path, at: int
 ) -> None:
     run = with_evaluations(tmp_path, model_folder)
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     with pytest.raises(RunInterrupted):
-        agent_r1.train(*run, quiet=True, reward=Sends(signal.SIGTERM, at=at))
-    agent_r1.train(*run, "run.resume=must", quiet=True, reward=score_variety)
+        commands.train(*run, quiet=True, reward=Sends(signal.SIGTERM, at=at))
+    commands.train(*run, "run.resume=must", quiet=True, reward=score_variety)
     lines = logged_lines(tmp_path / "tiny")
     assert [line["step"] for line in lines] == [0, 1, 2, 2, 3, 4, 4]
     assert list(map(without_times, lines)) == list(map(without_times, logged_lines(tmp_path / "whole")))
@@ -324,9 +327,9 @@ def test_an_evaluation_that_a_signal_cut_is_made_by_the_resumed_run(
 
 def test_an_evaluation_that_was_logged_is_logged_once(tmp_path: Path, model_folder: Path) -> None:
     run = with_evaluations(tmp_path, model_folder)
-    agent_r1.train(*run, quiet=True, reward=score_variety)
+    commands.train(*run, quiet=True, reward=score_variety)
     (tmp_path / "tiny" / "summary.json").unlink()  # killed after the last evaluation, before the summary
-    summary = agent_r1.train(*run, quiet=True, reward=score_variety)
+    summary = commands.train(*run, quiet=True, reward=score_variety)
     assert [line["step"] for line in logged_lines(tmp_path / "tiny")] == [0, 1, 2, 2, 3, 4, 4]
     assert summary.steps == 4
 

@@ -23,6 +23,7 @@ PACKAGES: dict[str, str] = {
     "findings": "",
     "metric_names": "",
     "interrupts": "",
+    "event_loop": "interrupts",
     "errors": "types",
     "codec": "types errors",
     "console": "findings metric_names types",
@@ -31,30 +32,30 @@ PACKAGES: dict[str, str] = {
     # What users extend: tools, environments, flows, rewards, formats, estimators.
     "config": "constraints errors paths registry",
     "chat": "errors registry types",
-    "tools": "codec constraints errors files findings registry seeds types",
+    "tools": "codec constraints errors event_loop files findings registry seeds types",
     "rewards": "constraints errors registry types",
-    "envs": "codec constraints errors findings registry tools types version",
+    "envs": "codec constraints errors event_loop findings registry tools types version",
     "data": "chat codec console constraints errors files paths seeds types",
     "algorithms": "config constraints errors registry rewards types",
     # What runs them.
     "models": "chat config errors files paths types",
     "engines": "config errors models registry seeds types",
-    "flows": "chat engines envs errors registry seeds types",
+    "flows": "chat engines envs errors event_loop registry seeds tools types",
     "runs": "codec config errors files metric_names types",
-    "rollout": "chat config data engines envs errors flows metric_names rewards seeds types",
+    "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
     "learner": "algorithms config data errors models rewards seeds types",
     "evaluation": "errors metric_names rollout seeds types",
     "training": (
-        "algorithms chat config console data engines envs errors evaluation files flows interrupts learner "
-        "metric_names models registry rewards rollout runs seeds tools types"
+        "algorithms chat config console data engines envs errors evaluation event_loop files flows interrupts "
+        "learner metric_names models registry rewards rollout runs seeds tools types"
     ),
     # What people call.
     "checks": (
-        "chat config console engines envs errors findings flows interrupts learner rewards rollout seeds tools "
-        "training types"
+        "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
+        "tools training types"
     ),
     "scaffold": "errors",
-    "api": "checks config console data envs errors evaluation registry rewards runs tools training types",
+    "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
         "api checks codec config console data envs errors evaluation files interrupts registry runs scaffold tools "
         "training"

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import agent_r1
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv, ToolEnv, check_env
@@ -27,6 +26,7 @@ from agent_r1.tools import BaseTool, FunctionTool, ToolContext, ToolResponse, tr
 from agent_r1.tools.base import ToolResult
 from agent_r1.tools.check import check_tool
 from agent_r1.types import Action, Episode, Observation, SamplingParams, StepResult, StopReason, Task, Trajectory
+from tests.helpers import commands
 from tests.helpers.tiny_gym import Line
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.integration.test_runs import score_variety
@@ -117,7 +117,7 @@ EXITED: list[int] = []
 def test_a_run_whose_reward_exits_goes_on_and_ends_with_its_model(tmp_path: Path, model_folder: Path) -> None:
     EXITED.clear()
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.steps=1")
-    summary = agent_r1.train(*overrides, quiet=True, reward=exits_once)
+    summary = commands.train(*overrides, quiet=True, reward=exits_once)
     assert summary.steps == 1
     assert EXITED
     assert (tmp_path / "tiny" / "hf" / "model.safetensors").is_file()

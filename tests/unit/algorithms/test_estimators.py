@@ -23,6 +23,7 @@ from agent_r1.algorithms.scan import next_in_segment
 from agent_r1.config import AlgorithmConfig, bind_part
 from agent_r1.errors import ConfigError, UnknownNameError
 from agent_r1.types import Observation
+from tests.helpers.fuzzing import cases
 from tests.helpers.ragged import (
     DEGENERATE,
     PerStep,
@@ -113,7 +114,7 @@ def reference_greedy_baseline(batch: list[Ragged]) -> PerStep:
     return [[None if math.isnan(t.greedy) else sum(t.rewards) - t.greedy] * len(t.rewards) for t in batch]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(batches(with_values=True), discounts, discounts)
 def test_step_gae_agrees_with_the_reference(batch: list[Ragged], gamma: float, lam: float) -> None:
     credit = step_gae(table_of(batch), gamma=gamma, lam=lam)
@@ -124,7 +125,7 @@ def test_step_gae_agrees_with_the_reference(batch: list[Ragged], gamma: float, l
     assert_close(credit.returns_N, targets)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(batches(with_values=True), discounts, discounts)
 def test_token_gae_agrees_with_the_reference(batch: list[Ragged], gamma: float, lam: float) -> None:
     credit = token_gae(table_of(batch), gamma=gamma, lam=lam)
@@ -135,14 +136,14 @@ def test_token_gae_agrees_with_the_reference(batch: list[Ragged], gamma: float, 
     assert_close(credit.returns_N, targets)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(batches(), discounts)
 def test_return_to_go_agrees_with_the_reference(batch: list[Ragged], gamma: float) -> None:
     credit = return_to_go(table_of(batch), gamma=gamma)
     assert_credit(credit, batch, reference_return_to_go(batch, gamma))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(batches(), discounts)
 def test_token_return_agrees_with_the_reference(batch: list[Ragged], gamma: float) -> None:
     credit = token_return(table_of(batch), gamma=gamma)
@@ -150,7 +151,7 @@ def test_token_return_agrees_with_the_reference(batch: list[Ragged], gamma: floa
     assert credit.credited_N.all()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(batches())
 def test_greedy_baseline_agrees_with_the_reference(batch: list[Ragged]) -> None:
     assert_credit(greedy_baseline(table_of(batch)), batch, reference_greedy_baseline(batch))
@@ -443,7 +444,7 @@ def test_steps_are_counted_from_the_start_of_their_trajectory() -> None:
     assert table.step_index_S.tolist() == [0, 1, 2, 0, 0, 1]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(st.lists(trajectories(with_token_rewards=True), min_size=1, max_size=6))
 def test_rewards_per_token_sum_to_the_rewards_of_their_trajectory(batch: list[Ragged]) -> None:
     table = table_of(batch)
@@ -455,7 +456,7 @@ def test_rewards_per_token_sum_to_the_rewards_of_their_trajectory(batch: list[Ra
 # --- scans ---------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(st.lists(st.lists(eighths, min_size=1, max_size=20), max_size=6), discounts)
 def test_reverse_scan_agrees_with_a_loop(segments: list[list[float]], decay: float) -> None:
     expected: list[float] = []

@@ -29,6 +29,7 @@ from agent_r1.algorithms.estimators import (
     step_group,
 )
 from agent_r1.types import Observation
+from tests.helpers.fuzzing import cases
 from tests.helpers.ragged import (
     PerStep,
     Ragged,
@@ -139,20 +140,20 @@ def reference_gigpo(batch: list[Ragged], gamma: float, step_weight: float, mean_
     return result
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(batches(), st.booleans())
 def test_group_agrees_with_the_reference(batch: list[Ragged], normalise_std: bool) -> None:
     credit = group(table_of(batch), normalise_std=normalise_std)
     assert_credit(credit, batch, reference_group(batch, normalise_std))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(batches())
 def test_leave_one_out_agrees_with_the_reference(batch: list[Ragged]) -> None:
     assert_credit(leave_one_out(table_of(batch)), batch, reference_leave_one_out(batch))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(batches())
 def test_group_whitened_agrees_with_the_reference(batch: list[Ragged]) -> None:
     credit = group_whitened(table_of(batch))
@@ -161,13 +162,13 @@ def test_group_whitened_agrees_with_the_reference(batch: list[Ragged]) -> None:
     assert_close(credit.advantages_N, [number or 0.0 for number in expected], 1e-6)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(batches(), discounts)
 def test_step_group_agrees_with_the_reference(batch: list[Ragged], gamma: float) -> None:
     assert_credit(step_group(table_of(batch), gamma=gamma), batch, reference_step_group(batch, gamma))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(batches(), discounts, st.sampled_from([0.0, 0.5, 2.0]), st.booleans())
 def test_gigpo_agrees_with_the_reference(
     batch: list[Ragged], gamma: float, step_weight: float, mean_norm: bool
@@ -177,7 +178,7 @@ def test_gigpo_agrees_with_the_reference(
     assert_credit(credit, batch, reference_gigpo(batch, gamma, step_weight, mean_norm), 1e-6)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=cases(20))
 @given(batches(), st.randoms(use_true_random=False))
 @pytest.mark.parametrize("name", [name for name in COMPARING if name != "group_whitened"])
 def test_a_group_has_the_same_credit_whatever_stands_around_it(
@@ -548,7 +549,7 @@ def test_statistics_count_each_trajectory_once() -> None:
     assert_credit(group_whitened(table), batch, [[4.3643578], [-0.2182179] * 5], 1e-6)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=cases(20))
 @given(batches(), st.integers(1, 4))
 def test_more_steps_that_earn_nothing_change_no_trajectorys_advantage(batch: list[Ragged], more: int) -> None:
     longer = [replace(batch[0], rewards=batch[0].rewards + [0.0] * more, lengths=batch[0].lengths + [0] * more)]

@@ -26,6 +26,7 @@ from agent_r1.algorithms import (
 from agent_r1.algorithms.losses import cispo, clip, negative_log_likelihood, reinforce, step_log_ratio
 from agent_r1.config import bind_part
 from agent_r1.errors import ConfigError, UnknownNameError
+from tests.helpers.fuzzing import cases
 
 
 def inputs_of(ratios: list[float], advantages: list[float], steps: list[int] | None = None) -> LossInputs:
@@ -188,7 +189,7 @@ def test_the_step_ratio_is_clipped_per_step_not_per_token() -> None:
     assert clip(inputs, ratio="step").metrics_N["clip_fraction"].tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(
     st.lists(st.floats(-2.0, 2.0), min_size=1, max_size=6),
     st.sampled_from([-2.0, -1.0, 0.0, 0.5, 3.0]),
@@ -331,7 +332,7 @@ def ragged_tokens(draw: st.DrawFn) -> list[Token]:
 
 
 @pytest.mark.parametrize("part", LOSSES, ids=str)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(tokens=ragged_tokens())
 def test_losses_and_their_gradients_agree_with_the_formulas_token_by_token(
     part: dict[str, Any], tokens: list[Token]
@@ -650,7 +651,7 @@ def reference_weights(name: str, credited: list[bool], steps: list[int], members
     return weights
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=cases(40))
 @given(layouts(), st.sampled_from([*MEANS, "trajectory-mean-token-sum"]))
 def test_weights_agree_with_counting(layout: tuple[list[list[int]], list[bool]], name: str) -> None:
     trajectories, credited = layout
@@ -659,7 +660,7 @@ def test_weights_agree_with_counting(layout: tuple[list[list[int]], list[bool]],
     assert found.tolist() == pytest.approx(reference_weights(name, credited, step_N.tolist(), trajectory_N.tolist()))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=cases(40))
 @given(layouts(), st.sampled_from(MEANS))
 def test_weights_of_a_mean_sum_to_one_and_spare_tokens_without_credit(
     layout: tuple[list[list[int]], list[bool]], name: str
@@ -673,7 +674,7 @@ def test_weights_of_a_mean_sum_to_one_and_spare_tokens_without_credit(
     assert (weights_N[credited_N] > 0).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=cases(40))
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=6), min_size=1, max_size=6))
 def test_trajectory_mean_weighs_every_trajectory_the_same_however_many_steps_it_has(
     trajectories: list[list[int]],
@@ -714,7 +715,7 @@ def test_token_sum_norm_refuses_a_divisor_that_is_not_above_zero(divisor: float)
         sum_norm([True] * 4, divisor=divisor)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(layouts(), st.floats(0.1, 1000.0))
 def test_token_sum_norm_weighs_a_token_the_same_however_long_its_answer(
     layout: tuple[list[list[int]], list[bool]], divisor: float

@@ -15,6 +15,7 @@ from agent_r1.algorithms import LossInputs, corrections, engine_divergence
 from agent_r1.algorithms.losses import reinforce
 from agent_r1.config import bind_part
 from agent_r1.errors import ConfigError, UnknownNameError
+from tests.helpers.fuzzing import cases
 
 NAMES = ["none", "token", "sequence", "mask"]
 
@@ -123,7 +124,7 @@ def reference_weights(name: str, steps: Pairs, cap: float = 2.0, low: float = 0.
         ("mask", {"low": 0.9, "high": 1.2}),
     ],
 )
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(steps=ragged_pairs())
 def test_weights_agree_with_the_formulas_token_by_token(name: str, arguments: dict[str, float], steps: Pairs) -> None:
     found = corrections.get(name)(*flat(steps), **arguments)
@@ -131,7 +132,7 @@ def test_weights_agree_with_the_formulas_token_by_token(name: str, arguments: di
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(steps=ragged_pairs())
 def test_weights_are_never_negative_and_never_above_the_cap(name: str, steps: Pairs) -> None:
     weights = corrections.get(name)(*flat(steps)).tolist()
@@ -198,7 +199,7 @@ def test_engine_divergence_averages_to_the_divergence_of_the_trainer_from_the_en
     assert float((rollout * engine_divergence(old.log(), rollout.log())).sum()) == pytest.approx(exact)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(st.lists(st.tuples(st.floats(-30.0, 0.0, width=32), st.floats(-30.0, 0.0, width=32)), max_size=8))
 def test_engine_divergence_is_never_negative_and_zero_where_they_agree(pairs: list[tuple[float, float]]) -> None:
     old_N, rollout_N = torch.tensor([old for old, _ in pairs]), torch.tensor([rollout for _, rollout in pairs])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agent_r1.algorithms.ridge import FIRST_RIDGE, NUM_FOLDS, RIDGES, Moments, RidgeValues, solve
+from tests.helpers.fuzzing import cases
 
 CPU = torch.device("cpu")
 
@@ -85,7 +86,7 @@ def test_values_are_those_of_least_squares_on_earlier_batches_and_the_other_fold
         assert ridge.errors.tolist() == pytest.approx(errors, rel=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=cases(25), deadline=None)
 @given(seed=st.integers(0, 10_000), unit=st.integers(0, 10), change=st.floats(-5, 5))
 def test_no_value_is_touched_by_a_return_of_its_own_unit(seed: int, unit: int, change: float) -> None:
     """Not through the fit, nor through the choice of the ridge, nor through the bounds."""

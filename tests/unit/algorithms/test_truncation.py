@@ -7,8 +7,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from agent_r1.algorithms.algorithm import bind_algorithm
-from agent_r1.config import AlgorithmConfig, load_config, presets
-from agent_r1.config.schema import CriticConfig
+from agent_r1.config import AlgorithmConfig, CriticConfig, load_config, presets
 from agent_r1.errors import ConfigError
 from agent_r1.learner.critics import make_critic
 from agent_r1.learner.experience import CriticView, gather_experience

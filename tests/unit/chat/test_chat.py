@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent_r1.chat import ChatRenderer, HermesFormat, Prompt
 from agent_r1.errors import ConfigError, UnknownNameError
 from agent_r1.types import Action, Message, Observation, TokenIds
+from tests.helpers.fuzzing import cases
 
 QUESTION: Message = {"role": "user", "content": "What do 3 apple cost?"}
 TOOL: Message = {
@@ -188,7 +189,7 @@ def test_sampled_ids_that_are_not_canonical_survive_the_bridge(renderer: ChatRen
     assert action.as_message() == {"role": "assistant", "content": "price"}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(data=st.data())
 def test_any_sampled_ids_survive_the_bridge(renderer: ChatRenderer, tokenizer: Any, data: st.DataObject) -> None:
     sampled = tuple(data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=12)))
@@ -468,7 +469,7 @@ BITS_OF_CALLS = st.sampled_from(
 TEXTS = st.text(alphabet="ab01 \n\t\"'\\{}[]<>/:,.-é漢😀\x00\x7f\u2028", max_size=8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(text=st.lists(BITS_OF_CALLS | TEXTS, max_size=12).map("".join), truncated=st.booleans())
 def test_nothing_a_model_writes_raises(text: str, truncated: bool) -> None:
     parsed = HermesFormat().parse(text, truncated=truncated)
@@ -480,7 +481,7 @@ NAMES = TEXTS.filter(bool)
 ARGUMENTS = st.dictionaries(TEXTS, st.integers() | st.booleans() | TEXTS, max_size=3)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(calls=st.lists(st.tuples(NAMES, ARGUMENTS), max_size=4))
 def test_well_formed_calls_are_read_back(calls: list[tuple[str, dict[str, Any]]]) -> None:
     bodies = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]

@@ -32,6 +32,7 @@ from agent_r1.rewards.outcome import no_outcome_reward
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.tools import tool
 from agent_r1.types import Action, Message, Observation, SamplingParams, Task, TokenIds, ToolCall
+from tests.helpers.fuzzing import cases
 from tests.unit.chat.test_bridge import NUMBERED
 from tests.unit.chat.test_chat import (
     CHATML,
@@ -164,7 +165,7 @@ def test_no_part_of_a_conversation_becomes_control_tokens(rich: Any, name: str) 
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=cases(15), deadline=None)
 @given(text=HOSTILE, role=st.sampled_from(["user", "tool"]))
 def test_any_text_gives_the_control_tokens_of_harmless_text(rich: Any, name: str, text: str, role: str) -> None:
     renderer = renderer_of(rich, TEMPLATES[name])
@@ -189,7 +190,7 @@ def test_any_text_gives_the_control_tokens_of_harmless_text(rich: Any, name: str
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=cases(15), deadline=None)
 @given(text=st.text(alphabet="ab <|>/[]{}\"'\\:,.\n\té漢😀", max_size=30))
 def test_harmless_text_has_the_ids_that_the_template_gives(rich: Any, name: str, text: str) -> None:
     renderer = renderer_of(rich, TEMPLATES[name])
@@ -199,7 +200,7 @@ def test_harmless_text_has_the_ids_that_the_template_gives(rich: Any, name: str,
     assert ids == tuple(rich.encode(written, add_special_tokens=False))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(text=HOSTILE)
 def test_pieces_hold_no_token_and_give_the_text_back(rich: Any, text: str) -> None:
     control = ControlTokens(rich)
@@ -567,7 +568,7 @@ def test_added_tokens_that_are_ordinary_text_stay_as_they_were(tokenizer: Any) -
     assert all(counts(renderer, ids)[one] == 1 for one in added)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(
     tokens=st.lists(st.text(alphabet="<|ab>", min_size=2, max_size=5), min_size=1, max_size=8),
     text=st.text(alphabet="<|ab>", max_size=20),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from agent_r1.chat import ChatRenderer
 from agent_r1.chat.chatml import CHATML_WITH_TOOLS
 from agent_r1.types import Observation
+from tests.helpers.fuzzing import cases
 from tests.unit.chat.test_bridge import NUMBERED, Counted
 from tests.unit.chat.test_chat import CALL_TEXT, CHATML, FORGETFUL_AFTER_A_QUESTION, TOOL, said
 
@@ -78,7 +79,7 @@ def play(renderer: ChatRenderer, question: str, turns: list[list[str]]) -> list[
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=cases(25), deadline=None)
 @given(episodes=EPISODES)
 def test_prompts_are_those_of_a_template_that_is_always_asked(
     tokenizer: Any, template: str, episodes: list[tuple[str, list[list[str]]]]

@@ -17,6 +17,7 @@ from agent_r1.chat.formats.base import end_of_turn_of
 from agent_r1.chat.formats.near_json import read_json, read_whole_json
 from agent_r1.errors import ConfigError
 from agent_r1.types import ToolCall
+from tests.helpers.fuzzing import cases
 
 FORMATS = ("harmony", "hermes", "llama3", "mistral", "qwen3_coder", "react", "retool")
 CUT = "it was cut by the length limit"
@@ -473,14 +474,14 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=cases(150))
 @given(value=JSON, pretty=st.booleans())
 def test_valid_json_is_read_as_it_is(value: Any, pretty: bool) -> None:
     text = json.dumps(value, indent=2 if pretty else None)
     assert read_whole_json(text, 0, len(text)) == (value, len(text), ())
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=cases(150))
 @given(value=JSON)
 def test_python_notation_means_what_python_reads(value: Any) -> None:
     read = read_json(str({"x": value}).replace("\\x", "\\u00"))
@@ -501,7 +502,7 @@ TEXT_ARGUMENTS = st.dictionaries(NAMES, VALUES | st.none() | st.lists(JSON, max_
 CONTENTS = st.text(alphabet="ab 漢.,\n", max_size=10).map(str.strip)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=cases(100))
 @given(data=st.data(), content=CONTENTS)
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "retool"])
 def test_written_calls_are_read_back(name: str, data: st.DataObject, content: str) -> None:
@@ -514,7 +515,7 @@ def test_written_calls_are_read_back(name: str, data: st.DataObject, content: st
     assert end_of_turn is None or end_of_turn(text) is None
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=cases(100))
 @given(codes=st.lists(VALUES, min_size=1, max_size=3), content=CONTENTS)
 @example(codes=["```python\nx\n```"], content="")
 @example(codes=['print("<code>")'], content="Hm.")
@@ -572,14 +573,14 @@ def is_consistent(parsed: ParsedText, text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=cases(150))
 @given(text=st.lists(BITS | TEXTS, max_size=14).map("".join), truncated=st.booleans())
 def test_no_text_raises(name: str, text: str, truncated: bool) -> None:
     assert is_consistent(parse(name, text, truncated=truncated), text)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=cases(150))
 @given(data=st.data())
 def test_no_mutated_call_raises(name: str, data: st.DataObject) -> None:
     text = SEVERAL[name][0]

@@ -13,7 +13,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import agent_r1
 from agent_r1.chat import ChatRenderer
 from agent_r1.checks import Report, Result
 from agent_r1.checks.chat import call_findings, template_findings
@@ -38,6 +37,7 @@ from agent_r1.types import (
     ToolCall,
     Trajectory,
 )
+from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 
 FORGETS = (
@@ -276,7 +276,7 @@ def check(tmp_path: Path, model_folder: Path) -> Callable[..., dict[str, Result]
 
     def checked(*overrides: str, **parts: Any) -> dict[str, Result]:
         options = {"groups": 2, "members": 3, "quiet": True, "reward": variety} | parts
-        report = agent_r1.check(*tiny_overrides(tmp_path, model_folder), *overrides, **options)
+        report = commands.check(*tiny_overrides(tmp_path, model_folder), *overrides, **options)
         return {result.title: result for result in report.results}
 
     return checked

@@ -8,11 +8,21 @@ from typing import Any
 
 import pytest
 
-from agent_r1.algorithms import estimators, policy_losses
-from agent_r1.config import Config, bind_part, from_yaml, known_keys, load_config, to_yaml
-from agent_r1.config import schema as schema_module
+from agent_r1.algorithms import bind_algorithm, estimators, policy_losses
+from agent_r1.config import (
+    Config,
+    algorithm_name,
+    algorithm_schema,
+    bind_part,
+    from_yaml,
+    known_keys,
+    load_config,
+    presets,
+    schema,
+    to_yaml,
+)
 from agent_r1.errors import AgentR1Error, ConfigError, UnknownNameError
-from agent_r1.registry import Registry
+from agent_r1.registry import Part, Registry
 
 QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart"
 MODEL = "model.path=somewhere"
@@ -31,14 +41,10 @@ def recipe(folder: Path, body: str, algorithm: str = "grpo") -> Path:
 def test_the_package_default_is_grpo() -> None:
     config = load_config(None, [MODEL])
     assert config.model.path == "somewhere"
-    assert config.algorithm.estimator == {"name": "group", "normalise_std": True}
-    assert config.algorithm.loss == {
-        "name": "clip",
-        "ratio": "token",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "dual_clip": 3.0,
-    }
+    assert config.algorithm.preset == "grpo"
+    assert config.algorithm.estimator == Part("group", {"normalise_std": True, "epsilon": 1e-6})
+    clip = {"ratio": "token", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
+    assert config.algorithm.loss == Part("clip", clip)
     assert not config.algorithm.critic.enabled
     assert config.algorithm.kl.coefficient == 0.0
 
@@ -58,7 +64,8 @@ def test_references_follow_overrides() -> None:
 
 def test_an_algorithm_is_chosen_by_name_and_its_parts_can_be_overridden() -> None:
     config = load_config(QUICKSTART, ["algorithm=ppo", "algorithm.estimator.name=step_gae", "algorithm.epochs=2"])
-    assert config.algorithm.estimator == {"name": "step_gae", "gamma": 1.0, "lam": 1.0, "whitened": True}
+    assert config.algorithm.preset == "ppo"
+    assert config.algorithm.estimator == Part("step_gae", {"gamma": 1.0, "lam": 1.0, "whitened": True})
     assert config.algorithm.critic.enabled
     assert config.algorithm.epochs == 2
 
@@ -73,7 +80,9 @@ def test_a_recipe_may_bring_an_algorithm_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "algorithm").mkdir()
     (tmp_path / "algorithm" / "mine.yaml").write_text("estimator: {name: group}\naggregation: {name: token-mean}\n")
     folder = recipe(tmp_path, "model: {path: here}\n", algorithm="mine")
-    assert load_config(folder).algorithm.aggregation == {"name": "token-mean"}
+    algorithm = load_config(folder).algorithm
+    assert (algorithm.preset, algorithm.aggregation) == ("mine", Part("token-mean"))
+    assert algorithm_name(load_config(folder)) == "mine"
 
 
 def test_arguments_of_open_keys_need_no_plus() -> None:
@@ -87,14 +96,14 @@ def test_arguments_of_open_keys_need_no_plus() -> None:
     ]
     config = load_config(None, [MODEL, *overrides])
     assert config.env == {"name": "tool", "depth": 3, "tools": ["price"]}
-    assert config.algorithm.estimator == {"name": "group", "normalise_std": True, "scale": 0.5}
+    assert config.algorithm.estimator == Part("group", {"normalise_std": True, "epsilon": 1e-6, "scale": 0.5})
     added = {"clip_low": 0.1, "floor": 2, "ceiling": 4}
-    assert {name: config.algorithm.loss[name] for name in added} == added
-    assert config.algorithm.loss["clip_high"] == 0.2
+    assert {name: config.algorithm.loss.arguments[name] for name in added} == added
+    assert config.algorithm.loss.arguments["clip_high"] == 0.2
 
 
 def test_an_argument_of_an_open_key_can_be_dropped() -> None:
-    assert "dual_clip" not in load_config(None, [MODEL, "~algorithm.loss.dual_clip"]).algorithm.loss
+    assert "dual_clip" not in load_config(None, [MODEL, "~algorithm.loss.dual_clip"]).algorithm.loss.arguments
 
 
 def test_loading_twice_leaves_nothing_behind() -> None:
@@ -269,17 +278,53 @@ def test_a_part_with_an_unknown_name_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("overrides", "estimator"),
     [
-        (["algorithm.estimator=group"], {"name": "group"}),
-        (["algorithm.estimator=step_gae", "algorithm.estimator.lam=0.5"], {"name": "step_gae", "lam": 0.5}),
-        (["algorithm.estimator.lam=0.5", "algorithm.estimator=my.module:mine"], {"name": "my.module:mine", "lam": 0.5}),
+        (["algorithm.estimator=group"], Part("group")),
+        (["algorithm.estimator=step_gae", "algorithm.estimator.lam=0.5"], Part("step_gae", {"lam": 0.5})),
+        (["algorithm.estimator.lam=0.5", "algorithm.estimator=my.module:mine"], Part("my.module:mine", {"lam": 0.5})),
     ],
 )
-def test_naming_a_part_drops_the_arguments_of_the_one_it_replaces(
-    overrides: list[str], estimator: dict[str, object]
-) -> None:
+def test_naming_a_part_drops_the_arguments_of_the_one_it_replaces(overrides: list[str], estimator: Part) -> None:
     config = load_config(None, [MODEL, "algorithm=ppo", *overrides])
     assert config.algorithm.estimator == estimator
-    assert config.algorithm.loss["clip_high"] == 0.2
+    assert config.algorithm.loss.arguments["clip_high"] == 0.2
+
+
+def test_a_part_gets_the_defaults_of_its_function() -> None:
+    def line(x: float, *, slope: float = 1.0, name: str | None = None, shape: object = object(), needed: int) -> None:
+        """Takes arguments that a file can hold, one that it cannot, and one without a default."""
+
+    completed = Part("line", {"slope": 3.0, "needed": 2}).with_defaults(line)
+    assert completed == Part("line", {"slope": 3.0, "name": None, "needed": 2})
+
+
+def test_a_bound_algorithm_has_every_argument_and_they_survive_the_saved_file() -> None:
+    config = load_config(None, [MODEL, "algorithm=gigpo", "algorithm.estimator=gigpo"])
+    assert config.algorithm.estimator == Part("gigpo")
+    assert config.algorithm.gamma == 1.0
+    config.algorithm = bind_algorithm(config.algorithm).settings
+    assert config.algorithm.estimator.arguments == {
+        "step_weight": 1.0,
+        "gamma": 0.95,
+        "mean_norm": False,
+        "similarity": None,
+        "epsilon": 1e-6,
+    }
+    assert config.algorithm.gamma == 0.95
+    assert from_yaml(to_yaml(config)) == config
+
+
+@pytest.mark.parametrize("preset", presets("algorithm"))
+def test_a_preset_spells_out_every_argument_of_its_parts(preset: str) -> None:
+    """The run table lists what differs from the preset: an argument it leaves out would look like a change."""
+    algorithm = load_config(None, [MODEL, f"algorithm={preset}"]).algorithm
+    assert bind_algorithm(algorithm).settings == algorithm
+
+
+def test_a_configuration_without_a_preset_names_none(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("defaults: [agent_r1, _self_]\nmodel: {path: here}\n")
+    config = load_config(tmp_path)
+    assert config.algorithm.preset is None
+    assert algorithm_name(config) == "group / clip"
 
 
 def test_arguments_left_over_from_another_part_are_refused() -> None:
@@ -293,8 +338,8 @@ def test_arguments_left_over_from_another_part_are_refused() -> None:
 
 
 def schema_classes() -> list[ast.ClassDef]:
-    tree = ast.parse(Path(schema_module.__file__).read_text())
-    return [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    files = [Path(str(module.__file__)) for module in (schema, algorithm_schema)]
+    return [node for file in files for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
 
 
 def test_every_key_has_a_line_under_it() -> None:
@@ -322,5 +367,6 @@ def test_known_keys_are_the_leaves_of_the_schema() -> None:
     assert "algorithm.kl" not in keys
 
 
-def test_there_are_no_more_than_ninety_keys() -> None:
-    assert len(known_keys()) <= 90
+def test_there_are_no_more_than_ninety_keys_to_set() -> None:
+    """`algorithm.preset` is written by the loader."""
+    assert len({*known_keys()} - {"algorithm.preset"}) <= 90

@@ -90,13 +90,13 @@ def test_broken_end_of_a_file_does_not_hide_the_rows_before(tmp_path: Path) -> N
     for name, packed in (("rows.jsonl.gz", gzip.compress(rows)), ("rows.jsonl.xz", lzma.compress(rows))):
         message = problems_of(tmp_path / name, packed[: len(packed) // 2])
         assert "row 0: 'prompt' must be text" in message
-        assert "not whole" in message
+        assert "is truncated" in message
 
 
 def test_damaged_middle_of_a_packed_file_is_named(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(b'{"prompt": "x"}\n' * 1000))
     packed[12:40] = b"\xff" * 28
-    assert "not whole, or not packed" in problems_of(tmp_path / "rows.jsonl.gz", bytes(packed))
+    assert "is truncated, or not compressed" in problems_of(tmp_path / "rows.jsonl.gz", bytes(packed))
 
 
 def test_several_broken_files_are_reported_together(tmp_path: Path) -> None:

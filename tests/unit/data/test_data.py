@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.chat import ChatRenderer
+from agent_r1.data import TaskSampler, load_tasks, read_rows, write_rows
 from agent_r1.data.demonstrations import load_demonstrations, tokenise_conversation
-from agent_r1.data.tasks import TaskSampler, load_tasks, read_rows, write_rows
 from agent_r1.errors import DataError
 from agent_r1.types import Observation, Task
 from recipes.quickstart.shop import demonstration, draw_basket, task_row
+from tests.helpers.fuzzing import cases
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -160,7 +161,7 @@ def test_all_problems_of_a_file_are_reported_at_once_by_row(tmp_path: Path) -> N
     path = write_lines(
         tmp_path / "bad.jsonl",
         {"prompt": "fine"},
-        {"question": "2+2?", "answer": "4"},
+        {"problem": "2+2?", "answer": "4"},
         '{"prompt": ',
         {"prompt": []},
         {"prompt": [{"role": "user"}]},
@@ -175,7 +176,7 @@ def test_all_problems_of_a_file_are_reported_at_once_by_row(tmp_path: Path) -> N
     problems = [line.removeprefix(f"  - {path}, ") for line in report[1:]]
     assert [problem.partition(":")[0] for problem in problems] == [f"row {number}" for number in range(1, 10)]
     by_row = dict(problem.split(": ", 1) for problem in problems)
-    assert by_row["row 1"] == "the column 'prompt' is missing. Found: answer, question"
+    assert by_row["row 1"] == "the column 'prompt' is missing. Found: answer, problem"
     assert by_row["row 2"].startswith("not JSON (Expecting value at character ")
     assert by_row["row 3"] == "'prompt' must be text or a list of messages, found list"
     assert by_row["row 4"] == "message 0 of 'prompt' needs 'role' and 'content', found {'role': 'user'}"
@@ -289,7 +290,7 @@ def test_other_seed_gives_another_order() -> None:
     assert orders[0] != orders[1]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(
     num_tasks=st.integers(1, 9),
     batch_size=st.integers(1, 12),
@@ -306,7 +307,7 @@ def test_batch_is_a_function_of_the_seed_and_its_number_alone(
         assert wanderer.batch(number) == fresh.batch(number)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(num_tasks=st.integers(1, 9), batch_size=st.integers(1, 12), seed=st.integers(0, 99))
 def test_any_number_of_whole_epochs_shows_each_task_as_often(num_tasks: int, batch_size: int, seed: int) -> None:
     sampler = TaskSampler(tasks_named(num_tasks), batch_size=batch_size, seed=seed)

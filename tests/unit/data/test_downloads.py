@@ -145,7 +145,7 @@ def test_a_row_that_is_none_is_named_by_its_number(tmp_path: Path, line: str, wo
 def test_a_packed_file_that_was_cut_is_an_error(tmp_path: Path, suffix: str) -> None:
     file = write(tmp_path, f"train.jsonl{suffix}")
     file.write_bytes(file.read_bytes()[:-12])
-    with pytest.raises(DataError, match="is not whole"):
+    with pytest.raises(DataError, match="is truncated"):
         list(read_raw([file]))
 
 

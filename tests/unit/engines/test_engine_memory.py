@@ -22,6 +22,7 @@ from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.scheduler import Scheduler
 from agent_r1.errors import EngineError
 from agent_r1.types import Completion, SamplingParams, TokenIds
+from tests.helpers.fuzzing import cases
 
 Prompt = tuple[TokenIds, SamplingParams]
 
@@ -182,7 +183,7 @@ MOVES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 @given(
     moves=MOVES,
     num_blocks=st.integers(9, 30),
@@ -242,7 +243,7 @@ def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
     assert scheduler.pool.num_free == num_blocks
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=cases(12), deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_blocks_never_leak_in_an_engine_whose_requests_are_cancelled(model: LlamaForCausalLM, seed: int) -> None:
     rng = random.Random(seed)

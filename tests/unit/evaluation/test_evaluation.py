@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import agent_r1
 from agent_r1.chat import ChatRenderer
 from agent_r1.cli import app
 from agent_r1.engines import ScriptedEngine
@@ -24,6 +23,7 @@ from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import read_trajectories, write_trajectories
 from agent_r1.tools import FunctionTool
 from agent_r1.types import Completion, Episode, Observation, SamplingParams, Task
+from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.unit.chat.test_chat import QUESTION, TOOL, decode, said
 from tests.unit.chat.test_formats import parse
@@ -273,8 +273,8 @@ def test_a_baseline_runs_without_warm_start_in_react(tmp_path: Path, model_folde
         return 0.0
 
     run = tiny_overrides(tmp_path, model_folder, "eval.max_tasks=1", "rollout.context_length=500")
-    agent_r1.evaluate(*run, f"sft.folder={tmp_path / 'warm'}", baseline="react", quiet=True, reward=note)
-    agent_r1.evaluate(*run, quiet=True, reward=note)
+    commands.evaluate(*run, f"sft.folder={tmp_path / 'warm'}", baseline="react", quiet=True, reward=note)
+    commands.evaluate(*run, quiet=True, reward=note)
     in_react, in_hermes = seen
     assert in_react != in_hermes
     assert not (tmp_path / "warm").exists()
@@ -282,7 +282,7 @@ def test_a_baseline_runs_without_warm_start_in_react(tmp_path: Path, model_folde
 
 def test_an_unknown_baseline_names_what_there_is(tmp_path: Path, model_folder: Path) -> None:
     with pytest.raises(UnknownNameError, match=r"unknown baseline 'reakt'\. Did you mean 'react'"):
-        agent_r1.evaluate(*tiny_overrides(tmp_path, model_folder), baseline="reakt", quiet=True)
+        commands.evaluate(*tiny_overrides(tmp_path, model_folder), baseline="reakt", quiet=True)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

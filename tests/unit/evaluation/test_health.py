@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import agent_r1
 from agent_r1.algorithms import aggregations, corrections, estimators, policy_losses
 from agent_r1.algorithms.algorithm import bind_algorithm
 from agent_r1.config import AlgorithmConfig
@@ -24,6 +23,8 @@ from agent_r1.config.compose import OPEN_KEYS, known_keys
 from agent_r1.evaluation.health import WINDOW, HealthMonitor
 from agent_r1.registry import Registry
 from agent_r1.types import Episode, Task
+from tests.helpers import commands
+from tests.helpers.fuzzing import cases
 from tests.helpers.tiny_runs import tiny_overrides
 
 Steps = list[dict[str, float]]
@@ -303,7 +304,7 @@ METRICS = sorted(stuck()[0])
 REALISTIC = st.floats(min_value=-1e6, max_value=1e6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100), deadline=None)
 @given(
     steps=st.lists(st.dictionaries(st.sampled_from(METRICS), REALISTIC), max_size=12),
     has_tools=st.booleans(),
@@ -313,7 +314,7 @@ def test_no_metrics_make_the_monitor_raise(steps: Steps, has_tools: bool) -> Non
     assert all(re.match(r"step \d+: \w", warning) for warning in warnings)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100), deadline=None)
 @given(
     steps=st.lists(st.dictionaries(st.sampled_from(METRICS), REALISTIC), max_size=12),
     cut=st.integers(0, 12),
@@ -420,7 +421,7 @@ def always_half(task: Task, episode: Episode) -> float:
 def test_a_run_with_a_constant_reward_is_told_that_nothing_is_learned(
     tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    summary = agent_r1.train(*tiny_overrides(tmp_path, model_folder, "trainer.steps=4"), reward=always_half)
+    summary = commands.train(*tiny_overrides(tmp_path, model_folder, "trainer.steps=4"), reward=always_half)
     written = json.loads((tmp_path / "tiny" / "summary.json").read_text())
     assert written["warnings"] == summary.warnings
     (warning,) = [line for line in summary.warnings if "spread" in line]
@@ -431,8 +432,8 @@ def test_a_run_with_a_constant_reward_is_told_that_nothing_is_learned(
 
 def test_a_resumed_run_has_the_warnings_from_before(tmp_path: Path, model_folder: Path) -> None:
     run = tiny_overrides(tmp_path, model_folder)
-    whole = agent_r1.train(*run, "run.name=whole", quiet=True, reward=always_half)
-    agent_r1.train(*run, "trainer.steps=3", quiet=True, reward=always_half)
-    resumed = agent_r1.train(*run, quiet=True, reward=always_half)
+    whole = commands.train(*run, "run.name=whole", quiet=True, reward=always_half)
+    commands.train(*run, "trainer.steps=3", quiet=True, reward=always_half)
+    resumed = commands.train(*run, quiet=True, reward=always_half)
     assert resumed.warnings == whole.warnings
     assert len(resumed.warnings) >= 1

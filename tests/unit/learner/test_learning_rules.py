@@ -19,21 +19,22 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import agent_r1
 from agent_r1.algorithms import Credit, LossInputs, StepTable, TokenLosses
-from agent_r1.config import OptimizerConfig
-from agent_r1.config.schema import CriticConfig, KLConfig
+from agent_r1.config import CriticConfig, KLConfig, OptimizerConfig
 from agent_r1.data.demonstrations import DemonstrationRow
 from agent_r1.errors import ConfigError, DivergenceError
+from agent_r1.learner.critic_updates import CRITIC_UPDATES
 from agent_r1.learner.critics import Critic, SharedCritic
 from agent_r1.learner.imitation import fit_demonstrations
-from agent_r1.learner.learner import CRITIC_UPDATES, TorchLearner
+from agent_r1.learner.learner import TorchLearner
 from agent_r1.learner.optimizer import guarded_step
 from agent_r1.learner.packing.samples import Sample, pack
 from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
 from agent_r1.learner.scoring import score, score_all, value_of_states
 from agent_r1.models.load import load_policy
 from agent_r1.types import Episode, StopReason, Task, TokenIds
+from tests.helpers import commands
+from tests.helpers.fuzzing import cases
 from tests.helpers.hand_made import (
     CPU,
     TOKEN_GAE,
@@ -115,7 +116,7 @@ samples = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=cases(40))
 @given(samples, st.integers(13, 60))
 def test_targets_are_exactly_the_action_ids_each_once(rows: list[tuple[TokenIds, TokenIds]], budget: int) -> None:
     packed = pack([Sample.of_step(*row) for row in rows], range(len(rows)), max_tokens=budget)
@@ -605,7 +606,7 @@ def test_a_run_loads_a_reference_only_when_it_has_a_use_for_it(
     rows = [{"prompt": f"say {number}", "agent_name": "single_step"} for number in range(2)]
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    agent_r1.train(
+    commands.train(
         f"run.folder={tmp_path}",
         "trainer.steps=1",
         "rollout.groups_per_step=2",

@@ -20,12 +20,12 @@ from transformers import LlamaForCausalLM
 
 import agent_r1
 from agent_r1.algorithms.algorithm import bind_algorithm
-from agent_r1.config import AlgorithmConfig, load_config
-from agent_r1.config.schema import KLConfig
+from agent_r1.config import AlgorithmConfig, KLConfig, load_config
 from agent_r1.errors import ConfigError
 from agent_r1.learner.learner import TorchLearner
 from agent_r1.learner.models import make_models
 from agent_r1.types import Trajectory
+from tests.helpers import commands
 from tests.helpers.hand_made import (
     Fixed,
     assert_same_gradients,
@@ -437,7 +437,7 @@ def refusal(folder: Path, model: Path, *extra: str) -> list[str]:
         content = b"not weights" if file.suffix == ".safetensors" else file.read_bytes()
         (broken / file.name).write_bytes(content)
     with pytest.raises(ConfigError) as caught:
-        agent_r1.train(*tiny_overrides(folder, broken), "algorithm=ppo", *extra, quiet=True)
+        commands.train(*tiny_overrides(folder, broken), "algorithm=ppo", *extra, quiet=True)
     assert not (folder / "tiny").exists()
     return str(caught.value).splitlines()
 

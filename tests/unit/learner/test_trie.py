@@ -26,7 +26,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agent_r1.config.schema import CriticConfig
+from agent_r1.config import CriticConfig
 from agent_r1.errors import ConfigError
 from agent_r1.learner.compute import Compute
 from agent_r1.learner.critics import Critic
@@ -37,6 +37,7 @@ from agent_r1.learner.scoring import hidden_before, score_all, value_of_states
 from agent_r1.models.lm_head import action_scores
 from agent_r1.models.load import checkpoint_layers
 from agent_r1.types import TokenIds, Trajectory
+from tests.helpers.fuzzing import cases
 from tests.helpers.hand_made import (
     CPU,
     assert_same_gradients,
@@ -68,7 +69,7 @@ def policy(tiny_model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def test_the_example_of_the_docstring() -> None:
-    samples = [Sample(token_ids=ids, actions=(0 + len(ids) - 1,)) for ids in ((1, 2, 3), (1, 2, 4, 5), (7, 7))]
+    samples = [Sample(token_ids=ids, action_positions=(0 + len(ids) - 1,)) for ids in ((1, 2, 3), (1, 2, 4, 5), (7, 7))]
     [row] = build_rows(samples, range(3), row_tokens=100)
     assert row.token_ids.tolist() == [1, 2, 3, 4, 5, 7, 7]
     assert row.positions.tolist() == [0, 1, 2, 2, 3, 0, 1]
@@ -95,7 +96,7 @@ def paths_of(batch: MicroBatch) -> dict[int, tuple[TokenIds, list[int]]]:
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(batches, st.integers(11, 40), st.integers(4, 40), st.none() | st.integers(1, 40))
 def test_each_token_sees_exactly_what_came_before_it_in_its_step(
     rows: list[tuple[TokenIds, TokenIds]], budget: int, row_tokens: int, portion: int | None
@@ -105,7 +106,7 @@ def test_each_token_sees_exactly_what_came_before_it_in_its_step(
     found = {token: path for batch in batches for token, path in paths_of(batch).items()}
     expected = {}
     for sample in samples:
-        for place in sample.actions:
+        for place in sample.action_positions:
             expected[len(expected)] = (sample.token_ids[:place], list(range(place)))
     assert found == expected
     targets = {t: i for b in batches for t, i in zip(b.tokens_N.tolist(), b.targets_N.tolist(), strict=True)}
@@ -113,11 +114,11 @@ def test_each_token_sees_exactly_what_came_before_it_in_its_step(
     assert all(batch.input_ids.numel() <= budget for batch in batches)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=cases(40))
 @given(batches)
 def test_a_row_with_room_for_all_holds_each_distinct_prefix_once(rows: list[tuple[TokenIds, TokenIds]]) -> None:
     samples = [Sample.of_step(*row) for row in rows]
-    prefixes = {s.token_ids[: n + 1] for s in samples if s.actions for n in range(len(s))}
+    prefixes = {s.token_ids[: n + 1] for s in samples if s.action_positions for n in range(len(s))}
     built = build_rows(samples, range(len(samples)), row_tokens=10_000)
     assert sum(map(len, built)) == len(prefixes)
 
@@ -272,7 +273,7 @@ def test_log_probs_and_values_equal_those_of_padded_rows_in_every_architecture(n
     assert found.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
     assert float(expected.std()) > 0.1
     critic = make_critic(model)
-    everywhere_N = torch.ones(sum(len(sample.actions) for sample in samples), dtype=torch.bool)
+    everywhere_N = torch.ones(sum(len(sample.action_positions) for sample in samples), dtype=torch.bool)
     found, expected = (critic.value_of(hidden_before(critic, samples, on_cpu(p), everywhere_N)) for p in (tries, ROWS))
     assert found.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
     states = [sample.token_ids for sample in samples]

@@ -17,7 +17,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-import agent_r1
 from agent_r1.chat.tokenizer import load_renderer
 from agent_r1.cli import app
 from agent_r1.config import Config
@@ -29,6 +28,7 @@ from agent_r1.models.export import export_dtype, export_model, export_policy
 from agent_r1.models.lora import add_adapters, merged_weights
 from agent_r1.models.precision import train_in_float32
 from agent_r1.types import SamplingParams
+from tests.helpers import commands
 from tests.helpers.hand_made import sharpened, token_variety
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 
@@ -71,7 +71,7 @@ def test_a_run_from_a_foreign_generation_config_exports_how_it_was_trained(
     kind: str, run: Callable[..., list[str]], tmp_path: Path, model_folder: Path
 ) -> None:
     model = with_generation(model_folder, tmp_path / "model", FOREIGN[kind] | {"eos_token_id": [2, 3]})
-    summary = agent_r1.train(*run("rollout.temperature=0.8", "rollout.top_k=40", model=model), quiet=True)
+    summary = commands.train(*run("rollout.temperature=0.8", "rollout.top_k=40", model=model), quiet=True)
     assert summary.success_after is not None
     assert summary.model == str(tmp_path / "tiny" / "hf")
     exported = GenerationConfig.from_pretrained(summary.model)
@@ -183,13 +183,13 @@ def test_a_run_says_once_what_rounding_cost(
     run: Callable[..., list[str]], bfloat16_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = run("model.dtype=bfloat16", "optimizer.learning_rate=1e-5", model=bfloat16_folder)
-    summary = agent_r1.train(*overrides, reward=token_variety)
+    summary = commands.train(*overrides, reward=token_variety)
     assert summary.export_rounding is not None
     assert summary.export_rounding > 0.5
     assert summary_of(tmp_path / "tiny")["export_rounding"] == summary.export_rounding
     said = " ".join(capsys.readouterr().out.split())
     assert said.count(f"rounding the exported weights to bfloat16 changed them by {summary.export_rounding:.1%}") == 1
-    exact = agent_r1.train(*overrides, "model.dtype=float32", "run.name=exact", reward=token_variety)
+    exact = commands.train(*overrides, "model.dtype=float32", "run.name=exact", reward=token_variety)
     assert exact.export_rounding is None
     assert "rounding" not in capsys.readouterr().out
 
@@ -208,14 +208,14 @@ def test_whatever_fails_in_an_export_the_run_keeps_its_results(
     with pytest.raises(
         ExportError, match=rf"hf cannot be exported \({type(error).__name__}.*checkpoint is that of step 1"
     ):
-        agent_r1.train(*run(), quiet=True, reward=token_variety)
+        commands.train(*run(), quiet=True, reward=token_variety)
     written = summary_of(tmp_path / "tiny")
     assert written["success_after"] is not None
     assert written["model"] is None
     assert sum("hf cannot be exported" in warning for warning in written["warnings"]) == 1
     assert not (tmp_path / "tiny" / "hf.partial").exists()
     monkeypatch.undo()
-    summary = agent_r1.train(*run(), quiet=True, reward=token_variety)  # the same command: only the export is missing
+    summary = commands.train(*run(), quiet=True, reward=token_variety)  # the same command: only the export is missing
     assert summary.model is not None
     assert summary.steps == 1
     assert len(list((tmp_path).glob("tiny*"))) == 1
@@ -264,7 +264,7 @@ def test_weights_that_explode_stop_the_run_and_are_not_exported(
 ) -> None:
     overrides = run(f"optimizer.learning_rate={rate}", "trainer.steps=3", *lora)
     with pytest.raises(DivergenceError, match=r"exploded: .*lower optimizer\.learning_rate \(it is 1e\+"):
-        agent_r1.train(*overrides, quiet=True, reward=token_variety)
+        commands.train(*overrides, quiet=True, reward=token_variety)
     assert not (tmp_path / "tiny" / "hf").exists()
     assert not (tmp_path / "tiny" / "summary.json").exists()
 
@@ -275,7 +275,7 @@ def test_a_warm_start_that_explodes_is_not_exported(tmp_path: Path, model_folder
     demonstrations.write_text(json.dumps(row) + "\n")
     overrides = tiny_overrides(tmp_path, model_folder, f"sft.data=[{demonstrations}]", "sft.steps=4")
     with pytest.raises(DivergenceError, match=r"lower sft\.learning_rate \(it is 1000\)"):
-        agent_r1.sft(*overrides, "sft.learning_rate=1000", quiet=True)
+        commands.sft(*overrides, "sft.learning_rate=1000", quiet=True)
     assert not (tmp_path / "tiny" / "hf").exists()
 
 

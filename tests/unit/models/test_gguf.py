@@ -14,7 +14,6 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-import agent_r1
 from agent_r1.chat import ChatRenderer, HermesFormat
 from agent_r1.chat.chatml import CHATML_WITH_TOOLS, template_with_tools
 from agent_r1.chat.tools_as_text import knows_tools
@@ -23,6 +22,7 @@ from agent_r1.config import load_config, presets
 from agent_r1.errors import ConfigError, UnknownNameError
 from agent_r1.models.gguf import convert_gguf, gguf_folder, make_smollm2
 from agent_r1.types import Message, Observation
+from tests.helpers import commands
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides
 from tests.unit.chat.test_chat import CALL_TEXT, OTHER_TOOL, QUESTION, TOOL, after, decode, said
 
@@ -174,9 +174,9 @@ def test_another_size_or_time_is_another_folder(cache: Path, tmp_path: Path) -> 
 def test_a_run_converts_a_gguf_file_once(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", tiny_llama(), None)
     run = tiny_overrides(tmp_path, file, "rollout.context_length=1500", "eval.max_tasks=1")
-    assert agent_r1.evaluate(*run).metrics["eval/all/steps"] > 0
+    assert commands.evaluate(*run).metrics["eval/all/steps"] > 0
     assert f"is converted once, into {cache}" in capsys.readouterr().out.replace("\n", "")
-    assert agent_r1.evaluate(*run).metrics["eval/all/steps"] > 0
+    assert commands.evaluate(*run).metrics["eval/all/steps"] > 0
     assert "converted" not in capsys.readouterr().out
 
 
@@ -321,7 +321,7 @@ def test_an_unknown_preset_lists_what_exists_and_says_where_paths_go() -> None:
 
 def test_a_preset_given_as_a_path_says_how_to_write_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="or write model=smollm2 for the preset"):
-        agent_r1.evaluate(*tiny_overrides(tmp_path, Path("smollm2")), quiet=True)
+        commands.evaluate(*tiny_overrides(tmp_path, Path("smollm2")), quiet=True)
 
 
 def test_without_the_package_the_pip_line_is_said(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

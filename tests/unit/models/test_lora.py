@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-import agent_r1
-from agent_r1.config import load_config
-from agent_r1.config.schema import KLConfig, LoraConfig
+from agent_r1.config import KLConfig, LoraConfig, load_config
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import CheckpointError, ConfigError
 from agent_r1.learner.critics import Critic, SharedCritic
@@ -30,6 +28,7 @@ from agent_r1.registry import recipe_folder
 from agent_r1.training import check_model, load_components, make_plan
 from agent_r1.types import Completion, SamplingParams
 from tests.conftest import tiny_config
+from tests.helpers import commands
 from tests.helpers.hand_made import (
     TOKEN_GAE,
     assert_same_gradients,
@@ -337,9 +336,9 @@ def saved_bytes(folder: Path, step: int) -> int:
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, model_folder: Path, preset: str) -> None:
     run = tiny_overrides(tmp_path, model_folder, f"algorithm={preset}", "model.lora.rank=2", "trainer.steps=2")
     run += ["optimizer.learning_rate=0.01", "algorithm.minibatches=2", "algorithm.kl.coefficient=0.01"]
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=token_variety)
-    agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=token_variety)
-    agent_r1.train(*run, quiet=True, reward=token_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=token_variety)
+    commands.train(*run, "trainer.steps=1", quiet=True, reward=token_variety)
+    commands.train(*run, quiet=True, reward=token_variety)
     assert same_export(tmp_path / "whole", tmp_path / "tiny")
     lines = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
@@ -348,8 +347,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, model_folder
 
 def test_a_checkpoint_is_small_and_its_base_is_the_models(tmp_path: Path, model_folder: Path) -> None:
     run = tiny_overrides(tmp_path, model_folder, "trainer.steps=1")
-    agent_r1.train(*run, "run.name=all", quiet=True, reward=token_variety)
-    agent_r1.train(*run, "model.lora.rank=1", quiet=True, reward=token_variety)
+    commands.train(*run, "run.name=all", quiet=True, reward=token_variety)
+    commands.train(*run, "model.lora.rank=1", quiet=True, reward=token_variety)
     assert saved_bytes(tmp_path / "tiny", 1) < 0.15 * saved_bytes(tmp_path / "all", 1)
     state = torch.load(tmp_path / "tiny" / "checkpoints" / "step_1" / "state.pt", weights_only=True)["learner"]
     assert all(".lora_" in name for name in state["policy"]["adapters"])
@@ -373,7 +372,7 @@ def test_the_reward_rises(tmp_path: Path, tokenizer: Any) -> None:
     run = tiny_overrides(tmp_path, tmp_path / "model", "data.agent_name=single_step", "model.lora.rank=4")
     run += ["rollout.group_size=8", "rollout.groups_per_step=4", "optimizer.learning_rate=0.03"]
     run += ["trainer.steps=17", "trainer.save_every=90", "algorithm.overlong_fraction=0"]
-    agent_r1.train(*run, quiet=True, reward=likes_even_tokens)
+    commands.train(*run, quiet=True, reward=likes_even_tokens)
     lines = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
     rewards = [line["reward/outcome"] for line in lines]
     assert rewards[0] < 0.7
@@ -387,7 +386,7 @@ def test_a_warm_start_with_adapters_lowers_the_loss_and_writes_a_plain_model(
     row = {"messages": [{"role": "user", "content": "What do 2 egg cost?"}, {"role": "assistant", "content": "6"}]}
     demonstrations.write_text(json.dumps(row) + "\n")
     run = tiny_overrides(tmp_path, model_folder, f"sft.data=[{demonstrations}]", "sft.steps=20", "model.lora.rank=4")
-    folder = agent_r1.sft(*run, "sft.learning_rate=0.03", quiet=True)
+    folder = commands.sft(*run, "sft.learning_rate=0.03", quiet=True)
     losses = [json.loads(line)["loss/sft"] for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0] - 0.3
     start, end = AutoModelForCausalLM.from_pretrained(model_folder), AutoModelForCausalLM.from_pretrained(folder)
@@ -427,13 +426,13 @@ def test_settings_that_cannot_be_are_refused(
 ) -> None:
     run = tiny_overrides(tmp_path, broken_model, *(f"model.lora.{setting}" for setting in extra))
     with pytest.raises(ConfigError) as caught:
-        agent_r1.train(*run, quiet=True)
+        commands.train(*run, quiet=True)
     for word in words:
         assert word in str(caught.value)
     assert not (tmp_path / "tiny").exists()
 
 
-@pytest.mark.parametrize("verb", [agent_r1.train, agent_r1.sft])
+@pytest.mark.parametrize("verb", [commands.train, commands.sft])
 def test_a_missing_peft_says_how_to_get_it(
     tmp_path: Path, broken_model: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[..., Any]
 ) -> None:
@@ -450,4 +449,4 @@ def test_without_adapters_peft_is_not_asked_for(
 ) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     run = tiny_overrides(tmp_path, model_folder, "trainer.steps=1", "algorithm.kl.coefficient=0.01")
-    assert agent_r1.train(*run, quiet=True, reward=token_variety).steps == 1
+    assert commands.train(*run, quiet=True, reward=token_variety).steps == 1

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-import agent_r1
 from agent_r1.config import OptimizerConfig, load_config
 from agent_r1.config.schema import LoraConfig
 from agent_r1.engines.local import LocalEngine
@@ -29,6 +28,7 @@ from agent_r1.models.unmerged_adapters import AdaptedLinear
 from agent_r1.registry import recipe_folder
 from agent_r1.training import check_model, load_components, make_plan
 from agent_r1.types import SamplingParams
+from tests.helpers import commands
 from tests.helpers.hand_made import (
     TOKEN_GAE,
     experience_of,
@@ -141,9 +141,9 @@ def test_a_reference_says_what_a_bfloat16_policy_says_at_the_start(tmp_path: Pat
 def test_a_resumed_bfloat16_run_equals_the_uninterrupted_one(tmp_path: Path, model_folder: Path, preset: str) -> None:
     run = tiny_overrides(tmp_path, model_folder, f"algorithm={preset}", "model.dtype=bfloat16", "trainer.steps=2")
     run += ["optimizer.learning_rate=1e-4", "algorithm.minibatches=2"]
-    agent_r1.train(*run, "run.name=whole", quiet=True, reward=token_variety)
-    agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=token_variety)
-    agent_r1.train(*run, quiet=True, reward=token_variety)
+    commands.train(*run, "run.name=whole", quiet=True, reward=token_variety)
+    commands.train(*run, "trainer.steps=1", quiet=True, reward=token_variety)
+    commands.train(*run, quiet=True, reward=token_variety)
     assert same_export(tmp_path / "whole", tmp_path / "tiny")
     states = [
         torch.load(tmp_path / name / "checkpoints" / "step_2" / "state.pt", weights_only=True)["learner"]["policy"]
@@ -306,7 +306,7 @@ def test_a_run_keeps_adapters_apart_where_the_engine_is_coarse(
         plan = make_plan(load_config(recipe, overrides))
         parts = load_components(plan, check_model(plan))
     assert len(parts.engine.adapters) == num_apart
-    agent_r1.train(*run, "optimizer.learning_rate=1e-3", quiet=True, reward=token_variety)
+    commands.train(*run, "optimizer.learning_rate=1e-3", quiet=True, reward=token_variety)
     lines = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["offpolicy/logprob_difference"] < 0.05
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "tiny" / "hf").state_dict().keys()

@@ -18,6 +18,7 @@ from agent_r1.rewards import (
     number_text,
     to_number,
 )
+from tests.helpers.fuzzing import cases
 
 MINUS = ("-", "\u2212", "\u2013", "\uff0d")
 SEPARATORS = ("", ",", " ", "\u00a0", "\u202f", "\u2009", "'", "\u2019", "_", "{,}", "\\,")
@@ -67,7 +68,7 @@ def written_numbers(draw: st.DrawFn) -> tuple[Fraction, str]:
 
 
 @given(written=written_numbers(), before=st.sampled_from(BEFORE), after=st.sampled_from(AFTER))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=cases(1000), deadline=None)
 def test_a_number_is_read_back_exactly_however_it_is_written(
     written: tuple[Fraction, str], before: str, after: str
 ) -> None:
@@ -77,7 +78,7 @@ def test_a_number_is_read_back_exactly_however_it_is_written(
 
 
 @given(written=written_numbers(), other=written_numbers())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=cases(500), deadline=None)
 def test_two_numbers_match_when_and_only_when_they_are_equal(
     written: tuple[Fraction, str], other: tuple[Fraction, str]
 ) -> None:
@@ -85,14 +86,14 @@ def test_two_numbers_match_when_and_only_when_they_are_equal(
 
 
 @given(value=st.fractions(max_denominator=10**6), by=st.fractions(min_value=Fraction(1, 10**9), max_denominator=10**9))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=cases(300), deadline=None)
 def test_one_form_of_every_number_reads_back(value: Fraction, by: Fraction) -> None:
     assert find_last_number(number_text(value)) == value
     assert number_text(value) != number_text(value + by)
 
 
 @given(st.text(alphabet=" 0123456789,.-+$%/^e\u00d7x*:'_{}()#\\abc½²\u2212", max_size=60))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=cases(1000), deadline=None)
 def test_no_text_makes_reading_raise(text: str) -> None:
     for read in (find_last_number, find_marked_number):
         found = read(text)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import agent_r1
 from agent_r1.checks.rows import answer_episode, gold_result
 from agent_r1.errors import DataError, EpisodeError
 from agent_r1.evaluation.metrics import majority
@@ -21,6 +20,7 @@ from recipes.gsm8k import reward_fn as gsm8k
 from recipes.gsm8k_tool import reward_fn as gsm8k_tool
 from recipes.hotpotqa import reward_fn as hotpotqa
 from recipes.quickstart import reward_fn as quickstart
+from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides
 
 RIGHT: dict[str, tuple[RewardFunction, str, str]] = {
@@ -122,7 +122,7 @@ def votes(*answers: tuple[str, float]) -> list[Trajectory]:
     return [
         Trajectory(
             task_id="t", group_id=0, member=member, steps=(), outcome_reward=reward, stop_reason=StopReason.DONE,
-            answer=answer,
+            vote=answer,
         )
         for member, (answer, reward) in enumerate(answers)
     ]  # fmt: skip
@@ -172,9 +172,9 @@ def test_a_run_refuses_rows_that_its_reward_cannot_score_before_it_trains(
     data = write(tmp_path / "rows.jsonl", *truths)
     overrides = tiny_overrides(tmp_path, model_folder, f"reward.function={name}", f"data.train=['{data}']")
     with pytest.raises(DataError, match="cannot score 2 of 3 rows") as refused:
-        agent_r1.train(*overrides, quiet=True)
+        commands.train(*overrides, quiet=True)
     assert all(problem in str(refused.value) for problem in problems)
-    report = agent_r1.check(*overrides, quiet=True, trials=False)
+    report = commands.check(*overrides, quiet=True, trials=False)
     assert "cannot score 2 of 3 rows" in report.problems[0].observed
 
 

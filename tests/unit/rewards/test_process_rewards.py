@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from agent_r1.rewards import NORMALISATIONS, ProcessBalance, RewardShaping, ShapedRewards, overlong_penalty
 from agent_r1.rewards.process import RunningSpread, returns_to_go
 from agent_r1.types import Action, Group, Observation, Step, StopReason, Task, Trajectory
+from tests.helpers.fuzzing import cases
 
 
 def make_step(reward: float, num_tokens: int = 1) -> Step:
@@ -144,7 +145,7 @@ def reference_factors(groups: Rewards, normalisation: str, weight: float, gamma:
 
 
 @pytest.mark.parametrize("normalisation", NORMALISATIONS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=cases(40))
 @given(
     groups=ragged_groups(),
     weight=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
@@ -161,7 +162,7 @@ def test_factors_agree_with_a_slow_reference(
     assert all(math.isfinite(factor) for factor in found)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=cases(40))
 @given(groups=ragged_groups())
 def test_return_max_brings_every_return_to_go_between_minus_one_and_one(groups: Rewards) -> None:
     balance = ProcessBalance(normalisation="return_max")
@@ -263,7 +264,7 @@ def test_the_running_spread_by_hand() -> None:
     assert (spread.count, spread.mean, spread.squares) == (4.0, 2.0, 2.0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=cases(40))
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=8), min_size=1, max_size=6))
 def test_the_running_spread_is_that_of_all_numbers_at_once(batches: list[list[float]]) -> None:
     spread, seen = RunningSpread(), []
@@ -303,7 +304,7 @@ def through_torch(state: dict[str, float]) -> dict[str, float]:
     return loaded
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(before=ragged_groups(), after=ragged_groups())
 def test_a_resumed_running_balance_goes_on_as_if_it_had_never_stopped(before: Rewards, after: Rewards) -> None:
     straight = ProcessBalance(normalisation="running", gamma=0.9)
@@ -370,7 +371,7 @@ def test_trajectories_come_group_after_group_each_with_its_own_scale() -> None:
     assert [len(steps) for steps in shaped.steps] == [1, 1, 2, 1]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 @given(groups=ragged_groups(), normalisation=st.sampled_from(NORMALISATIONS), outcome=st.sampled_from([-1.0, 0.0, 2.0]))
 def test_a_trajectory_earns_its_balanced_sum_and_its_outcome_and_nothing_else(
     groups: Rewards, normalisation: str, outcome: float

@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-import agent_r1
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import AlgorithmConfig, Config
 from agent_r1.config.schema import RewardConfig, RolloutConfig, TrainerConfig
-from agent_r1.data.tasks import TaskSampler
+from agent_r1.data import TaskSampler
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.evaluation.metrics import rollout_metrics
@@ -39,6 +38,7 @@ from agent_r1.types import (
     TokenIds,
     Trajectory,
 )
+from tests.helpers import commands
 from tests.helpers.hand_made import (
     credited,
     gather,
@@ -372,7 +372,7 @@ def state_of(folder: Path, step: int) -> dict[str, Any]:
 
 def test_a_run_with_a_greedy_baseline(tmp_path: Path, model_folder: Path) -> None:
     run = tiny_overrides(tmp_path, model_folder, "algorithm=remax", "trainer.steps=2", "rollout.group_size=3")
-    agent_r1.train(*run, quiet=True, reward=token_variety)
+    commands.train(*run, quiet=True, reward=token_variety)
     folder = tmp_path / "tiny"
     episodes = list(read_trajectories(folder / "trajectories" / "1.jsonl"))
     assert [(t.group_id, t.member) for t in episodes] == [(g, member) for g in (0, 1) for member in (0, 1, 2, -1)]
@@ -403,9 +403,9 @@ def rarely_pays(task: Task, episode: Episode) -> float:
 
 def resumed_equals_uninterrupted(folder: Path, stop_at: int, *run: str, **parts: Any) -> None:
     """Train to the end at once, and with a stop in between: weights, state and metrics are the same bit for bit."""
-    agent_r1.train(*run, "run.name=whole", quiet=True, **parts)
-    agent_r1.train(*run, f"trainer.steps={stop_at}", "run.name=parts", quiet=True, **parts)
-    agent_r1.train(*run, "run.name=parts", quiet=True, **parts)
+    commands.train(*run, "run.name=whole", quiet=True, **parts)
+    commands.train(*run, f"trainer.steps={stop_at}", "run.name=parts", quiet=True, **parts)
+    commands.train(*run, "run.name=parts", quiet=True, **parts)
     whole, parted = exported(folder / "whole"), exported(folder / "parts")
     assert all(torch.equal(whole[name], parted[name]) for name in whole)
     states = [state_of(folder / name, 3) for name in ("whole", "parts")]

@@ -24,7 +24,6 @@ from transformers import LlamaForCausalLM
 import agent_r1
 from agent_r1.algorithms import LossInputs, TokenLosses, policy_losses
 from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
-from agent_r1.api import resolve
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import AlgorithmConfig, Config
 from agent_r1.config.schema import RolloutConfig, TrainerConfig
@@ -55,6 +54,9 @@ from agent_r1.types import (
     TokenIds,
     Trajectory,
 )
+from tests.helpers import commands
+from tests.helpers.commands import resolve
+from tests.helpers.fuzzing import cases
 from tests.helpers.hand_made import row_logprobs, sharpened, shifted_copy, token_variety
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.helpers.virtual_clock import VirtualLoop, in_virtual_time
@@ -322,7 +324,7 @@ def test_time_is_saved_where_latencies_have_a_heavy_tail(renderer: ChatRenderer,
     assert overlapping < 0.7 * waiting
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=cases(25), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     max_staleness=st.integers(1, 3),
@@ -565,22 +567,22 @@ def test_time_in_which_nobody_could_move_is_on_no_episodes_deadline(renderer: Ch
 def test_an_exception_in_the_background_surfaces_at_the_next_collect(renderer: ChatRenderer) -> None:
     """Not a failed rollout but broken machinery, in a group that went on after the step, while nobody collected."""
     pool = pool_with_a_straggler(renderer, 40.0)
-    run_member = pool.rollout._member
+    run_member = pool.rollout._roll_out
 
     async def breaks_after_a_while(task: Task, *arguments: Any) -> Trajectory:
         trajectory = await run_member(task, *arguments)
         if asyncio.get_running_loop().time() > 20.0:
-            raise MemoryError("out of places")
+            raise MemoryError("out of slots")
         return trajectory
 
-    pool.rollout._member = breaks_after_a_while  # type: ignore[method-assign]
+    pool.rollout._roll_out = breaks_after_a_while  # type: ignore[method-assign]
 
     async def broken_behind_the_back() -> int:
         await pool.step(0)
         await asyncio.sleep(100.0)
         with pytest.raises(ExceptionGroup) as caught:
             await pool.step(1)
-        assert "out of places" in repr(caught.value.exceptions)
+        assert "out of slots" in repr(caught.value.exceptions)
         await pool.collector.close()
         return len(asyncio.all_tasks())
 
@@ -658,7 +660,7 @@ def small(folder: Path, model: Path, *extra: str) -> list[str]:
 
 def test_a_run_with_slow_tools_keeps_its_bound(tmp_path: Path, model_folder: Path) -> None:
     run = small(tmp_path, model_folder, f"data.eval=[{tmp_path / 'rows.jsonl'}]", "eval.every=4")
-    agent_r1.train(
+    commands.train(
         *run, "run.name=overlapping", "rollout.max_staleness=2", quiet=True, env=SlowTurns, reward=token_variety
     )
     lines = [line for line in lines_of(tmp_path / "overlapping") if "reward/outcome" in line]
@@ -686,7 +688,7 @@ def test_learning_happens_with_overlap(tmp_path: Path, model_folder: Path) -> No
         "trainer.steps=25",
         "trainer.save_every=90",
     )
-    agent_r1.train(*run, quiet=True, reward=likes_even_tokens)
+    commands.train(*run, quiet=True, reward=likes_even_tokens)
     lines = lines_of(tmp_path / "tiny")
     rewards = [line["reward/outcome"] for line in lines]
     assert rewards[0] < 0.7
@@ -727,13 +729,13 @@ def test_a_run_that_broke_off_leaves_nothing_alive_and_goes_on_with_no_group_los
     folder = tmp_path / "broken"
     updates_left[0] = 6
     with pytest.raises(AgentR1Error, match="the lights went out"):
-        agent_r1.train(*run, quiet=True, env=SlowTurns, reward=always_differs)
+        commands.train(*run, quiet=True, env=SlowTurns, reward=always_differs)
     gc.collect()
     assert not [record.message for record in caplog.records if record.name == "asyncio"]
     assert [line["step"] for line in lines_of(folder)] == [1, 2, 3, 4, 5]
     [*_, (_, newest)] = list_checkpoints(folder / "checkpoints")
     assert torch.load(newest / "state.pt", weights_only=True)["collector"]["pending"]
-    agent_r1.train(*run, quiet=True, env=SlowTurns, reward=always_differs)
+    commands.train(*run, quiet=True, env=SlowTurns, reward=always_differs)
     assert [line["step"] for line in lines_of(folder)] == list(range(1, 9))
     groups = [sorted({t.group_id for t in trained_in(folder, step)}) for step in range(1, 9)]
     assert sorted(itertools.chain(*groups)) == list(range(16))

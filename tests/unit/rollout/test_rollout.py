@@ -41,6 +41,7 @@ from agent_r1.types import (
     ToolCall,
     Trajectory,
 )
+from tests.helpers.fuzzing import cases
 from tests.helpers.hand_made import gather
 
 
@@ -646,7 +647,7 @@ SEEN = [
 
 
 @given(st.lists(st.sampled_from(SEEN), min_size=1, max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100), deadline=None)
 def test_every_form_of_observation_reads_back_after_any_other(seen: list[Observation]) -> None:
     trajectory = trajectory_of(0, *(step_of((1, 2), (3,), observation=observation) for observation in seen))
     with tempfile.TemporaryDirectory() as folder:
@@ -701,7 +702,7 @@ def test_shared_prefix_is_written_once(tmp_path: Path) -> None:
 IDS = st.lists(st.integers(0, 3), max_size=6).map(tuple)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=cases(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(st.tuples(IDS, IDS), max_size=5))
 def test_any_ids_read_back_exactly(turns: list[tuple[TokenIds, TokenIds]], tmp_path: Path) -> None:
     written = trajectory_of(0, *(step_of(prompt_ids, action_ids) for prompt_ids, action_ids in turns))

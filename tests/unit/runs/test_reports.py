@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import agent_r1
 from agent_r1.cli import app
-from agent_r1.config import algorithm_name, load_config, to_yaml
+from agent_r1.config import AlgorithmConfig, algorithm_name, load_config, to_yaml
 from agent_r1.config.compose import presets
 from agent_r1.errors import DataError, MissingExtraError
 from agent_r1.runs import DEFAULT_KEYS, draw_curves, markdown_table, read_runs, save_figure, table_rows
 from agent_r1.runs.folder import base_model
 from agent_r1.runs.plot import curve
+from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 from tests.integration.test_runs import score_variety
 
@@ -91,14 +91,14 @@ def test_without_keys_the_default_ones_that_were_logged_are_drawn_and_one_run_ne
         "solved in training",
         "outcome reward",
         "held-out tasks solved",
-        "seconds a step",
+        "seconds per step",
     ]
     assert figure.legends == []
 
 
 def test_the_default_metrics_are_what_a_run_logs(tmp_path: Path, model_folder: Path) -> None:
     held_out = write_tasks(tmp_path / "held_out.jsonl", count=2)
-    agent_r1.train(
+    commands.train(
         *tiny_overrides(tmp_path, model_folder, "trainer.steps=1", f"data.eval=[{held_out}]"),
         quiet=True,
         reward=score_variety,
@@ -142,7 +142,7 @@ def test_a_metric_that_no_run_logged_names_the_nearest(tmp_path: Path) -> None:
 def test_an_ending_no_figure_has_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure = draw_curves(read_runs([write_run(tmp_path / "one")]))
-    with pytest.raises(DataError, match=r"curves\.xyz has no ending .* png"):
+    with pytest.raises(DataError, match=r"curves\.xyz has no suffix of a figure.* png"):
         save_figure(figure, tmp_path / "curves.xyz")
 
 
@@ -245,19 +245,29 @@ def test_what_is_said_of_a_critic_that_is_not_there_is_no_change() -> None:
     assert algorithm_name(load_config(None, [*said, "algorithm=steppo"])) == "steppo, critic.learning_rate=1.0"
 
 
-def test_an_algorithm_far_from_all_goes_by_its_parts() -> None:
+def test_a_part_that_was_replaced_is_one_change() -> None:
+    overrides = ["model.path=here", "algorithm.estimator=step_gae", "algorithm.estimator.lam=0.5"]
+    assert algorithm_name(load_config(None, overrides)) == "grpo, estimator=step_gae"
+
+
+def test_many_changes_are_counted() -> None:
+    changes = ["epochs=2", "minibatches=3", "loss.clip_low=0.1", "kl.coefficient=0.5"]
+    config = load_config(None, ["model.path=here", *(f"algorithm.{change}" for change in changes)])
+    assert algorithm_name(config) == "grpo, 4 changes"
+
+
+def test_an_algorithm_without_a_preset_is_called_by_its_parts() -> None:
     config = load_config(None, ["model.path=here"])
-    config.algorithm.estimator = {"name": "mine", "a": 1, "b": 2}
-    config.algorithm.loss = {"name": "clip", "c": 3, "d": 4}
+    config.algorithm = AlgorithmConfig(estimator={"name": "mine", "a": 1})  # type: ignore[arg-type]
     assert algorithm_name(config) == "mine / clip"
 
 
 def test_no_two_presets_are_the_same() -> None:
     names = presets("algorithm")
     config = load_config(None, ["model.path=here"])
-    from agent_r1.config.naming import _preset
+    from agent_r1.config.differences import _preset_keys
 
-    flat = [_preset(name, config) for name in names]
+    flat = [_preset_keys(name, config) for name in names]
     assert all(flat[i] != flat[j] for i in range(len(flat)) for j in range(i))
 
 

@@ -24,6 +24,7 @@ from agent_r1.errors import ConfigError, RunLockedError
 from agent_r1.runs import lock as run_lock
 from agent_r1.runs.lock import STALE_SECONDS, FolderLock, lock_folder
 from agent_r1.runs.names import name_problem
+from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.integration.test_runs import ROOT, score_variety
 
@@ -238,7 +239,7 @@ def run(tmp_path: Path, model_folder: Path) -> list[str]:
 def test_a_run_in_a_live_runs_folder_is_refused_and_changes_nothing(run: list[str], tmp_path: Path, verb: str) -> None:
     row = {"messages": [{"role": "user", "content": "2 egg?"}, {"role": "assistant", "content": "6"}]}
     (tmp_path / "demonstrations.jsonl").write_text(json.dumps(row) + "\n")
-    agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
+    commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
     before = sorted(str(path) for path in tmp_path.rglob("*"))
     with lock_folder(tmp_path / "tiny"), pytest.raises(RunLockedError, match="this process"):
         getattr(agent_r1, verb)(
@@ -253,12 +254,12 @@ def test_a_second_run_of_the_same_name_is_refused_while_the_first_is_live(run: l
     def starts_another(task: Any, episode: Any) -> float:
         if not refused:
             try:
-                agent_r1.train(*run, quiet=True)
+                commands.train(*run, quiet=True)
             except RunLockedError as error:
                 refused.append(str(error))
         return score_variety(task, episode)
 
-    agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=starts_another)
+    commands.train(*run, "trainer.steps=1", quiet=True, reward=starts_another)
     assert "is locked: this process uses it" in refused[0]
     assert not (tmp_path / "tiny.1").exists()
 
@@ -273,7 +274,7 @@ def test_a_run_whose_folder_was_taken_over_stops_and_writes_nothing_more(run: li
         return score_variety(task, episode)
 
     with pytest.raises(RunLockedError, match="taken over while this run was live: process 4711 on host elsewhere"):
-        agent_r1.train(*run, quiet=True, reward=lets_go)
+        commands.train(*run, quiet=True, reward=lets_go)
     assert [path.name for path in (tmp_path / "tiny" / "checkpoints").iterdir()] == ["step_1"]
     assert len((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()) == 1
 
@@ -306,20 +307,20 @@ def test_a_good_name_is_one_folder_inside_its_parent(name: str) -> None:
 def test_a_bad_name_is_refused_at_a_dry_run_and_leaves_everything(
     run: list[str], tmp_path: Path, override: str
 ) -> None:
-    agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
+    commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
     before = sorted(str(path) for path in tmp_path.rglob("*"))
     demonstrations = f"sft.data=[{tmp_path}/tasks.jsonl]"
     result = CliRunner().invoke(app, ["train", *run, demonstrations, override, "--dry-run"])
     assert result.exit_code == 2
     assert override.partition("=")[0] in result.output
     with pytest.raises(ConfigError, match=override.partition("=")[0].replace(".", r"\.")):
-        agent_r1.train(*run, demonstrations, override, quiet=True)
+        commands.train(*run, demonstrations, override, quiet=True)
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
 def test_all_problems_of_names_are_told_at_once(run: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        agent_r1.train(*run, "run.name=", "run.folder=", "trainer.steps=0", quiet=True)
+        commands.train(*run, "run.name=", "run.folder=", "trainer.steps=0", quiet=True)
     assert all(key in str(caught.value) for key in ("run.name", "run.folder", "trainer.steps"))
 
 
@@ -327,13 +328,13 @@ def test_a_folder_that_no_run_has_made_is_never_moved(run: list[str], tmp_path: 
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match="is not the folder of a run"):
-        agent_r1.train(*run, quiet=True)
+        commands.train(*run, quiet=True)
     assert (tmp_path / "tiny" / "thesis.tex").is_file()
 
 
 def test_a_run_does_not_read_from_the_folder_that_it_writes(run: list[str], tmp_path: Path) -> None:
-    agent_r1.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
+    commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
     with pytest.raises(ConfigError, match=r"model\.path=.*hf is inside .*tiny, which is this run's own folder"):
-        agent_r1.train(*run, quiet=True, reward=score_variety, model=tmp_path / "tiny" / "hf")
+        commands.train(*run, quiet=True, reward=score_variety, model=tmp_path / "tiny" / "hf")
     assert (tmp_path / "tiny" / "hf" / "config.json").is_file()
-    agent_r1.evaluate(*run, "eval.max_tasks=1", quiet=True, model=tmp_path / "tiny" / "hf")
+    commands.evaluate(*run, "eval.max_tasks=1", quiet=True, model=tmp_path / "tiny" / "hf")

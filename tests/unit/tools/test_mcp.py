@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-import agent_r1
 from agent_r1.config import load_config
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import ConfigError, EpisodeError, UnknownNameError
@@ -24,6 +23,7 @@ from agent_r1.runs import read_trajectories
 from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolRunner, run_call
 from agent_r1.tools.builtin.mcp import McpServer, declare_servers, make_server
 from agent_r1.types import StopReason, Task, ToolCall
+from tests.helpers import commands
 from tests.helpers.mcp_server import PIXEL
 from tests.helpers.tiny_runs import tiny_overrides
 
@@ -325,7 +325,7 @@ def test_servers_stand_in_the_configuration(tmp_path: Path) -> None:
 def test_a_run_starts_its_servers_and_ends_them(tmp_path: Path, model_folder: Path) -> None:
     started = tmp_path / "pids"
     script = f"echo $$ >> {started}; exec {sys.executable} {SERVER}"
-    agent_r1.train(
+    commands.train(
         *tiny_overrides(tmp_path, model_folder, "trainer.steps=1", "tools.add.timeout=5"),
         f"tools.mcp.of_a_run.command=[sh, -c, '{script}']",
         "env.tools=['mcp:of_a_run/add', calculate]",

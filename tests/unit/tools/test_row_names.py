@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-import agent_r1
-from agent_r1.api import resolve
 from agent_r1.envs import AgentEnv, GymEnv, ToolEnv, make_env
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, UnknownNameError
 from agent_r1.flows import AgentFlowBase
@@ -18,6 +16,8 @@ from agent_r1.tools import BaseTool, PythonTool, ToolContext, ToolEntry, ToolPol
 from agent_r1.tools.base import ToolResult
 from agent_r1.training.plan import RunPlan, make_plan
 from agent_r1.types import Action, Observation, StepResult, Task
+from tests.helpers import commands
+from tests.helpers.commands import resolve
 from tests.helpers.tiny_runs import tiny_overrides
 
 TOUCHED: list[str] = []
@@ -231,7 +231,7 @@ def test_all_rows_with_wrong_names_are_reported_at_once(tmp_path: Path, model_fo
         "".join(json.dumps({"prompt": "?", "reward_model": {"ground_truth": "1"}, **row}) + "\n" for row in rows)
     )
     with pytest.raises(DataError) as caught:
-        agent_r1.train(*run, quiet=True)
+        commands.train(*run, quiet=True)
     assert all(word in str(caught.value) for word in ("'a:b'", "'c:d'", "no_such_flow"))
 
 

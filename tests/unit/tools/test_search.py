@@ -26,7 +26,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.errors import ConfigError, DataError, MissingExtraError
+from agent_r1.errors import ConfigError, DataError, MissingExtraError, StorageError
 from agent_r1.tools import BaseTool, CallOutcome, SearchTool, ToolInputError, run_call
 from agent_r1.tools.base import ToolContext
 from agent_r1.tools.builtin.search import BM25Index, DenseIndex, Hit, Passage, PassageFields, open_index, read_passages
@@ -34,6 +34,7 @@ from agent_r1.tools.builtin.search.index import best
 from agent_r1.tools.builtin.search.tool import INDEX_VARIABLE, shorten
 from agent_r1.types import Task, ToolCall
 from benchmarks.speed import search as search_benchmark
+from tests.helpers.fuzzing import cases
 
 ROOT = Path(__file__).parents[3]
 
@@ -134,7 +135,7 @@ def test_batch_is_the_same_as_one_by_one(index: BM25Index) -> None:
     assert index.search([], 3) == []
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=cases(200))
 @given(scores=st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), max_size=12), k=st.integers(1, 14))
 def test_best_agrees_with_sorting_everything(scores: list[float], k: int) -> None:
     everything = sorted((place for place, score in enumerate(scores) if score > 0), key=lambda p: (-scores[p], p))
@@ -197,11 +198,35 @@ def test_killed_build_leaves_no_index_and_the_next_one_succeeds(tmp_path: Path) 
     )
     result = python(code, str(tmp_path / "index"), check=False)
     assert result.returncode == -signal.SIGKILL
-    assert [path.name for path in tmp_path.iterdir()] == [".index.partial"]
+    [partial] = [path.name for path in tmp_path.iterdir()]
+    assert re.fullmatch(r"\.index\.\w+\.partial", partial)
     with pytest.raises(ConfigError, match="does not exist"):
         open_index(tmp_path / "index")
     BM25Index.build(passages(), tmp_path / "index")
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_two_builds_of_one_index_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    def interrupted() -> Iterable[Passage]:
+        yield from passages()
+        BM25Index.build(passages([("other", "", "tea")]), tmp_path / "index")
+        assert found(BM25Index.load(tmp_path / "index"), "tea") == ["other"]
+
+    BM25Index.build(interrupted(), tmp_path / "index")
+    assert found(BM25Index.load(tmp_path / "index"), "drink") == ["tea", "coffee"]
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_passages_that_cannot_be_read_are_not_called_an_index_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(b"not gzip")
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz is truncated, or not compressed"):
+        BM25Index.build(read_passages([tmp_path / "a.jsonl.gz"]), tmp_path / "index")
+
+
+def test_an_index_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"file/index cannot be written"):
+        BM25Index.build(passages(), tmp_path / "file" / "index")
 
 
 def test_a_folder_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
@@ -289,9 +314,9 @@ def test_all_bad_rows_are_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.txt", b"x", "is none of .jsonl"),
-        ("a.jsonl.gz", b"not gzip", "cannot be read"),
-        ("a.jsonl.xz", b"not xz", "cannot be read"),
+        ("a.txt", b"x", "is neither .parquet nor .jsonl"),
+        ("a.jsonl.gz", b"not gzip", "is truncated, or not compressed"),
+        ("a.jsonl.xz", b"not xz", "is truncated, or not compressed"),
         ("a.jsonl", b"\xff\xfe", "not UTF-8 text"),
         ("a.parquet", b"not parquet", "is not a parquet file"),
     ],

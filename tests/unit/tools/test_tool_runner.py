@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-import agent_r1
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import from_yaml
 from agent_r1.engines import ScriptedEngine
@@ -36,14 +35,13 @@ from agent_r1.tools import (
     ToolUnavailableError,
     run_call,
     tool,
-    tool_runner,
 )
 from agent_r1.tools.batching import Batcher
 from agent_r1.tools.results import cut_middle
 from agent_r1.tools.workers.pool import WorkerPool
 from agent_r1.tools.workers.threads import num_abandoned_threads
 from agent_r1.types import Action, Episode, SamplingParams, StopReason, Task, ToolCall
-from tests.helpers import foreign_code
+from tests.helpers import commands, foreign_code
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.helpers.virtual_clock import seconds_waited
 from tests.unit.rollout.test_rollout import ids_of, rollout_with, run, task
@@ -110,7 +108,7 @@ def test_limits_come_from_the_decorator_and_the_configuration_changes_them() -> 
 )
 def test_wrong_limits_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        ToolPolicy().changed("search", changes)
+        ToolPolicy().with_overrides("search", changes)
     assert message in str(caught.value)
 
 
@@ -419,7 +417,7 @@ def test_a_call_that_is_cancelled_leaves_its_batch() -> None:
             ran.append(list(items))
             return list(items)
 
-        batcher: Batcher[int, int] = Batcher(work, size=4, wait=0.05, places=asyncio.Semaphore(1))
+        batcher: Batcher[int, int] = Batcher(work, size=4, wait=0.05, slots=asyncio.Semaphore(1))
         first, second = (asyncio.create_task(batcher.submit(number)) for number in (1, 2))
         await asyncio.sleep(0)
         first.cancel()
@@ -656,10 +654,9 @@ def test_a_tool_never_sees_what_the_reward_is_computed_from(made: FunctionTool) 
 
 def test_an_answer_with_images_is_an_error_that_the_model_reads() -> None:
     async def look() -> Any:
-        async with tool_runner(ToolRunner()):
-            env = ToolEnv([foreign_code.picture])
-            await env.reset(TASK)
-            return await env.step(Action(text="", tool_calls=(ToolCall(name="tests_picture", arguments={}),)))
+        env = ToolEnv([foreign_code.picture])
+        await env.reset(TASK)
+        return await env.step(Action(text="", tool_calls=(ToolCall(name="tests_picture", arguments={}),)))
 
     result = asyncio.run(look())
     said = result.observation.messages[-1]["content"]
@@ -752,7 +749,7 @@ def test_reward_that_hangs_or_breaks_in_its_process_fails_the_rollout(
 
 def test_a_run_with_tools_and_reward_in_processes_equals_one_without(tmp_path: Path, model_folder: Path) -> None:
     def rewards(name: str, *overrides: str) -> list[tuple[float, float]]:
-        agent_r1.train(
+        commands.train(
             *tiny_overrides(tmp_path, model_folder, "trainer.steps=2", f"run.name={name}"), *overrides, quiet=True
         )
         lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
@@ -769,7 +766,7 @@ def test_a_run_with_tools_and_reward_in_processes_equals_one_without(tmp_path: P
 def test_a_reward_that_hangs_stops_a_run_with_a_reason(tmp_path: Path, model_folder: Path) -> None:
     overrides = tiny_overrides(tmp_path, model_folder, "reward.timeout=0.3", "rollout.retries=0")
     with pytest.raises(RolloutsFailingError, match=r"reward_error(.|\n)*hanging_reward took longer than 0.3 s"):
-        agent_r1.train(
+        commands.train(
             *overrides,
             "reward.function=tests.helpers.foreign_code:hanging_reward",
             "rollout.group_size=2",
@@ -792,7 +789,7 @@ def test_wrong_policies_are_refused_before_anything_is_loaded(
     override: str, message: str, tmp_path: Path, model_folder: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        agent_r1.train(*tiny_overrides(tmp_path, model_folder), override, quiet=True)
+        commands.train(*tiny_overrides(tmp_path, model_folder), override, quiet=True)
     assert message in str(caught.value)
 
 
@@ -803,4 +800,4 @@ def test_a_reward_that_no_process_could_find_is_refused_before_anything_is_loade
         return 0.0
 
     with pytest.raises(ConfigError, match="Define it with `def`"):
-        agent_r1.train(*tiny_overrides(tmp_path, model_folder), "reward.timeout=5", reward=local_reward, quiet=True)
+        commands.train(*tiny_overrides(tmp_path, model_folder), "reward.timeout=5", reward=local_reward, quiet=True)

@@ -28,6 +28,7 @@ from agent_r1.tools import (
 )
 from agent_r1.tools.builtin.calculator import evaluate, format_number
 from agent_r1.types import Action, Task, ToolCall
+from tests.helpers.fuzzing import cases
 
 CONTEXT = ToolContext(task=Task(task_id="t", prompt=(), env_kwargs={"stock": {"tea": 4}}))
 
@@ -134,6 +135,64 @@ def test_description_that_goes_on_on_the_next_line_is_kept_whole() -> None:
     properties = FunctionTool(stock).tool_schema["function"]["parameters"]["properties"]
     assert properties["item"]["description"] == "The name of the item, in the singular."
     assert properties["shelf"]["description"] == "The shelf."
+
+
+def numpy_style(item: str, shelf: int) -> str:
+    """How many there are.
+
+    Parameters
+    ----------
+    item : str
+        The name.
+    shelf : int
+        The shelf.
+    """
+    return item
+
+
+def rest_style(item: str, shelf: int) -> str:
+    """How many there are.
+
+    :param item: The name.
+    :param shelf: The shelf.
+    """
+    return item
+
+
+def google_style_with_prose_sections(item: str, shelf: int) -> str:
+    """How many there are.
+
+    Args:
+        item:
+            The name.
+        shelf: The shelf.
+    Raises:
+        nothing that anybody knows of
+    Note:
+        item: not this one.
+    """
+    return item
+
+
+@pytest.mark.parametrize("function", [numpy_style, rest_style, google_style_with_prose_sections])
+def test_parameters_are_described_in_any_common_style(function: Callable[..., str]) -> None:
+    made = FunctionTool(function).tool_schema["function"]
+    assert made["description"] == "How many there are."
+    described = {name: entry["description"] for name, entry in made["parameters"]["properties"].items()}
+    assert described == {"item": "The name.", "shelf": "The shelf."}
+
+
+def test_a_docstring_that_cannot_be_parsed_is_refused() -> None:
+    def stock(item: str) -> str:
+        """How many there are.
+
+        Args:
+            item is the name.
+        """
+        return item
+
+    with pytest.raises(ConfigError, match=r"docstring of tool 'stock' cannot be parsed: .*item is the name"):
+        FunctionTool(stock)
 
 
 def test_parameters_may_have_any_name() -> None:
@@ -506,7 +565,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(expression=EXPRESSIONS)
 def test_calculator_agrees_with_integer_arithmetic(expression: str) -> None:
     value = evaluate(expression)
@@ -515,7 +574,7 @@ def test_calculator_agrees_with_integer_arithmetic(expression: str) -> None:
     assert format_number(value) == str(eval(expression))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(expression=st.text(alphabet="0123456789.eExjo_+-*/%() abc\x00\n'\\[]é²", max_size=30))
 def test_calculator_refuses_with_a_value_error_or_gives_a_finite_number(expression: str) -> None:
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import agent_r1
-from agent_r1.api import resolve
+from agent_r1 import load_config
 from agent_r1.chat import ChatRenderer
 from agent_r1.data import load_tasks, tokenise_conversation
 from agent_r1.engines import ScriptedEngine
@@ -30,8 +30,8 @@ CASE = process.draw_case(random.Random(0))
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> RunPlan:
     """What `agent-r1 train` works with: the reward, the environment and the rows that `base.yaml` names."""
-    recipe, config = resolve([str(RECIPE), f"run.folder={tmp_path_factory.mktemp('runs')}"])
-    with recipe_folder(recipe):
+    config = load_config(RECIPE, {"run.folder": tmp_path_factory.mktemp("runs")})
+    with recipe_folder(RECIPE):
         return prepare_plan(config)
 
 
@@ -101,7 +101,7 @@ def test_the_data_is_written_where_it_is_wanted(tmp_path: Path) -> None:
 
 
 def test_it_trains(tmp_path: Path) -> None:
-    small = ("sft.steps=2", "trainer.steps=2", "rollout.groups_per_step=2", "rollout.group_size=2", "eval.max_tasks=2")
-    summary = agent_r1.train(str(RECIPE), f"run.folder={tmp_path}", *small, quiet=True)
+    small = {"sft.steps": 2, "trainer.steps": 2, "rollout.groups_per_step": 2, "rollout.group_size": 2}
+    summary = agent_r1.train(RECIPE, overrides={**small, "eval.max_tasks": 2, "run.folder": tmp_path}, quiet=True)
     assert summary.steps == 2
     assert (tmp_path / "my_task" / "hf" / "model.safetensors").is_file()

@@ -1,4 +1,4 @@
-"""BM25 over words, through `bm25s`: scores are worked out when the index is built, a query only adds them up.
+"""BM25 over words, through `bm25s`: scores are computed when the index is built, a query only adds them up.
 
 Words are runs of letters and digits after Unicode normalisation (NFKC) and case folding; characters of scripts that are
 written without spaces are words of their own. There is no stemming.
@@ -23,7 +23,7 @@ WORD = rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+"
 
 
 class BM25Index:
-    """Passages by the words they share with a query; rare words count more, long passages less."""
+    """Ranks passages by the words they share with a query; rare words count more, long passages less."""
 
     def __init__(self, scorer: Any, passages: StoredPassages, split: Callable[[str], list[str]]) -> None:
         self._scorer = scorer
@@ -32,18 +32,18 @@ class BM25Index:
 
     @classmethod
     def build(cls, passages: Iterable[Passage], folder: str | Path, *, progress: Progress | None = None) -> BM25Index:
-        """Index passages into `folder`, in place of an index that is there."""
+        """Index passages into `folder`, replacing an index that is there."""
         bm25s = _bm25s()
         from bm25s.stopwords import STOPWORDS_EN
 
         split = _splitter(WORD, STOPWORDS_EN)
         folder = Path(folder)
         manifest: dict[str, Any] = {"kind": "bm25"}
-        with new_index(folder, manifest) as beside:
+        with new_index(folder, manifest) as partial:
             vocabulary: dict[str, int] = {}
             word_ids = [
                 [vocabulary.setdefault(word, len(vocabulary)) for word in split(passage.searchable)]
-                for passage in counted(write_passages(passages, beside), "splitting into words", progress)
+                for passage in counted(write_passages(passages, partial), "splitting into words", progress)
             ]
             if not vocabulary:
                 raise DataError(f"none of the {len(word_ids)} passages has a word in it")
@@ -53,7 +53,7 @@ class BM25Index:
                 progress("scoring words", 0)
             scorer = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
             scorer.index((word_ids, vocabulary), create_empty_token=False, show_progress=False)
-            scorer.save(beside, show_progress=False)
+            scorer.save(partial, show_progress=False)
         return cls.load(folder)
 
     @classmethod
@@ -94,7 +94,7 @@ def _splitter(pattern: str, stopwords: Iterable[str]) -> Callable[[str], list[st
 
 
 def _bm25s() -> Any:
-    """The library, without JAX: where it finds JAX it starts it, and JAX takes most of a GPU's memory for itself."""
+    """Import bm25s without JAX: it would initialise JAX, which reserves most of a GPU's memory."""
     try:
         with _hidden("jax"):
             import bm25s
@@ -105,7 +105,7 @@ def _bm25s() -> Any:
 
 @contextmanager
 def _hidden(package: str) -> Iterator[None]:
-    """Inside, importing the package fails as if it were not installed."""
+    """Within the block, importing the package fails as if it were not installed."""
     kept = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == package}
     for name in kept:
         del sys.modules[name]

@@ -29,7 +29,7 @@ class Encoder(Protocol):
 
 
 class DenseIndex:
-    """Passages by the angle between their vector and the query's."""
+    """Ranks passages by the angle between their vector and the query's."""
 
     def __init__(self, vectors: Any, passages: StoredPassages, encoder: Encoder) -> None:
         self._vectors = vectors
@@ -46,12 +46,12 @@ class DenseIndex:
         encoder: Encoder | None = None,
         progress: Progress | None = None,
     ) -> DenseIndex:
-        """Index passages into `folder` with the sentence-transformers model of that name, or an encoder of your own."""
+        """Index passages into `folder` with the sentence-transformers model of that name, or with `encoder`."""
         faiss = _faiss()
         encoder = encoder or _load_encoder(model)
         folder = Path(folder)
         manifest: dict[str, Any] = {"kind": "dense", "model": model}
-        with new_index(folder, manifest) as beside:
+        with new_index(folder, manifest) as partial:
             vectors = None
             waiting: list[str] = []
 
@@ -62,14 +62,14 @@ class DenseIndex:
                 vectors.add(rows)
                 waiting.clear()
 
-            for passage in counted(write_passages(passages, beside), "encoding", progress):
+            for passage in counted(write_passages(passages, partial), "encoding", progress):
                 waiting.append(passage.searchable)
                 if len(waiting) == _BATCH:
                     encode_waiting()
             if waiting:
                 encode_waiting()
             assert vectors is not None  # `counted` refuses to be empty
-            faiss.write_index(vectors, str(beside / _VECTORS_FILE))
+            faiss.write_index(vectors, str(partial / _VECTORS_FILE))
             manifest["passages"] = int(vectors.ntotal)
         return cls.load(folder, encoder=encoder)
 
@@ -86,17 +86,17 @@ class DenseIndex:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """The `k` nearest passages of each query; none for a blank one."""
-        asked = [number for number, query in enumerate(queries) if query.strip()]
-        found: list[list[Hit]] = [[] for _ in queries]
-        if not asked:
-            return found
-        rows = _unit_rows(self._encoder.encode([queries[number] for number in asked]))
-        scores, places = self._vectors.search(rows, min(k, len(self)))
-        for number, row_scores, row_places in zip(asked, scores, places, strict=True):
-            by_place = dict(zip(row_places.tolist(), row_scores.tolist(), strict=True))
-            ranked = sorted((-score, place) for place, score in by_place.items())
-            found[number] = hits(self._passages, [place for _, place in ranked], by_place)
-        return found
+        nonblank = [number for number, query in enumerate(queries) if query.strip()]
+        results: list[list[Hit]] = [[] for _ in queries]
+        if not nonblank:
+            return results
+        rows = _unit_rows(self._encoder.encode([queries[number] for number in nonblank]))
+        scores, indices = self._vectors.search(rows, min(k, len(self)))
+        for number, row_scores, row_indices in zip(nonblank, scores, indices, strict=True):
+            by_index = dict(zip(row_indices.tolist(), row_scores.tolist(), strict=True))
+            ranked = sorted((-score, index) for index, score in by_index.items())
+            results[number] = hits(self._passages, [index for _, index in ranked], by_index)
+        return results
 
 
 def _unit_rows(vectors: Any) -> NDArray[np.float32]:

@@ -1,12 +1,12 @@
-"""What every index is: a folder that is complete or not there, and a `search` that takes many queries at once."""
+"""What all indexes share: the protocol, the folder with its manifest, and ranking."""
 
 from __future__ import annotations
 
 import json
-import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.errors import ConfigError, DataError, require_installed
+from agent_r1.files import atomic_write, flush, locked_folder, replace_folder
 from agent_r1.tools.builtin.search.passages import Passage
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 
 Progress = Callable[[str, int], None]
-"""Told what is being done and how many passages it has been done to."""
+"""Called with the stage of a build and the number of passages done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +67,7 @@ def open_index(folder: Path) -> PassageIndex:
 
 
 def check_index(folder: Path) -> None:
-    """Refuse a folder that is no whole index, or whose library is not installed, without loading either."""
+    """Raise when a folder is not a complete index or its library is not installed, without loading either."""
     if read_manifest(folder)["kind"] == "bm25":
         require_installed("bm25s", "bm25s", "search", "search by words")
     else:
@@ -75,72 +76,68 @@ def check_index(folder: Path) -> None:
 
 
 def read_manifest(folder: Path, kind: str | None = None) -> dict[str, Any]:
-    """What an index folder says about itself, after checking that it is whole and of the kind and format asked for."""
+    """The manifest of an index folder, once the index is known to be complete and of the expected kind and format."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         state = "does not exist" if not folder.exists() else f"has no {MANIFEST}"
         raise ConfigError(f"there is no search index: {folder} {state}. Build it: {build_command(folder)}") from None
     except (OSError, ValueError) as error:
-        raise _unfit(folder, f"its {MANIFEST} cannot be read ({error})") from error
+        raise _unusable(folder, f"its {MANIFEST} cannot be read ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else manifest
-        raise _unfit(folder, f"its format is {found!r}, this version reads {FORMAT}")
+        raise _unusable(folder, f"its format is {found!r}, this version reads {FORMAT}")
     if kind is not None and manifest["kind"] != kind:
-        raise _unfit(folder, f"it is of kind '{manifest['kind']}', not '{kind}'")
+        raise _unusable(folder, f"it is of kind '{manifest['kind']}', not '{kind}'")
     for name, size in manifest["files"].items():
         file = folder / name
         if not file.is_file() or file.stat().st_size != size:
             found = f"{file.stat().st_size} bytes" if file.is_file() else "nothing"
-            raise _unfit(folder, f"{name} should have {size} bytes, found {found}")
+            raise _unusable(folder, f"{name} should have {size} bytes, found {found}")
     return manifest
 
 
-def _unfit(folder: Path, reason: str) -> ConfigError:
+def _unusable(folder: Path, reason: str) -> ConfigError:
     return ConfigError(f"the search index {folder} cannot be used: {reason}. Build it again: {build_command(folder)}")
 
 
 @contextmanager
 def new_index(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
-    """A folder to write an index into. It takes its place, with `manifest`, only when the block ends well.
+    """A folder to write an index into. It replaces `folder`, with `manifest`, only when the block succeeds.
 
-    A build that is killed leaves `.NAME.partial` beside the place, which the next build removes.
+    Every build has its own partial folder, `.NAME.<token>.partial`: of two builds of one index that run at the same
+    time, the later one stays. What a killed build leaves is removed by the next one.
     """
     folder = folder.resolve()
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not a search index; choose another place")
-    beside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    try:
-        yield beside
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-    files = sorted(path for path in beside.iterdir() if path.is_file())
-    whole = {"format": FORMAT, **manifest, "files": {path.name: path.stat().st_size for path in files}}
-    (beside / MANIFEST).write_text(json.dumps(whole, ensure_ascii=False, indent=1), encoding="utf-8")
-    for path in (*files, beside / MANIFEST):
-        _flush(path)
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    beside.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
-    _flush(folder.parent)
+    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
+    with atomic_write(folder, partial=partial), ExitStack() as building:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked_folder(folder.parent):
+            _remove_abandoned(folder)
+            partial.mkdir()
+            building.enter_context(locked_folder(partial))
+        yield partial
+        files = sorted(path for path in partial.iterdir() if path.is_file())
+        complete = {"format": FORMAT, **manifest, "files": {path.name: path.stat().st_size for path in files}}
+        (partial / MANIFEST).write_text(json.dumps(complete, ensure_ascii=False, indent=1), encoding="utf-8")
+        for path in (*files, partial / MANIFEST):
+            flush(path)
+        replace_folder(partial, folder)
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the partial folders of builds that were killed: those that no process has locked."""
+    for path in list(folder.parent.iterdir()):
+        if path.name.startswith(f".{folder.name}.") and path.name.endswith(".partial") and path.is_dir():
+            with suppress(FileNotFoundError), locked_folder(path, wait=False) as is_abandoned:
+                if is_abandoned:
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 def counted(passages: Iterable[Passage], stage: str, progress: Progress | None) -> Iterator[Passage]:
-    """The same passages, telling `progress` now and then how far it is. Refuses to be empty."""
+    """The same passages, reporting to `progress` every 500. Raises `DataError` when there are none."""
     number = 0
     for number, passage in enumerate(passages, start=1):
         yield passage
@@ -153,20 +150,20 @@ def counted(passages: Iterable[Passage], stage: str, progress: Progress | None) 
 
 
 def best(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
-    """The places of the `k` highest scores above 0, highest first, equal ones by place.
+    """The indices of the `k` highest scores above 0, highest first, equal scores by index.
 
     `best([0, 2, 1, 2, 0], 2)` -> `[1, 3]`, `best([0, 2, 1, 2, 0], 9)` -> `[1, 3, 2]`
     """
     candidates = np.flatnonzero(scores > 0)
     if len(candidates) > k:
         # Only among the scores above 0: selecting from many equal zeros is several times slower.
-        found = scores[candidates]
-        candidates = candidates[found >= np.partition(found, -k)[-k]]
+        positive = scores[candidates]
+        candidates = candidates[positive >= np.partition(positive, -k)[-k]]
     order = np.lexsort((candidates, -scores[candidates]))
     ranked: NDArray[np.intp] = candidates[order[:k]]
     return ranked
 
 
-def hits(passages: Sequence[Passage], places: Iterable[Any], scores: Mapping[Any, Any] | NDArray[Any]) -> list[Hit]:
-    """Places and their scores as records."""
-    return [Hit(passage=passages[int(place)], score=float(scores[place])) for place in places]
+def hits(passages: Sequence[Passage], indices: Iterable[Any], scores: Mapping[Any, Any] | NDArray[Any]) -> list[Hit]:
+    """The passages at these indices, with their scores."""
+    return [Hit(passage=passages[int(index)], score=float(scores[index])) for index in indices]

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
 import mmap
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from agent_r1.codec import read_json
+from agent_r1.codec import FileRow, iterate_rows
 from agent_r1.errors import DataError, did_you_mean
 
 _TEXT_FILE = "passages.jsonl"
 _STARTS_FILE = "passages.starts.npy"
-_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _MAX_REPORTED = 10
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passage:
-    """A piece of text that can be found."""
+    """A piece of text in an index."""
 
     passage_id: str
-    """Its id in the files it came from, else its number there."""
+    """Its id in the file, else its number across files."""
     title: str
     """What it is about; may be empty."""
     text: str
@@ -37,7 +32,7 @@ class Passage:
 
     @property
     def searchable(self) -> str:
-        """What is indexed: title and text."""
+        """The indexed text: title and text."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
@@ -54,7 +49,7 @@ class PassageFields:
 
 
 def read_passages(paths: Sequence[str | Path], fields: PassageFields | None = None) -> Iterator[Passage]:
-    """All passages of all files, in order; numbers of passages without an id go on from file to file.
+    """All passages of all files, in order; passages without an id are numbered across files.
 
     `{"id": 7, "title": "Tea", "text": "A drink."}` -> `Passage(passage_id="7", title="Tea", text="A drink.")`
     """
@@ -62,26 +57,26 @@ def read_passages(paths: Sequence[str | Path], fields: PassageFields | None = No
     number = 0
     problems: list[str] = []
     for path in map(Path, paths):
-        for row_number, row in enumerate(_rows(path)):
+        for row in iterate_rows(path):
             problem = _problem(row, fields)
             if problem is not None:
-                problems.append(f"{path}, row {row_number}: {problem}")
+                problems.append(f"{path}, row {row.number}: {problem}")
                 if len(problems) >= _MAX_REPORTED:
                     break
             elif not problems:
-                yield _passage(row, fields, number)
+                yield _passage(row.value, fields, number)
             number += 1
     if problems:
         raise DataError("the passages cannot be used:\n" + "\n".join(f"  - {problem}" for problem in problems))
 
 
-def _problem(row: Any, fields: PassageFields) -> str | None:
-    if isinstance(row, ValueError):
-        return str(row)
-    if not isinstance(row, Mapping):
-        return f"expected an object, found {type(row).__name__}"
-    if not isinstance(row.get(fields.text), str):
-        return f"the field '{fields.text}' is missing or not text. {did_you_mean(fields.text, map(str, row))}"
+def _problem(row: FileRow, fields: PassageFields) -> str | None:
+    if row.problem is not None:
+        return row.problem
+    if not isinstance(row.value, Mapping):
+        return f"expected an object, found {type(row.value).__name__}"
+    if not isinstance(row.value.get(fields.text), str):
+        return f"the field '{fields.text}' is missing or not text. {did_you_mean(fields.text, map(str, row.value))}"
     return None
 
 
@@ -94,53 +89,8 @@ def _passage(row: Mapping[str, Any], fields: PassageFields, number: int) -> Pass
     )
 
 
-def _rows(path: Path) -> Iterator[Any]:
-    """The rows of one file. A row that is not JSON comes as the `ValueError` that says so."""
-    if not path.is_file():
-        nearby = [file.name for file in path.parent.glob("*") if file.is_file()] if path.parent.is_dir() else []
-        raise DataError(f"there is no file {path}. {did_you_mean(path.name, nearby)}")
-    form = "".join(suffix for suffix in path.suffixes if suffix not in _OPENERS)
-    if form.endswith(".parquet"):
-        yield from _parquet_rows(path)
-    elif form.endswith((".jsonl", ".ndjson", ".json")):
-        yield from _json_rows(path)
-    else:
-        raise DataError(f"{path} is none of .jsonl, .jsonl.gz, .jsonl.xz, .parquet")
-
-
-def _parquet_rows(path: Path) -> Iterator[Any]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path} is not a parquet file that can be read: {error}") from error
-
-
-def _json_rows(path: Path) -> Iterator[Any]:
-    try:
-        with _open_bytes(path) as file:
-            for number, line in enumerate(file):
-                text = line.removeprefix(_BYTE_ORDER_MARK).strip() if number == 0 else line.strip()
-                if text:
-                    try:
-                        yield read_json(text)
-                    except ValueError as error:
-                        yield error
-    except (OSError, EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-
-
-def _open_bytes(path: Path) -> IO[bytes]:
-    opener: Any = _OPENERS.get(path.suffix, open)
-    file: IO[bytes] = opener(path, "rb")
-    return file
-
-
 def write_passages(passages: Iterable[Passage], folder: Path) -> Iterator[Passage]:
-    """Write passages into `folder` while handing them on, so that they need not all be in memory."""
+    """Write passages into `folder` and yield them, so that they need not all be in memory."""
     starts = [0]
     with (folder / _TEXT_FILE).open("wb") as file:
         for passage in passages:

@@ -1,5 +1,5 @@
-"""Becomes the command it is given, after asking Linux to kill it when its parent dies: a server whose parent was killed
-must not live on. Run as a script, so that it starts in a moment: `mcp_child.py PARENT COMMAND [ARGUMENT ...]`."""
+"""Script that becomes the command it is given, after asking Linux to kill it when its parent dies:
+`child.py PARENT COMMAND [ARGUMENT ...]`. It imports little, so that a server starts quickly."""
 
 from __future__ import annotations
 

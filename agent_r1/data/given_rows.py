@@ -1,0 +1,85 @@
+"""Rows given as Python objects, written to a file: so that a run can be resumed, fingerprinted and looked at as any
+other.
+
+    save_rows([{"question": "2+2?", "answer": 4}], Path("runs/.data"), "train")   ->  runs/.data/train-6f1c....jsonl
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agent_r1.constraints import unusable_parts
+from agent_r1.errors import DataError, report_problems
+from agent_r1.files import write_atomically
+from agent_r1.types import Task
+
+Row = Mapping[str, Any] | Task
+"""A row: a mapping with the columns of a data file, or a `Task`."""
+Rows = str | Path | Iterable[str | Path] | Iterable[Row]
+"""Where rows come from: a file, several files, or rows: a list, a `datasets.Dataset`, any iterable."""
+
+_DIGITS = 12
+_MAX_REPORTED = 10
+
+
+def row_files(rows: Rows, folder: Path, name: str) -> list[str]:
+    """The files that hold the rows: those that were given, or a new one in `folder` for rows given as objects."""
+    if isinstance(rows, str | Path):
+        return [str(rows)]
+    if isinstance(rows, Mapping | Task):
+        raise DataError(
+            f"{name} data is a single {type(rows).__name__}; give a list of rows, or one split of a data set: "
+            "data=dataset['train']"
+        )
+    entries = list(rows)
+    if entries and all(isinstance(entry, str | Path) for entry in entries):
+        return [str(entry) for entry in entries]
+    return [str(save_rows(entries, folder, name))]
+
+
+def save_rows(rows: Iterable[Any], folder: Path, name: str) -> Path:
+    """Write rows to `<folder>/<name>-<hash of their content>.jsonl`, unless that file is there."""
+    problems: list[str] = []
+    lines: list[str] = []
+    for number, row in enumerate(rows):
+        plain = _plain_row(row)
+        if plain is None:
+            problems.append(f"row {number} is a {type(row).__name__}: a row is a mapping or a Task")
+            continue
+        problem = next(unusable_parts(plain, f"row {number}"), None)
+        if problem is not None:
+            problems.append(problem)
+            continue
+        lines.append(json.dumps(plain, ensure_ascii=False) + "\n")
+    if not lines and not problems:
+        problems.append("there are no rows")
+    report_problems(problems[:_MAX_REPORTED], DataError, f"the {name} data cannot be used:")
+    text = "".join(lines)
+    path = folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}.jsonl"
+    if not path.is_file():
+        write_atomically(path, text)
+    return path
+
+
+def _plain_row(row: Any) -> dict[str, Any] | None:
+    if isinstance(row, Task):
+        # A task that names no flow leaves the choice to data.agent_name, as a row does.
+        columns = {name: value for name, value in asdict(row).items() if value}
+        if row.agent_name == "env_loop":
+            del columns["agent_name"]
+        return _as_lists(columns)
+    return _as_lists(dict(row)) if isinstance(row, Mapping) else None
+
+
+def _as_lists(value: Any) -> Any:
+    """Tuples and arrays as lists and mappings as dicts, which is what JSON has."""
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy's arrays and numbers
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _as_lists(entry) for key, entry in value.items()}
+    return [_as_lists(entry) for entry in value] if isinstance(value, list | tuple) else value

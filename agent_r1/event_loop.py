@@ -1,0 +1,76 @@
+"""Blocking functions around coroutines, which also work where an event loop is running: in a notebook, in a coroutine.
+
+@callable_in_event_loop
+def try_tool(...):
+    return run_cancelling(lambda: call(...))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from typing import Any, ParamSpec, TypeVar
+
+from agent_r1.interrupts import stop_signals
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+
+def callable_in_event_loop(function: Callable[P, ResultT]) -> Callable[P, ResultT]:
+    """Make a function that calls `asyncio.run` usable in a running event loop, which `asyncio.run` refuses.
+
+    There the function runs in a thread of its own, with the caller's context variables, and the caller waits for it:
+    the running loop stands still, as in any blocking call. Ctrl-C interrupts the function in either case.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> ResultT:
+        if not _is_loop_running():
+            return function(*args, **kwargs)
+        return _call_in_thread(functools.partial(function, *args, **kwargs))
+
+    return call
+
+
+def run_cancelling(main: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+    """`asyncio.run(main())`, in which a signal cancels all of it and raises `RunInterrupted`."""
+
+    async def cancellable() -> ResultT:
+        with stop_signals() as stop, stop.cancelling():
+            return await main()
+
+    return asyncio.run(cancellable())
+
+
+def _is_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _call_in_thread(function: Callable[[], ResultT]) -> ResultT:
+    returned: list[ResultT] = []
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with stop.raised_in_this_thread():
+                returned.append(function())
+        except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
+            raised.append(error)
+
+    # Only the main thread receives signals, so they are handled out here; the function shares the handling through the
+    # context.
+    with stop_signals(blocks_loop=True) as stop:
+        thread = threading.Thread(target=copy_context().run, args=(work,), name="agent_r1", daemon=True)
+        thread.start()
+        thread.join()
+    if raised:
+        raise raised[0]
+    return returned[0]

@@ -1,3 +1,0 @@
-#!/usr/bin/env bash
-set -euo pipefail
-agent-r1 train "$(dirname "$0")/../../recipes/gsm8k" algorithm=rloo run.name=gsm8k_rloo "$@"

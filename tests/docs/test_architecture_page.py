@@ -1,0 +1,38 @@
+"""docs/architecture.md against the code: the path of the data, and the packages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.unit.test_architecture import PACKAGES
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "architecture.md").read_text()
+PATH = TEXT.partition("<!-- row to gradient: begin -->")[2].partition("<!-- row to gradient: end -->")[0]
+ROWS = re.findall(r"^\| (\d+) \| `([^`]+)` \|", PATH, re.MULTILINE)
+
+
+def test_every_file_from_row_to_gradient_exists() -> None:
+    assert len(ROWS) > 40
+    assert not [file for _, file in ROWS if not (ROOT / file).is_file()]
+
+
+def test_every_file_from_row_to_gradient_is_named_once_and_numbered_in_order() -> None:
+    files = [file for _, file in ROWS]
+    assert sorted(files) == sorted(set(files))
+    assert [int(number) for number, _ in ROWS] == list(range(1, len(ROWS) + 1))
+
+
+def test_the_table_of_packages_has_them_in_the_order_of_the_import_test() -> None:
+    table = TEXT.partition("\n## Packages\n")[2].partition("\n## ")[0]
+    cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")][2:]
+    listed = [name.rstrip("/") for cell in cells for name in re.findall(r"`(\w+/?)`", cell)]
+    assert listed == list(PACKAGES)
+
+
+def test_every_file_that_the_page_names_by_its_path_exists() -> None:
+    """`runs/lock.py` is below `agent_r1/` or below the folder the section is about (`engines/local/`)."""
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", TEXT))
+    homes = (ROOT, ROOT / "agent_r1", ROOT / "agent_r1" / "engines" / "local")
+    assert not [file for file in named if not any((home / file).is_file() for home in homes)]

@@ -1,0 +1,263 @@
+"""The public Python API: what it exports, what it accepts, what it logs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import subprocess
+import sys
+from collections import UserDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agent_r1
+from agent_r1 import Episode, Task, load_config
+from agent_r1.api import resolve
+from agent_r1.data import load_tasks
+from agent_r1.errors import ConfigError, DataError
+from agent_r1.rewards import reward_functions
+from tests.helpers.tiny_runs import RECIPE, tiny_overrides
+
+SIMPLE = [{"question": "2+2?", "answer": 4, "level": 1}, {"prompt": "3+3?", "answer": "6"}]
+MODEL = "model.path=somewhere"
+
+
+def correct(task: Task, episode: Episode) -> float:
+    return 1.0
+
+
+def format_ok(task: Task, episode: Episode) -> dict[str, float]:
+    return {"score": 0.5, "brackets": 2.0}
+
+
+def variety(task: Task, episode: Episode) -> float:
+    """Differs from member to member, so that there is something to learn."""
+    return len(set(episode.steps[-1].action_ids)) / 8
+
+
+# --- importing -------------------------------------------------------------------------------------------------------
+
+
+def test_importing_the_package_is_fast_and_needs_no_torch() -> None:
+    code = (
+        "import sys, time; start = time.perf_counter(); import agent_r1; seconds = time.perf_counter() - start\n"
+        "print(seconds, 'torch' in sys.modules)"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
+    results = [run.stdout.split() for run in runs]
+    assert {has_torch for _, has_torch in results} == {"False"}
+    assert min(float(seconds) for seconds, _ in results) < 0.5
+
+
+def test_every_exported_name_exists_and_is_typed() -> None:
+    names = set(agent_r1.__all__)
+    assert {"train", "evaluate", "check", "sft", "Config", "load_config", "load_trajectories"} < names
+    assert {"RewardFunction", "Group", "SamplingParams", "Completion", "ToolCall"} < names
+    assert all(getattr(agent_r1, name) is not None for name in names)
+    assert dir(agent_r1) == sorted(names)
+
+
+@pytest.mark.parametrize("function", [agent_r1.train, agent_r1.evaluate, agent_r1.sft, agent_r1.check])
+def test_every_argument_of_a_public_function_is_typed_and_documented(function: Any) -> None:
+    parameters = inspect.signature(function).parameters
+    assert list(parameters)[:4] == ["config_or_recipe", "model", "data", "eval_data"]
+    assert all(parameter.annotation is not parameter.empty for parameter in parameters.values())
+    assert [name for name in parameters if f"        {name}: " not in (function.__doc__ or "")] == []
+    others = [parameter for name, parameter in parameters.items() if name != "config_or_recipe"]
+    assert {parameter.kind for parameter in others} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+# --- configuration ---------------------------------------------------------------------------------------------------
+
+
+def test_overrides_may_be_texts_or_a_mapping() -> None:
+    texts = load_config(RECIPE, ["trainer.steps=3", "algorithm=ppo", "eval.max_tasks=null", "env.tools=[price]"])
+    mapping = {"trainer.steps": 3, "algorithm": "ppo", "eval.max_tasks": None, "env.tools": ["price"]}
+    assert load_config(RECIPE, mapping) == texts
+
+
+def test_one_text_instead_of_a_list_of_overrides_is_refused() -> None:
+    with pytest.raises(ConfigError, match="give a list"):
+        load_config(RECIPE, "trainer.steps=3")
+
+
+def test_a_configuration_can_be_changed_and_passed_on_with_its_recipe() -> None:
+    config = load_config(RECIPE, {"algorithm": "steppo"})
+    config.trainer.steps = 7
+    again = resolve(config, overrides={"trainer.seed": 3})
+    assert (again.trainer.steps, again.trainer.seed, again.recipe) == (7, 3, str(RECIPE))
+    assert again.algorithm == config.algorithm
+
+
+def test_a_preset_replaces_the_whole_algorithm_of_a_configuration() -> None:
+    assert load_config(load_config(RECIPE, ["algorithm=steppo"]), ["algorithm=grpo"]) == load_config(RECIPE)
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def rows_in(tmp_path: Path, rows: Any) -> list[Task]:
+    config = resolve(data=rows, overrides=[MODEL, f"run.folder={tmp_path}"])
+    return load_tasks(config.data.train)
+
+
+def test_simple_rows_have_a_question_and_an_answer(tmp_path: Path) -> None:
+    first, second = rows_in(tmp_path, SIMPLE)
+    assert first.prompt == ({"role": "user", "content": "2+2?"},)
+    assert (first.ground_truth, dict(first.extra_info)) == (4, {"level": 1})
+    assert second.ground_truth == "6"
+
+
+def test_simple_rows_may_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SIMPLE))
+    assert [task.ground_truth for task in load_tasks([tmp_path / "rows.jsonl"])] == [4, "6"]
+
+
+def test_an_answer_beside_a_reward_model_is_not_the_ground_truth(tmp_path: Path) -> None:
+    [task] = rows_in(tmp_path, [{"prompt": "?", "answer": "a long text", "reward_model": {"ground_truth": "4"}}])
+    assert task.ground_truth == "4"
+
+
+def test_tasks_come_back_as_they_were(tmp_path: Path) -> None:
+    tasks = [
+        Task(task_id="a", prompt=({"role": "user", "content": "?"},), env_kwargs={"prices": {"tea": 4}}),
+        Task(task_id="b", prompt=({"role": "user", "content": "!"},), reward_model={"ground_truth": [1, 2]},
+             agent_name="single_step", data_source="s", extra_info={"n": 1}, control_tokens=True),
+    ]  # fmt: skip
+    assert rows_in(tmp_path, tasks) == tasks
+
+
+class Dataset:
+    """As `datasets.Dataset`: no list, its rows are mappings."""
+
+    def __iter__(self) -> Any:
+        yield from (UserDict(row) for row in SIMPLE)
+
+
+def test_anything_that_yields_mappings_is_data(tmp_path: Path) -> None:
+    assert [task.ground_truth for task in rows_in(tmp_path, Dataset())] == [4, "6"]
+
+
+def test_numbers_and_arrays_of_numpy_are_plain_numbers(tmp_path: Path) -> None:
+    import numpy
+
+    [task] = rows_in(tmp_path, [{"prompt": "?", "answer": numpy.int64(4), "scores": numpy.array([1.5, 2.0])}])
+    assert (task.ground_truth, task.extra_info["scores"]) == (4, [1.5, 2.0])
+
+
+def test_the_same_rows_are_the_same_file_and_other_rows_another(tmp_path: Path) -> None:
+    def file_of(rows: Any) -> list[str]:
+        return resolve(data=rows, overrides=[MODEL, f"run.folder={tmp_path}"]).data.train
+
+    assert file_of(SIMPLE) == file_of(Dataset()) != file_of(SIMPLE[:1])
+
+
+def test_files_stay_as_they_are(tmp_path: Path) -> None:
+    config = resolve(data=["a.jsonl", Path("b.jsonl")], eval_data="c d.jsonl", overrides=[MODEL])
+    assert (config.data.train, config.data.eval) == (["a.jsonl", "b.jsonl"], ["c d.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"train": SIMPLE}, r"one split of a data set: data=dataset\['train'\]"),
+        ([1, 2], "row 0 is a int: a row is a mapping or a Task"),
+        ([{"prompt": "?", "answer": {1, 2}}], r"row 0\.answer is a set, which JSON does not have"),
+        ([], "there are no rows"),
+    ],
+)
+def test_rows_that_are_none_are_refused_with_their_number(tmp_path: Path, rows: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        rows_in(tmp_path, rows)
+
+
+# --- rewards ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reward", [[correct, (format_ok, 0.2)], {"correct": correct, "format_ok": (format_ok, 0.2)}])
+def test_several_rewards_stand_in_the_configuration_with_their_weights(reward: Any) -> None:
+    config = resolve(RECIPE, reward=reward)
+    assert [(part.name, part.weight) for part in config.reward.functions] == [("correct", 1.0), ("format_ok", 0.2)]
+
+
+def test_a_mapping_names_rewards_that_have_no_name() -> None:
+    resolve(RECIPE, reward={"short": lambda task, episode: 0.0})
+    other = resolve(RECIPE, reward={"short": lambda task, episode: 1.0, "long": (correct, -1)})
+    assert [(part.name, part.weight) for part in other.reward.functions] == [("short", 1.0), ("long", -1.0)]
+    with pytest.raises(ConfigError, match=r"needs a name.*reward=\{'correct'"):
+        resolve(RECIPE, reward=lambda task, episode: 0.0)
+
+
+def test_a_reward_given_as_an_object_cannot_take_the_name_of_one_of_the_library() -> None:
+    before = reward_functions.get("exact_match")
+    with pytest.raises(ConfigError, match="'exact_match' is taken"):
+        resolve(RECIPE, reward={"exact_match": correct})
+    assert reward_functions.get("exact_match") is before
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path, model_folder: Path) -> list[str]:
+    return tiny_overrides(tmp_path, model_folder)[1:]
+
+
+def shop_rows(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
+
+
+def test_a_run_on_rows_given_as_objects_is_resumed_and_logs_each_reward_by_name(
+    tmp_path: Path, small: list[str], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = shop_rows(tmp_path)
+    rewards = {"variety": variety, "format": (format_ok, 0.2)}
+
+    def run(steps: int, given: list[dict[str, Any]]) -> int:
+        overrides = [*small, f"trainer.steps={steps}"]
+        return agent_r1.train(RECIPE, data=given, reward=rewards, overrides=overrides, quiet=True).steps
+
+    with caplog.at_level(logging.INFO, logger="agent_r1"):
+        assert (run(1, rows), run(2, rows)) == (1, 2)
+    assert capsys.readouterr().out == ""
+    logged = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith("step 1/1") for line in logged)
+    assert any(line.startswith("resuming from step 1") for line in logged)
+    metrics = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == [1, 2]
+    for line in metrics:
+        assert line["reward/outcome"] == pytest.approx(line["reward/variety"] + 0.2 * line["reward/format"])
+        assert line["reward/format/brackets"] == 2.0
+    assert [t.reward_parts["format"] for t in agent_r1.load_trajectories(tmp_path / "tiny", step=2)] == [0.5] * 8
+    assert len(agent_r1.load_trajectories(tmp_path / "tiny")) == 16
+    fingerprints = json.loads((tmp_path / "tiny" / "fingerprints.json").read_text())
+    assert [name for name in fingerprints if name.startswith(f"data.train {tmp_path}/.data/train-")]
+    run(2, rows[:4])  # other rows are another run
+    assert (tmp_path / "tiny.1").is_dir()
+
+
+def test_trajectories_that_are_not_there_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no trajectories"):
+        agent_r1.load_trajectories(tmp_path)
+
+
+def test_train_evaluate_check_and_sft_work_in_a_running_loop(tmp_path: Path, small: list[str]) -> None:
+    data = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()][:2]
+    said = [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "4"}]}] * 2
+
+    async def cell() -> list[Any]:
+        run: dict[str, Any] = {"data": data, "reward": variety, "overrides": [*small, "trainer.steps=1"], "quiet": True}
+        return [
+            agent_r1.train(RECIPE, **run).steps,
+            agent_r1.evaluate(RECIPE, **run).metrics["eval/all/rows"],
+            agent_r1.check(RECIPE, **run, trials=False).results[0].status,
+            agent_r1.sft(RECIPE, **run, demonstrations=said),
+        ]
+
+    steps, rows, status, folder = asyncio.run(cell())
+    assert (steps, rows, status) == (1, 2.0, "ok")
+    assert (folder / "model.safetensors").is_file()
