@@ -433,7 +433,7 @@ def test_a_second_ctrl_c_quits_the_command_at_once(run: list[str], tmp_path: Pat
         time.sleep(0.3)
     output, _ = process.communicate(timeout=10)
     assert process.returncode == 130
-    assert "stopping after the step under way; a second Ctrl-C quits at once" in output
+    assert "stopping after the current step; a second Ctrl-C quits at once" in output
     assert "quitting at once" in output
 
 
