@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -68,7 +69,7 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
             f"'{folder}' is not a recipe: there is no file {folder / 'base.yaml'}. "
             "Give a folder such as recipes/quickstart"
         )
-    ConfigStore.instance().store(name="agent_r1", node=Config)
+    _register_schema()
     GlobalHydra.instance().clear()
     checked = _checked_overrides(overrides)
     try:
@@ -111,6 +112,11 @@ def _in_grammar(value: object) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_in_grammar, value)) + "]"
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+@cache
+def _register_schema() -> None:
+    ConfigStore.instance().store(name="agent_r1", node=Config)
 
 
 def _is_file(path: Path) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from agent_r1.config import Config
 from agent_r1.data import TaskSampler
+from agent_r1.metric_names import GROUPS_WITH_SPREAD
 from agent_r1.rewards import RewardShaping, returns_differ
 from agent_r1.rollout.group_plans import bind_group_plan, members_of
 from agent_r1.rollout.runner import Rollout
@@ -93,7 +94,7 @@ class Collector:
     def _count(self, groups: Sequence[Group]) -> dict[str, float]:
         num_greedy = sum(group.greedy is not None for group in groups)
         metrics = {
-            "reward/groups_with_spread": sum(map(self.has_spread, groups)) / len(groups),
+            GROUPS_WITH_SPREAD: sum(map(self.has_spread, groups)) / len(groups),
             "perf/episodes": float(sum(len(group.trajectories) for group in groups) + num_greedy),
         }
         if self._algorithm.refill_rounds:

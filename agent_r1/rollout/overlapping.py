@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.config import Config
+from agent_r1.metric_names import STALENESS_MEAN
 from agent_r1.rewards import RewardShaping
 from agent_r1.rollout.collector import Collected, Collector
 from agent_r1.rollout.runner import Rollout, raise_if_all_failed
@@ -197,7 +198,7 @@ class OverlappingCollector(Collector):
             for version in taken.policy_versions
         ]
         return {
-            "offpolicy/staleness_mean": sum(ages) / len(ages) if ages else 0.0,
+            STALENESS_MEAN: sum(ages) / len(ages) if ages else 0.0,
             "offpolicy/staleness_max": float(max(ages, default=0)),
             "perf/groups_in_flight": float(len(self._pending_groups)),
         }

@@ -168,7 +168,7 @@ def test_a_request_given_up_before_the_change_leaves_no_trace(policy: LlamaForCa
             task.cancel()
         await engine.update_weights(policy.state_dict().items(), 1)
         async with asyncio.timeout(20):
-            return await running[3], len(engine._answers)
+            return await running[3], len(engine._futures)
 
     completion, num_left = asyncio.run(give_up())
     assert (len(completion.token_ids), set(completion.policy_versions), num_left) == (60, {1}, 0)
