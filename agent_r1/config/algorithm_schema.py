@@ -96,8 +96,9 @@ class AlgorithmConfig:
     """Weight of the entropy bonus."""
     refill_rounds: CountOrZero = 0
     """Up to this many further rounds of rollouts take the place of groups whose members all earned the same."""
-    greedy_baseline: bool = False
-    """Roll every task out once more, greedily, as a baseline."""
+    group_plan: str = "sampled"
+    """Which rollouts the group of a task has. sampled: `rollout.group_size` alike. with_greedy: a greedy one too, as a
+    baseline. Or a plan of one's own, `module:function`."""
     overlong_fraction: Fraction = 0.0
     """The last part of `rollout.max_tokens` in which an action is charged, up to 1 at the limit; 0: never."""
     process: ProcessConfig = field(default_factory=ProcessConfig)
