@@ -138,7 +138,7 @@ def _two_trajectories(settings: AlgorithmConfig) -> StepTable:
         group_R=torch.tensor([0, 0]),
         values_N=torch.zeros(6, dtype=torch.float64) if critic else None,
         bootstrap_R=torch.zeros(2, dtype=torch.float64) if critic else None,
-        greedy_returns_R=torch.zeros(2, dtype=torch.float64) if settings.greedy_baseline else None,
+        greedy_returns_R=torch.zeros(2, dtype=torch.float64) if settings.group_plan != "sampled" else None,
         observations_S=(Observation(text="a"), Observation(text="b"), Observation(text="a")),
     )
 

@@ -25,7 +25,7 @@ from agent_r1.constraints import field_problems, unusable_parts
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 from agent_r1.paths import cache_dir
 
-OPEN_KEYS = ("env", "rollout.group_plan", *(f"algorithm.{key}" for key in PART_KEYS))
+OPEN_KEYS = ("env", *(f"algorithm.{key}" for key in PART_KEYS))
 """Keys whose arguments are checked against a signature rather than the schema. On the command line `key=name` replaces
 the part and drops the arguments of the old one."""
 

@@ -41,7 +41,7 @@ def greedy_baseline(table: StepTable) -> Credit:
     Returns (1, 0) against a greedy return of 1 give (0, -1). Without a greedy rollout there is no credit.
     """
     if table.greedy_returns_R is None:
-        raise ValueError("this estimator needs a greedy rollout of each task; set algorithm.greedy_baseline=true")
+        raise ValueError("this estimator needs a greedy rollout of each task; set algorithm.group_plan=with_greedy")
     advantages_R = table.returns_R - table.greedy_returns_R
     known_R = table.greedy_returns_R.isfinite()
     return Credit.of_trajectories(table, torch.where(known_R, advantages_R, torch.zeros_like(advantages_R)), known_R)

@@ -354,7 +354,7 @@ def test_the_bound_holds_and_every_group_is_trained_once_whatever_takes_how_long
         groups=groups,
         group_size=group_size,
         concurrency=concurrency,
-        greedy_baseline=greedy,
+        group_plan="with_greedy" if greedy else "sampled",
         deadline=1e9,
         seed=seed,
     )
