@@ -3,30 +3,43 @@
 #   make train                  a tiny model learns to use tools, in minutes, on a CPU
 #   make train algorithm=ppo    any config group or key=value through args="trainer.steps=10 ..."
 #   make test                   lint, types, tests (make test-whole: pages followed word for word, faults, kills)
-#   make fuzz                   10,000 random rows, configurations, service requests and tool outputs
+#   make fuzz                   10,000 random rows, configurations, service requests and tool outputs; all property tests
+#   make coverage               line coverage of agent_r1 by `make test`, with a floor
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.agent-r1-installed
 
 overrides = $(if $(algorithm),algorithm=$(algorithm)) $(args)
 
-.PHONY: train test test-whole test-slow fuzz lint clean
+.PHONY: train test test-unit test-integration test-whole test-slow fuzz coverage lint clean
 
 train: $(SETUP)
 	$(BIN)/agent-r1 train recipes/quickstart $(overrides)
 
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not whole"
+	$(PYTEST) -m "not slow and not whole"
+
+test-unit: $(SETUP)
+	$(PYTEST) -m "not slow and not whole" tests/unit tests/cuda
+
+test-integration: $(SETUP)
+	$(PYTEST) -m "not slow and not whole" tests/integration tests/docs
 
 test-whole: $(SETUP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "whole and not slow"
+	$(PYTEST) -m "whole and not slow"
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow
 
 # 2,500 cases for each of rows, configurations, service requests and tool output; every other property test in full.
 fuzz: $(SETUP)
-	FUZZ_CASES=2500 $(BIN)/python -m pytest -n 2 --dist worksteal -m "hypothesis and not slow"
+	FUZZ_CASES=2500 $(PYTEST) -m "hypothesis and not slow"
+
+# Processes that tests start are not measured.
+coverage: $(SETUP)
+	$(PYTEST) -m "not slow and not whole" --cov --cov-report=term:skip-covered
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

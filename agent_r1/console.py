@@ -1,4 +1,4 @@
-"""What a run shows people: progress bars, a line a step, tables, and single trajectories."""
+"""Console output of a run: progress bars, one line per step, tables and single trajectories."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1.findings import Finding
+from agent_r1.metric_names import ACTION_TOKENS, ENTROPY, OUTCOME, PROCESS, SUCCESS, TOOL_CALLS
 from agent_r1.types import Trajectory
 
 _LINE = (
-    ("reward", "reward/outcome"),
-    ("process", "reward/process"),
-    ("success", "reward/success"),
-    ("calls", "episode/tool_calls"),
-    ("tokens", "episode/action_tokens"),
-    ("entropy", "policy/entropy"),
+    ("reward", OUTCOME),
+    ("process", PROCESS),
+    ("success", SUCCESS),
+    ("calls", TOOL_CALLS),
+    ("tokens", ACTION_TOKENS),
+    ("entropy", ENTROPY),
 )
 
 _logger = logging.getLogger("agent_r1")
 """Receives every line and warning of a run, also of a quiet one."""
 
 _SECONDS_BETWEEN_LINES = 60.0
-"""Of a log that stands for a progress bar."""
+"""Between lines of a log, where there is no terminal for a progress bar."""
 
 _CHECK_WORDS = {
     "ok": ("ok", "green"),
@@ -50,11 +51,11 @@ _CHECK_WORDS = {
 
 
 class CheckedResult(Protocol):
-    """What a check says; see `agent_r1.checks`."""
+    """The result of a check; see `agent_r1.checks`."""
 
     @property
     def title(self) -> str:
-        """What was looked at."""
+        """What was checked."""
         ...
 
     @property
@@ -91,32 +92,32 @@ class RunConsole:
         )
 
     def info(self, text: str) -> None:
-        """One plain line, printed and logged."""
+        """Print and log one plain line."""
         _logger.info(text)
         self.console.print(Text(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """A line that stands out, printed and logged."""
+        """Print and log a warning."""
         _logger.warning(text)
         self.console.print(Text(f"warning: {text}", style="bold yellow"), soft_wrap=True)
 
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0, in_logs: bool = True) -> Iterator[ProgressBar]:
-        """A progress bar, gone when the block ends; bars may be nested. Where there is no terminal, long work says
-        every minute how far it is (`in_logs=False`: not, because it has lines of its own)."""
+        """A progress bar that disappears when the block ends; bars may be nested. Without a terminal a line per minute
+        is logged instead, unless `in_logs=False`."""
         if not self._bars.tasks:
             self._bars.start()
         task = self._bars.add_task(title, total=total, completed=done, note="")
-        say = self.info if in_logs and not self.console.is_terminal else None
+        log = self.info if in_logs and not self.console.is_terminal else None
         try:
-            yield ProgressBar(self._bars, task, say)
+            yield ProgressBar(self._bars, task, log)
         finally:
             self._bars.remove_task(task)
             if not self._bars.tasks:
                 self._bars.stop()
 
     def check_line(self, result: CheckedResult) -> None:
-        """One check: a word on how it went, what was seen, and every finding below it."""
+        """Print one check: its status, what was seen, and every finding below it."""
         word, style = _CHECK_WORDS[result.status]
         _logger.info(f"{word}: {result.title}" + (f": {result.seen}" if result.seen else ""))
         line = Text.assemble((f"{word:>8}", style), f"  {result.title}", f": {result.seen}" if result.seen else "")
@@ -127,12 +128,12 @@ class RunConsole:
             self.console.print(Text(f"          -> {finding.fix}", style="bold"), soft_wrap=True)
 
     def step_line(self, step: int, total: int, metrics: Mapping[str, float], seconds: float) -> None:
-        """The main numbers of one training step."""
+        """Print the main numbers of one training step."""
         numbers = "  ".join(f"{name} {metrics[key]:.3g}" for name, key in _LINE if key in metrics)
         self.info(f"step {step:>{len(str(total))}}/{total}  {numbers}  {seconds:.1f} s")
 
     def before_after(self, before: Mapping[str, float] | None, after: Mapping[str, float]) -> None:
-        """The evaluation before and after training, side by side."""
+        """Print the evaluation before and after training, side by side."""
         table = Table(title="held-out tasks")
         table.add_column("metric")
         table.add_column("before", justify="right")
@@ -143,7 +144,7 @@ class RunConsole:
         self.console.print(table)
 
     def evaluation(self, metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> None:
-        """The figures of an evaluation by data source, with their 95 % confidence intervals."""
+        """Print the figures of an evaluation by data source, with their 95 % confidence intervals."""
         table = Table(title="held-out tasks")
         for column in ("source", "figure"):
             table.add_column(column)
@@ -160,7 +161,7 @@ class RunConsole:
         self.console.print(table)
 
     def rows(self, title: str, rows: Sequence[Sequence[str]]) -> None:
-        """A table whose first row is its header."""
+        """Print a table whose first row is its header."""
         header, *body = rows
         table = Table(*header, title=title)
         for row in body:
@@ -168,7 +169,7 @@ class RunConsole:
         self.console.print(table)
 
     def trajectory(self, title: str, trajectory: Trajectory) -> None:
-        """One episode as a conversation."""
+        """Print one episode as a conversation."""
         outcome = (
             f"reward {trajectory.outcome_reward:g}, process {trajectory.process_reward:g}, {trajectory.stop_reason}"
         )
@@ -176,12 +177,12 @@ class RunConsole:
 
 
 def _figure(name: str, value: float) -> str:
-    """Counts of rows are whole numbers."""
+    """A figure as text; counts of rows are whole numbers."""
     return f"{value:.0f}" if name.endswith(("/rows", "/failed")) else f"{value:.3f}"
 
 
 def _figure_order(name: str) -> tuple[bool, str, int, str]:
-    """By source, `all` last; rows, what was solved and how first."""
+    """Sort by source, `all` last; within a source counts and success first."""
     source, figure = name.removeprefix("eval/").rsplit("/", 1)
     first = ("rows", "failed", "greedy", "mean", "best", "maj", "reward")
     kind = figure.partition("@")[0]
@@ -189,29 +190,29 @@ def _figure_order(name: str) -> tuple[bool, str, int, str]:
 
 
 class ProgressBar:
-    """One bar of a progress display; with `say`, lines of a log instead."""
+    """One bar of a progress display; with `log`, also a line per minute."""
 
-    def __init__(self, bars: Progress, task: TaskID, say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, bars: Progress, task: TaskID, log: Callable[[str], None] | None = None) -> None:
         self._bars = bars
         self._task = task
-        self._say = say
-        self._started = self._last_said = time.monotonic()
+        self._log = log
+        self._started = self._last_logged = time.monotonic()
 
     def advance(self, note: str = "") -> None:
         """One more done."""
         self._bars.update(self._task, advance=1, note=note)
         now = time.monotonic()
-        if self._say is not None and now - self._last_said >= _SECONDS_BETWEEN_LINES:
-            self._last_said = now
+        if self._log is not None and now - self._last_logged >= _SECONDS_BETWEEN_LINES:
+            self._last_logged = now
             task = next(task for task in self._bars.tasks if task.id == self._task)
-            far = f"{task.description}: {task.completed:.0f} of {task.total:.0f}"
-            so_long = f"after {(now - self._started) / 60:.0f} min"
-            self._say(f"{far} {so_long}, {note}" if note else f"{far} {so_long}")
+            progress = f"{task.description}: {task.completed:.0f} of {task.total:.0f}"
+            elapsed = f"after {(now - self._started) / 60:.0f} min"
+            self._log(f"{progress} {elapsed}, {note}" if note else f"{progress} {elapsed}")
 
 
 @contextmanager
-def counting(what: str) -> Iterator[Callable[[str, int], None]]:
-    """A bar for work whose end is not known: called with what is being done and to how many things it has been."""
+def progress_counter(what: str) -> Iterator[Callable[[str, int], None]]:
+    """A progress bar for work of unknown length; call it with the stage and how many `what` are done."""
     console = Console(stderr=True)
     columns = (
         TextColumn("[bold]{task.description}"),
@@ -236,7 +237,7 @@ def _conversation(trajectory: Trajectory) -> Text:
     shown = 0
     for step in trajectory.steps:
         messages = step.observation.messages or ()
-        # The action before is already shown; its message stands at `shown`.
+        # The previous action is already shown; its message is at index `shown`.
         for message in messages[shown:]:
             text.append(f"{message['role']}: ", style="bold cyan")
             text.append(f"{_plain(message.get('content'))}\n")
@@ -251,7 +252,7 @@ def _plain(content: object) -> str:
 
 
 def pick_pair(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> tuple[Trajectory, Trajectory] | None:
-    """The same task before and after training: one that was failed and is now solved, if there is any."""
+    """The same task before and after training: one that is newly solved, if there is any."""
     solved = {trajectory.task_id: trajectory for trajectory in after if trajectory.success >= 1.0}
     for trajectory in before:
         if trajectory.success < 1.0 and not trajectory.is_failure and trajectory.task_id in solved:

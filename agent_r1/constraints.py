@@ -1,11 +1,11 @@
-"""What a value may be, stated beside its type, and the one check that reads it.
+"""Constraints on values, stated beside their types, and the functions that check them.
 
     steps: Count = 100                                     # a field of the configuration
     def step_gae(table, *, gamma: Fraction = 1.0): ...     # an argument that a configuration may set
 
-Constraints are pydantic's, in `Annotated`. The configuration's fields and the arguments of everything a configuration
-names (estimators, losses, environments, limits, context policies, tools) are checked by the same functions. A float is
-always finite: no key means something by infinity.
+Constraints are pydantic's, in `Annotated`. The configuration's fields and the arguments of everything that a
+configuration names (estimators, losses, environments, wrappers, context policies, tools) are checked by the same
+functions. A float must be finite.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pydantic import AfterValidator, ConfigDict, Field, PydanticUserError, TypeA
 from pydantic.errors import PydanticUndefinedAnnotation
 
 MAX_WHOLE_NUMBER = 2**31 - 1
-"""The largest count: more steps, tokens or episodes than this are a typing error."""
+"""The largest count; more steps, tokens or episodes are a typo."""
 MAX_NESTING = 100
-"""Lists and objects inside each other. Readers, writers and templates recurse; none of them gets near their limit."""
+"""Maximum depth of nested lists and objects, well below the recursion limits of readers, writers and templates."""
 MAX_REWARD = 1e9
-"""The largest size of a single reward. Sums and squares of such numbers stay finite in float32."""
+"""The largest absolute reward. Sums and squares of such numbers stay finite in float32."""
 
 _MAX_PATH_BYTES = 4000
 _MAX_NAME_BYTES = 255
@@ -37,7 +37,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_WHOLE_NUMBER)]
 CountOrZero = Annotated[int, Field(ge=0, le=MAX_WHOLE_NUMBER)]
 """A whole number from 0."""
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
-"""What random numbers are made from."""
+"""A seed for random numbers."""
 Positive = Annotated[float, Field(gt=0)]
 """A number above 0."""
 NotNegative = Annotated[float, Field(ge=0)]
@@ -59,12 +59,12 @@ def one_of(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def like(pattern: str, said: str) -> AfterValidator:
-    """Text of a form that `said` puts into words: `Annotated[str, like(r"cpu|cuda(:\\d+)?", "cpu or cuda:N")]`."""
+def like(pattern: str, description: str) -> AfterValidator:
+    """Text that matches a pattern: `Annotated[str, like(r"cpu|cuda(:\\d+)?", "cpu or cuda:N")]`."""
 
     def check(value: str) -> str:
         if re.fullmatch(pattern, value) is None:
-            raise ValueError(f"must be {said}")
+            raise ValueError(f"must be {description}")
         return value
 
     return AfterValidator(check)
@@ -75,7 +75,7 @@ def _usable_path(value: str) -> str:
         len(_as_bytes(part)) > _MAX_NAME_BYTES for part in value.split("/")
     ):
         raise ValueError(
-            f"is no path: longer than {_MAX_PATH_BYTES} bytes, or a name in it longer than {_MAX_NAME_BYTES}"
+            f"is not a path: longer than {_MAX_PATH_BYTES} bytes, or a name in it longer than {_MAX_NAME_BYTES}"
         )
     return value
 
@@ -85,7 +85,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 PathText = Annotated[str, AfterValidator(_usable_path)]
-"""A path that the file system can be asked about."""
+"""A path that file systems accept; it need not exist."""
 
 _WORDS = {
     "Input should": "must",
@@ -97,13 +97,13 @@ _WORDS = {
     "a string": "text",
     "a boolean": "true or false",
 }
-"""Pydantic's words, and ours for them."""
+"""Pydantic's words and their replacements."""
 
 _Checks = Mapping[str, TypeAdapter[Any]]
 
 
 def field_problems(record: Any, prefix: str = "") -> Iterator[str]:
-    """What is wrong with the fields of a dataclass whose annotations hold constraints, nested ones included.
+    """What is wrong with the fields of a dataclass, by the constraints in its annotations; nested ones included.
 
     "trainer.steps=0 must be at least 1"
     """
@@ -119,7 +119,7 @@ def field_problems(record: Any, prefix: str = "") -> Iterator[str]:
 
 
 def argument_problems(target: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is wrong with keyword arguments by the annotations of `target`: pairs of the argument and the problem.
+    """What is wrong with keyword arguments, by the annotations of `target`: pairs of argument and problem.
 
     `("gamma", "2 must be at most 1")`
     """
@@ -131,9 +131,9 @@ def argument_problems(target: Callable[..., Any], arguments: Mapping[str, Any]) 
 
 
 def unusable_parts(value: Any, where: str, *, from_data: bool = True) -> Iterator[str]:
-    """What nothing downstream can use, anywhere inside lists and mappings: numbers that are not finite, text that is no
-    Unicode, whole numbers that no float can hold, and more than `MAX_NESTING` levels; in data also kinds of values that
-    JSON does not have, in a configuration (`from_data=False`) also NUL characters, which no path or name may hold.
+    """Values inside lists and mappings that are never usable: numbers that are not finite, text that is not Unicode,
+    whole numbers too large for a float, and more than `MAX_NESTING` levels; in data also types that JSON does not have,
+    in a configuration (`from_data=False`) also NUL characters, which no path or name may hold.
 
     >>> list(unusable_parts({"a": [1.0, float("nan")]}, "env_kwargs"))
     ['env_kwargs.a[1] is nan; numbers must be finite']
@@ -172,7 +172,7 @@ def _text_problem(text: str, may_hold_nul: bool) -> str | None:
         try:
             text.encode()
         except UnicodeEncodeError:
-            return "holds half of a surrogate pair, which is no Unicode text"
+            return "holds half of a surrogate pair, which is not Unicode text"
     return "holds a NUL character" if not may_hold_nul and "\0" in text else None
 
 
@@ -198,14 +198,14 @@ def _checks_of_arguments(target: Callable[..., Any]) -> _Checks:
     function: Any = target.__init__ if inspect.isclass(target) else target
     try:
         hints = typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError, AttributeError):  # names that exist only for type checkers; nothing to read
+    except (NameError, TypeError, AttributeError):  # names that exist only for type checkers
         return {}
     hints.pop("return", None)
     return {name: check for name, hint in hints.items() if (check := _check(hint)) is not None}
 
 
 def _check(hint: Any) -> TypeAdapter[Any] | None:
-    """None for what pydantic cannot check."""
+    """The check of a type; None for one that pydantic cannot check."""
     config = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
     for settings in (config, None):  # a hint that is itself a dataclass takes no settings
         try:
@@ -230,14 +230,14 @@ def _problem(check: TypeAdapter[Any], value: Any) -> str | None:
             error = lax_error
         else:
             return None
-    told = dict.fromkeys(_told(entry) for entry in error.errors(include_url=False))
-    return " or ".join(list(told)[:3])
+    messages = dict.fromkeys(_reworded(entry) for entry in error.errors(include_url=False))
+    return " or ".join(list(messages)[:3])
 
 
-def _told(entry: Any) -> str:
+def _reworded(entry: Any) -> str:
     message = str(entry["msg"]).removeprefix("Value error, ")
-    for theirs, ours in _WORDS.items():
-        message = message.replace(theirs, ours, 1)
+    for words, replacement in _WORDS.items():
+        message = message.replace(words, replacement, 1)
     # Inside a list or mapping, say where.
     inside = ".".join(str(part) for part in entry["loc"] if isinstance(part, int))
     return f"[{inside}] {message}" if inside else message

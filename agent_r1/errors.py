@@ -1,24 +1,24 @@
-"""Every error Agent-R1 raises on purpose, and the boundary that tells whose fault an exception is.
+"""The errors that Agent-R1 raises, and the boundary between its code and user code.
 
     AgentR1Error
     |-- ConfigError (ValueError)           a key, value or combination in the configuration
     |-- DataError (ValueError)             a row, a column or a file
-    |-- UnsupportedMediaError (ValueError) images, video or audio, which nothing here reads yet
-    |-- ChatTemplateError (ValueError)     a conversation that the model's chat template refuses
-    |-- UnknownNameError (LookupError)     a name that is in no registry
+    |-- UnsupportedMediaError (ValueError) images, video or audio, which are not supported yet
+    |-- ChatTemplateError (ValueError)     a conversation that the model's chat template rejects
+    |-- UnknownNameError (LookupError)     a name that is not registered
     |-- MissingExtraError (ImportError)    an optional dependency; the message has the pip line
     |-- CheckpointError (RuntimeError)     a checkpoint that cannot be read or does not fit
     |-- RunLockedError (RuntimeError)      a run folder that another process uses
     |-- StorageError (OSError)             a file or folder that cannot be written
-    |-- ExportError (RuntimeError)         a trained model that cannot be made into a Hugging Face folder
-    |-- EngineError (RuntimeError)         an engine that cannot answer
+    |-- ExportError (RuntimeError)         a trained model that cannot be exported as a Hugging Face folder
+    |-- EngineError (RuntimeError)         an engine that cannot complete a request
     |-- EnvTimeoutError (TimeoutError)     an environment that took too long
-    |-- EnvServerError (ConnectionError)   an environment server that cannot be reached or does not answer as it should
-    |   `-- EpisodeLostError               it does not know the episode: it was restarted, or closed an idle episode
+    |-- EnvServerError (ConnectionError)   an environment server that cannot be reached or sends a wrong reply
+    |   `-- EpisodeLostError               it no longer has the episode: it was restarted, or the episode was idle
     |-- DivergenceError (ArithmeticError)  too many non-finite updates in a row, or weights that exploded
     |-- DeviceMemoryError (MemoryError)    a GPU with too little memory for an update
     |-- RolloutsFailingError (RuntimeError) every rollout of a batch failed
-    `-- EpisodeError (RuntimeError)        one rollout broke; carries its StopReason and traceback
+    `-- EpisodeError (RuntimeError)        one rollout failed; has its StopReason and traceback
 
 A message says what was wrong, what was found and what to do.
 """
@@ -39,13 +39,13 @@ from agent_r1.types import StopReason, media_in
 MAX_TRACEBACK_CHARS = 20_000
 
 INTERRUPTIONS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
-"""What ends a run, a generator or a task from outside: it passes through every boundary. Everything else that foreign
-code raises is its failure, also a `SystemExit` and other exceptions that are no `Exception`, such as panics of Rust
+"""Exceptions that end a run, a generator or a task from outside; they pass through every boundary. Everything else that
+user code raises is its failure, also `SystemExit` and other exceptions outside `Exception`, such as panics of Rust
 code."""
 
 
 class AgentR1Error(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors that Agent-R1 raises."""
 
 
 class ConfigError(AgentR1Error, ValueError):
@@ -61,11 +61,11 @@ class UnsupportedMediaError(AgentR1Error, ValueError):
 
 
 class ChatTemplateError(AgentR1Error, ValueError):
-    """A model's chat template refuses a conversation."""
+    """A model's chat template rejects a conversation."""
 
 
 class UnknownNameError(AgentR1Error, LookupError):
-    """A name is in no registry."""
+    """A name is not registered."""
 
 
 class MissingExtraError(AgentR1Error, ImportError):
@@ -76,7 +76,7 @@ class MissingExtraError(AgentR1Error, ImportError):
 
 
 def require_installed(module: str, package: str, extra: str, purpose: str) -> None:
-    """Raise `MissingExtraError` when a module of an optional dependency is not there; it is not imported yet."""
+    """Raise `MissingExtraError` when a module of an optional dependency is not installed; nothing is imported."""
     if find_spec(module) is None:
         raise MissingExtraError(package, extra, purpose)
 
@@ -90,7 +90,7 @@ class RunLockedError(AgentR1Error, RuntimeError):
 
 
 class StorageError(AgentR1Error, OSError):
-    """A file or folder cannot be written: the disk is full, or closed to us."""
+    """A file or folder cannot be written: the disk is full or not writable."""
 
 
 class ExportError(AgentR1Error, RuntimeError):
@@ -98,7 +98,7 @@ class ExportError(AgentR1Error, RuntimeError):
 
 
 class EngineError(AgentR1Error, RuntimeError):
-    """The engine cannot answer."""
+    """The engine cannot complete a request."""
 
 
 class EnvTimeoutError(AgentR1Error, TimeoutError):
@@ -110,7 +110,7 @@ class EnvServerError(AgentR1Error, ConnectionError):
 
 
 class EpisodeLostError(EnvServerError):
-    """The server does not know the episode; only a fresh environment helps."""
+    """The server no longer has the episode; a new environment must be made."""
 
 
 class DivergenceError(AgentR1Error, ArithmeticError):
@@ -126,7 +126,7 @@ class RolloutsFailingError(AgentR1Error, RuntimeError):
 
 
 class EpisodeError(AgentR1Error, RuntimeError):
-    """One rollout broke for a reason that is not the policy's."""
+    """One rollout failed for a reason outside the policy."""
 
     def __init__(self, reason: StopReason, where: str, details: str) -> None:
         super().__init__(f"{where} failed ({reason}):\n{details}")
@@ -136,10 +136,10 @@ class EpisodeError(AgentR1Error, RuntimeError):
 
 
 class boundary:  # noqa: N801 - it is used like a function
-    """Turn any exception of foreign code into `EpisodeError(reason)`; the one broad `except` of the rollout. Only
-    `INTERRUPTIONS` go through.
+    """Turn any exception of user code into `EpisodeError(reason)`; the one broad `except` of the rollout. Only
+    `INTERRUPTIONS` pass.
 
-    It is a class because a context manager made of a generator lets `StopIteration` (a `next` of nothing) through.
+    It is a class because a context manager made from a generator lets `StopIteration` pass.
 
     >>> with boundary(StopReason.ENV_ERROR, "reset of env 'shop'"):
     ...     raise OSError("connection lost")
@@ -164,8 +164,8 @@ class boundary:  # noqa: N801 - it is used like a function
 
 @contextmanager
 def no_exit(where: str) -> Iterator[None]:
-    """Outside of episodes: what foreign code raises goes through as it is, but it cannot end the program. A
-    `SystemExit` and the like become a `ConfigError`: no run ends in success because somebody called `sys.exit(0)`.
+    """For user code outside episodes: exceptions pass unchanged, but `SystemExit` and the like become a `ConfigError`.
+    A `sys.exit(0)` in user code must not end a run as if it had succeeded.
 
     >>> with no_exit("the data preparation 'prepare:main'"):
     ...     raise SystemExit(0)
@@ -184,8 +184,8 @@ def no_exit(where: str) -> Iterator[None]:
 
 
 def portable(error: BaseException) -> Exception:
-    """The same failure as an exception that a future can carry: a `SystemExit` would end the event loop on its way, and
-    a future refuses a `StopIteration`."""
+    """The same failure as an exception that a future can hold: `SystemExit` would end the event loop, and a future
+    rejects `StopIteration`."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     carried = RuntimeError(described(error))
@@ -194,7 +194,7 @@ def portable(error: BaseException) -> Exception:
 
 
 def described(error: BaseException) -> str:
-    """The type of an exception and what it says, if it says anything.
+    """The type of an exception and its message, if it has one.
 
     >>> described(SystemExit(0)), described(StopIteration())
     ('SystemExit: 0', 'StopIteration')
@@ -203,14 +203,14 @@ def described(error: BaseException) -> str:
         text = str(error)
     except INTERRUPTIONS:
         raise
-    except BaseException:  # an exception may refuse to be printed
+    except BaseException:  # `__str__` of the exception may raise itself
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 @contextmanager
 def raising(kind: type[AgentR1Error], what: str) -> Iterator[None]:
-    """Turn any exception of a library into `kind`; errors that we raise on purpose stay what they are.
+    """Turn any exception of a library into `kind`; errors of Agent-R1 pass unchanged.
 
     >>> with raising(ExportError, "hf cannot be exported"):
     ...     raise KeyError("lm_head")
@@ -226,7 +226,7 @@ def raising(kind: type[AgentR1Error], what: str) -> Iterator[None]:
 
 
 def _traceback(error: BaseException) -> str:
-    """The traceback, without the middle of a message that would fill the memory and the records."""
+    """The traceback, with the middle of a very long one left out."""
     text = "".join(traceback.format_exception(error))
     if len(text) <= MAX_TRACEBACK_CHARS:
         return text
@@ -235,20 +235,20 @@ def _traceback(error: BaseException) -> str:
 
 
 def refuse_media(where: str, messages: Iterable[Any] = (), images: Sequence[Any] = ()) -> None:
-    """Raise `UnsupportedMediaError` when there is content that is not text: a model that never sees an image must not
-    be trained as if it did."""
+    """Raise `UnsupportedMediaError` for content that is not text: a model that never sees an image must not be trained
+    as if it did."""
     kinds = media_in(messages)
     if images and "image" not in kinds:
         kinds = ["image", *kinds]
     if kinds:
         raise UnsupportedMediaError(
             f"{where} holds {' and '.join(kinds)} content, which no model or engine of Agent-R1 reads yet: only text "
-            "is supported. Put what it shows into words, or leave it out"
+            "is supported. Describe it in text, or leave it out"
         )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The second half of an unknown-name message: the nearest match and everything there is.
+    """The second half of an unknown-name message: the nearest match and all known names.
 
     >>> did_you_mean("grop", ["grpo", "ppo"])
     "Did you mean 'grpo'? Known: grpo, ppo."
@@ -260,7 +260,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def report_problems(problems: list[str], error: type[AgentR1Error], title: str) -> None:
-    """Raise `error` naming every problem at once; do nothing when there is none."""
+    """Raise `error` with every problem; do nothing when there is none."""
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise error(f"{title}\n{listed}")

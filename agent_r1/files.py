@@ -1,5 +1,5 @@
-"""Writing to a disk that may be full, or closed to us: what is half written goes, and what is said names the place, the
-room there and what to do."""
+"""Atomic file writes. On failure the partial file is removed and a `StorageError` names the path, the free space and a
+fix."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from agent_r1.errors import AgentR1Error, StorageError
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _ADVICE = {
-    errno.ENOSPC: "Make room there",
-    errno.EDQUOT: "Make room there, or have your quota raised",
+    errno.ENOSPC: "Free some space there",
+    errno.EDQUOT: "Free some space there, or have your quota raised",
     errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
 }
 
 
 @contextmanager
 def atomic_write(place: Path, *, partial: Path | None = None, num_bytes: int | None = None) -> Iterator[None]:
-    """Inside, a write that fails is a `StorageError`; `num_bytes`, where known, is what `place` needs.
+    """Within this block a failed write is a `StorageError`; `num_bytes`, if known, is the size of `place`.
 
-    Whatever ends the block early, `partial` (a file or a folder, where it is written before it is complete) is removed:
-    it would keep a full disk full.
+    When the block raises, `partial` (the file or folder that is written before it is complete) is removed, so that it
+    does not keep a full disk full.
     """
     try:
         with ExitStack() as stack:
@@ -36,7 +36,7 @@ def atomic_write(place: Path, *, partial: Path | None = None, num_bytes: int | N
             stack.pop_all()
     except AgentR1Error:  # raised on purpose: a file that cannot be read, or a write that was explained already
         raise
-    except Exception as error:  # whether it is a failed write shows in what is behind it
+    except Exception as error:  # libraries wrap a failed write in errors of their own
         failed = _failed_write(error)
         if failed is None:
             raise
@@ -44,29 +44,29 @@ def atomic_write(place: Path, *, partial: Path | None = None, num_bytes: int | N
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old one or the new one, never half. Two processes that write
-    it at once do not meet: the later one's stays."""
+    """Write a file so that readers, also after a crash, see either the old or the new content. Of two processes that
+    write at once the later one wins."""
     data = content.encode() if isinstance(content, str) else content
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with atomic_write(path, partial=beside, num_bytes=len(data)):
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with atomic_write(path, partial=partial, num_bytes=len(data)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with partial.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        partial.replace(path)
 
 
-def replace_folder(beside: Path, place: Path) -> None:
-    """Replace the folder `place` with `beside`, durably. The old folder is removed only when the new one is there. Of
-    two processes that replace it at once, the later one's stays."""
+def replace_folder(new: Path, place: Path) -> None:
+    """Move the folder `new` to `place`, durably. The old folder is removed only after that. Of two processes that
+    replace it at once the later one wins."""
     old = place.with_name(f".{place.name}.old")
     with locked_folder(place.parent):
         shutil.rmtree(old, ignore_errors=True)
         if place.exists():
             place.rename(old)
         try:
-            beside.rename(place)
+            new.rename(place)
         except OSError:
             if old.exists():
                 old.rename(place)
@@ -108,7 +108,7 @@ def flush(path: Path) -> None:
 
 
 def free_bytes(place: Path) -> int:
-    """The room on the disk of a file or folder, which need not be there yet."""
+    """The free space on the disk of a file or folder, which need not exist yet."""
     for folder in (place, *place.absolute().parents):
         with suppress(OSError):
             return shutil.disk_usage(folder).free
@@ -116,7 +116,7 @@ def free_bytes(place: Path) -> int:
 
 
 def size_in_words(num_bytes: float) -> str:
-    """A size for people.
+    """A human-readable size.
 
     >>> size_in_words(15_285_056_768), size_in_words(400_000)
     ('15.3 GB', '400 kB')
@@ -129,21 +129,21 @@ def size_in_words(num_bytes: float) -> str:
 
 
 def _failed_write(error: Exception) -> OSError | None:
-    """What the operating system said; None for an error that is not about writing.
+    """The operating system's error; None for an error that is not about writing.
 
-    torch raises what its zip writer finds wrong after the write that failed, and libraries in Rust raise exceptions of
-    their own, which end in `(os error 28)`.
+    torch raises an error of its zip writer after the failed write, and libraries in Rust raise their own exceptions,
+    which end in `(os error 28)`.
     """
     for candidate in (error, error.__context__):
         if isinstance(candidate, OSError):
             return candidate
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(told[1]), os.strerror(int(told[1]))) if told else None
+    code = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(code[1]), os.strerror(int(code[1]))) if code else None
 
 
 def _message(place: Path, failed: OSError, num_bytes: int | None) -> str:
     needs = "" if num_bytes is None else f", and it needs {size_in_words(num_bytes)}"
-    advice = _ADVICE.get(failed.errno or 0, "Make it a place that can be written to")
+    advice = _ADVICE.get(failed.errno or 0, "Make it writable, or choose another place")
     return (
         f"{place} cannot be written ({failed.strerror or failed}): {size_in_words(free_bytes(place))} are free "
         f"there{needs}. {advice}"

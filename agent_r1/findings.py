@@ -1,4 +1,4 @@
-"""`Finding`: one thing that is wrong, in the form every check reports it."""
+"""`Finding`: one problem, as every check reports it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that is wrong.
+    """One problem that a check found.
 
     >>> print(Finding(rule="rewards are finite", observed="step 0 gave nan", fix="Give a number"))
     rewards are finite: step 0 gave nan. Give a number
     """
 
     rule: str
-    """The rule that is broken."""
+    """The rule that is violated."""
     observed: str
     """What was seen."""
     fix: str
     """What fixes it."""
     severity: Literal["problem", "warning"] = "problem"
-    """A `problem` will cost the run; a `warning` may be meant."""
+    """A `problem` makes training fail or useless; a `warning` may be intended."""
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.observed}. {self.fix}"

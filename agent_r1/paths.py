@@ -1,4 +1,4 @@
-"""Where things are kept that are made once for all runs: `$AGENT_R1_CACHE`, else `~/.cache/agent-r1`."""
+"""The cache folder, shared by all runs: `$AGENT_R1_CACHE`, else `~/.cache/agent-r1`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_dir(name: str) -> Path:
-    """The place of `name` in the cache; `${cached:name}` in a configuration.
+    """The path of `name` in the cache; `${cached:name}` in a configuration.
 
     With AGENT_R1_CACHE=/data/cache, `cache_dir("smollm2")` is /data/cache/smollm2.
     """

@@ -1,15 +1,15 @@
-"""One rule of extension: a name in a registry, or `module:attribute`.
+"""Registries: everything that can be extended is found by a registered name or by `module:attribute`.
 
     @BaseTool.register("price")        ->  env.tools=[price]
     reward_fn.py: def score(...)       ->  reward.function=reward_fn:score
 
 `module:attribute` is looked up first in the recipe folder that was opened with `recipe_folder(...)`, then among
-installed modules, so a user's recipe works like ours and two recipes may each have a `reward_fn.py`.
+installed modules, so that two recipes may each have a `reward_fn.py`.
 
-`{name: clip, clip_low: 0.2}` in a configuration is the thing of that name with its arguments (`bind_part`).
+`{name: clip, clip_low: 0.2}` in a configuration is an entry with its arguments (`Part`, `bind_part`).
 
-`module:attribute` is for configurations, which are code. Data rows never name code: they use `Registry.registered`.
-A registry may say what its entries must be (`accepts`); what `module:attribute` finds is checked before it is used.
+`module:attribute` is for configurations, which are code. Data rows cannot name code: they use `Registry.registered`.
+A registry may check its entries (`accepts`), also those that `module:attribute` finds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _recipe_folder: ContextVar[Path | None] = ContextVar("recipe_folder", default=No
 
 
 class Registry(Generic[T]):
-    """Names of one kind of thing.
+    """Named entries of one kind.
 
     >>> shapes: Registry[type] = Registry("shape")
     >>> @shapes.register("dot")
@@ -61,8 +61,8 @@ class Registry(Generic[T]):
         self._replaceable: set[str] = set()
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that gives the decorated thing this name. The same name may be given again by a reloaded module
-        but not by a different one."""
+        """A decorator that registers the decorated entry. A reloaded module may register the same name again, another
+        module may not."""
 
         def add(entry: T) -> T:
             self.add(name, entry)
@@ -71,8 +71,8 @@ class Registry(Generic[T]):
         return add
 
     def add(self, name: str, entry: T, *, replaceable: bool = False) -> None:
-        """Give `entry` this name. With `replaceable`, another entry may take the name later: what is passed to
-        `agent_r1.train` as an object is defined again and again in a notebook."""
+        """Register `entry` under this name. With `replaceable`, another entry may take the name later: objects that are
+        passed to `agent_r1.train` are defined again and again in a notebook."""
         if ":" in name:
             raise ConfigError(f"a {self.kind} name may not contain ':', found '{name}'; ':' marks module:attribute")
         present = self._entries.get(name)
@@ -90,20 +90,20 @@ class Registry(Generic[T]):
         return sorted(self._entries)
 
     def get(self, name: str) -> T:
-        """The thing of that name, or the object at `module:attribute`."""
+        """The entry of that name, or the object at `module:attribute`."""
         if name in self._entries:
             return self._entries[name]
         if ":" in name:
-            found: T = load_object(name, kind=self.kind)
-            self._refuse_other_kinds(name, found)
-            return found
+            entry: T = load_object(name, kind=self.kind)
+            self._refuse_other_kinds(name, entry)
+            return entry
         raise UnknownNameError(
             f"unknown {self.kind} '{name}'. {did_you_mean(name, self._entries)} "
             f"Or point to your own with module:attribute."
         )
 
     def registered(self, name: str) -> T:
-        """The thing of that name, and nothing that is not registered: what data rows may name."""
+        """The registered entry of that name; data rows may name nothing else."""
         if name in self._entries:
             return self._entries[name]
         if ":" in name:
@@ -114,14 +114,14 @@ class Registry(Generic[T]):
             )
         raise UnknownNameError(f"unknown {self.kind} '{name}'. {did_you_mean(name, self._entries)}")
 
-    def _refuse_other_kinds(self, name: str, found: Any) -> None:
-        if not self._accepts(found):
-            kind = f"the class {found.__name__}" if inspect.isclass(found) else f"a {type(found).__name__}"
+    def _refuse_other_kinds(self, name: str, entry: Any) -> None:
+        if not self._accepts(entry):
+            kind = f"the class {entry.__name__}" if inspect.isclass(entry) else f"a {type(entry).__name__}"
             raise ConfigError(f"{self.kind} '{name}' is {kind}; expected {self._expected}")
 
 
 def _origin(entry: Any) -> str:
-    """The file and name a registered thing was defined with: equal for a file that is loaded under two module names."""
+    """Where an entry was defined, as file and name: equal for a file that is loaded under two module names."""
     function = getattr(entry, "function", None)
     target = function or (entry if hasattr(entry, "__qualname__") else type(entry))
     module = sys.modules.get(target.__module__)
@@ -155,7 +155,7 @@ def _load_file(folder: Path, name: str, file: Path) -> ModuleType:
 
 
 def open_recipe_package(folder: Path) -> str:
-    """Make the files of a recipe folder importable; gives the name of the package they are in."""
+    """Make the files of a recipe folder importable; returns the name of their package."""
     package = _RECIPE_PACKAGE + hashlib.sha1(str(folder).encode()).hexdigest()[:10]
     if package not in sys.modules:
         root = ModuleType(package)
@@ -165,7 +165,7 @@ def open_recipe_package(folder: Path) -> str:
 
 
 def recipe_folder_of(module_name: str) -> Path | None:
-    """The recipe folder a loaded module is a file of; None for installed modules."""
+    """The recipe folder that a loaded module belongs to; None for installed modules."""
     package = module_name.partition(".")[0]
     return Path(sys.modules[package].__path__[0]) if package.startswith(_RECIPE_PACKAGE) else None
 
@@ -190,38 +190,40 @@ def load_object(reference: str, *, kind: str) -> Any:
 
 def load_function(reference: str, *, kind: str) -> Callable[..., Any]:
     """The function at `module:attribute`; anything that cannot be called is refused."""
-    found = load_object(reference, kind=kind)
-    if not callable(found):
-        raise ConfigError(f"{kind} '{reference}' is a {type(found).__name__}; expected a function")
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = load_object(reference, kind=kind)
+    if not callable(function):
+        raise ConfigError(f"{kind} '{reference}' is a {type(function).__name__}; expected a function")
     return function
 
 
-def find_module(name: str, wanted: str) -> ModuleType:
-    """`load_module`, for `wanted` ("tool 'tools:price'"): a module that is not there is told from one that it needs."""
+def find_module(name: str, purpose: str) -> ModuleType:
+    """`load_module` with errors that say what it is loaded for ("tool 'tools:price'"), and whether the module itself is
+    missing or one that it imports."""
     if _MODULE_NAME.fullmatch(name) is None:
-        raise UnknownNameError(f"unknown {wanted}: '{name}' is no name of a module, such as tools or my_package.tools")
+        raise UnknownNameError(
+            f"unknown {purpose}: '{name}' is not a module name; expected for example tools or my_package.tools"
+        )
     folder = _recipe_folder.get()
     where = f" (looked in {folder} and among installed modules)" if folder else " (looked among installed modules)"
     try:
-        with no_exit(f"loading {wanted}: the module '{name}'"):
+        with no_exit(f"loading {purpose}: the module '{name}'"):
             return load_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and not _is_same_module(error.name, name):
-            problem = f"loading {wanted}: {name} needs the module '{error.name}'"
+            problem = f"loading {purpose}: {name} needs the module '{error.name}'"
             raise ConfigError(problem + _advice_on_import(error.name, folder)) from error
-        raise UnknownNameError(f"unknown {wanted}: there is no module '{name}'{where}") from error
+        raise UnknownNameError(f"unknown {purpose}: there is no module '{name}'{where}") from error
 
 
 def _advice_on_import(missing: str, folder: Path | None) -> str:
-    """Files of a recipe are a package of their own: `import tools` finds none of them, and recipes never collide."""
+    """A recipe's files are a package of their own, so `import tools` does not find the file tools.py next to it."""
     if folder is None or not any(folder.joinpath(name).exists() for name in (f"{missing}.py", missing)):
         return ""
     return f", a file of the same folder: write `from .{missing} import ...`, with the dot"
 
 
-def _is_same_module(missing: str, wanted: str) -> bool:
-    return missing == wanted or missing.endswith("." + wanted) or wanted.startswith(missing + ".")
+def _is_same_module(missing: str, name: str) -> bool:
+    return missing == name or missing.endswith("." + name) or name.startswith(missing + ".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,7 @@ def bind_part(registry: Registry[Any], key: str, part: Part | Mapping[str, Any])
 
 
 def check_arguments(target: Callable[..., Any], prefix: str, arguments: Mapping[str, Any], what: str) -> None:
-    """Refuse values that the annotations of `target` exclude, all at once.
+    """Refuse values that the annotations of `target` exclude; one error names all of them.
 
     "tool 'search': k=99 must be at most 20; characters=0 must be at least 1"
     """
@@ -295,7 +297,7 @@ def check_arguments(target: Callable[..., Any], prefix: str, arguments: Mapping[
 
 
 def takes(num_arguments: int) -> Callable[[Any], bool]:
-    """For `Registry(accepts=...)`: whether something can be called with so many arguments, as far as it says."""
+    """For `Registry(accepts=...)`: whether an entry can be called with this many arguments, as far as it is known."""
 
     def accepts(entry: Any) -> bool:
         if not callable(entry):
@@ -304,7 +306,7 @@ def takes(num_arguments: int) -> Callable[[Any], bool]:
             inspect.signature(entry).bind_partial(*([None] * num_arguments))
         except TypeError:
             return False
-        except ValueError:  # a function written in C that does not tell its signature
+        except ValueError:  # a function written in C, without a signature
             return True
         return True
 
@@ -313,7 +315,7 @@ def takes(num_arguments: int) -> Callable[[Any], bool]:
 
 @functools.lru_cache(maxsize=512)
 def signature_of(target: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a callable. Reading one is dear, and every episode makes an environment and its tools."""
+    """The signature of a callable, cached: reading one is slow, and every episode makes an environment and tools."""
     return inspect.signature(target)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agent_r1.chat import ChatRenderer
 from agent_r1.models.tiny import train_tokenizer
 from recipes.quickstart.shop import demonstration, draw_basket
+from tests.helpers import commands
 from tests.helpers.fuzzing import cases
+from tests.helpers.tiny_runs import score_variety, tiny_overrides
 
 # In models this small threads only wait for each other. The variable is for the processes that tests start: a run and
 # the run it is compared with must use the same number.
@@ -53,6 +57,19 @@ def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
     LlamaForCausalLM(tiny_config(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Trains a tiny run of four steps without interruption, once per session and set of overrides; gives its folder."""
+
+    @cache
+    def train(*overrides: str) -> Path:
+        folder = tmp_path_factory.mktemp("uninterrupted")
+        commands.train(*tiny_overrides(folder, model_folder, *overrides), quiet=True, reward=score_variety)
+        return folder / "tiny"
+
+    return train
 
 
 def tiny_config(tokenizer: Any) -> LlamaConfig:

@@ -39,7 +39,7 @@ class Algorithm:
 
     @property
     def num_updates(self) -> int:
-        """Updates a batch."""
+        """Updates per batch."""
         return self.settings.epochs * self.settings.minibatches
 
     @property
@@ -47,15 +47,18 @@ class Algorithm:
         """The engine's own log-probs stand for the old policy: no pass of the trainer is spent on them."""
         if self.settings.old_logprobs != "auto":
             return self.settings.old_logprobs == "rollout"
-        return self.num_updates == 1 and self.settings.off_policy.name == "none" and not self.kl_in_reward
+        return self.num_updates == 1 and not self.corrects_off_policy and not self.kl_in_reward
+
+    @property
+    def corrects_off_policy(self) -> bool:
+        """Tokens are weighted for being sampled by another policy than the trainer's."""
+        return self.settings.off_policy.name != "none"
 
     @property
     def accounts_for_stale_tokens(self) -> bool:
         """A token counts by how likely it has become since it was sampled: through a correction, or through the loss's
         own ratio when that starts from the log-probs the token was sampled with."""
-        if self.settings.off_policy.name != "none":
-            return True
-        return self.bypasses_old_policy and _reads_ratio(self.loss)
+        return self.corrects_off_policy or (self.bypasses_old_policy and _reads_ratio(self.loss))
 
     @property
     def values_within_steps(self) -> bool:

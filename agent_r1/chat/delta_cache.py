@@ -1,12 +1,13 @@
-"""What a chat template writes around the answers of tools, learned so that it need not be asked every time.
+"""Cache of what a chat template writes around tool answers, so that the template need not be rendered every turn.
 
-Most templates write a tool's answer as it is, between words that are always the same:
+Most templates copy a tool's answer unchanged between constant texts:
 
     <|end|><|tool|>7<|end|><|assistant|>    for the answer "7"
 
-Asked once with an answer that has everything in it that a template might change (quotes, tags, line breaks, braces),
-such a template shows the words alone: a stencil. It is used after it has given a few times what the template gave, and
-only for answers like those it was made with, in conversations that begin the assistant's turn as it does.
+Rendered once with an answer that contains everything a template might change (quotes, tags, line breaks, braces), such
+a template reveals the constant texts: a `DeltaPattern`. The pattern is used after it has agreed with the template a few
+times, and only for answers of the kind it was made with, in conversations that begin the assistant's turn in the same
+way.
 """
 
 from __future__ import annotations
@@ -15,84 +16,87 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 TIMES_AGREED = 3
-"""How often what was learned of a template must give what the template gives before it is trusted."""
+"""How often a pattern must agree with the template before it is trusted."""
 
-_HARD = ': "quoted" \\ \\n \'s <tag x="y">&amp;</tag> {{ braces }} {% if %} [1, 2]\n\t\u00e9\u4e16 end'
+_PROBE = ': "quoted" \\ \\n \'s <tag x="y">&amp;</tag> {{ braces }} {% if %} [1, 2]\n\t\u00e9\u4e16 end'
 """In an answer, what any escaping, parsing or shortening would change."""
 
-Ask = Callable[[Sequence[str], bool], str | None]
-"""What a template writes after a turn when tools gave these answers, with or without the words that begin the next
-turn; None when it cannot be told."""
+RenderAnswers = Callable[[Sequence[str], bool], str | None]
+"""What a template writes after a turn for these tool answers, with or without the text that begins the next turn; None
+when that cannot be told apart from the rest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stencil:
-    """The words around answers."""
+class DeltaPattern:
+    """The constant texts around tool answers."""
 
     pieces: tuple[str, ...]
     """One more than there are answers."""
-    beginning: str
-    """The words that begin the assistant's turn, at the end of the last piece."""
+    turn_start: str
+    """The text that begins the assistant's turn, at the end of the last piece."""
     keeps_space: bool = True
-    """Whether space around an answer is written too."""
+    """Whether the template keeps whitespace around an answer."""
 
-    def fits(self, answers: Sequence[str], told: str) -> bool:
-        """Whether it may be used for these answers, in a conversation of which this much was written."""
+    def fits(self, answers: Sequence[str], rendered: str) -> bool:
+        """Whether it may be used for these answers, after a conversation that was rendered as `rendered`."""
         alike = all(answer and (self.keeps_space or answer == answer.strip()) for answer in answers)
-        return alike and told.endswith(self.beginning)
+        return alike and rendered.endswith(self.turn_start)
 
     def fill(self, answers: Sequence[str]) -> str:
         """The text with these answers.
 
-        >>> Stencil(("<", "|", ">"), ">").fill(["a", "b"])
+        >>> DeltaPattern(("<", "|", ">"), ">").fill(["a", "b"])
         '<a|b>'
         """
         first, *others = self.pieces
         return first + "".join(answer + piece for answer, piece in zip(answers, others, strict=True))
 
 
-class Stencils:
-    """The stencils of one template, for each kind of turn."""
+class DeltaCache:
+    """The patterns of one template, one for each kind of turn."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Stencil | None] = {}
+        self._patterns: dict[Hashable, DeltaPattern | None] = {}
         self._agreed: dict[Hashable, int] = {}
 
-    def text(self, kind: Hashable, answers: Sequence[str], told: str) -> str | None:
-        """What the template would write; None when it must be asked."""
-        stencil = self._known.get(kind)
-        if stencil is None or self._agreed[kind] < TIMES_AGREED or not stencil.fits(answers, told):
+    def text(self, kind: Hashable, answers: Sequence[str], rendered: str) -> str | None:
+        """What the template would write; None when it must be rendered."""
+        pattern = self._patterns.get(kind)
+        if pattern is None or self._agreed[kind] < TIMES_AGREED or not pattern.fits(answers, rendered):
             return None
-        return stencil.fill(answers)
+        return pattern.fill(answers)
 
-    def learn(self, kind: Hashable, answers: Sequence[str], told: str, text: str, ask: Ask) -> None:
-        """The template was asked, and wrote this text."""
-        if kind not in self._known:
-            self._known[kind], self._agreed[kind] = make_stencil(ask, len(answers)), 0
-        stencil = self._known[kind]
-        if stencil is not None and stencil.fits(answers, told):
+    def learn(
+        self, kind: Hashable, answers: Sequence[str], rendered: str, text: str, render_answers: RenderAnswers
+    ) -> None:
+        """Compare the pattern with `text`, which the template wrote; make the pattern the first time."""
+        if kind not in self._patterns:
+            self._patterns[kind], self._agreed[kind] = make_pattern(render_answers, len(answers)), 0
+        pattern = self._patterns[kind]
+        if pattern is not None and pattern.fits(answers, rendered):
             self._agreed[kind] += 1
-            if stencil.fill(answers) != text:
-                self._known[kind] = None
+            if pattern.fill(answers) != text:
+                self._patterns[kind] = None
 
 
-def make_stencil(ask: Ask, num_answers: int) -> Stencil | None:
-    """The stencil of a template, or None when it does not write answers as they are.
+def make_pattern(render_answers: RenderAnswers, num_answers: int) -> DeltaPattern | None:
+    """The pattern of a template; None when the template does not copy answers unchanged.
 
-    >>> make_stencil(lambda answers, begin: f"<tool>{answers[0]}</tool>" + "<bot>" * begin, 1)
-    Stencil(pieces=('<tool>', '</tool><bot>'), beginning='<bot>', keeps_space=True)
-    >>> make_stencil(lambda answers, begin: f"<tool>{answers[0]!r}</tool>", 1)
+    >>> make_pattern(lambda answers, begin: f"<tool>{answers[0]}</tool>" + "<bot>" * begin, 1)
+    DeltaPattern(pieces=('<tool>', '</tool><bot>'), turn_start='<bot>', keeps_space=True)
+    >>> make_pattern(lambda answers, begin: f"<tool>{answers[0]!r}</tool>", 1)
     """
-    answers = [f"AGENTR1 {number}{_HARD}" for number in range(num_answers)]
-    text, ended = ask(answers, True), ask(answers, False)
+    answers = [f"AGENTR1 {number}{_PROBE}" for number in range(num_answers)]
+    text, ended = render_answers(answers, True), render_answers(answers, False)
     if text is None or ended is None or not text.startswith(ended):
         return None
     pieces, rest = list[str](), text
     for answer in answers:
-        before, found, rest = rest.partition(answer)
-        if not found:
+        before, copied, rest = rest.partition(answer)
+        if not copied:
             return None
         pieces.append(before)
-    stencil = Stencil((*pieces, rest), text[len(ended) :])
+    pattern = DeltaPattern((*pieces, rest), text[len(ended) :])
     spaced = [f" \n{answer}\t\n " for answer in answers]
-    return stencil if ask(spaced, True) == stencil.fill(spaced) else Stencil(stencil.pieces, stencil.beginning, False)
+    keeps_space = render_answers(spaced, True) == pattern.fill(spaced)
+    return pattern if keeps_space else DeltaPattern(pattern.pieces, pattern.turn_start, keeps_space=False)

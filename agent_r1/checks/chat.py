@@ -1,7 +1,7 @@
-"""Does the chat template keep what was said, and can the model's calls be read?
+"""Checks of the chat template and the tool format: are earlier turns preserved, and are the model's calls parsed?
 
-The template, the tool format and the tools are three things that different people wrote. Nobody notices when they do
-not fit: the model calls a tool in a form nobody reads, or every turn is tokenised anew.
+Template, tool format and tools come from different authors, and a mismatch raises no error: calls are not recognised,
+or every turn is tokenised again.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ def template_findings(renderer: ChatRenderer, observation: Observation) -> list[
     try:
         ids = renderer.encode_turn(prompt, _reply(observation).as_message())
     except ValueError as error:
-        found = f"{error}"
-        do = "Use a template that writes the assistant's turn after its generation prompt and ends it with a stop token"
-        return [Finding(rule="the template writes the model's turn as the model would", observed=found, fix=do)]
+        observed = f"{error}"
+        fix = (
+            "Use a template that writes the assistant's turn after its generation prompt and ends it with a stop token"
+        )
+        return [Finding(rule="the template writes the model's turn as the model would", observed=observed, fix=fix)]
     action = renderer.parse(ids, truncated=False)
     following = _following(observation, action)
     after = renderer.next_prompt(prompt, action, following)
     findings: list[Finding] = []
     if not after.bridged:
-        found = "after one turn the template writes the turns before it differently, so every step is tokenised afresh"
-        do = "Use a chat template that only appends; compare its rendering of one turn and of two"
-        findings.append(Finding(rule="the template preserves prefixes", observed=found, fix=do))
+        observed = "after one turn the template writes the earlier turns differently, so every step is tokenised again"
+        fix = "Use a chat template that only appends; compare its rendering of one turn and of two"
+        findings.append(Finding(rule="the template preserves prefixes", observed=observed, fix=fix))
     else:
         findings += _difference(renderer, after, following)
     return findings + _thinking(renderer, prompt, action)
 
 
 def _reply(observation: Observation, content: str = "") -> Action:
-    """What a model might say: a call of the first tool, or a word."""
+    """A plausible action: a call of the first tool, or one word."""
     if not observation.tools:
         return Action(text=f"{content}Yes.", content=f"{content}Yes.")
     return Action(text=content, content=content, tool_calls=(_example_call(observation.tools[0]),))
@@ -60,16 +62,18 @@ def _following(observation: Observation, action: Action) -> Observation:
 
 
 def _difference(renderer: ChatRenderer, bridged: Prompt, observation: Observation) -> list[Finding]:
-    """A bridge keeps the model's own words; what stands around them must be what the template writes."""
+    """A bridge keeps the model's own tokens; the text around them must be what the template writes."""
     decode = renderer.tokenizer.decode
-    own = str(decode(list(bridged.token_ids), skip_special_tokens=False))
+    running = str(decode(list(bridged.token_ids), skip_special_tokens=False))
     whole = str(decode(list(renderer.render(observation).token_ids), skip_special_tokens=False))
-    if own == whole:
+    if running == whole:
         return []
-    at = next((n for n, (left, right) in enumerate(zip(own, whole, strict=False)) if left != right), 0)
-    found = f"the running prompt has {own[at - 20 : at + 20]!r} where the template writes {whole[at - 20 : at + 20]!r}"
-    do = "Harmless when only spaces differ; otherwise mend the template"
-    return [Finding(rule="the template writes turns as they were said", observed=found, fix=do, severity="warning")]
+    at = next((n for n, (left, right) in enumerate(zip(running, whole, strict=False)) if left != right), 0)
+    observed = (
+        f"the running prompt has {running[at - 20 : at + 20]!r} where the template writes {whole[at - 20 : at + 20]!r}"
+    )
+    fix = "Harmless when only spaces differ; otherwise fix the template"
+    return [Finding(rule="the template writes turns as they were said", observed=observed, fix=fix, severity="warning")]
 
 
 def _thinking(renderer: ChatRenderer, prompt: Prompt, action: Action) -> list[Finding]:
@@ -77,9 +81,9 @@ def _thinking(renderer: ChatRenderer, prompt: Prompt, action: Action) -> list[Fi
     thought = renderer.parse(ids, truncated=False)
     if renderer.next_prompt(prompt, thought, _following(prompt.observation, thought)).bridged:
         return []
-    found = "it drops or rewrites the thinking of earlier turns, so a step after thinking is tokenised afresh"
-    do = "Nothing, when the model does not think; else expect longer updates, or use a template that keeps thinking"
-    return [Finding(rule="the template keeps thinking", observed=found, fix=do, severity="warning")]
+    observed = "it drops or rewrites the thinking of earlier turns, so a step after thinking is tokenised again"
+    fix = "Nothing, when the model does not think; else expect longer updates, or use a template that keeps thinking"
+    return [Finding(rule="the template keeps thinking", observed=observed, fix=fix, severity="warning")]
 
 
 def call_findings(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
@@ -89,16 +93,18 @@ def call_findings(renderer: ChatRenderer, observation: Observation) -> list[Find
         call = _example_call(schema)
         try:
             text = renderer.format.call_text([call], "")
-            found = "" if _reads(renderer.format, text, call) else f"{_short(text)} is not read back as '{call.name}'"
+            observed = (
+                "" if _reads(renderer.format, text, call) else f"{_short(text)} is not read back as '{call.name}'"
+            )
         except ConfigError as error:  # a format may know one tool only
-            found = str(error)
-        if found:
-            do = "Choose another model.tool_format, or rename the tool or its parameters"
-            findings.append(Finding(rule="every tool can be called", observed=found, fix=do))
+            observed = str(error)
+        if observed:
+            fix = "Choose another model.tool_format, or rename the tool or its parameters"
+            findings.append(Finding(rule="every tool can be called", observed=observed, fix=fix))
     if not observation.tools or findings or observation.messages is None:
         return findings
     if not renderer.template_shows_tools:
-        return findings  # the format itself tells the model how to write
+        return findings  # the format itself describes the tools to the model
     return _shown(renderer, observation) + _template_calls(renderer, observation)
 
 
@@ -107,32 +113,32 @@ def _shown(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
     missing = [schema["function"]["name"] for schema in observation.tools if schema["function"]["name"] not in text]
     if not missing:
         return []
-    do = "Use a template that writes `tools`, or name them in the prompt"
-    return [Finding(rule="the model is told of its tools", observed=f"the prompt never names {missing}", fix=do)]
+    fix = "Use a template that writes `tools`, or name them in the prompt"
+    return [Finding(rule="the model is told of its tools", observed=f"the prompt never names {missing}", fix=fix)]
 
 
 def _template_calls(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
-    """What the template makes of a call is what the model learned to write."""
+    """The model was trained to write calls as the template writes them."""
     call = _example_call(observation.tools[0])
     message = Action(text="", tool_calls=(call,)).as_message()
     try:
         ids = renderer.encode_turn(renderer.render(observation), message)
     except ValueError:
-        return []  # told by template_findings
+        return []  # reported by template_findings
     text = renderer.parse(ids, truncated=False).text
     if _reads(renderer.format, text, call):
         return []
     readers = [name for name in tool_formats.names() if _reads(tool_formats.get(name)(), text, call)]
-    found = f"the template writes a call as {_short(text)}, which this tool format does not read"
-    do = f"Set model.tool_format={readers[0]}" if readers else "Register a tool format that reads it"
-    return [Finding(rule="the template's calls are read by the tool format", observed=found, fix=do)]
+    observed = f"the template writes a call as {_short(text)}, which this tool format does not read"
+    fix = f"Set model.tool_format={readers[0]}" if readers else "Register a tool format that reads it"
+    return [Finding(rule="the template's calls are read by the tool format", observed=observed, fix=fix)]
 
 
 def _reads(tool_format: Any, text: str, call: ToolCall) -> bool:
     """The arguments' names must come back; their values may come back as text, which schemas turn into numbers."""
     parsed = tool_format.parse(text, truncated=False)
-    found: Sequence[ToolCall] = parsed.tool_calls
-    return len(found) == 1 and found[0].name == call.name and set(found[0].arguments) == set(call.arguments)
+    calls: Sequence[ToolCall] = parsed.tool_calls
+    return len(calls) == 1 and calls[0].name == call.name and set(calls[0].arguments) == set(call.arguments)
 
 
 def _example_call(schema: Any) -> ToolCall:

@@ -1,4 +1,4 @@
-"""What a check of a recipe says."""
+"""The report of `agent-r1 check`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Result:
     """One check."""
 
     title: str
-    """What was looked at."""
+    """The name of the check."""
     findings: tuple[Finding, ...] = ()
     """What is wrong."""
     seen: str = ""
-    """What was seen, in one line."""
+    """What was observed, in one line."""
     skipped: bool = False
-    """There was nothing to look at; `seen` says why."""
+    """There was nothing to check; `seen` says why."""
 
     @property
     def status(self) -> Status:
@@ -38,16 +38,16 @@ class Report:
     """All checks of a recipe."""
 
     results: tuple[Result, ...] = field(default_factory=tuple)
-    """In the order they were made."""
+    """In order."""
 
     @property
     def problems(self) -> list[Finding]:
-        """What will cost the run."""
+        """Findings that will spoil the run."""
         return [finding for result in self.results for finding in result.findings if finding.severity == "problem"]
 
     @property
     def warnings(self) -> list[Finding]:
-        """What may be meant."""
+        """Findings that may be intended."""
         return [finding for result in self.results for finding in result.findings if finding.severity == "warning"]
 
     def as_json(self) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""Do the rows fit: has each a ground truth, do gold answers score full marks and wrong ones not, is there room in the
-context?
+"""Checks of the rows: ground truths are there, gold answers score full marks and wrong ones do not, prompts fit.
 
-What a perfect answer looks like only the recipe knows. A function `gold_answer(task)` beside the reward function says
-it: the text of the last action. Without it the ground truth is tried as it stands and in the usual dress (`#### 12`,
-`\\boxed{12}`, `<answer>12</answer>`), and the form that scores is taken.
+Only the recipe knows what a perfect answer looks like. A function `gold_answer(task)` beside the reward function
+returns it: the text of the last action. Without it the ground truth is tried as it is and in the usual forms
+(`#### 12`, `\\boxed{12}`, `<answer>12</answer>`), and the form that scores is used.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoldResult:
-    """What gold answers and wrong ones scored."""
+    """How gold answers and wrong answers scored."""
 
     findings: tuple[Finding, ...]
     seen: str
@@ -42,7 +41,7 @@ class GoldResult:
 
 
 def answer_episode(text: str, *, cut: bool = False) -> Episode:
-    """An episode of one action that says `text` and ends, or is cut by the token limit right after it."""
+    """An episode of one action with this text that ends, or is cut by the token limit right after it."""
     step = Step(
         observation=Observation(messages=()),
         prompt_ids=(),
@@ -78,7 +77,7 @@ def own_form(reward: RewardFunction) -> GoldAnswer | None:
 def truth_findings(reward: RewardFunction, tasks: Sequence[Task]) -> list[Finding]:
     """Rows without a ground truth among rows that have one, and ground truths that are empty without punctuation.
 
-    What a reward function says it needs (`needs_ground_truth`) is a problem where it is missing, else a warning.
+    A missing ground truth is a problem if the reward function declares `needs_ground_truth`, otherwise a warning.
     """
     missing, empty = [], []
     for task in tasks:
@@ -92,46 +91,53 @@ def truth_findings(reward: RewardFunction, tasks: Sequence[Task]) -> list[Findin
     findings = []
     declared = getattr(reward, "needs_ground_truth", None) is not None
     if missing and (declared or len(missing) < len(tasks)):
-        found = f"{len(missing)} of {len(tasks)} rows have none that the reward can use: {_some(missing)}"
-        do = "Give each row a reward_model.ground_truth, or leave it out: no answer to it can be right"
+        observed = f"{len(missing)} of {len(tasks)} rows have none that the reward can use: {_some(missing)}"
+        fix = "Give each row a reward_model.ground_truth, or leave it out: no answer to it can be right"
         findings.append(
             Finding(
                 rule="every row has a ground truth",
-                observed=found,
-                fix=do,
+                observed=observed,
+                fix=fix,
                 severity="problem" if declared else "warning",
             )
         )
     if empty:
-        found = f"{len(empty)} of {len(tasks)} ground truths are only punctuation: {_some(empty)}"
-        do = "exact_match never matches them; compare with same_text, or leave them out"
-        findings.append(Finding(rule="a ground truth has a normal form", observed=found, fix=do, severity="warning"))
+        observed = f"{len(empty)} of {len(tasks)} ground truths are only punctuation: {_some(empty)}"
+        fix = "exact_match never matches them; compare with same_text, or leave them out"
+        findings.append(
+            Finding(rule="a ground truth has a normal form", observed=observed, fix=fix, severity="warning")
+        )
     return findings
 
 
 async def gold_result(reward: RewardFunction, tasks: Sequence[Task]) -> GoldResult:
-    """Score the gold answer of every row, and in its place what must not score: the gold answer of another row,
-    silence, and a gold answer that was cut."""
-    own = own_form(reward)
+    """Score the gold answer of every row, and answers that must not score: the gold answer of another row, an empty
+    answer, and a gold answer that was cut."""
+    recipe_form = own_form(reward)
     if reward is no_outcome_reward:
         return GoldResult(findings=(), seen="all reward comes from the environment", skipped=True)
     findings = truth_findings(reward, tasks)
-    with_truth = [task for task in tasks if own is not None or truth_problem(task.ground_truth, "exact") is None]
+    with_truth = [
+        task for task in tasks if recipe_form is not None or truth_problem(task.ground_truth, "exact") is None
+    ]
     with_truth = [task for task in with_truth if row_problem(reward, task) is None]
     if not with_truth:
         seen = "no row has a ground truth"
         return GoldResult(findings=tuple(findings), seen=seen, skipped=not findings)
-    name, form = ("gold_answer", own) if own is not None else await _best_form(reward, with_truth[:_TRIED_ROWS])
+    if recipe_form is not None:
+        name, form = "gold_answer", recipe_form
+    else:
+        name, form = await _best_form(reward, with_truth[:_TRIED_ROWS])
     if form is None:
-        found = f"none of {', '.join(USUAL_FORMS)} scores full marks on the first rows"
-        do = "Write gold_answer(task) beside the reward function: the text a perfect last action has"
-        findings.append(Finding(rule="gold answers score full marks", observed=found, fix=do, severity="warning"))
+        observed = f"none of {', '.join(USUAL_FORMS)} scores full marks on the first rows"
+        fix = "Write gold_answer(task) beside the reward function: the text a perfect last action has"
+        findings.append(Finding(rule="gold answers score full marks", observed=observed, fix=fix, severity="warning"))
         return GoldResult(findings=tuple(findings), seen="")
     try:
         with boundary(StopReason.REWARD_ERROR, "gold_answer"):
             texts = [form(task) for task in with_truth]
     except EpisodeError as error:
-        findings.append(Finding(rule="gold_answer gives a text", observed=str(error), fix="Mend gold_answer"))
+        findings.append(Finding(rule="gold_answer returns a text", observed=str(error), fix="Fix gold_answer"))
         return GoldResult(findings=tuple(findings), seen="")
     scored, seen = await _scores(reward, with_truth, texts, name)
     return GoldResult(findings=(*findings, *scored), seen=seen)
@@ -150,18 +156,20 @@ async def _scores(
     cut = [f"'{task.task_id}'" for task, text in pairs[:_TRIED_ROWS] if await _full(reward, task, text, cut=True)]
     findings = []
     if missed:
-        found = f"{len(missed)} of {len(tasks)} rows do not give full marks to {name}: {_some(missed)}"
+        observed = f"{len(missed)} of {len(tasks)} rows do not give full marks to {name}: {_some(missed)}"
         findings.append(
-            Finding(rule="gold answers score full marks", observed=found, fix="Mend the rows or the reward function")
+            Finding(rule="gold answers score full marks", observed=observed, fix="Fix the rows or the reward function")
         )
     if fooled:
-        found = f"{len(fooled)} rows give full marks to a wrong answer: {_some(fooled)}"
-        findings.append(Finding(rule="wrong answers do not", observed=found, fix="Make the reward function stricter"))
-    if cut and not fooled:
-        found = f"{len(cut)} of the first {len(pairs[:_TRIED_ROWS])} rows give full marks to one: {_some(cut)}"
-        do = "Read episode.answer, not episode.final_text: it is empty when the last turn was cut or calls a tool"
+        observed = f"{len(fooled)} rows give full marks to a wrong answer: {_some(fooled)}"
         findings.append(
-            Finding(rule="an answer that was cut does not score", observed=found, fix=do, severity="warning")
+            Finding(rule="wrong answers do not", observed=observed, fix="Make the reward function stricter")
+        )
+    if cut and not fooled:
+        observed = f"{len(cut)} of the first {len(pairs[:_TRIED_ROWS])} rows give full marks to one: {_some(cut)}"
+        fix = "Read episode.answer, not episode.final_text: it is empty when the last turn was cut or calls a tool"
+        findings.append(
+            Finding(rule="an answer that was cut does not score", observed=observed, fix=fix, severity="warning")
         )
     seen = f"{len(tasks) - len(missed)} of {len(tasks)} gold answers ({name}) score full marks"
     return findings, f"{seen}, {len(fooled)} wrong ones do"
@@ -176,7 +184,7 @@ async def _best_form(reward: RewardFunction, tasks: Sequence[Task]) -> tuple[str
 
 
 def _wrong_answers(tasks: Sequence[Task], texts: Sequence[str]) -> list[tuple[Task, str]]:
-    """For each row the gold answer of the next row with another ground truth, and silence."""
+    """For each row the gold answer of the next row with another ground truth, and an empty answer."""
     wrong: list[tuple[Task, str]] = []
     for index, task in enumerate(tasks):
         others = (n % len(tasks) for n in range(index + 1, index + 1 + min(len(tasks) - 1, _TRIED_ROWS)))
@@ -200,7 +208,7 @@ def _truths(task: Task) -> set[str]:
 
 
 async def _full(reward: RewardFunction, task: Task, text: str, *, cut: bool = False) -> bool:
-    """Full marks; a reward function that raises gives none, and the trial episodes tell of it."""
+    """Whether the answer gets full marks; a reward function that raises gives none, which trial episodes report."""
     try:
         score = await score_episode(reward, task, answer_episode(text, cut=cut))
     except EpisodeError:
@@ -219,30 +227,30 @@ def room_findings(
     where = f"the first prompt of '{name}' has {longest} of {context} tokens"
     if room < max_tokens:
         tight = sum(length + max_tokens > context for _, length in lengths)
-        found = f"{where}, which leaves {room} for an action of up to {max_tokens} ({tight} rows are so long)"
-        do = "Raise rollout.context_length, shorten the prompts or lower rollout.max_tokens"
-        return [Finding(rule="the longest row has room for an action", observed=found, fix=do)]
+        observed = f"{where}, which leaves {room} for an action of up to {max_tokens} ({tight} rows are so long)"
+        fix = "Raise rollout.context_length, shorten the prompts or lower rollout.max_tokens"
+        return [Finding(rule="the longest row has room for an action", observed=observed, fix=fix)]
     if max_steps > 1 and room < 2 * max_tokens:
-        found = f"{where}, which leaves {room}: less than two actions of up to {max_tokens}"
-        do = "Raise rollout.context_length, or use a context policy (env.context) that forgets"
-        return [Finding(rule="the longest row has room for two turns", observed=found, fix=do, severity="warning")]
+        observed = f"{where}, which leaves {room}: less than two actions of up to {max_tokens}"
+        fix = "Raise rollout.context_length, or use a context policy (env.context) that forgets"
+        return [Finding(rule="the longest row has room for two turns", observed=observed, fix=fix, severity="warning")]
     return []
 
 
 def control_token_findings(renderer: ChatRenderer, tasks: Sequence[Task]) -> list[Finding]:
-    """Which rows have control tokens in their text although they do not say that these count."""
+    """Which rows have control tokens in their text although they do not set `control_tokens`."""
     named = []
     for task in tasks:
-        found = [] if task.control_tokens else renderer.control_tokens.found_in(task.prompt)
-        if found:
-            named.append(f"'{task.task_id}' ({', '.join(found[:_SHOWN])})")
+        tokens = [] if task.control_tokens else renderer.control_tokens.found_in(task.prompt)
+        if tokens:
+            named.append(f"'{task.task_id}' ({', '.join(tokens[:_SHOWN])})")
     if not named:
         return []
-    found_in = (
+    observed = (
         f"{len(named)} rows have control tokens in their text, which the model reads as plain text: {_some(named)}"
     )
-    do = 'Nothing, when it is plain text; set "control_tokens": true in rows whose control tokens must count'
-    return [Finding(rule="rows have no control tokens in their text", observed=found_in, fix=do, severity="warning")]
+    fix = 'Nothing, when it is plain text; set "control_tokens": true in rows whose control tokens must count'
+    return [Finding(rule="rows have no control tokens in their text", observed=observed, fix=fix, severity="warning")]
 
 
 def _some(entries: Sequence[str]) -> str:

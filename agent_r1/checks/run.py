@@ -56,10 +56,10 @@ def check_recipe(
     with_trials: bool = True,
     on_result: Callable[[Result], None] = lambda result: None,
 ) -> Report:
-    """Make every check that can be made; `on_result` hears of each as it is done.
+    """Make every check that can be made; `on_result` is called with each as it is done.
 
-    A check that finds nothing to work on (no model without `with_trials` and a model that is still to be made) is
-    skipped and says so. No run folder is written; a recipe's own preparation is run, and its warm start for trials.
+    A check that has nothing to work on (for example no model, without `with_trials`) is skipped and says why. No run
+    folder is written. The recipe's preparation runs, and with trials its warm start too.
     """
     results: list[Result] = []
     with stop_signals(quiet=console.console.quiet) as stop, stop.leaving("The check was not finished."):
@@ -85,31 +85,33 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
         return
     renderer = model.renderer
     yield _room(plan, model, tasks)
-    found = control_token_findings(renderer, tasks)
-    yield Result(title="control tokens", findings=tuple(found), seen="" if found else "no row has any in its text")
+    findings = control_token_findings(renderer, tasks)
+    yield Result(
+        title="control tokens", findings=tuple(findings), seen="" if findings else "no row has any in its text"
+    )
     shown = [first_observation(plan, task) for task in distinct_setups(tasks)]
     yield _about(shown, "chat template", lambda observation: template_findings(renderer, observation))
     yield _about(shown, "calls", lambda observation: call_findings(renderer, observation))
     if not with_trials:
-        yield Result(title="trial episodes", seen="not asked for", skipped=True)
+        yield Result(title="trial episodes", seen="not requested", skipped=True)
         return
     yield from _trials(plan, model, console, groups, members)
 
 
 def _with_model(plan: RunPlan, console: RunConsole, *, warm_start: bool) -> RunPlan:
-    """The plan with its model there. A warm start changes weights, which only trial episodes look at."""
+    """The plan with a model that exists. A warm start changes weights, which only trial episodes use."""
     if warm_start:
         return ensure_model(plan, console)
     return replace(plan, config=prepare_model(plan.config, console))
 
 
 def _attempt(title: str, work: Callable[[], Any], seen: Callable[[Any], str]) -> tuple[Any, Result]:
-    """What `work` gives, or None and the error it ended with as a finding."""
+    """The result of `work`, or None with the error it raised as a finding."""
     try:
-        made = work()
+        outcome = work()
     except AgentR1Error as error:
-        return None, Result(title=title, findings=(Finding(rule="it can be used", observed=str(error), fix="Mend it"),))
-    return made, Result(title=title, seen=seen(made))
+        return None, Result(title=title, findings=(Finding(rule="it can be used", observed=str(error), fix="Fix it"),))
+    return outcome, Result(title=title, seen=seen(outcome))
 
 
 def _sizes(plan: RunPlan) -> str:
@@ -126,21 +128,21 @@ def _tools(plan: RunPlan, tasks: Sequence[Task]) -> Result:
 
 
 def _room(plan: RunPlan, model: CheckedModel, tasks: Sequence[Task]) -> Result:
-    """Only the rows with the most characters can be the longest; `check_model` has seen that all fit at all."""
+    """Looks only at the rows with the most characters; `check_model` has checked that every prompt fits."""
     longest = sorted(tasks, key=lambda task: len(str(task.prompt)), reverse=True)[:_LONGEST_ROWS]
     lengths = [
         (task.task_id, len(model.renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids))
         for task in longest
     ]
     settings, context = plan.config.rollout, model.context_length
-    found = room_findings(lengths, context=context, max_tokens=settings.max_tokens, max_steps=settings.max_steps)
+    findings = room_findings(lengths, context=context, max_tokens=settings.max_tokens, max_steps=settings.max_steps)
     seen = f"the longest first prompt has {max(length for _, length in lengths)} of {context} tokens" if lengths else ""
-    return Result(title="context", findings=tuple(found), seen=seen)
+    return Result(title="context", findings=tuple(findings), seen=seen)
 
 
 def _about(shown: Sequence[Observation], title: str, findings_of: Callable[[Observation], list[Finding]]) -> Result:
-    found = [finding for observation in shown for finding in findings_of(observation)]
-    return Result(title=title, findings=without_repeats(found))
+    findings = [finding for observation in shown for finding in findings_of(observation)]
+    return Result(title=title, findings=without_repeats(findings))
 
 
 def _trials(plan: RunPlan, model: CheckedModel, console: RunConsole, groups: int, members: int) -> Iterator[Result]:

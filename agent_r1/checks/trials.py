@@ -1,4 +1,4 @@
-"""What a few trial episodes with the model itself show: nothing is trained, nothing is written."""
+"""Trial episodes with the model itself: nothing is trained, nothing is written."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from agent_r1.learner.packing import Sample
 from agent_r1.training import RunComponents, RunPlan, make_rollout
 from agent_r1.types import Completion, Group, SamplingParams, Step, StopReason, Task, TokenIds, Trajectory
 
-_MOST_PARSE_ERRORS = 0.5
-_MOST_CUT = 0.5
-_LARGEST_GAP = {"float32": 1e-3, "bfloat16": 0.1}
+_MAX_PARSE_ERRORS = 0.5
+_MAX_CUT = 0.5
+_MAX_GAP = {"float32": 1e-3, "bfloat16": 0.1}
 """Mean difference of log-probs that rounding explains, by the coarser of the two number types."""
 
 
@@ -71,10 +71,10 @@ class RecordingEngine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trials:
-    """Episodes that were tried."""
+    """The trial episodes."""
 
     groups: tuple[Group, ...]
-    """One for each task tried."""
+    """One per task."""
     samples: frozenset[tuple[TokenIds, TokenIds]]
     """Everything the engine sampled, with its prompt."""
 
@@ -115,8 +115,8 @@ async def run_trials(
 
 
 def failed_trials(error: RolloutsFailingError) -> Result:
-    """What to say when there is nothing else to say."""
-    finding = Finding(rule="episodes run to their end", observed=str(error), fix="Mend what raised")
+    """The result when every trial episode failed."""
+    finding = Finding(rule="episodes run to their end", observed=str(error), fix="Fix what raised")
     return Result(title="trial episodes", findings=(finding,))
 
 
@@ -127,13 +127,15 @@ def episodes_result(trials: Trials) -> Result:
     failed = [trajectory for trajectory in trajectories if trajectory.is_failure]
     if failed:
         reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(t.stop_reason for t in failed).items())
-        found = f"{len(failed)} of {len(trajectories)} failed ({reasons}); the first one:\n{failed[0].error}"
-        findings.append(Finding(rule="episodes run to their end", observed=found, fix="Mend what raised"))
+        observed = f"{len(failed)} of {len(trajectories)} failed ({reasons}); the first one:\n{failed[0].error}"
+        findings.append(Finding(rule="episodes run to their end", observed=observed, fix="Fix what raised"))
     retried = sum(trajectory.num_retries for trajectory in trajectories)
     if retried > sum(trajectory.num_retries for trajectory in failed):
-        found = f"{retried} attempts failed before one went well"
-        do = "Look at what fails now and then: the run will survive it, and be slower"
-        findings.append(Finding(rule="episodes run at the first attempt", observed=found, fix=do, severity="warning"))
+        observed = f"{retried} attempts failed before one succeeded"
+        fix = "Look for what fails occasionally: a run retries it, and is slower"
+        findings.append(
+            Finding(rule="episodes run at the first attempt", observed=observed, fix=fix, severity="warning")
+        )
     findings += _cuts([trajectory for trajectory in trajectories if not trajectory.is_failure])
     stops = ", ".join(f"{reason} {count}" for reason, count in Counter(t.stop_reason for t in trajectories).items())
     return Result(title="trial episodes", findings=tuple(findings), seen=f"{len(trajectories)} episodes: {stops}")
@@ -144,21 +146,21 @@ def _cuts(ended: Sequence[Trajectory]) -> list[Finding]:
     if not ended:
         return findings
     full = sum(trajectory.stop_reason is StopReason.CONTEXT_FULL for trajectory in ended)
-    if full > _MOST_CUT * len(ended):
-        found = f"{full} of {len(ended)} episodes ran out of context"
-        do = "Raise rollout.context_length, lower rollout.max_steps or use a context policy (env.context)"
-        findings.append(Finding(rule="episodes fit the context", observed=found, fix=do))
+    if full > _MAX_CUT * len(ended):
+        observed = f"{full} of {len(ended)} episodes ran out of context"
+        fix = "Raise rollout.context_length, lower rollout.max_steps or use a context policy (env.context)"
+        findings.append(Finding(rule="episodes fit the context", observed=observed, fix=fix))
     actions = sum(len(trajectory.steps) for trajectory in ended)
     cut = sum(trajectory.metrics.get("episode/cut_actions", 0.0) for trajectory in ended)
-    if cut > _MOST_CUT * max(1, actions):
-        found = f"{cut:.0f} of {actions} actions were cut by rollout.max_tokens"
-        do = "Raise rollout.max_tokens, or warm-start the model so that it ends its turns"
-        findings.append(Finding(rule="actions end by themselves", observed=found, fix=do, severity="warning"))
+    if cut > _MAX_CUT * max(1, actions):
+        observed = f"{cut:.0f} of {actions} actions were cut by rollout.max_tokens"
+        fix = "Raise rollout.max_tokens, or warm-start the model so that it ends its turns"
+        findings.append(Finding(rule="actions end by themselves", observed=observed, fix=fix, severity="warning"))
     return findings
 
 
 def reward_result(trials: Trials) -> Result:
-    """Whether there is anything to compare inside a group."""
+    """Whether the members of a group earn different rewards."""
     groups = [group for group in trials.groups if len(group.valid) > 1]
     totals = [[round(t.outcome_reward + t.process_reward, 9) for t in group.valid] for group in groups]
     if not totals:
@@ -169,16 +171,16 @@ def reward_result(trials: Trials) -> Result:
     if spread:
         return Result(title="rewards", seen=seen)
     same = f"every episode earned {every[0]:g}" if len(set(every)) == 1 else "members of a group all earned the same"
-    do = (
+    fix = (
         "Algorithms that compare members learn nothing from that. Try more groups (--groups), easier rows, a warm "
         "start, a higher rollout.temperature, or a reward with more than two values"
     )
-    finding = Finding(rule="rewards differ within groups", observed=f"{same} in {len(totals)} groups", fix=do)
+    finding = Finding(rule="rewards differ within groups", observed=f"{same} in {len(totals)} groups", fix=fix)
     return Result(title="rewards", findings=(finding,), seen=seen)
 
 
 def tools_result(trials: Trials) -> Result:
-    """Whether the tools the model is offered are called, and called well."""
+    """Whether the model calls the tools it is offered, with well-formed calls."""
     steps = trials.steps
     if not any(step.observation.tools for step in steps):
         return Result(title="tool use", seen="the model is offered no tools", skipped=True)
@@ -187,21 +189,21 @@ def tools_result(trials: Trials) -> Result:
     known = {schema["function"]["name"] for step in steps for schema in step.observation.tools}
     findings: list[Finding] = []
     if not calls:
-        do = (
+        fix = (
             "Warm-start the model on demonstrations (agent-r1 sft), name the tools in the prompt, or check "
             "model.tool_format. A model that never calls a tool never learns to"
         )
-        found = f"no call in {len(steps)} actions"
+        observed = f"no call in {len(steps)} actions"
         if errors:
-            found += f"; {errors} were malformed, for example: {_first_error(steps)}"
-        findings.append(Finding(rule="tools are called", observed=found, fix=do))
+            observed += f"; {errors} were malformed, for example: {_first_error(steps)}"
+        findings.append(Finding(rule="tools are called", observed=observed, fix=fix))
     elif not known & set(calls):
-        found = f"only unknown tools were called: {', '.join(sorted(calls)[:5])}"
-        findings.append(Finding(rule="tools are called", observed=found, fix="Show the model its tools' names"))
-    elif errors > _MOST_PARSE_ERRORS * len(steps):
-        found = f"{errors} of {len(steps)} actions were malformed, for example: {_first_error(steps)}"
-        do = "Check model.tool_format, raise rollout.max_tokens, or warm-start the model"
-        findings.append(Finding(rule="calls are well formed", observed=found, fix=do, severity="warning"))
+        observed = f"only unknown tools were called: {', '.join(sorted(calls)[:5])}"
+        findings.append(Finding(rule="tools are called", observed=observed, fix="Show the model its tools' names"))
+    elif errors > _MAX_PARSE_ERRORS * len(steps):
+        observed = f"{errors} of {len(steps)} actions were malformed, for example: {_first_error(steps)}"
+        fix = "Check model.tool_format, raise rollout.max_tokens, or warm-start the model"
+        findings.append(Finding(rule="calls are well formed", observed=observed, fix=fix, severity="warning"))
     counted = ", ".join(f"{name} {count}" for name, count in calls.most_common(5)) or "none"
     return Result(title="tool use", findings=tuple(findings), seen=f"calls: {counted}; malformed actions: {errors}")
 
@@ -222,29 +224,31 @@ def tokens_result(trials: Trials) -> Result:
     count = sum(len(step.action_ids) for step in trials.steps)
     if not wrong:
         return Result(title="tokens in the loss", seen=f"all {count} were sampled after their prompt")
-    found = f"{len(wrong)} steps hold tokens that the engine never sampled after their prompt, the first: {wrong[0]}"
-    do = "Record what `act` gave (`self.record(turn, ...)`): do not tokenise text again, or join turns by hand"
+    observed = f"{len(wrong)} steps hold tokens that the engine never sampled after their prompt, the first: {wrong[0]}"
+    fix = "Record what `act` returned (`self.record(turn, ...)`): do not tokenise text again or join turns by hand"
     return Result(
-        title="tokens in the loss", findings=(Finding(rule="only sampled tokens carry loss", observed=found, fix=do),)
+        title="tokens in the loss",
+        findings=(Finding(rule="only sampled tokens carry loss", observed=observed, fix=fix),),
     )
 
 
 def agreement_result(trials: Trials, plan: RunPlan, components: RunComponents) -> Result:
-    """Whether trainer and engine agree about the log-probs of what was sampled."""
+    """Whether trainer and engine compute the same log-probs for the sampled tokens."""
     steps = [step for step in trials.steps if step.action_ids]
     if not steps or tokens_result(trials).findings:
         return Result(title="engine and trainer", seen="no sampled tokens to compare", skipped=True)
     compute = make_compute(plan.config, components.policy)
-    found = score_all(components.policy, [Sample.of_step(s.prompt_ids, s.action_ids) for s in steps], compute).tolist()
+    samples = [Sample.of_step(step.prompt_ids, step.action_ids) for step in steps]
+    scored = score_all(components.policy, samples, compute).tolist()
     sampled = [logprob for step in steps for logprob in step.rollout_logprobs]
-    gaps = [abs(one - other) for one, other in zip(found, sampled, strict=True)]
+    gaps = [abs(one - other) for one, other in zip(scored, sampled, strict=True)]
     mean, largest = sum(gaps) / len(gaps), max(gaps)
     seen = f"log-probs of {len(gaps)} tokens differ by {mean:.2g} on average, {largest:.2g} at most"
     exact = compute.autocast_dtype is None and plan.config.model.dtype == "float32"
     exact = exact and plan.config.engine.dtype in ("auto", "float32") and compute.device.type == "cpu"
-    allowed = _LARGEST_GAP["float32" if exact else "bfloat16"]
+    allowed = _MAX_GAP["float32" if exact else "bfloat16"]
     if mean <= allowed:
         return Result(title="engine and trainer", seen=seen)
-    do = "Use the same dtype for both, or correct for it: algorithm.off_policy.name=token"
-    finding = Finding(rule="engine and trainer agree", observed=f"{seen}; {allowed:g} would be rounding", fix=do)
+    fix = "Use the same dtype for both, or correct for it: algorithm.off_policy.name=token"
+    finding = Finding(rule="engine and trainer agree", observed=f"{seen}; {allowed:g} would be rounding", fix=fix)
     return Result(title="engine and trainer", findings=(finding,), seen=seen)

@@ -38,10 +38,10 @@ def index(
       agent-r1 search indexes/wiki "a drink made of leaves"
       agent-r1 train RECIPE 'env.tools=[{name: search, index: indexes/wiki, k: 3}]'
     """
-    from agent_r1.console import counting
+    from agent_r1.console import progress_counter
     from agent_r1.tools.builtin.search import BM25Index, DenseIndex, PassageFields, read_passages
 
-    with readable_errors(), counting("passages") as progress:
+    with readable_errors(), progress_counter("passages") as progress:
         rows = read_passages(passages, PassageFields(passage_id=id_field, title=title_field, text=text_field))
         built: BM25Index | DenseIndex
         if dense is None:

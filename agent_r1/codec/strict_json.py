@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -44,13 +44,25 @@ def _digits_explained(message: str) -> str:
     return "an integer of thousands of digits; write it as text" if "integer string conversion" in message else message
 
 
-def write_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON text with null for numbers that are not finite, which JSON cannot hold.
+def write_json(value: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
+    """JSON text with null for numbers that are not finite, which JSON cannot hold. `default` converts what JSON does
+    not know, as in `json.dumps`.
 
     >>> write_json({"eval/all/greedy": float("nan")})
     '{"eval/all/greedy": null}'
     """
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+    def convert(entry: Any) -> Any:
+        if isinstance(entry, Mapping):
+            return dict(entry)
+        if default is None:
+            raise TypeError(f"a {type(entry).__name__} cannot be written as JSON")
+        return default(entry)
+
+    try:  # the common case, which the C encoder does alone
+        return json.dumps(value, indent=indent, allow_nan=False, default=convert)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, allow_nan=False, default=convert)
 
 
 def _finite(value: Any) -> Any:

@@ -17,18 +17,18 @@ else:
 
 @dataclass
 class KLConfig:
-    """Staying close to the policy the run started from."""
+    """KL penalty towards the policy that the run started from."""
 
     coefficient: NotNegative = 0.0
-    """0: no reference model is loaded."""
+    """Weight of the penalty; 0: no reference model is loaded."""
     estimator: str = "k3"
-    """k1, abs, k2 or k3; with a `+` (`k3+`) its value with the gradient of k2."""
+    """k1, abs, k2 or k3; `k3+` has the value of k3 and the gradient of k2."""
     place: Annotated[str, one_of("loss", "reward")] = "loss"
-    """loss: added to the loss. reward: taken off the reward, token by token."""
+    """loss: added to the loss. reward: subtracted from the reward, per token."""
     target: Optional[Positive] = None
-    """Divergence per token to hold by moving the coefficient; null: the coefficient is fixed."""
+    """KL per token that an adaptive coefficient aims at; null: the coefficient is fixed."""
     horizon: Positive = 10000.0
-    """Trajectories over which the coefficient adapts; fewer is faster."""
+    """Trajectories over which the coefficient adapts."""
 
 
 @dataclass
@@ -36,21 +36,20 @@ class CriticConfig:
     """The value model of algorithms that need one."""
 
     kind: Optional[Annotated[str, one_of("closed_form", "own", "shared")]] = None
-    """null: none. closed_form: a linear head on the policy's hidden states, solved from sums over batches; no second
-    model, no optimizer. own: a copy of the policy that is trained. shared: a trained head on the policy's own trunk,
-    which the value loss reaches."""
+    """null: no critic. closed_form: a linear head on the policy's hidden states, solved in closed form, without a
+    second model or an optimizer. own: a trained copy of the policy. shared: a trained head on the policy's trunk, which
+    the value loss also updates."""
     bootstrap: bool = False
-    """false: an episode that is cut by a limit is scored, and ends there. true: its outcome is left out, and the
-    critic's value of its next state takes the outcome's place."""
+    """false: an episode that is cut by a limit is scored as it is. true: the critic's value of its next state replaces
+    its outcome reward."""
     learning_rate: Positive = 1e-4
-    """own, shared: of the critic's own optimizer."""
+    """own, shared: learning rate of the critic's optimizer."""
     value_clip: Optional[Positive] = 0.5
-    """own, shared: how far a value may move from its old one in one update; null: as far as it likes."""
+    """own, shared: maximum change of a value in one update; null: no limit."""
     warmup_steps: CountOrZero = 0
-    """First training steps in which only the critic learns."""
+    """Training steps at the start in which only the critic learns."""
     privileged: Optional[Annotated[str, one_of("ground_truth", "observation")]] = None
-    """Text that only the critic reads. ground_truth: the row's. observation: what the environment gives as
-    `Observation.privileged`."""
+    """Text that only the critic reads. ground_truth: the row's ground truth. observation: `Observation.privileged`."""
 
     @property
     def enabled(self) -> bool:
@@ -60,13 +59,13 @@ class CriticConfig:
 
 @dataclass
 class ProcessConfig:
-    """How the steps' own rewards are balanced against the outcome; `reward.process_weight` is their weight."""
+    """How process rewards are scaled; `reward.process_weight` is their weight."""
 
     normalisation: Annotated[str, one_of("none", "return_max", "group_std", "running")] = "none"
-    """What they are divided by. none, return_max: the batch's largest return-to-go, group_std: the spread of their
-    sums in the group, running: the spread over the whole run."""
+    """What they are divided by. return_max: the batch's largest return-to-go. group_std: the standard deviation of
+    their sums in the group. running: the standard deviation over the whole run."""
     bound: Optional[NotNegative] = None
-    """Cut a step's process reward to this size first; null: take it as it is."""
+    """Process rewards are first clipped to this size; null: no clipping."""
 
 
 @dataclass
@@ -85,25 +84,24 @@ class AlgorithmConfig:
     """Correction for the difference between the engine's and the trainer's probabilities: none, token, sequence or
     mask."""
     old_logprobs: Annotated[str, one_of("auto", "rollout", "trainer")] = "auto"
-    """Whose log-probs the ratio starts from. rollout: the engine's, no extra pass. trainer: the trainer's own, one
-    extra pass when several updates follow a rollout. auto: rollout when one update follows and nothing asks for more.
-    """
+    """Log-probs of the old policy in the ratio. rollout: the engine's. trainer: the trainer's, which costs one forward
+    pass when several updates follow a rollout. auto: rollout when one update follows and no other key needs more."""
     epochs: Count = 1
     """Passes over each batch."""
     minibatches: Count = 1
-    """Updates a pass; whole groups go into each."""
+    """Updates per pass; a group is never split."""
     entropy_coefficient: NotNegative = 0.0
     """Weight of the entropy bonus."""
     refill_rounds: CountOrZero = 0
-    """Up to this many further rounds of rollouts take the place of groups whose members all earned the same."""
+    """Maximum further rounds of rollouts that replace groups whose members all got the same reward."""
     greedy_baseline: bool = False
-    """Roll every task out once more, greedily, as a baseline."""
+    """Add one greedy rollout per task, as a baseline."""
     overlong_fraction: Fraction = 0.0
-    """The last part of `rollout.max_tokens` in which an action is charged, up to 1 at the limit; 0: never."""
+    """The last fraction of `rollout.max_tokens`, in which actions are penalised by up to 1 at the limit; 0: never."""
     process: ProcessConfig = field(default_factory=ProcessConfig)
-    """Balance of process and outcome rewards."""
+    """Scaling of process rewards."""
     kl: KLConfig = field(default_factory=KLConfig)
-    """Divergence from the starting policy."""
+    """KL penalty."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The value model."""
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -24,7 +25,7 @@ from agent_r1.constraints import field_problems, unusable_parts
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 from agent_r1.paths import cache_dir
 
-OPEN_KEYS = ("env", *(f"algorithm.{key}" for key in PART_KEYS))
+OPEN_KEYS = ("env", "rollout.group_plan", *(f"algorithm.{key}" for key in PART_KEYS))
 """Keys whose arguments are checked against a signature rather than the schema. On the command line `key=name` replaces
 the part and drops the arguments of the old one."""
 
@@ -69,7 +70,7 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
             f"'{folder}' is not a recipe: there is no file {folder / 'base.yaml'}. "
             "Give a folder such as recipes/quickstart"
         )
-    ConfigStore.instance().store(name="agent_r1", node=Config)
+    _register_schema()
     GlobalHydra.instance().clear()
     checked = _checked_overrides(overrides)
     try:
@@ -112,6 +113,11 @@ def _in_grammar(value: object) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_in_grammar, value)) + "]"
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+@cache
+def _register_schema() -> None:
+    ConfigStore.instance().store(name="agent_r1", node=Config)
 
 
 def _is_file(path: Path) -> bool:

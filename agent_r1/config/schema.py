@@ -1,12 +1,12 @@
-"""The configuration's schema: dataclasses, one line under each key. Hydra composes it, unknown keys are refused.
+"""The configuration's schema: one dataclass per section, one line of documentation per key. Unknown keys are refused.
 
     agent-r1 train recipes/quickstart algorithm=ppo trainer.steps=20 rollout.group_size=4
 
 A key set to `{name: ..., <argument>: ...}` (`env`, and `estimator`, `loss`, `aggregation`, `off_policy` of `algorithm`)
-names something in a registry and gives its keyword arguments; they are checked against its signature.
+names an entry of a registry and its keyword arguments, which are checked against its signature.
 
-The type of a key says what values it takes (`agent_r1/constraints.py`): `Count` is a whole number from 1. Every number
-has a range and is finite, and every text that is a choice lists its choices.
+The type of a key states its range (`agent_r1/constraints.py`): `Count` is a whole number from 1. Numbers are finite,
+and a text with fixed choices lists them.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from agent_r1.constraints import (
 
 @dataclass
 class RunConfig:
-    """Where a run lives."""
+    """The run's folder."""
 
     name: str = "run"
-    """The run's folder is `<folder>/<name>`. One folder's name: no slashes, no dot at its start."""
+    """The run's folder is `<folder>/<name>`. A single folder name: no slash, no leading dot."""
     folder: PathText = "runs"
     """Parent of all run folders."""
     resume: Annotated[str, one_of("auto", "never", "must")] = "auto"
-    """auto: resume an unfinished run of the same configuration, data and model; otherwise rename the old folder and
-    start a new run. never: always start a new run. must: resume, also with another configuration; refuse when there is
-    no checkpoint, or when data or model have changed."""
+    """auto: resume an unfinished run with the same configuration, data and model; otherwise rename the old folder and
+    start a new run. never: always start a new run. must: resume, even with another configuration; fail without a
+    checkpoint, or when data or model have changed."""
 
 
 @dataclass
 class LoraConfig:
-    """Training small matrices beside the weights instead of the weights (extra `lora`)."""
+    """LoRA: train low-rank adapters instead of the weights (extra `lora`)."""
 
     rank: CountOrZero = 0
-    """Rank of the adapters; 0: no adapters, all weights are trained."""
+    """Rank of the adapters; 0 trains all weights without adapters."""
     alpha: Positive = 32.0
-    """What adapters add to a layer is scaled by alpha / rank."""
+    """Adapters are scaled by alpha / rank."""
     targets: list[str] = field(default_factory=lambda: ["all-linear"])
-    """Layers that get one, by the end of their names (`q_proj`); all-linear: every linear layer of the decoder, not the
-    head."""
+    """Layers with an adapter, by the end of their names (`q_proj`); all-linear: every linear layer of the decoder, not
+    the head."""
 
 
 @dataclass
@@ -67,10 +67,10 @@ class ModelConfig:
     prepare: Optional[str] = None
     """`module:function` that makes the recipe's own `path` when it is missing; called with the configuration."""
     tool_format: str = "hermes"
-    """How the model writes tool calls: hermes, qwen3_coder, llama3, mistral, harmony, retool, react or one's own."""
+    """How the model writes tool calls: hermes, qwen3_coder, llama3, mistral, harmony, retool, react or your own."""
     dtype: Annotated[str, one_of("float32", "bfloat16")] = "float32"
-    """Type of the weights that stand still (a LoRA base), of matrix products on a CPU, and of the exported model unless
-    `model.path` holds float32: float32 or bfloat16. Weights that are trained are float32 in either case."""
+    """Type of frozen weights (a LoRA base), of matrix products on a CPU, and of the exported model unless `model.path`
+    holds float32. Trained weights are always float32."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Only for models whose code you have read."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -79,7 +79,7 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """The rows."""
+    """Training and held-out rows."""
 
     train: list[PathText] = field(default_factory=list)
     """Parquet or JSONL files to train on."""
@@ -88,7 +88,7 @@ class DataConfig:
     prepare: Optional[str] = None
     """`module:function` that makes the recipe's own data files when they are missing; called with the configuration."""
     agent_name: str = "env_loop"
-    """The flow of rows that name none."""
+    """The flow for rows that do not name one."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ class RewardPart:
 
 @dataclass
 class RewardConfig:
-    """What is rewarded."""
+    """Rewards."""
 
     function: str = "none"
     """The outcome reward: a registered name or `module:function`."""
@@ -111,76 +111,79 @@ class RewardConfig:
     """Several outcome rewards instead of `function`, added up: `[{name: correct}, {name: format_ok, weight: 0.2}]`.
     Each is logged as `reward/<name>`; the first decides what counts as solved."""
     process_weight: NotNegative = 1.0
-    """Weight of the steps' own rewards; 0 switches them off."""
+    """Weight of process rewards, the rewards of single steps; 0 switches them off."""
     timeout: Optional[Seconds] = None
-    """Seconds the outcome reward may take: it runs in a worker process, which is killed then, and the rollout fails.
-    null: it runs in this process, and one that hangs holds up the run."""
+    """Maximum seconds for the outcome reward. It runs in a worker process, which is killed after that, and the rollout
+    fails. null: it runs in this process, where a reward that hangs blocks the run."""
 
 
 @dataclass
 class RolloutConfig:
-    """How experience is made."""
+    """Rollouts."""
 
     groups_per_step: Count = 16
-    """Tasks in a batch."""
+    """Tasks per training step."""
     group_size: Count = 8
-    """Rollouts of each task."""
+    """Rollouts per task."""
+    group_plan: dict[str, Any] = field(default_factory=lambda: {"name": "auto"})
+    """Which rollouts the group of a task has: a group plan and its arguments. sampled: `group_size` alike. with_greedy:
+    a greedy one too. auto: with_greedy if `algorithm.greedy_baseline` is set, else sampled."""
     max_steps: Count = 8
-    """Steps an episode."""
+    """Maximum steps per episode."""
     max_tokens: Count = 256
-    """Tokens an action."""
+    """Maximum tokens per action."""
     temperature: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Sampling temperature; the policy that is trained is the one at this temperature."""
+    """Sampling temperature; the policy is trained at this temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling."""
+    """Nucleus sampling: sample from the smallest set of tokens with this probability."""
     top_k: CountOrZero = 0
-    """Keep this many most likely tokens; 0 keeps all."""
+    """Sample from this many most likely tokens; 0: from all."""
     context_length: Optional[Annotated[int, Field(ge=2, le=2**31 - 1)]] = None
-    """Longest prompt and action together; null: the model's own."""
+    """Maximum tokens of prompt and action together; null: the model's own limit."""
     concurrency: Count = 256
-    """Episodes alive at once."""
+    """Maximum episodes at once."""
     deadline_seconds: Seconds = 600.0
-    """An episode that takes longer fails."""
+    """Maximum seconds per episode; a longer one fails."""
     retries: CountOrZero = 2
-    """Further attempts at a rollout that failed."""
+    """How often a failed rollout is retried."""
     max_staleness: CountOrZero = 0
-    """Training steps that the oldest token of a group may be behind when it is trained. 0: a step waits for all its
-    groups. Above: it starts when enough groups are complete, and the others go on over the update."""
+    """Maximum age of a group's oldest token, in training steps. 0: a step waits for all its groups. Above 0: it starts
+    when enough groups are complete, and the others continue during the update."""
 
 
 @dataclass
 class EngineConfig:
-    """What samples from the policy: a copy of the model with a paged cache of keys and values."""
+    """The engine samples from a copy of the policy, with a paged KV cache."""
 
     name: str = "local"
     """The engine: local (in this process), or the name of an engine that a module of `imports` registers."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Further arguments of an engine of your own; the other keys of this section are settings of `local`."""
     dtype: Annotated[str, one_of("auto", "float32", "bfloat16")] = "auto"
-    """Type of the copy's weights and cache. auto: bfloat16 on a GPU, `model.dtype` elsewhere. float32, bfloat16."""
+    """Type of the copy's weights and cache. auto: bfloat16 on a GPU, `model.dtype` elsewhere."""
     kv_memory: Optional[Positive] = None
-    """Tokens whose keys and values are kept, or a fraction of the memory; null: enough for `rollout.concurrency`
-    requests of moderate length, at most a quarter of the memory."""
+    """Size of the KV cache in tokens, or as a fraction of the memory; null: enough for `rollout.concurrency` requests
+    of moderate length, at most a quarter of the memory."""
     prefill_tokens: Count = 16384
-    """Tokens of prompts computed at once."""
+    """Maximum prompt tokens per forward pass."""
     compile: bool = True
-    """On a GPU, compile the decoder layers: some twenty seconds at the start, faster generation."""
+    """On a GPU, compile the decoder layers: about 20 s at the start, faster generation."""
 
 
 @dataclass
 class OptimizerConfig:
-    """AdamW."""
+    """AdamW, for the policy."""
 
     learning_rate: Positive = 1e-5
-    """Of the policy."""
+    """Peak learning rate."""
     warmup_steps: CountOrZero = 0
-    """Training steps over which the rate rises from 0."""
+    """Training steps over which the learning rate rises from 0."""
     final_fraction: Fraction = 1.0
-    """The rate falls in a straight line to this share of itself at the last step; 1: it stays."""
+    """The learning rate falls linearly to this fraction at the last step; 1: constant."""
     weight_decay: NotNegative = 0.0
-    """Decoupled decay."""
+    """Decoupled weight decay."""
     gradient_clip: Positive = 1.0
-    """Largest gradient norm."""
+    """Maximum gradient norm."""
 
 
 @dataclass
@@ -188,28 +191,27 @@ class TrainerConfig:
     """The training loop."""
 
     steps: Count = 100
-    """Training steps: one batch of rollouts and its updates each."""
+    """Training steps; each is one batch of rollouts and its updates."""
     seed: Seed = 0
-    """Everything random follows from it."""
+    """Seed of all random numbers."""
     device: Annotated[str, like(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")] = "auto"
-    """auto: cuda when there is one, else cpu. cpu, cuda, or one GPU by its number: cuda:1."""
+    """auto: cuda if available, else cpu. One of several GPUs: cuda:1."""
     micro_batch_tokens: Count = 16384
-    """Tokens, padding included, in one forward and backward pass."""
+    """Maximum tokens, padding included, per forward and backward pass."""
     packing: Annotated[str, one_of("trie", "rows")] = "trie"
-    """trie: prefixes that steps share are computed once. rows: one padded row a step, slower, for comparison."""
+    """trie: prefixes that steps share are computed once. rows: one padded row per step; slower, for comparison."""
     precision: Annotated[str, one_of("auto", "float32", "bfloat16")] = "auto"
-    """Of matrix products in training; the weights keep their own. auto: bfloat16 on a GPU, `model.dtype` elsewhere.
-    float32, bfloat16."""
+    """Type of matrix products in training, not of the weights. auto: bfloat16 on a GPU, `model.dtype` elsewhere."""
     compile: bool = False
-    """Compile the decoder layers for training: half a minute at the start, faster updates on a GPU."""
+    """Compile the decoder layers for training: about 30 s at the start, faster updates on a GPU."""
     gradient_checkpointing: bool = False
-    """Recompute each layer going backward instead of keeping it: less memory, more time."""
+    """Recompute each layer in the backward pass instead of keeping it: less memory, more time."""
     max_skipped_updates: Count = 5
     """The run stops after this many non-finite updates in a row."""
     save_every: Count = 10
-    """Steps between checkpoints; the last step is always saved."""
+    """Training steps between checkpoints; the last step is always saved."""
     keep_checkpoints: Count = 2
-    """How many to keep; there is one more while it is written."""
+    """Checkpoints to keep; there is one more while a new one is written."""
 
 
 @dataclass
@@ -217,27 +219,27 @@ class EvalConfig:
     """Evaluation on the held-out rows."""
 
     before: bool = True
-    """Evaluate before the first step."""
+    """Evaluate before the first training step."""
     every: CountOrZero = 0
-    """Steps between evaluations; 0: only before and after."""
+    """Training steps between evaluations; 0: only before and after."""
     max_tasks: Optional[Count] = None
-    """Use only this many rows, always the same, evenly over the data sources."""
+    """Maximum rows, always the same ones, spread evenly over the data sources; null: all."""
     samples: CountOrZero = 0
-    """Sampled rollouts a row, for mean, best@k and maj@k; 0: greedy only."""
+    """Sampled rollouts per row, for mean, best@k and maj@k; 0: greedy only."""
     temperature: Annotated[float, Field(ge=1e-6, le=1000)] = 1.0
-    """Of the sampled rollouts."""
+    """Temperature of the sampled rollouts."""
 
 
 @dataclass
 class TrackingConfig:
-    """What is written and where."""
+    """What is logged and where."""
 
     tensorboard: bool = False
     """Write TensorBoard events (extra `tensorboard`)."""
     wandb_project: Optional[str] = None
     """Log to this Weights & Biases project (extra `wandb`)."""
     record_every: CountOrZero = 1
-    """Steps between recorded batches of trajectories; 0: never."""
+    """Training steps between recorded batches of trajectories; 0: none are recorded."""
 
 
 @dataclass
@@ -245,36 +247,35 @@ class SftConfig:
     """A warm start on demonstrations (`agent-r1 sft`)."""
 
     folder: Optional[PathText] = None
-    """Set in a recipe: runs start from the model in this folder, `model.path` tuned on `data`; the first one makes it.
-    null: they start from `model.path`."""
+    """Set in a recipe: runs start from the model in this folder, which the first run makes by tuning `model.path` on
+    `data`. null: they start from `model.path`."""
     data: list[PathText] = field(default_factory=list)
     """JSONL or parquet rows with `messages` (a whole conversation) and optional `tools`."""
     steps: Count = 100
     """Optimizer steps."""
     batch_size: Count = 32
-    """Conversations a step."""
+    """Conversations per optimizer step."""
     learning_rate: Positive = 1e-3
-    """Peak rate; it rises over the first tenth and falls to a tenth."""
+    """Peak learning rate; it rises over the first tenth of the steps and falls to a tenth."""
 
 
 @dataclass
 class Config:
-    """A whole run."""
+    """The configuration of a run."""
 
     recipe: Optional[PathText] = None
     """The recipe folder, set by `load_config`: `module:attribute` names are looked up in its files first."""
     imports: list[str] = field(default_factory=list)
-    """Modules to import first, so that the tools, environments and flows they register have names."""
+    """Modules to import first, because they register tools, environments or flows."""
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     env: dict[str, Any] = field(default_factory=lambda: {"name": "tool"})
-    """The environment and its arguments; `env.tools` lists a `ToolEnv`'s tools. `env.limits` lists limits it runs
-    within: `[{name: time, seconds: 30}]`."""
+    """The environment and its arguments. `env.tools` lists the tools of a `ToolEnv`; `env.limits` lists wrappers:
+    `[{name: time, seconds: 30}]`."""
     tools: dict[str, Any] = field(default_factory=dict)
-    """Changes to the policies of tools, by name: `tools.search.timeout=5` (the fields of `ToolPolicy`). Under
-    `mcp`, MCP servers: `tools.mcp.shop.url=...` (the arguments of `McpServer`); `mcp:shop` in `env.tools` names its
-    tools."""
+    """Changes to the policies of tools, by name: `tools.search.timeout=5` (the fields of `ToolPolicy`). Under `mcp`,
+    MCP servers: `tools.mcp.shop.url=...` (the arguments of `McpServer`), whose tools `mcp:shop` in `env.tools` adds."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

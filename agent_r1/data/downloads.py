@@ -24,7 +24,7 @@ from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from agent_r1.console import counting
+from agent_r1.console import progress_counter
 from agent_r1.data.tasks import read_rows
 from agent_r1.errors import DataError
 from agent_r1.paths import cache_dir
@@ -86,7 +86,7 @@ def download(address: str, file: Path) -> None:
     # A temporary name: two runs that start together must not write into one file.
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as beside:
         try:
-            with urlopen(request, timeout=_TIMEOUT_SECONDS) as response, counting("kB") as show:
+            with urlopen(request, timeout=_TIMEOUT_SECONDS) as response, progress_counter("kB") as show:
                 for done in _copy(response, beside):
                     show(f"downloading {file.name}", done // 1000)
         except HTTPError as error:

@@ -1,4 +1,4 @@
-"""`AgentEnv`: the world an agent acts in.
+"""`AgentEnv`: the base class of environments, and the forms in which `step` may return its result.
 
     class Guess(AgentEnv):
         async def reset(self, task):
@@ -10,6 +10,7 @@
             return StepResult(observation=None, reward=float(right), done=True)
 
 One environment object lives for one episode. The observation a step returns is the *whole* next model input.
+`step` may also return a tuple, with four entries or with Gymnasium's five (`StepReturn`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ from typing import Any, ClassVar, TypeVar
 from agent_r1.constraints import reward_problem
 from agent_r1.errors import ConfigError
 from agent_r1.registry import Registry
+from agent_r1.tools import ToolRunner
 from agent_r1.types import Action, Observation, StepResult, Task
+
+STEP_FORMS = "a StepResult, (observation, reward, done, info) or (observation, reward, terminated, truncated, info)"
+
+StepReturn = (
+    StepResult
+    | tuple[Observation | None, float, bool, Mapping[str, Any]]
+    | tuple[Observation | None, float, bool, bool, Mapping[str, Any]]
+)
+"""What `AgentEnv.step` may return."""
 
 
 class AgentEnv(ABC):
@@ -38,15 +49,18 @@ class AgentEnv(ABC):
         """Begin an episode on `task`: the first model input."""
 
     @abstractmethod
-    async def step(self, action: Action) -> StepResult | tuple[Observation | None, float, bool, Mapping[str, Any]]:
-        """Take the model's action: reward of the step, whether the episode is over, and the next model input."""
+    async def step(self, action: Action) -> StepReturn:
+        """Take the model's action: the step's reward, whether the episode is over, and the next model input."""
 
     def preview(self, task: Task) -> Observation:
         """What `reset` will show first, without starting anything; used to check that prompts fit the context."""
         return Observation(messages=task.prompt)
 
+    def set_tool_runner(self, runner: ToolRunner) -> None:  # noqa: B027 - optional for subclasses
+        """Called by `make_env` before `reset`, with the run's `ToolRunner`; for environments that run tools."""
+
     async def close(self) -> None:  # noqa: B027 - optional for subclasses
-        """Give back whatever the episode held. Called once, also after a failure."""
+        """Release what the episode holds. Called once per episode, also after a failure."""
 
     @classmethod
     def register(cls, name: str) -> Callable[[type[_EnvT]], type[_EnvT]]:
@@ -58,22 +72,69 @@ _EnvT = TypeVar("_EnvT", bound=AgentEnv)
 
 
 def as_step_result(returned: Any) -> StepResult:
-    """A `StepResult` from what an environment's `step` returned.
+    """The checked `StepResult` of what an environment's `step` returned.
 
     >>> as_step_result((None, 1, True, {}))
     StepResult(observation=None, reward=1.0, done=True, truncated=False, info={})
+    >>> as_step_result((Observation(text="?"), 0, False, True, {})).truncated
+    True
     """
-    if isinstance(returned, tuple) and len(returned) == 4:
-        observation, reward, done, info = returned
-        returned = StepResult(observation=observation, reward=float(reward), done=bool(done), info=info)
-    if not isinstance(returned, StepResult):
+    result = unpack_step(returned)
+    observation = result.observation
+    if observation is not None and not isinstance(observation, Observation):
         raise ConfigError(
-            "AgentEnv.step must return a StepResult or (observation, reward, done, info); "
-            f"got {type(returned).__name__}"
+            f"AgentEnv.step returned a {type(observation).__name__} as observation; return "
+            "Observation(messages=(*task.prompt, ...)), or None at the end of an episode"
         )
-    problem = reward_problem(returned.reward)
+    problem = reward_problem(result.reward)
     if problem is not None:
         raise ValueError(f"the reward that AgentEnv.step returned {problem}")
-    if returned.observation is None and not (returned.done or returned.truncated):
+    if observation is None and not (result.done or result.truncated):
         raise ConfigError("AgentEnv.step returned no observation although the episode is not done")
-    return returned
+    return result
+
+
+def unpack_step(returned: Any) -> StepResult:
+    """What `step` returned as a `StepResult`. Checks its form, not its observation or the size of its reward."""
+    if isinstance(returned, StepResult):
+        return returned
+    if isinstance(returned, tuple) and len(returned) == 4:
+        observation, reward, done, info = returned
+        flags = {"done": done}
+    elif isinstance(returned, tuple) and len(returned) == 5:
+        observation, reward, done, truncated, info = returned
+        flags = {"terminated": done, "truncated": truncated}
+    else:
+        form = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
+        raise ConfigError(f"AgentEnv.step must return {STEP_FORMS}; got {form}")
+    for name, value in flags.items():
+        if not _is_flag(value):
+            raise _wrong_entry(name, "True or False", value, len(returned))
+    if not isinstance(info, Mapping):
+        raise _wrong_entry("info", "a mapping", info, len(returned))
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        raise _wrong_entry("reward", "a number", reward, len(returned)) from None
+    return StepResult(
+        observation=observation,
+        reward=number,
+        done=bool(done),
+        truncated=bool(flags.get("truncated", False)),
+        info=info,
+    )
+
+
+def _is_flag(value: Any) -> bool:
+    """True, False, 0 or 1, also as numpy writes them."""
+    try:
+        return bool(value in (0, 1))
+    except (TypeError, ValueError):  # an array has no single truth
+        return False
+
+
+def _wrong_entry(name: str, expected: str, value: Any, length: int) -> ConfigError:
+    return ConfigError(
+        f"the {name} in the tuple of {length} that AgentEnv.step returned must be {expected}, got "
+        f"{type(value).__name__}; return {STEP_FORMS}"
+    )

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_r1.envs.base import AgentEnv, as_step_result
+from agent_r1.constraints import MAX_REWARD, reward_problem
+from agent_r1.envs.base import AgentEnv, as_step_result, unpack_step
 from agent_r1.errors import EpisodeError, boundary
 from agent_r1.event_loop import callable_in_event_loop, run_cancelling
 from agent_r1.findings import Finding
@@ -40,8 +40,8 @@ def check_env(
 ) -> list[Finding]:
     """Everything that was found wrong; empty for a good environment. `actions` should lead through an episode.
 
-    A `step` that returns `observation=None, done=False` gives: a step that goes on needs an observation: step 0 gave
-    observation=None and done=False. Give the whole next model input, or done=True.
+    A `step` that returns `observation=None, done=False` gives: a step that continues the episode needs an
+    observation: step 0 gave observation=None and done=False. Give the whole next model input, or done=True.
     """
     return run_cancelling(lambda: _check(make_env, task, actions, call_seconds))
 
@@ -123,36 +123,35 @@ class _Play:
                 return
 
     async def _step(self, env: AgentEnv, action: Action, where: str) -> StepResult | None:
-        """What the step gave, or None after noting why the episode cannot go on."""
+        """The result of one step, or None after recording why the episode cannot continue."""
         returned: Any = await self._call(where, lambda: env.step(action))
         if returned is _FAILED:
             return None
-        is_tuple = isinstance(returned, tuple) and len(returned) == 4
-        reward = returned[1] if is_tuple else getattr(returned, "reward", 0.0)
-        if isinstance(reward, int | float) and not math.isfinite(reward):
-            self._find("rewards are finite", f"{where} gave the reward {reward}", "Give a number, 0.0 for nothing")
-            return None
-        given = returned[0] if is_tuple else getattr(returned, "observation", None)
-        if given is not None and not self._is_observation(where, given):
-            return None
-        over = returned[2] if is_tuple else getattr(returned, "done", False) or getattr(returned, "truncated", False)
-        if given is None and not over and (is_tuple or isinstance(returned, StepResult)):
+        try:
+            with boundary(StopReason.ENV_ERROR, where):
+                result = unpack_step(returned)
+                has_bad_reward = reward_problem(result.reward) is not None
+        except EpisodeError as failure:
             self._find(
-                "a step that goes on needs an observation",
+                "step returns a StepResult or a tuple",
+                f"in {where}, {failure.__cause__}",
+                "Return StepResult(observation=..., reward=..., done=...)",
+            )
+            return None
+        if has_bad_reward:
+            observed = f"{where} gave the reward {result.reward}"
+            self._find("rewards are finite", observed, f"Give a number of at most {MAX_REWARD:g} in size, 0.0 for none")
+            return None
+        if result.observation is not None and not self._is_observation(where, result.observation):
+            return None
+        if result.observation is None and not (result.done or result.truncated):
+            self._find(
+                "a step that continues the episode needs an observation",
                 f"{where} gave observation=None and done=False",
                 "Give the whole next model input, or done=True",
             )
             return None
-        try:
-            with boundary(StopReason.ENV_ERROR, where):
-                return as_step_result(returned)
-        except EpisodeError:
-            self._find(
-                "step returns a StepResult or (observation, reward, done, info)",
-                f"{where} returned {type(returned).__name__}",
-                "Return StepResult(observation=..., reward=..., done=...)",
-            )
-            return None
+        return result
 
     async def _step_after_done(self, env: AgentEnv, action: Action) -> None:
         """An environment may refuse it in any way, but it may not go on as if nothing had happened."""

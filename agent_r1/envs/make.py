@@ -8,17 +8,19 @@ from typing import Any
 from agent_r1.envs.base import AgentEnv
 from agent_r1.envs.wrappers import wrap_env
 from agent_r1.errors import DataError
+from agent_r1.tools import ToolRunner
 from agent_r1.types import Task
 
 DEFAULT_ENV = "tool"
 """The environment of a configuration that sets no `env.name`."""
 
 
-def make_env(task: Task, section: Mapping[str, Any]) -> AgentEnv:
+def make_env(task: Task, section: Mapping[str, Any], *, runner: ToolRunner | None = None) -> AgentEnv:
     """A new environment for `task`, wrapped in the limits that the section lists.
 
     `section` is the configuration's `env`: `name`, `limits`, and the environment's own arguments. A row may name
-    another registered environment with `env_kwargs["env"]`; that one is made without arguments.
+    another registered environment with `env_kwargs["env"]`; that one is made without arguments. `runner` runs the
+    tool calls of environments that have tools.
 
     `make_env(task, {"name": "tool", "tools": ["calculate"], "limits": ["time"]})` is
     `TimeLimit(ToolEnv(tools=["calculate"]))`.
@@ -30,7 +32,10 @@ def make_env(task: Task, section: Mapping[str, Any]) -> AgentEnv:
         env = AgentEnv.registry.get(name)(**arguments)
     else:
         env = AgentEnv.registry.registered(row_name)()
-    return wrap_env(env, limits)
+    env = wrap_env(env, limits)
+    if runner is not None:
+        env.set_tool_runner(runner)
+    return env
 
 
 def row_env_name(task: Task) -> str | None:

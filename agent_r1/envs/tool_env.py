@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from agent_r1.envs.base import AgentEnv
 from agent_r1.envs.context import ContextChoice, Conversation, make_policy
 from agent_r1.errors import ConfigError, boundary
-from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolEntry, run_call, tools_of_row
+from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolEntry, ToolRunner, run_call, tools_of_row
 from agent_r1.types import Action, Message, Observation, StepResult, StopReason, Task, ToolSchema
 
 _COUNTED_AS = {"error": "errors", "invalid": "invalid", "timeout": "timeouts"}
@@ -34,9 +34,14 @@ class ToolEnv(AgentEnv):
         self._default_tools = tools
         self._row_tools = row_tools
         self._policy = make_policy(context)
+        self._runner: ToolRunner | None = None
         self._tools: dict[str, BaseTool] = {}
         self._tool_context: ToolContext
         self._conversation: Conversation
+
+    def set_tool_runner(self, runner: ToolRunner) -> None:
+        """Run calls with `runner`; without one, the event loop's default runner is used."""
+        self._runner = runner
 
     async def reset(self, task: Task) -> Observation:
         """The row's messages, with the tools' schemas."""
@@ -72,7 +77,7 @@ class ToolEnv(AgentEnv):
             return self._continue(action, answers, 0.0, Counter({"tool/parse_errors": 1.0}))
         if not action.tool_calls:
             return StepResult(observation=None, done=True)
-        calls = [run_call(self._tools, call, self._tool_context) for call in action.tool_calls]
+        calls = [run_call(self._tools, call, self._tool_context, runner=self._runner) for call in action.tool_calls]
         # Most actions have one call, and need no task beside their own for it.
         outcomes = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
         answers = [

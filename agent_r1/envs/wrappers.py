@@ -19,7 +19,7 @@ from agent_r1.constraints import Count, Seconds
 from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.errors import ConfigError, EnvTimeoutError
 from agent_r1.registry import Registry, bind_part, check_arguments
-from agent_r1.tools import cut_middle
+from agent_r1.tools import ToolRunner, cut_middle
 from agent_r1.types import Action, Message, Observation, StepResult, Task
 
 T = TypeVar("T")
@@ -42,6 +42,10 @@ class EnvWrapper(AgentEnv):
     def preview(self, task: Task) -> Observation:
         """What the inner environment will show."""
         return self.env.preview(task)
+
+    def set_tool_runner(self, runner: ToolRunner) -> None:
+        """Pass the runner to the inner environment."""
+        self.env.set_tool_runner(runner)
 
     async def close(self) -> None:
         """Close the inner environment."""

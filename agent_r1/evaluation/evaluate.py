@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_r1.evaluation.metrics import best_of, interval, majority, mean
+from agent_r1.metric_names import ALL_SOURCES, EVAL_GREEDY, eval_metric
 from agent_r1.rollout import Rollout
 from agent_r1.seeds import Stream, mix_seed
 from agent_r1.types import Group, SamplingParams, Task, Trajectory
@@ -34,7 +35,7 @@ class Evaluation:
     @property
     def success(self) -> float:
         """The share of tasks solved greedily."""
-        return self.metrics["eval/all/greedy"]
+        return self.metrics[EVAL_GREEDY]
 
     def as_json(self) -> dict[str, Any]:
         """Metrics, intervals, the ids of the tasks and how well each was solved greedily."""
@@ -97,17 +98,17 @@ async def evaluate(
     metrics: dict[str, float] = {}
     intervals: dict[str, tuple[float, float]] = {}
     by_source = _by_source(greedy)
-    values = {f"eval/{source}/{name}": found for source in by_source for name, found in _scores(by_source[source])}
+    values = {eval_metric(name, source): found for source in by_source for name, found in _scores(by_source[source])}
     for source, groups in _by_source(sampled).items():
-        values[f"eval/{source}/mean"] = [mean(map(_success, group)) for group in groups]
-        values[f"eval/{source}/best@{num_samples}"] = [best_of(group.valid) for group in groups]
-        values[f"eval/{source}/maj@{num_samples}"] = [majority(group.valid) for group in groups]
+        values[eval_metric("mean", source)] = [mean(map(_success, group)) for group in groups]
+        values[eval_metric(f"best@{num_samples}", source)] = [best_of(group.valid) for group in groups]
+        values[eval_metric(f"maj@{num_samples}", source)] = [majority(group.valid) for group in groups]
     for name, found in values.items():
         metrics[name] = mean(found)
         if (pair := interval(found)) is not None:
             intervals[name] = pair
     for source, groups in by_source.items():
-        metrics.update({f"eval/{source}/{name}": value for name, value in _counts(groups).items()})
+        metrics.update({eval_metric(name, source): value for name, value in _counts(groups).items()})
     return Evaluation(metrics=metrics, greedy=tuple(greedy), sampled=tuple(sampled), intervals=intervals)
 
 
@@ -150,4 +151,4 @@ def _by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
     sources: defaultdict[str, list[Group]] = defaultdict(list)
     for group in groups:
         sources[group.task.data_source].append(group)
-    return {**sources, "all": list(groups)} if groups else {}
+    return {**sources, ALL_SOURCES: list(groups)} if groups else {}

@@ -11,6 +11,26 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 
+from agent_r1.metric_names import (
+    APPROX_KL,
+    CREDITED_TRAJECTORIES,
+    CUT_ACTIONS,
+    ENTROPY,
+    EPISODE_STEPS,
+    EVAL_GREEDY,
+    EVAL_ROWS,
+    GROUPS_WITH_SPREAD,
+    LOGPROB_DIFFERENCE,
+    OUTCOME,
+    PARSE_ERRORS,
+    PROCESS,
+    REFERENCE_KL,
+    STALENESS_MEAN,
+    SUCCESS,
+    TOOL_CALLS,
+    TRUNCATED,
+)
+
 Metrics = Mapping[str, float]
 
 WINDOW = 3
@@ -64,7 +84,7 @@ class HealthMonitor:
 
     def observe_evaluation(self, metrics: Metrics) -> list[str]:
         """The warning that begins with this evaluation of held-out tasks; the first one is what others are held to."""
-        success, rows = metrics.get("eval/all/greedy", math.nan), metrics.get("eval/all/rows", 0.0)
+        success, rows = metrics.get(EVAL_GREEDY, math.nan), metrics.get(EVAL_ROWS, 0.0)
         if not math.isfinite(success) or rows < 1:
             return []
         if self._before is None:
@@ -83,7 +103,7 @@ class HealthMonitor:
         """Look at steps and evaluations that were reported before; lines that only count what failed beside them are
         neither."""
         for metrics in lines:
-            if "eval/all/greedy" in metrics:
+            if EVAL_GREEDY in metrics:
                 self.observe_evaluation(metrics)
             elif not _counts_failures(metrics):
                 self.observe(metrics)
@@ -126,7 +146,7 @@ class HealthMonitor:
     @property
     def solved(self) -> bool:
         """The task is as good as solved."""
-        return (self.recent("reward/success") or 0.0) >= SOLVED
+        return (self.recent(SUCCESS) or 0.0) >= SOLVED
 
 
 def _counts_failures(metrics: Metrics) -> bool:
@@ -134,7 +154,7 @@ def _counts_failures(metrics: Metrics) -> bool:
 
 
 def _tools_never_called(monitor: HealthMonitor) -> str | None:
-    best = monitor.best_window("episode/tool_calls")
+    best = monitor.best_window(TOOL_CALLS)
     if not monitor.has_tools or best is None or best > 0.01 or monitor.solved:
         return None
     return (
@@ -144,7 +164,7 @@ def _tools_never_called(monitor: HealthMonitor) -> str | None:
 
 
 def _tool_calls_collapse(monitor: HealthMonitor) -> str | None:
-    recent, best = monitor.recent("episode/tool_calls"), monitor.best_window("episode/tool_calls")
+    recent, best = monitor.recent(TOOL_CALLS), monitor.best_window(TOOL_CALLS)
     if not monitor.has_tools or recent is None or best is None or best < 0.5 or recent > 0.3 * best or monitor.solved:
         return None
     return (
@@ -155,7 +175,7 @@ def _tool_calls_collapse(monitor: HealthMonitor) -> str | None:
 
 
 def _malformed_calls(monitor: HealthMonitor) -> str | None:
-    recent = monitor.recent("step/parse_errors")
+    recent = monitor.recent(PARSE_ERRORS)
     if not monitor.has_tools or recent is None or recent <= 0.5:
         return None
     return (
@@ -165,7 +185,7 @@ def _malformed_calls(monitor: HealthMonitor) -> str | None:
 
 
 def _success_falls(monitor: HealthMonitor) -> str | None:
-    recent, best = monitor.recent("reward/success", LONG_WINDOW), monitor.best_window("reward/success")
+    recent, best = monitor.recent(SUCCESS, LONG_WINDOW), monitor.best_window(SUCCESS)
     if recent is None or best is None or best < 0.3 or recent > 0.5 * best:
         return None
     return (
@@ -177,7 +197,7 @@ def _success_falls(monitor: HealthMonitor) -> str | None:
 
 def _held_out_falls(monitor: HealthMonitor, success: float, before: float) -> str:
     message = f"held-out success has fallen to {success:.1%}, before training {before:.1%}: "
-    recent, start = monitor.recent("reward/process"), monitor.at_first("reward/process")
+    recent, start = monitor.recent(PROCESS), monitor.at_first(PROCESS)
     if recent is not None and start is not None and recent > 1.2 * start:
         return message + (
             f"meanwhile process rewards rise from {start:.3f} to {recent:.3f} an episode and may be what is learned. "
@@ -190,7 +210,7 @@ def _held_out_falls(monitor: HealthMonitor, success: float, before: float) -> st
 
 
 def _entropy_collapse(monitor: HealthMonitor) -> str | None:
-    recent, start = monitor.recent("policy/entropy"), monitor.at_first("policy/entropy")
+    recent, start = monitor.recent(ENTROPY), monitor.at_first(ENTROPY)
     if recent is None or start is None or monitor.solved:
         return None
     if recent > 0.1 * start or start < 0.05:
@@ -204,14 +224,14 @@ def _entropy_collapse(monitor: HealthMonitor) -> str | None:
 
 def _no_spread(monitor: HealthMonitor) -> str | None:
     """Groups that never had any are seen at once; where there was some, a few batches without any may be chance."""
-    name = "reward/groups_with_spread"
+    name = GROUPS_WITH_SPREAD
     never_had_any = monitor.best_window(name) == 0.0
     alive = monitor.recent(name, WINDOW if never_had_any else LONG_WINDOW)
     # A critic, or a baseline that is not the group's, learns from groups without spread too.
-    credited = monitor.recent("policy/credited_trajectories")
+    credited = monitor.recent(CREDITED_TRAJECTORIES)
     if alive is None or alive > 0.01 or (credited is not None and credited > 0.02):
         return None
-    reward = monitor.recent("reward/outcome") or 0.0
+    reward = monitor.recent(OUTCOME) or 0.0
     if monitor.solved:
         return (
             f"nearly all rollouts succeed (reward {reward:.2f}) and no group has any spread: nothing is left to learn "
@@ -225,8 +245,8 @@ def _no_spread(monitor: HealthMonitor) -> str | None:
 
 
 def _truncated(monitor: HealthMonitor) -> str | None:
-    cut, episodes = monitor.recent("episode/cut_actions"), monitor.recent("episode/truncated")
-    steps = monitor.recent("episode/steps")
+    cut, episodes = monitor.recent(CUT_ACTIONS), monitor.recent(TRUNCATED)
+    steps = monitor.recent(EPISODE_STEPS)
     if cut is not None and steps and cut / steps > 0.5:
         return (
             f"{cut / steps:.0%} of the answers are cut by the token limit: the model cannot finish what it says. Raise "
@@ -243,8 +263,8 @@ def _truncated(monitor: HealthMonitor) -> str | None:
 def _kl_spike(monitor: HealthMonitor) -> str | None:
     # The divergence from the start begins at 0 and climbs in every run: what is usual is known only after some steps.
     for name, what, num_known in (
-        ("policy/reference_kl", "from the starting policy", LONG_WINDOW),
-        ("policy/approx_kl", "in one step", 1),
+        (REFERENCE_KL, "from the starting policy", LONG_WINDOW),
+        (APPROX_KL, "in one step", 1),
     ):
         recent, earlier = monitor.recent(name), [abs(value) for value in monitor.earlier(name)]
         usual = statistics.median(earlier) if earlier else 0.0
@@ -257,9 +277,9 @@ def _kl_spike(monitor: HealthMonitor) -> str | None:
 
 
 def _engine_difference(monitor: HealthMonitor) -> str | None:
-    recent, earlier = monitor.recent("offpolicy/logprob_difference"), monitor.earlier("offpolicy/logprob_difference")
+    recent, earlier = monitor.recent(LOGPROB_DIFFERENCE), monitor.earlier(LOGPROB_DIFFERENCE)
     usual = statistics.median(earlier) if earlier else 0.0
-    age = monitor.recent("offpolicy/staleness_mean")
+    age = monitor.recent(STALENESS_MEAN)
     if age and recent is not None:
         # Older policies sampled some of the tokens: that engine and trainer differ there is what an update does.
         return _stale_tokens(age, recent) if recent > MUCH_MOVED else None

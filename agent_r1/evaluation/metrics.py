@@ -7,6 +7,16 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from agent_r1.metric_names import (
+    ACTION_TOKENS,
+    EPISODE_STEPS,
+    OUTCOME,
+    PARSE_ERRORS,
+    PROCESS,
+    SUCCESS,
+    TOOL_CALLS,
+    TRUNCATED,
+)
 from agent_r1.types import Group, Trajectory
 
 _Z = 1.959964  # 95 % of a normal distribution lies within this many standard deviations
@@ -44,14 +54,14 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     everything = [trajectory for group in groups for trajectory in group]
     valid = [trajectory for trajectory in everything if not trajectory.is_failure]
     metrics = {
-        "reward/outcome": mean(t.outcome_reward for t in valid),
-        "reward/process": mean(t.process_reward for t in valid),
-        "reward/success": mean(t.success for t in valid),
-        "episode/steps": mean(len(t.steps) for t in valid),
-        "episode/action_tokens": mean(t.num_action_tokens for t in valid),
-        "episode/tool_calls": mean(t.num_tool_calls for t in valid),
-        "episode/truncated": mean(t.stop_reason.is_truncation for t in valid),
-        "step/parse_errors": mean(step.action.parse_error is not None for t in valid for step in t.steps),
+        OUTCOME: mean(t.outcome_reward for t in valid),
+        PROCESS: mean(t.process_reward for t in valid),
+        SUCCESS: mean(t.success for t in valid),
+        EPISODE_STEPS: mean(len(t.steps) for t in valid),
+        ACTION_TOKENS: mean(t.num_action_tokens for t in valid),
+        TOOL_CALLS: mean(t.num_tool_calls for t in valid),
+        TRUNCATED: mean(t.stop_reason.is_truncation for t in valid),
+        PARSE_ERRORS: mean(step.action.parse_error is not None for t in valid for step in t.steps),
         "error/failed_rollouts": float(len(everything) - len(valid)),
         "error/retries": float(sum(t.num_retries for t in everything)),
         "error/dropped_groups": float(sum(group.dropped for group in groups)),

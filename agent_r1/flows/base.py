@@ -31,6 +31,7 @@ from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError, boundary
 from agent_r1.registry import Registry
 from agent_r1.seeds import mix_seed
+from agent_r1.tools import ToolRunner
 from agent_r1.types import (
     Action,
     Completion,
@@ -57,8 +58,10 @@ class FlowContext:
     """How actions are drawn; the seed and the stop ids are filled in per call."""
     make_env: Callable[[Task], AgentEnv] | None = None
     """A fresh environment for a task, for flows that use one."""
+    tool_runner: ToolRunner | None = None
+    """Runs tool calls, for flows that run tools themselves; `make_env` has given it to its environments already."""
     max_steps: int = 8
-    """At most this many steps an episode."""
+    """Maximum steps per episode."""
     seed: int = 0
     """Seeds the episode: with the same weights it gives the same actions."""
     trusted: tuple[Message, ...] = ()

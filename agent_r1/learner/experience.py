@@ -69,7 +69,7 @@ def gather_experience(groups: Sequence[Group], shaping: RewardShaping, view: Cri
     return Experience(
         trajectories=tuple(trajectory for _, trajectory in members),
         samples=samples,
-        critic_samples=tuple(sample.after(prefix) for sample, prefix in zip(samples, prefixes, strict=True)),
+        critic_samples=tuple(sample.with_prefix(prefix) for sample, prefix in zip(samples, prefixes, strict=True)),
         cut_states={
             index: view.prefix(group.task, trajectory.next_privileged, len(trajectory.next_prompt_ids))
             + trajectory.next_prompt_ids

@@ -56,8 +56,8 @@ def fit_demonstrations(
 
 def _accumulate(policy: nn.Module, rows: Sequence[DemonstrationRow], compute: Compute) -> float:
     """Gradients of the mean token loss of a batch of rows; gives that loss."""
-    samples = [Sample(token_ids=row.token_ids, actions=row.actions) for row in rows]
-    num_tokens = sum(len(sample.actions) for sample in samples)
+    samples = [Sample(token_ids=row.token_ids, action_positions=row.actions) for row in rows]
+    num_tokens = sum(len(sample.action_positions) for sample in samples)
     everywhere_N = torch.ones(num_tokens, dtype=torch.bool)
     zeros_N = torch.zeros(num_tokens, dtype=torch.long)
     weights_N = aggregations.get("token-mean")(everywhere_N, zeros_N, zeros_N).float()

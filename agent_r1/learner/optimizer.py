@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -84,3 +84,35 @@ def guarded_step(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def scheduled_rate(peak: float, step: int, *, total_steps: int, settings: OptimizerConfig) -> float:
+    """The learning rate of a training step: rises linearly over the warm-up, falls linearly to the final fraction."""
+    rise = min(1.0, (step + 1) / (settings.warmup_steps + 1))
+    fall = 1.0 - (1.0 - settings.final_fraction) * min(1.0, step / max(1, total_steps - 1))
+    return peak * rise * fall
+
+
+class MetricSums:
+    """Adds metrics up on the device; only `read` makes the host wait for it.
+
+    >>> sums = MetricSums(); sums.add({"loss": torch.tensor(1.0)}); sums.add({"loss": torch.tensor(2.0)}); sums.read()
+    {'loss': 3.0}
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Tensor] = {}
+
+    def add(self, terms: Mapping[str, Tensor]) -> None:
+        """Add each term to the total of its name."""
+        for name, amount in terms.items():
+            self._totals[name] = self._totals[name] + amount if name in self._totals else amount
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._totals[name]
+
+    def read(self) -> dict[str, float]:
+        """The totals as numbers."""
+        if not self._totals:
+            return {}
+        return dict(zip(self._totals, torch.stack(list(self._totals.values())).tolist(), strict=True))

@@ -53,7 +53,7 @@ def score(
 
 def score_all(policy: nn.Module, samples: Sequence[Sample], compute: Compute) -> Tensor:
     """Log-probabilities of all action tokens [N], without gradient, on the CPU. The host waits for the device once."""
-    result_N = torch.zeros(sum(len(sample.actions) for sample in samples))
+    result_N = torch.zeros(sum(len(sample.action_positions) for sample in samples))
     tokens, found = [], []
     with torch.no_grad():
         for batch in compute.pack(samples, range(len(samples))):
@@ -78,10 +78,10 @@ def hidden_before(critic: AnyCritic, samples: Sequence[Sample], compute: Compute
 
 def value_of_states(critic: AnyCritic, states: Sequence[TokenIds], compute: Compute) -> Tensor:
     """The critic's value at the end of each token sequence, for bootstrapping truncated trajectories; on the CPU."""
-    samples = [Sample(token_ids=state, actions=(len(state) - 1,)) for state in states]
+    samples = [Sample(token_ids=state, action_positions=(len(state) - 1,)) for state in states]
     # The marked token is the state's last: its own column, not the one before it.
     everywhere_N = torch.ones(len(states), dtype=torch.bool)
-    hidden = _hidden_rows(critic, samples, compute, everywhere_N, lambda batch: batch.own_columns_N)
+    hidden = _hidden_rows(critic, samples, compute, everywhere_N, lambda batch: batch.action_columns_N)
     with torch.no_grad():
         return critic.value_of(hidden).cpu()
 

@@ -26,6 +26,7 @@ from agent_r1.models.lora import (
     restore_state,
     saved_state,
 )
+from agent_r1.models.padding import round_up
 from agent_r1.models.precision import train_in_float32
 from agent_r1.models.tiny import build_tiny_model, train_tokenizer
 from agent_r1.models.unmerged_adapters import add_unmerged_adapters
@@ -60,6 +61,7 @@ __all__ = [
     "refuse_features",
     "require_peft",
     "restore_state",
+    "round_up",
     "saved_state",
     "stored_bytes",
     "train_in_float32",

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.errors import EngineError
+from agent_r1.models.padding import round_up
 
 RANK_MULTIPLE = 8
 """Ranks are padded to a multiple of this with zeros: matrix products are slow over rows that are not 16 bytes apart."""
@@ -44,7 +45,7 @@ class LaidAdapters:
 
     def __init__(self, weights: Sequence[Tensor], ranks: Sequence[int]) -> None:
         self.in_features = weights[0].shape[1]
-        width = -(-sum(ranks) // RANK_MULTIPLE) * RANK_MULTIPLE
+        width = round_up(sum(ranks), RANK_MULTIPLE)
         num_rows = sum(len(weight) for weight in weights)
         joint = weights[0].new_zeros(num_rows, self.in_features + width)
         down = weights[0].new_zeros(width, self.in_features)

@@ -1,13 +1,29 @@
 """Rollout: groups of episodes, retries, deadlines, the recorder."""
 
 from agent_r1.rollout.collector import Collector
+from agent_r1.rollout.group_plans import (
+    GroupPlan,
+    Member,
+    check_group_plan,
+    greedy_member,
+    group_plans,
+    sampled_members,
+    with_greedy_member,
+)
 from agent_r1.rollout.overlapping import make_collector
 from agent_r1.rollout.runner import Rollout, RolloutLimits, raise_if_all_failed
 
 __all__ = [
     "Collector",
+    "GroupPlan",
+    "Member",
     "Rollout",
     "RolloutLimits",
+    "check_group_plan",
+    "greedy_member",
+    "group_plans",
     "make_collector",
     "raise_if_all_failed",
+    "sampled_members",
+    "with_greedy_member",
 ]

@@ -8,7 +8,9 @@ from typing import Any
 
 from agent_r1.config import Config
 from agent_r1.data import TaskSampler
+from agent_r1.metric_names import GROUPS_WITH_SPREAD
 from agent_r1.rewards import RewardShaping, returns_differ
+from agent_r1.rollout.group_plans import bind_group_plan, members_of
 from agent_r1.rollout.runner import Rollout
 from agent_r1.seeds import Stream, mix_seed
 from agent_r1.types import Group, SamplingParams, Task, Trajectory
@@ -30,6 +32,7 @@ class Collector:
     def __init__(self, config: Config, rollout: Rollout, tasks: Sequence[Task], shaping: RewardShaping) -> None:
         self._settings = config.rollout
         self._algorithm = config.algorithm
+        self._plan = bind_group_plan(config)
         self._shaping = shaping
         self._seed = config.trainer.seed
         self._rollout = rollout
@@ -40,11 +43,11 @@ class Collector:
             top_p=config.rollout.top_p,
             top_k=config.rollout.top_k,
         )
+        self.rollouts_per_batch = config.rollout.groups_per_step * self._num_members(tasks[0])
+        """Rollouts of a batch that needs no refill, if all groups are as large as the first task's."""
 
-    @property
-    def rollouts_per_batch(self) -> int:
-        """Rollouts of a batch that needs no refill."""
-        return self._settings.groups_per_step * (self._settings.group_size + self._algorithm.greedy_baseline)
+    def _num_members(self, task: Task) -> int:
+        return len(members_of(self._plan, task, self._settings.group_size, self._sampling))
 
     async def collect(self, step: int, on_finished: Callable[[Trajectory], None]) -> Collected:
         """The rollouts of training step `step`.
@@ -61,7 +64,7 @@ class Collector:
                 group_size=self._settings.group_size,
                 sampling=self._sampling,
                 seed=mix_seed(self._seed, Stream.ROLLOUT, step),
-                with_greedy=self._algorithm.greedy_baseline,
+                plan=self._plan,
                 first_group_id=len(groups),
                 may_fail=bool(groups),
                 on_finished=on_finished,
@@ -91,7 +94,7 @@ class Collector:
     def _count(self, groups: Sequence[Group]) -> dict[str, float]:
         num_greedy = sum(group.greedy is not None for group in groups)
         metrics = {
-            "reward/groups_with_spread": sum(map(self.has_spread, groups)) / len(groups),
+            GROUPS_WITH_SPREAD: sum(map(self.has_spread, groups)) / len(groups),
             "perf/episodes": float(sum(len(group.trajectories) for group in groups) + num_greedy),
         }
         if self._algorithm.refill_rounds:

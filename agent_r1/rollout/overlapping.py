@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.config import Config
+from agent_r1.metric_names import STALENESS_MEAN
 from agent_r1.rewards import RewardShaping
 from agent_r1.rollout.collector import Collected, Collector
 from agent_r1.rollout.runner import Rollout, raise_if_all_failed
@@ -61,8 +62,8 @@ class OverlappingCollector(Collector):
     def __init__(self, config: Config, rollout: Rollout, tasks: Sequence[Task], shaping: RewardShaping) -> None:
         super().__init__(config, rollout, tasks, shaping)
         self._num_steps = config.trainer.steps
-        self._num_places = min(config.rollout.concurrency, self.rollouts_per_batch)
-        self._places = asyncio.Semaphore(self._num_places)
+        self._num_slots = min(config.rollout.concurrency, self.rollouts_per_batch)
+        self._slots = asyncio.Semaphore(self._num_slots)
         self._changed = asyncio.Event()
         self._on_finished: Callable[[Trajectory], None] | None = None
         self._pending_groups: list[_PendingGroup] = []
@@ -119,7 +120,7 @@ class OverlappingCollector(Collector):
         most = min(1 + self._settings.max_staleness, self._num_steps - step) * wanted
         while len(self._pending_groups) < most:
             num_unfinished = sum(pending.num_unfinished for pending in self._pending_groups)
-            if len(self._pending_groups) >= wanted and num_unfinished >= self._num_places:
+            if len(self._pending_groups) >= wanted and num_unfinished >= self._num_slots:
                 break
             self._start_group(self._next_number(), step)
 
@@ -130,11 +131,9 @@ class OverlappingCollector(Collector):
         return self._next - 1
 
     def _start_group(self, number: int, step: int) -> None:
-        settings = self._settings
+        settings, task = self._settings, self._sampler.at(number)
         pending = _PendingGroup(
-            number=number,
-            due=step + settings.max_staleness,
-            num_unfinished=settings.group_size + self._algorithm.greedy_baseline,
+            number=number, due=step + settings.max_staleness, num_unfinished=self._num_members(task)
         )
 
         def note(trajectory: Trajectory) -> None:
@@ -144,14 +143,14 @@ class OverlappingCollector(Collector):
                 self._on_finished(trajectory)
 
         rolling_out = self._rollout.run(
-            [self._sampler.at(number)],
+            [task],
             group_size=settings.group_size,
             sampling=self._sampling,
             seed=mix_seed(self._seed, Stream.ROLLOUT),
-            with_greedy=self._algorithm.greedy_baseline,
+            plan=self._plan,
             first_group_id=number,
             may_fail=True,
-            places=self._places,
+            slots=self._slots,
             on_finished=note,
         )
         pending.running = asyncio.create_task(rolling_out, name=f"group {number}")
@@ -199,7 +198,7 @@ class OverlappingCollector(Collector):
             for version in taken.policy_versions
         ]
         return {
-            "offpolicy/staleness_mean": sum(ages) / len(ages) if ages else 0.0,
+            STALENESS_MEAN: sum(ages) / len(ages) if ages else 0.0,
             "offpolicy/staleness_max": float(max(ages, default=0)),
             "perf/groups_in_flight": float(len(self._pending_groups)),
         }

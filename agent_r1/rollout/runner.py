@@ -1,8 +1,8 @@
-"""Running groups of episodes.
+"""`Rollout`: runs groups of episodes.
 
-All members of all groups run concurrently on one event loop, under a limit on how many are alive at once. A finished
-episode frees its place at once. A rollout that breaks is tried again with a fresh environment; if it still breaks it
-stays in its group as a failed trajectory with its traceback, and nothing that averages or learns counts it.
+All members of all groups run concurrently on one event loop, at most `limits.concurrency` at once. A finished episode
+frees its slot immediately. A rollout that fails is retried with a new environment; if it still fails, it stays in its
+group as a failed trajectory with its traceback, and is left out of every average and of training.
 """
 
 from __future__ import annotations
@@ -20,34 +20,54 @@ from agent_r1.errors import EpisodeError, RolloutsFailingError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext, checked_episode
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
+from agent_r1.rollout.group_plans import GroupPlan, Member, members_of, sampled_members
 from agent_r1.seeds import mix_seed
+from agent_r1.tools import ToolRunner
 from agent_r1.types import Episode, FailedAttempt, Group, SamplingParams, StopReason, Task, Trajectory
 
-_Member = tuple[int, int]
+_MemberKey = tuple[int, int]
 """A group's id, and the member's number."""
-
-GREEDY_MEMBER = -1
-"""The member number of a group's greedy rollout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutLimits:
-    """What bounds a batch of rollouts."""
+    """Limits of a batch of rollouts."""
 
     max_steps: int = 8
-    """Steps an episode."""
+    """Maximum steps per episode."""
     concurrency: int = 256
     """Episodes alive at once."""
     deadline_seconds: float = 600.0
     """An episode that takes longer fails."""
     retries: int = 2
-    """Further attempts at a rollout that failed, each with a fresh environment."""
+    """Further attempts after a rollout failed, each with a new environment."""
     min_group_share: float = 0.5
-    """A group of which fewer members finished is refilled, then dropped."""
+    """A group with a smaller share of valid members is refilled, then dropped."""
     group_refills: int = 1
-    """How often the failed members of such a group are rolled out anew, after all the others have ended."""
+    """How often the failed members of such a group are rolled out again, after all other rollouts have ended."""
     max_failures_in_a_row: int = 100
-    """Rollouts that may fail one after the other before the circuit breaker stops the run."""
+    """Consecutive failed rollouts after which the circuit breaker stops the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PlannedGroup:
+    """A group before its rollouts are made."""
+
+    task: Task
+    group_id: int
+    members: tuple[Member, ...]
+
+    def result(self, finished: Mapping[_MemberKey, Trajectory]) -> Group:
+        """The group, when the rollouts of all its members have finished."""
+        by_role: dict[str, list[Trajectory]] = {"sampled": [], "greedy": []}
+        for member in self.members:
+            by_role[member.role].append(finished[self.group_id, member.number])
+        return Group(
+            task=self.task,
+            group_id=self.group_id,
+            trajectories=tuple(by_role["sampled"]),
+            greedy=next(iter(by_role["greedy"]), None),
+        )
 
 
 class Rollout:
@@ -61,12 +81,14 @@ class Rollout:
         reward: RewardFunction,
         make_env: Callable[[Task], AgentEnv],
         limits: RolloutLimits,
+        tool_runner: ToolRunner | None = None,
     ) -> None:
         self.engine = engine
         self.renderer = renderer
         self.reward = reward
         self.make_env = make_env
         self.limits = limits
+        self.tool_runner = tool_runner
         self._stopped_seconds = 0.0
         self._stopped_at: float | None = None
         self._breaker = CircuitBreaker(limits.max_failures_in_a_row)
@@ -78,57 +100,54 @@ class Rollout:
         group_size: int,
         sampling: SamplingParams,
         seed: int,
-        with_greedy: bool = False,
+        plan: GroupPlan = sampled_members,
         first_group_id: int = 0,
         may_fail: bool = False,
-        places: asyncio.Semaphore | None = None,
+        slots: asyncio.Semaphore | None = None,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> list[Group]:
-        """`group_size` rollouts of each task. The same seed, group ids and weights give the same rollouts.
+        """Roll out each task once per member of its group. The same seed, group ids and weights give the same rollouts.
 
-        `with_greedy` adds one rollout at temperature 0 to each group, beside its members. `may_fail` accepts a batch in
-        which every rollout failed, when it only adds to others. `places` bounds the episodes alive at once over several
-        calls; without it this call has `limits.concurrency` places of its own.
+        `plan` says which members a task's group has: by default `group_size` alike. `may_fail` accepts a batch in which
+        every rollout failed, when it only adds to others. `slots` bounds the episodes alive at once over several calls;
+        without it this call has `limits.concurrency` slots of its own.
 
-        Members that failed in a group that has too few others are rolled out anew (`limits.group_refills`), when all
-        the rest has ended: what was away may be back by then. A group that still has too few is marked as dropped.
+        Failed members of a group with too few valid ones are rolled out again (`limits.group_refills`) after all other
+        rollouts have ended, since what was unavailable may be back by then. A group that still has too few is marked as
+        dropped.
 
-        Raises `RolloutsFailingError` when every single rollout failed, or too many one after the other: there is
-        nothing to learn from, and something is broken that no retry will mend.
+        Raises `RolloutsFailingError` when every rollout failed, or too many in a row: there is nothing to learn from,
+        and the cause is something that no retry fixes.
         """
-        places = places or asyncio.Semaphore(self.limits.concurrency)
-        greedy_sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
-        task_of = dict(enumerate(tasks, start=first_group_id))
-        indices = [*range(group_size), *([GREEDY_MEMBER] if with_greedy else [])]
+        slots = slots or asyncio.Semaphore(self.limits.concurrency)
+        planned = [
+            _PlannedGroup(task=task, group_id=group_id, members=members_of(plan, task, group_size, sampling))
+            for group_id, task in enumerate(tasks, start=first_group_id)
+        ]
+        members = {
+            (group.group_id, member.number): (group.task, member) for group in planned for member in group.members
+        }
 
-        async def roll_out(group_id: int, index: int, refill: int) -> Trajectory:
-            chosen = greedy_sampling if index == GREEDY_MEMBER else sampling
-            own_seed = mix_seed(seed, group_id, index, *([refill] if refill else []))
-            async with places:
-                trajectory = await self._member(task_of[group_id], group_id, index, chosen, own_seed)
+        async def roll_out(key: _MemberKey, refill: int) -> Trajectory:
+            (group_id, number), (task, member) = key, members[key]
+            member_seed = mix_seed(seed, group_id, number, *([refill] if refill else []))
+            async with slots:
+                trajectory = await self._roll_out(task, group_id, member, member_seed)
             self._breaker.note(trajectory)
             if refill:  # what failed before it counts as attempts
-                return _after(ended[group_id, index], trajectory)
+                return _after(finished[key], trajectory)
             on_finished(trajectory)
             return trajectory
 
-        wanted = [(group_id, index) for group_id in task_of for index in indices]
-        ended: dict[_Member, Trajectory] = {}
+        pending = list(members)
+        finished: dict[_MemberKey, Trajectory] = {}
         groups: list[Group] = []
         for refill in range(self.limits.group_refills + 1):
-            ended |= await _all_of({member: roll_out(*member, refill) for member in wanted})
-            groups = [
-                Group(
-                    task=task,
-                    group_id=group_id,
-                    trajectories=tuple(ended[group_id, index] for index in range(group_size)),
-                    greedy=ended[group_id, GREEDY_MEMBER] if with_greedy else None,
-                )
-                for group_id, task in task_of.items()
-            ]
+            finished |= await _run_all({key: roll_out(key, refill) for key in pending})
+            groups = [group.result(finished) for group in planned]
             weak = {group.group_id for group in groups if self._is_weak(group)}
-            wanted = [member for member, trajectory in ended.items() if member[0] in weak and trajectory.is_failure]
-            if not wanted:
+            pending = [key for key, trajectory in finished.items() if key[0] in weak and trajectory.is_failure]
+            if not pending:
                 break
         if not may_fail:
             raise_if_all_failed(groups)
@@ -151,20 +170,20 @@ class Rollout:
         now = asyncio.get_running_loop().time() if self._stopped_at is None else self._stopped_at
         return now - self._stopped_seconds
 
-    async def _member(self, task: Task, group_id: int, index: int, sampling: SamplingParams, seed: int) -> Trajectory:
+    async def _roll_out(self, task: Task, group_id: int, member: Member, seed: int) -> Trajectory:
         """One rollout, with its retries."""
         failed: Trajectory | None = None
         for attempt in range(self.limits.retries + 1):
             flow: AgentFlowBase | None = None
             try:
                 with boundary(StopReason.FLOW_ERROR, f"making flow '{task.agent_name}'"):
-                    flow = self._make_flow(task, sampling, mix_seed(seed, attempt))
-                trajectory = await self._attempt(flow, task, group_id, index)
+                    flow = self._make_flow(task, member.sampling, mix_seed(seed, attempt))
+                trajectory = await self._attempt(flow, task, group_id, member.number)
             except EpisodeError as failure:
                 trajectory = Trajectory(
                     task_id=task.task_id,
                     group_id=group_id,
-                    member=index,
+                    member=member.number,
                     data_source=task.data_source,
                     steps=tuple(flow.steps) if flow is not None else (),
                     outcome_reward=0.0,
@@ -186,6 +205,7 @@ class Rollout:
                 renderer=self.renderer,
                 sampling=sampling,
                 make_env=self.make_env,
+                tool_runner=self.tool_runner,
                 max_steps=self.limits.max_steps,
                 seed=seed,
                 trusted=task.trusted,
@@ -197,7 +217,7 @@ class Rollout:
             episode = checked_episode(flow, await flow.run(task))
         return episode, await score_episode(self.reward, task, episode)
 
-    async def _attempt(self, flow: AgentFlowBase, task: Task, group_id: int, index: int) -> Trajectory:
+    async def _attempt(self, flow: AgentFlowBase, task: Task, group_id: int, number: int) -> Trajectory:
         deadline = self.limits.deadline_seconds
         running = asyncio.create_task(self._scored(flow, task))
         end = self._clock() + deadline
@@ -223,7 +243,7 @@ class Rollout:
         return Trajectory(
             task_id=task.task_id,
             group_id=group_id,
-            member=index,
+            member=number,
             data_source=task.data_source,
             steps=episode.steps,
             outcome_reward=score.value,
@@ -257,17 +277,17 @@ def _after(failed: Trajectory, trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, num_retries=len(attempts), failed_attempts=attempts)
 
 
-async def _all_of(rollouts: Mapping[_Member, Coroutine[Any, Any, Trajectory]]) -> dict[_Member, Trajectory]:
-    """Run them at once. What one of them raises is raised alone, and ends the others."""
+async def _run_all(rollouts: Mapping[_MemberKey, Coroutine[Any, Any, Trajectory]]) -> dict[_MemberKey, Trajectory]:
+    """Run all rollouts concurrently. An exception of one cancels the others and is raised by itself."""
     try:
         async with asyncio.TaskGroup() as running:
-            tasks = {member: running.create_task(rollout) for member, rollout in rollouts.items()}
+            tasks = {key: running.create_task(rollout) for key, rollout in rollouts.items()}
     except ExceptionGroup as failures:
         failing = failures.subgroup(RolloutsFailingError)
         if failing is None:
             raise
         raise failing.exceptions[0] from None
-    return {member: task.result() for member, task in tasks.items()}
+    return {key: task.result() for key, task in tasks.items()}
 
 
 def raise_if_all_failed(groups: Sequence[Group]) -> None:

@@ -1,17 +1,11 @@
-"""What runs came to: curves of their metrics, and tables of those that are finished."""
+"""Run folders: their layout, opening and following them, metrics and trajectories, curves and tables. No torch."""
 
 from agent_r1.runs.checkpoints import list_checkpoints, newest_readable
-from agent_r1.runs.folder import (
-    RunFolder,
-    base_model,
-    locked_run,
-    open_run,
-    open_trackers,
-    plan_opening,
-    write_fingerprints,
-)
+from agent_r1.runs.folder import RunFolder, base_model
+from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
 from agent_r1.runs.lock import FolderLock, lock_folder
 from agent_r1.runs.names import check_reads_outside, folder_problems
+from agent_r1.runs.opening import locked_run, open_run, open_trackers, plan_opening, write_fingerprints
 from agent_r1.runs.plot import DEFAULT_KEYS, draw_curves, save_figure
 from agent_r1.runs.read import RunRecord, read_runs
 from agent_r1.runs.table import markdown_table, table_rows
@@ -21,6 +15,8 @@ from agent_r1.runs.trajectories import read_trajectories, write_trajectories
 __all__ = [
     "DEFAULT_KEYS",
     "FolderLock",
+    "MetricsFollower",
+    "MetricsUpdate",
     "RunFolder",
     "RunRecord",
     "Tracker",
@@ -28,6 +24,8 @@ __all__ = [
     "check_reads_outside",
     "draw_curves",
     "folder_problems",
+    "follow_metrics",
+    "follow_trajectories",
     "list_checkpoints",
     "lock_folder",
     "locked_run",

@@ -1,4 +1,4 @@
-"""The checkpoints in a run folder: which are there, and which are undamaged. Reading one needs torch, this does not."""
+"""List the checkpoints of a run folder and find damaged ones. Reading a checkpoint needs torch, this does not."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """All complete checkpoints, oldest first."""
     if not folder.is_dir():
         return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.match(path.name))]
-    return sorted(found)
+    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := _NAME.match(path.name)))
 
 
 def newest_readable(folder: Path, say: Callable[[str], None] = lambda text: None) -> tuple[int, Path]:
-    """The newest checkpoint that is undamaged. Damaged ones after it are renamed to `step_<n>.corrupt`, and `say` hears
-    of them; when none is left they stay as they are and the error names each."""
+    """The newest undamaged checkpoint. Damaged ones after it are renamed to `step_<n>.corrupt` and reported to `say`;
+    when all are damaged, none is renamed and the error names them."""
     damaged: list[tuple[Path, str]] = []
     for step, path in reversed(list_checkpoints(folder)):
         damage = find_damage(path)
@@ -38,12 +37,12 @@ def newest_readable(folder: Path, say: Callable[[str], None] = lambda text: None
         raise CheckpointError(f"there is no checkpoint in {folder}")
     named = "; ".join(f"{path} ({reason})" for path, reason in damaged)
     raise CheckpointError(
-        f"every checkpoint is damaged: {named}. Restore one of them, or begin a new run with run.resume=never"
+        f"every checkpoint is damaged: {named}. Restore one of them, or start a new run with run.resume=never"
     )
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's file, in a few words; None when all of it is as it was written."""
+    """What is wrong with a checkpoint's file, in a few words; None when it is undamaged."""
     try:
         with zipfile.ZipFile(path / "state.pt") as file:
             bad = file.testzip()

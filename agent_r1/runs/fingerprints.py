@@ -1,8 +1,8 @@
-"""What a run's data files and model contained when it began, so that a resumed run notices when they have changed.
+"""Hashes of a run's data files and model at its start, so that a resumed run notices changes.
 
-Small files are hashed whole. Of a large one the length, both ends and evenly spaced blocks are hashed: weights that
-were trained further differ everywhere, and reading a model of 100 GB at every start would take minutes. Modification
-times do not count: a copy of a file is the same file.
+Small files are hashed whole, large ones by their length, both ends and evenly spaced blocks: weights that were trained
+further differ everywhere, and reading a model of 100 GB at every start would take minutes. Modification times are
+ignored: a copy of a file is the same file.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _NUM_BLOCKS = 32
 _MODEL_SUFFIXES = (".json", ".safetensors", ".bin", ".pt", ".model", ".txt", ".jinja", ".py", ".gguf")
 
 Fingerprints = dict[str, str]
-"""By what it is of: `data.train runs/tasks.jsonl`, `model.path runs/warm/hf/config.json`."""
+"""By key and file: `data.train runs/tasks.jsonl`, `model.path runs/warm/hf/config.json`."""
 
 
 def run_fingerprints(config: Config) -> Fingerprints:
-    """Of the rows a run reads and of the model it starts from; what does not exist has none."""
+    """The fingerprints of a run's data files and of the model it starts from; missing files have none."""
     return {
         **_of_files("data.train", map(Path, config.data.train)),
         **_of_files("data.eval", map(Path, config.data.eval)),
@@ -34,7 +34,7 @@ def run_fingerprints(config: Config) -> Fingerprints:
 
 
 def model_fingerprints(path: str) -> Fingerprints:
-    """Of a model folder's files; of a model of the hub the commit that is in the cache."""
+    """The fingerprints of a model folder's files; for a hub model, the commit in the local cache."""
     folder = Path(path)
     if folder.is_dir():
         return _of_files("model.path", sorted(file for file in folder.iterdir() if file.suffix in _MODEL_SUFFIXES))
@@ -60,7 +60,7 @@ def fingerprint(file: Path) -> str:
 
 
 def fingerprint_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """One line for each file that has changed, appeared or gone. Nothing for a run that wrote no fingerprints."""
+    """One line per file that was changed, added or removed. Empty for a run without fingerprints."""
     if not old:
         return []
     return [
@@ -71,12 +71,12 @@ def fingerprint_differences(old: Mapping[str, str], new: Mapping[str, str]) -> l
 
 
 def read_fingerprints(folder: Path) -> Fingerprints:
-    """What a run's folder has; nothing for a run that wrote none."""
+    """The fingerprints in a run's folder; empty for a run without any."""
     try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        saved = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    return {str(key): str(value) for key, value in saved.items()} if isinstance(saved, dict) else {}
 
 
 def _length(known: str | None) -> str:
@@ -88,14 +88,14 @@ def _of_files(key: str, files: Iterable[Path]) -> Fingerprints:
 
 
 def _cached_commit(name: str) -> str | None:
-    """The commit of a hub model in the local cache, which is what would be loaded."""
+    """The commit of a hub model in the local cache, the one that would be loaded."""
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
     except ImportError:
         return None
     try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:  # no name of the hub
+        file = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # not a name of the hub
         return None
-    return f"commit {Path(found).parent.name}" if isinstance(found, str) else None
+    return f"commit {Path(file).parent.name}" if isinstance(file, str) else None

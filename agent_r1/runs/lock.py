@@ -1,14 +1,14 @@
-"""One live process per run folder: a lock file beside the folder, honoured across hosts.
+"""One process per run folder: a lock file beside the folder, valid across hosts.
 
 `runs/quickstart` is locked by `runs/.quickstart.lock`, which names the host and the process and whose modification time
 is refreshed every 20 seconds. A lock is stale and is taken over
 
-- at once, when its process ran on this host and is gone, whatever ended it;
-- after ten minutes without a refresh, when it is another host's: its processes cannot be looked up from here.
+- at once, when its process ran on this host and has ended;
+- after ten minutes without a refresh, when its process is on another host and cannot be looked up from here.
 
-The file appears complete (a hard link to a file that is already written), so two processes never both create it, on NFS
-too. Where the file system has `flock` it is held as well: it keeps a process of another host that was only suspended
-from losing its lock, and two processes from taking over one stale lock at the same time.
+The file appears complete (a hard link to a file that is already written), so two processes never both create it, also
+on NFS. Where the file system has `flock`, it is held as well: a suspended process of another host keeps its lock, and
+two processes cannot take over one stale lock at the same time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from agent_r1.files import atomic_write
 HEARTBEAT_SECONDS = 20.0
 STALE_SECONDS = 600.0
 _UNREADABLE_SECONDS = 10.0
-"""A lock file without a readable holder is given this long: where hard links are missing, its content comes late."""
+"""How long a lock file may have no readable holder: without hard links its content is written after it appears."""
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 _ATTEMPTS = 50
 
@@ -45,13 +45,13 @@ class LockHolder:
     pid: int
     """Its process id on that host."""
     process_start: str
-    """When that process started, as its kernel counts: a process id is given out again."""
+    """When that process started, in the kernel's ticks: process ids are reused."""
     boot: str
-    """Which boot of which host, and which process-id namespace: where `pid` means something."""
+    """The boot of the host and the process-id namespace in which `pid` is valid."""
     since: str
     """When it took the lock."""
     token: str
-    """Unique for each lock taken."""
+    """Unique per lock."""
 
     @property
     def is_of_this_host(self) -> bool:
@@ -84,7 +84,7 @@ class FolderLock:
         self._released = threading.Event()
 
     def try_acquire(self) -> LockHolder | None:
-        """Take the lock; gives None when it is ours, else its holder. A stale lock is taken over."""
+        """Take the lock; returns None on success, else its holder. A stale lock is taken over."""
         mine = _this_process()
         candidate = self.path.with_name(f"{self.path.name}.{mine.token}")
         with atomic_write(self.path, partial=candidate):
@@ -106,8 +106,7 @@ class FolderLock:
         return None
 
     def ensure_held(self) -> None:
-        """Raise `RunLockedError` when another process has taken the lock over; a lock file that was deleted is made
-        again."""
+        """Raise `RunLockedError` when another process has taken the lock over; a deleted lock file is written again."""
         if self._holder is None or self._is_in_place():
             return
         self._let_go()
@@ -116,14 +115,14 @@ class FolderLock:
             raise RunLockedError(f"{self.folder} was taken over while this run was live: {self.describe(holder)}")
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._holder is not None and self._is_in_place():
             with suppress(OSError):
                 self.path.unlink()
         self._let_go()
 
     def describe(self, holder: LockHolder) -> str:
-        """Who holds it, and what can be done."""
+        """Who holds the lock, and what to do."""
         mine = holder.is_of_this_host and holder.pid == os.getpid()
         who = (
             "this process"
@@ -147,22 +146,22 @@ class FolderLock:
         )
 
     def _place(self, candidate: Path, file: int, mine: LockHolder) -> tuple[LockHolder | None, int]:
-        """Put the candidate in the lock's place. Gives who is in the way, if anyone, and the open lock file."""
+        """Make the candidate the lock file. Returns the other holder, if there is one, and the open lock file."""
         now = candidate.stat().st_mtime
-        standing = mine
+        holder = mine
         for _ in range(_ATTEMPTS):
             created = _link(candidate, self.path, file, mine)
             if created is not None:
                 return None, created
-            found = _read(self.path)
-            if found is None:  # released meanwhile
+            other = _read(self.path)
+            if other is None:  # released meanwhile
                 continue
-            standing = found
-            if not self._is_stale(standing, now):
-                return standing, file
-            if self._replace(candidate, standing):
+            holder = other
+            if not self._is_stale(holder, now):
+                return holder, file
+            if self._replace(candidate, holder):
                 return None, file
-        return standing, file
+        return holder, file
 
     def _is_stale(self, holder: LockHolder, now: float) -> bool:
         if holder.pid and holder.is_of_this_host:
@@ -183,8 +182,8 @@ class FolderLock:
             if not _flock(old) and not (stale.pid and stale.is_of_this_host):
                 time.sleep(0.05)
                 return False
-            found = _read(self.path)
-            if found is None or found.token != stale.token or not os.path.samestat(os.fstat(old), self.path.stat()):
+            holder = _read(self.path)
+            if holder is None or holder.token != stale.token or not os.path.samestat(os.fstat(old), self.path.stat()):
                 return False
             candidate.replace(self.path)
         except FileNotFoundError:
@@ -194,8 +193,8 @@ class FolderLock:
         return True
 
     def _is_in_place(self) -> bool:
-        found = _read(self.path)
-        return found is not None and self._holder is not None and found.token == self._holder.token
+        holder = _read(self.path)
+        return holder is not None and self._holder is not None and holder.token == self._holder.token
 
     def _refresh(self, file: int, released: threading.Event) -> None:
         while not released.wait(HEARTBEAT_SECONDS):
@@ -214,8 +213,8 @@ class FolderLock:
 def lock_folder(
     folder: Path, *, wait: bool = False, on_wait: Callable[[str], None] = lambda text: None
 ) -> Iterator[FolderLock]:
-    """Inside, no other process has the folder. Raises `RunLockedError`, which names the other one; with `wait`, waits
-    for it instead and says so once."""
+    """Within this block no other process uses the folder. Raises `RunLockedError`, which names the other one; with
+    `wait`, waits for it instead and calls `on_wait` once."""
     lock = FolderLock(folder)
     pause = 0.05
     while (holder := lock.try_acquire()) is not None:
@@ -252,7 +251,7 @@ def _boot() -> str:
 
 
 def _process_start(pid: int) -> str | None:
-    """When a process started, in clock ticks since the boot; "" where that is unknown, None for one that has ended."""
+    """When a process started, in clock ticks since the boot; "" if unknown, None if it has ended."""
     if not Path("/proc/self/stat").exists():
         return ""
     try:
@@ -264,7 +263,7 @@ def _process_start(pid: int) -> str | None:
 
 
 def _write_holder(path: Path, holder: LockHolder) -> int:
-    """Create the file, write the holder and take its `flock`; gives the open file."""
+    """Create the file, write the holder and take its `flock`; returns the open file."""
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
     try:
         os.write(file, (json.dumps(asdict(holder)) + "\n").encode())
@@ -277,7 +276,7 @@ def _write_holder(path: Path, holder: LockHolder) -> int:
 
 
 def _link(candidate: Path, path: Path, file: int, holder: LockHolder) -> int | None:
-    """Create `path` with the candidate's content unless it exists; gives the open lock file."""
+    """Create `path` with the candidate's content unless it exists; returns the open lock file."""
     try:
         os.link(candidate, path)
     except FileExistsError:
@@ -296,7 +295,7 @@ def _link(candidate: Path, path: Path, file: int, holder: LockHolder) -> int | N
 
 
 def _read(path: Path) -> LockHolder | None:
-    """Who is named in a lock file, process 0 when that cannot be read; None when there is no such file."""
+    """The holder that a lock file names, process 0 when it cannot be read; None without a file."""
     try:
         return LockHolder(**json.loads(path.read_text()))
     except FileNotFoundError:
@@ -306,7 +305,7 @@ def _read(path: Path) -> LockHolder | None:
 
 
 def _flock(file: int) -> bool:
-    """Hold the file until it is closed; False when another process holds it. File systems without it count as held."""
+    """Lock the file until it is closed; False when another process has. Without `flock`, always True."""
     try:
         import fcntl
     except ImportError:  # Windows

@@ -1,4 +1,4 @@
-"""Curves from metrics.jsonl: a small panel for each metric, a line for each run (extra `plot`)."""
+"""Curves from metrics.jsonl: one small panel per metric, one line per run (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.errors import DataError, did_you_mean, require_installed
+from agent_r1.metric_names import ACTION_TOKENS, ENTROPY, EVAL_GREEDY, OUTCOME, STEP_SECONDS, SUCCESS, TOOL_CALLS
 from agent_r1.runs.read import RunRecord
 
 DEFAULT_KEYS = (
-    "reward/success",
-    "reward/outcome",
-    "eval/all/greedy",
-    "episode/tool_calls",
-    "episode/action_tokens",
-    "policy/entropy",
-    "time/step",
+    SUCCESS,
+    OUTCOME,
+    EVAL_GREEDY,
+    TOOL_CALLS,
+    ACTION_TOKENS,
+    ENTROPY,
+    STEP_SECONDS,
 )
-"""What is drawn unless other metrics are named; those that no run has are left out."""
+"""Metrics that are drawn by default; those that no run has are left out."""
 
 _TITLES = {
-    "reward/success": "solved in training",
-    "reward/outcome": "outcome reward",
-    "eval/all/greedy": "held-out tasks solved",
-    "episode/tool_calls": "tool calls an episode",
-    "episode/action_tokens": "response tokens an episode",
-    "policy/entropy": "entropy",
-    "time/step": "seconds a step",
+    SUCCESS: "solved in training",
+    OUTCOME: "outcome reward",
+    EVAL_GREEDY: "held-out tasks solved",
+    TOOL_CALLS: "tool calls per episode",
+    ACTION_TOKENS: "response tokens per episode",
+    ENTROPY: "entropy",
+    STEP_SECONDS: "seconds per step",
 }
 _STYLES = ("-", "--", ":", "-.")
 _FEW_POINTS = 12
@@ -41,15 +42,15 @@ def curve(run: RunRecord, key: str, *, by_minutes: bool = False) -> tuple[list[f
     Lines `{step: 1, time/step: 30, x: 5}` and `{step: 2, time/step: 90, x: 7}` give ([1, 2], [5, 7]), and by minutes
     ([0.5, 2], [5, 7]). An evaluation stands at the end of the step it came after.
     """
-    timed = [line for line in run.lines if "time/step" in line]
-    totals = accumulate(line["time/step"] / 60 for line in timed)
+    timed = [line for line in run.lines if STEP_SECONDS in line]
+    totals = accumulate(line[STEP_SECONDS] / 60 for line in timed)
     minutes = {0: 0.0, **{line["step"]: total for line, total in zip(timed, totals, strict=True)}}
     lines = [line for line in run.lines if key in line and (not by_minutes or line["step"] in minutes)]
     return [minutes[line["step"]] if by_minutes else line["step"] for line in lines], [line[key] for line in lines]
 
 
 def draw_curves(runs: Sequence[RunRecord], keys: Sequence[str] = (), *, by_minutes: bool = False) -> Any:
-    """A matplotlib figure with a panel for each key; without keys, the default ones that some run has."""
+    """A matplotlib figure with one panel per key; without keys, the default ones that some run has."""
     require_installed("matplotlib", "matplotlib", "plot", "agent-r1 plot")
     from matplotlib.figure import Figure
 
@@ -76,7 +77,7 @@ def draw_curves(runs: Sequence[RunRecord], keys: Sequence[str] = (), *, by_minut
 
 
 def _draw_panel(panel: Any, runs: Sequence[RunRecord], key: str, *, by_minutes: bool) -> None:
-    """Lines of one run have one colour in every panel, whichever runs the panel has."""
+    """Draw one metric. A run has the same colour in every panel."""
     for number, run in enumerate(runs):
         across, up = curve(run, key, by_minutes=by_minutes)
         if across:
@@ -104,7 +105,7 @@ def _draw_panel(panel: Any, runs: Sequence[RunRecord], key: str, *, by_minutes: 
 
 
 def _share_axis(largest: float) -> float:
-    """Where the axis of shares ends: at all of them, or at a round share well above the largest.
+    """The upper end of an axis of shares: 1, or a round number above the largest share.
 
     >>> _share_axis(0.31), _share_axis(0.9)
     (0.4, 1.0)
@@ -113,13 +114,13 @@ def _share_axis(largest: float) -> float:
 
 
 def _is_share(key: str) -> bool:
-    return key.startswith("eval/") or key == "reward/success"
+    return key.startswith("eval/") or key == SUCCESS
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure; the file's ending says how (.png, .svg, .pdf ...)."""
+    """Write a figure in the format of the file's suffix (.png, .svg, .pdf ...)."""
     endings = sorted(figure.canvas.get_supported_filetypes())
     if path.suffix.lstrip(".") not in endings:
-        raise DataError(f"{path} has no ending that a figure can be written as: {', '.join(endings)}")
+        raise DataError(f"{path} has no suffix of a figure; known: {', '.join(endings)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -1,8 +1,7 @@
-"""A run's folder, read back for people: its name, its logged lines, its configuration and what it came to."""
+"""Read runs for reports: name, logged lines, configuration and result."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +11,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from agent_r1.config import algorithm_name, from_yaml
-from agent_r1.errors import ConfigError, DataError, did_you_mean
-from agent_r1.runs.tracking import read_metrics
+from agent_r1.errors import CheckpointError, ConfigError, DataError, did_you_mean
+from agent_r1.metric_names import EVAL_GREEDY, PEAK_GPU_GB, STEP_SECONDS
+from agent_r1.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class RunRecord:
     label: str
     """Its folder's name, or the whole path where two runs share the name."""
     lines: Sequence[Mapping[str, float]]
-    """What it logged, in order; each has its `step`."""
+    """The lines it logged, in order; each has its `step`."""
     config_text: str
     """Its config.yaml; "" when there is none."""
     summary: Mapping[str, Any]
@@ -36,24 +36,24 @@ class RunRecord:
 
     @cached_property
     def config(self) -> Any:
-        """Its configuration as plain keys: runs of an earlier schema can be read too."""
+        """Its configuration as plain keys, so that runs of an earlier schema can be read too."""
         return OmegaConf.create(self.config_text or "{}")
 
     @property
     def steps(self) -> str:
-        """Training steps done, and of how many while it is unfinished: `20`, `7 of 20`."""
+        """Training steps done, for an unfinished run with the total: `20`, `7 of 20`."""
         done = int(max((line["step"] for line in self.lines), default=0))
         return str(done) if self.summary else f"{done} of {self.setting('trainer.steps')}"
 
     @property
     def model(self) -> str:
-        """The model it started from; a warm start counts as the model it was made of."""
+        """The model it started from; for a warm start the model it was made from."""
         path = Path(str(self.summary.get("base_model") or self.setting("model.path")))
-        return path.parent.name if path.name == "hf" else path.name
+        return path.parent.name if path.name == RunFolder(path.parent).model.name else path.name
 
     @property
     def algorithm(self) -> str:
-        """Its algorithm by name, with what was changed in it."""
+        """Its algorithm's preset, with what was changed in it."""
         if "algorithm" in self.summary:
             return str(self.summary["algorithm"])
         needed = OmegaConf.masked_copy(self.config, ["model", "rollout", "algorithm"])
@@ -64,55 +64,50 @@ class RunRecord:
 
     @property
     def minutes(self) -> float:
-        """Minutes of its training steps; evaluations not counted."""
-        return sum(line.get("time/step", 0.0) for line in self.lines) / 60
+        """Minutes of its training steps, without evaluations."""
+        return sum(line.get(STEP_SECONDS, 0.0) for line in self.lines) / 60
 
     @property
     def peak_gpu_gb(self) -> float | None:
-        """The most GPU memory it held; None on a CPU."""
-        return max((line["perf/peak_gpu_gb"] for line in self.lines if "perf/peak_gpu_gb" in line), default=None)
+        """Peak GPU memory; None on a CPU."""
+        return max((line[PEAK_GPU_GB] for line in self.lines if PEAK_GPU_GB in line), default=None)
 
     @property
     def evaluations(self) -> list[Mapping[str, float]]:
         """The lines that are evaluations."""
-        return [line for line in self.lines if "eval/all/greedy" in line]
+        return [line for line in self.lines if EVAL_GREEDY in line]
 
     def setting(self, key: str) -> Any:
         """A value of its configuration, by dotted key; "?" when it has none."""
-        found = OmegaConf.select(self.config, key)
-        return "?" if found is None else found
+        value = OmegaConf.select(self.config, key)
+        return "?" if value is None else value
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
-    """The runs in these folders, in order; DataError names every folder that is none."""
-    missing = [folder for folder in folders if not (folder / "metrics.jsonl").is_file()]
+    """The runs in these folders, in order; a DataError names every folder that is not a run's."""
+    missing = [folder for folder in folders if not RunFolder(folder).metrics.is_file()]
     if missing:
-        runs = [path.parent.name for path in missing[0].parent.glob("*/metrics.jsonl")]
+        runs = [path.name for path in missing[0].parent.glob("*") if RunFolder(path).metrics.is_file()]
         named = ", ".join(map(str, missing))
         raise DataError(f"no metrics.jsonl in {named}: not the folder of a run. {did_you_mean(missing[0].name, runs)}")
     names = [folder.resolve().name for folder in folders]
     return [
         RunRecord(
             label=name if names.count(name) == 1 else str(folder),
-            lines=read_metrics(folder / "metrics.jsonl"),
-            config_text=_text(folder / "config.yaml"),
-            summary=_summary(folder / "summary.json"),
+            lines=RunFolder(folder).read_metrics(),
+            config_text=_text(RunFolder(folder).config),
+            summary=_summary(RunFolder(folder)),
         )
         for folder, name in zip(folders, names, strict=True)
     ]
 
 
-def _summary(path: Path) -> Mapping[str, Any]:
-    """An empty one for a run that is unfinished."""
-    if not path.is_file():
-        return {}
+def _summary(folder: RunFolder) -> Mapping[str, Any]:
+    """Empty for an unfinished run."""
     try:
-        summary = json.loads(_text(path))
-    except json.JSONDecodeError:
-        summary = None
-    if not isinstance(summary, dict):
-        raise DataError(f"{path} is not the summary of a run; delete it, and the run counts as unfinished")
-    return summary
+        return folder.read_summary() or {}
+    except CheckpointError as error:
+        raise DataError(str(error)) from None
 
 
 def _text(path: Path) -> str:

@@ -1,15 +1,16 @@
-"""A table of runs: what was trained with what, how long it took, and the held-out tasks before and after."""
+"""A table of runs: model, algorithm, time and memory, and held-out tasks before and after training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agent_r1.metric_names import eval_metric
 from agent_r1.runs.read import RunRecord
 
 
 def table_rows(runs: Sequence[RunRecord]) -> list[list[str]]:
-    """The header and one row a run. Held-out columns are `eval/<source>/greedy`, one a data source and one for all
-    rows where there are several: `0.305 -> 0.992`."""
+    """The header and one row per run. Held-out columns are `eval/<source>/greedy`, one per data source and one for all
+    rows if there are several: `0.305 -> 0.992`."""
     sources = _sources(runs)
     header = ["run", "model", "algorithm", "seed", "steps", "minutes", "peak GPU GB"]
     rows = [[*header, *(_title(runs, source) for source in sources)]]
@@ -31,7 +32,7 @@ def table_rows(runs: Sequence[RunRecord]) -> list[list[str]]:
 
 
 def markdown_table(runs: Sequence[RunRecord]) -> str:
-    """The table as markdown; figures stand to the right."""
+    """The table as markdown, figures aligned to the right."""
     header, *rows = table_rows(runs)
     alignment = ["---"] * 3 + ["---:"] * (len(header) - 3)
     lines = [header, alignment, *rows]
@@ -39,26 +40,26 @@ def markdown_table(runs: Sequence[RunRecord]) -> str:
 
 
 def _sources(runs: Sequence[RunRecord]) -> list[str]:
-    """The data sources that some run evaluated, `all` last; one source alone is all there is."""
-    found = {
+    """The data sources that some run evaluated, `all` last; a single source stands for all."""
+    evaluated = {
         key.removeprefix("eval/").removesuffix("/greedy")
         for run in runs
         for key in run.metric_names
         if key.startswith("eval/") and key.endswith("/greedy")
     }
-    named = sorted(found - {"all"})
+    named = sorted(evaluated - {"all"})
     return [*named, "all"] if len(named) > 1 else named
 
 
 def _title(runs: Sequence[RunRecord], source: str) -> str:
-    """With the number of rows, where all runs have the same."""
-    counts = {line.get(f"eval/{source}/rows") for run in runs for line in run.evaluations[-1:]} - {None}
+    """The column's title, with the number of rows if all runs have the same."""
+    counts = {line.get(eval_metric("rows", source)) for run in runs for line in run.evaluations[-1:]} - {None}
     rows = f" ({counts.pop():.0f} rows)" if len(counts) == 1 else ""
     return f"{source}{rows}, before -> after"
 
 
 def _before_after(run: RunRecord, source: str) -> str:
-    key = f"eval/{source}/greedy"
+    key = eval_metric("greedy", source)
     before = next((f"{line[key]:.3f}" for line in run.lines if line["step"] == 0 and key in line), "?")
     after = next((f"{line[key]:.3f}" for line in reversed(run.lines) if line["step"] > 0 and key in line), "?")
     return "-" if before == after == "?" else f"{before} -> {after}"

@@ -1,4 +1,4 @@
-"""Where metrics go: a JSONL file always, TensorBoard and Weights & Biases on request."""
+"""Trackers write metrics: always to a JSONL file, on request to TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tracker(Protocol):
 
 
 class JsonlTracker:
-    """One JSON object a line: `{"step": 3, "reward/mean": 0.5, ...}`. Each line is on disk when `log` returns."""
+    """One JSON object per line: `{"step": 3, "reward/mean": 0.5, ...}`. Each line is on disk when `log` returns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,7 +40,7 @@ class JsonlTracker:
             self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a line. JSON has no NaN and no infinity: such values are left out, and counted."""
+        """Append a line. JSON has no NaN and no infinity: such values are left out and counted."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         if len(finite) < len(metrics):
             finite[NOT_FINITE] = float(len(metrics) - len(finite))
@@ -51,14 +51,14 @@ class JsonlTracker:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file, and try once more to write a line that did not fit: `log` has said so."""
+        """Close the file, which retries a failed write; `log` has already raised for it."""
         with suppress(OSError):
             self._file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines that a `JsonlTracker` wrote; a last line cut short by a kill is left out. Any other line that cannot be
-    read is a `DataError`: what comes after it must not be lost unseen."""
+    read is a `DataError`: the lines after it must not be lost silently."""
     if not path.is_file():
         return []
     raw = path.read_bytes().split(b"\n")
@@ -66,7 +66,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for number, text in enumerate(raw, start=1):
         if not text.strip():
             continue
-        line = _metrics_line(text)
+        line = parse_metrics_line(text)
         if line is None:
             if not any(rest.strip() for rest in raw[number:]):
                 break
@@ -78,7 +78,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _metrics_line(text: bytes) -> dict[str, Any] | None:
+def parse_metrics_line(text: bytes) -> dict[str, Any] | None:
+    """The metrics of one line; None when it is not JSON in UTF-8 with a step."""
     try:
         line = json.loads(text.decode("utf-8"))
     except ValueError:  # no JSON, or not UTF-8
@@ -103,7 +104,7 @@ class TensorBoardTracker:
             self._writer: Any = EventFileWriter(str(folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one scalar a metric."""
+        """Write one scalar per metric."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
         with atomic_write(self._folder):
@@ -111,7 +112,7 @@ class TensorBoardTracker:
             self._writer.flush()
 
     def close(self) -> None:
-        """Flush and close; `log` has said what could not be written."""
+        """Flush and close; `log` has already raised for what could not be written."""
         with suppress(OSError):
             self._writer.close()
 
@@ -142,7 +143,7 @@ class Trackers:
         self._trackers = trackers
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand the metrics to each."""
+        """Pass the metrics to each."""
         for tracker in self._trackers:
             tracker.log(step, metrics)
 

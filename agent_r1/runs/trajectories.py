@@ -1,7 +1,7 @@
-"""Writing trajectories so that nothing about a rollout is lost, and reading them back.
+"""Write trajectories without losing anything about a rollout, and read them back.
 
-One JSON object a line, one line a trajectory. A step's prompt repeats nearly all that came before, so only what differs
-is written: `shared` leading ids are those of the previous step's prompt and action, `prompt_ids` is the rest. Messages,
+One JSON object per line and trajectory. A step's prompt mostly repeats the step before, so only the difference is
+written: `shared` leading ids are those of the previous step's prompt and action, `prompt_ids` is the rest. Messages,
 raw text and images are written the same way. `form` says which of messages, text and token ids the environment gave.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_r1.codec import observation_from_json, observation_to_json
+from agent_r1.codec import observation_from_json, observation_to_json, write_json
 from agent_r1.files import write_atomically
 from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory
 
@@ -27,7 +27,7 @@ def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int)
         for group in groups
         for trajectory in (*group, *filter(None, [group.greedy]))
     ]
-    write_atomically(path, "".join(json.dumps(entry, default=_in_words) + "\n" for entry in entries))
+    write_atomically(path, "".join(write_json(entry, default=_in_words) + "\n" for entry in entries))
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
@@ -48,7 +48,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
             {
                 "shared": shared,
                 "prompt_ids": step.prompt_ids[shared:],
-                **_what_is_new(before, seen, step.prompt_ids),
+                **_observation_delta(before, seen, step.prompt_ids),
                 "text": step.action.text,
                 "content": step.action.content,
                 "tool_calls": [
@@ -97,7 +97,9 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _what_is_new(before: Mapping[str, Any], seen: Mapping[str, Any], prompt_ids: tuple[int, ...]) -> dict[str, Any]:
+def _observation_delta(
+    before: Mapping[str, Any], seen: Mapping[str, Any], prompt_ids: tuple[int, ...]
+) -> dict[str, Any]:
     """An observation, without what it repeats of the one before and of its own prompt."""
     messages, text, images = seen["messages"] or [], seen["text"] or "", seen["images"]
     shared_messages = _common(before["messages"] or [], messages)
@@ -118,10 +120,12 @@ def _what_is_new(before: Mapping[str, Any], seen: Mapping[str, Any], prompt_ids:
     }
 
 
-def _what_was_seen(before: Mapping[str, Any], entry: Mapping[str, Any], prompt_ids: tuple[int, ...]) -> dict[str, Any]:
+def _whole_observation(
+    before: Mapping[str, Any], entry: Mapping[str, Any], prompt_ids: tuple[int, ...]
+) -> dict[str, Any]:
     """The observation of an entry, in the form of `observation_to_json`."""
     messages = [*(before["messages"] or [])[: entry["shared_messages"]], *entry["messages"]]
-    # Records of earlier versions have no form: what is no chat is its token ids.
+    # Records of earlier versions have no form: without messages, the prompt is its token ids.
     form = entry.get("form") or ("messages" if messages else "token_ids")
     text = (before["text"] or "")[: entry.get("shared_text", 0)] + entry.get("prompt_text", "")
     token_ids = entry.get("token_ids")
@@ -137,7 +141,7 @@ def _what_was_seen(before: Mapping[str, Any], entry: Mapping[str, Any], prompt_i
 
 
 def _in_words(value: Any) -> str:
-    """What JSON does not know."""
+    """Text for a value that JSON cannot hold."""
     return f"<{len(value):,} bytes>" if isinstance(value, bytes) else str(value)
 
 
@@ -158,7 +162,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
     steps = []
     for entry in line["steps"]:
         prompt_ids = ids_before[: entry["shared"]] + tuple(entry["prompt_ids"])
-        seen = _what_was_seen(seen, entry, prompt_ids)
+        seen = _whole_observation(seen, entry, prompt_ids)
         calls = tuple(
             ToolCall(name=call["name"], arguments=call["arguments"], call_id=call["call_id"])
             for call in entry["tool_calls"]

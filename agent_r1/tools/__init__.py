@@ -18,8 +18,9 @@ from agent_r1.tools.function import FunctionTool, tool
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.results import cut_middle
 from agent_r1.tools.row_tools import ToolEntry, tools_of_row
-from agent_r1.tools.runner import CallOutcome, ToolRunner, check_process_tool, run_call, tool_runner
-from agent_r1.tools.sandbox.sandbox import Sandbox, SandboxLimits
+from agent_r1.tools.runner import CallOutcome, ToolRunner, check_process_tool, run_call
+from agent_r1.tools.sandbox.layers import SandboxLimits
+from agent_r1.tools.sandbox.sandbox import Sandbox
 from agent_r1.tools.try_tool import try_tool
 
 __all__ = [
@@ -47,7 +48,6 @@ __all__ = [
     "example_arguments",
     "run_call",
     "tool",
-    "tool_runner",
     "tools_of_row",
     "try_tool",
 ]

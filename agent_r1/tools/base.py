@@ -1,4 +1,4 @@
-"""Tools: what a model may call.
+"""`BaseTool`: what a model may call.
 
 A tool is a class with a schema and an async `execute`, or a typed function under `@tool`:
 
@@ -11,7 +11,7 @@ A tool is a class with a schema and an async `execute`, or a typed function unde
         '''
         return WAREHOUSE[item]
 
-A tool that raises does not end the episode: the model reads the error and goes on.
+A tool that raises does not end the episode: the model reads the error and continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from agent_r1.tools.policy import ToolPolicy
 from agent_r1.types import TEXT_ARGUMENT, Task, ToolSchema
 
 ToolResult = tuple["ToolResponse", float | None, Mapping[str, Any]]
-"""What `execute` returns: the answer, the process reward of the call (None: none given), and notes."""
+"""What `execute` returns: the answer, the process reward of the call (None: no reward), and notes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,30 +40,30 @@ class ToolResponse:
     text: str
     """The answer."""
     images: tuple[Any, ...] = ()
-    """Images, for models that see: bytes of an image file, a path or address, or a PIL image. No engine reads images
-    yet: an answer with any is an error that the model reads."""
+    """Images for vision models: bytes of an image file, a path or URL, or a PIL image. No engine reads images yet: an
+    answer with images is an error that the model reads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolContext:
-    """What a tool may know of the episode it is called in. A parameter annotated with this is filled in by the
-    environment and is not part of the schema the model sees."""
+    """What a tool may know about the episode it is called in. The environment fills in a parameter annotated with this;
+    it is not part of the schema the model sees."""
 
     task: Task
-    """The row, without what its reward is computed from."""
+    """The row, without `reward_model`, from which its reward is computed."""
     state: dict[str, Any] = field(default_factory=dict)
-    """This episode's own scratch space, empty at `reset`."""
+    """Scratch space of this episode, empty at `reset`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", replace(self.task, reward_model={}))
 
 
 class ToolInputError(ValueError):
-    """The model's arguments do not fit; the message is for the model."""
+    """The model's arguments are wrong; the message is for the model."""
 
 
 class ToolUnavailableError(RuntimeError):
-    """The tool could not do its work for the moment (a server away, a quota used up): another attempt may help."""
+    """The tool is temporarily unavailable (a server is down, a quota is used up): a retry may help."""
 
 
 class ToolTimeoutError(TimeoutError):
@@ -73,9 +73,9 @@ class ToolTimeoutError(TimeoutError):
 class BaseTool(ABC):
     """A tool. Subclasses set `name` and `tool_schema` and implement `execute`.
 
-    A class that a row or the configuration names is made afresh for every episode: what it keeps in itself is that
-    episode's. One with `batch_execute` is made once and serves all episodes, as does an object that was registered;
-    these keep what belongs to an episode in `context.state`.
+    A class that a row or the configuration names is instantiated for every episode, so its attributes belong to that
+    episode. A class with `batch_execute` is instantiated once and serves all episodes, as does a registered object;
+    these keep the state of an episode in `context.state`.
     """
 
     registry: ClassVar[Registry[BaseTool | type[BaseTool]]] = Registry(
@@ -84,20 +84,21 @@ class BaseTool(ABC):
         expected="a function under @tool, or a subclass of BaseTool",
     )
     families: ClassVar[Registry[Callable[[str], list[BaseTool]]]] = Registry("family of tools")
-    """What makes tools of names such as `mcp:SERVER`: called with what stands after the colon."""
+    """Functions that make tools from names such as `mcp:SERVER`, called with the part after the colon."""
     _shared: ClassVar[dict[tuple[type[BaseTool], str], BaseTool]] = {}
     row_arguments: ClassVar[tuple[str, ...]] = ()
     """Arguments of the class that a data row may set, as `{"name": ..., <argument>: ...}`: data such as a level or a
-    seed, never what limits the tool. Everything else belongs in the configuration."""
+    seed, never limits of the tool. All other arguments belong in the configuration."""
 
     name: str
     tool_schema: ToolSchema
     policy: ToolPolicy = ToolPolicy()
     """Its limits."""
     made_with: Mapping[str, Any] | None = None
-    """The arguments `BaseTool.get` made it with, by which a worker process makes its like; None: made elsewhere."""
+    """The arguments `BaseTool.get` instantiated it with, from which a worker process makes a copy; None: not made by
+    `get`."""
     arguments: type[BaseModel] | None = None
-    """A pydantic model that the arguments must fit; `execute` gets its fields. None: they are taken as they come."""
+    """A pydantic model that validates the arguments; `execute` gets its fields. None: they are not validated."""
 
     @abstractmethod
     async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
@@ -106,23 +107,23 @@ class BaseTool(ABC):
     async def batch_execute(
         self, list_of_args: Sequence[Mapping[str, Any]], contexts: Sequence[ToolContext]
     ) -> Sequence[ToolResult | Exception]:
-        """Run calls that wait at the same moment, of one or many episodes, as one; a result or an exception for each.
+        """Run calls that wait at the same time, of one or many episodes; return a result or an exception for each.
 
-        A tool that implements this (a search index, a remote API) gets its calls in batches. When the batch as a whole
-        fails, its calls are run one by one with `execute`.
+        A tool that implements this (a search index, a remote API) gets its calls in batches. When a batch fails as a
+        whole, its calls are run one by one with `execute`.
         """
         raise NotImplementedError
 
     async def close(self, context: ToolContext) -> None:  # noqa: B027 - optional for subclasses
-        """Give back what the tool kept in `context.state` for an episode. Called once, when the episode is over."""
+        """Release what the tool kept in `context.state`. Called once, at the end of an episode."""
 
     @property
     def can_batch(self) -> bool:
-        """The tool has a `batch_execute` of its own."""
+        """The tool implements `batch_execute`."""
         return type(self).batch_execute is not BaseTool.batch_execute
 
     def check(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments `execute` will get; raises `ToolInputError` with a message for the model."""
+        """The validated arguments for `execute`; raises `ToolInputError` with a message for the model."""
         if self.arguments is None:
             return args
         checked = checked_arguments(self.arguments, args, self.name)
@@ -135,32 +136,32 @@ class BaseTool(ABC):
 
     @classmethod
     def get(cls, name: str, **arguments: Any) -> BaseTool:
-        """The tool of that name, or at `module:attribute`; a class is made into one with `arguments`.
+        """The tool of that name, or at `module:attribute`; a class is instantiated with `arguments`.
 
-        A class with `batch_execute` is made once for the same arguments, so that the calls of all episodes meet.
+        A class with `batch_execute` is instantiated once per arguments, so that calls of all episodes share batches.
         """
-        found = cls.registry.get(name)
-        if not isinstance(found, type):
+        entry = cls.registry.get(name)
+        if not isinstance(entry, type):
             if arguments:
                 raise ConfigError(f"tool '{name}' takes no arguments, found {', '.join(sorted(arguments))}")
-            return found
+            return entry
         try:
-            signature_of(found).bind(**arguments)
+            signature_of(entry).bind(**arguments)
         except TypeError as error:
-            raise ConfigError(f"tool '{name}': {error}. Its arguments: {signature_of(found)}") from None
-        check_arguments(found, "", arguments, f"tool '{name}'")
-        if found.batch_execute is BaseTool.batch_execute:
-            return found._make(arguments)
-        key = (found, json.dumps(arguments, sort_keys=True, default=str))
+            raise ConfigError(f"tool '{name}': {error}. Its arguments: {signature_of(entry)}") from None
+        check_arguments(entry, "", arguments, f"tool '{name}'")
+        if entry.batch_execute is BaseTool.batch_execute:
+            return entry._make(arguments)
+        key = (entry, json.dumps(arguments, sort_keys=True, default=str))
         if key not in cls._shared:
-            cls._shared[key] = found._make(arguments)
+            cls._shared[key] = entry._make(arguments)
         return cls._shared[key]
 
     @classmethod
     def _make(cls, arguments: Mapping[str, Any]) -> BaseTool:
-        made = cls(**arguments)
-        made.made_with = arguments
-        return made
+        tool = cls(**arguments)
+        tool.made_with = arguments
+        return tool
 
     @classmethod
     def find(cls, entry: str | Mapping[str, Any] | BaseTool) -> list[BaseTool]:
@@ -190,23 +191,23 @@ _ToolT = TypeVar("_ToolT", bound=BaseTool | type[BaseTool])
 
 
 def named_arguments(tool: BaseTool, args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments by the tool's own names. Plain text has none (ReAct's `Action Input: 3 + 4` comes as `input`): it
-    is what the tool needs, when that is one thing.
+    """The arguments by the tool's own names. Plain text has no name (ReAct's `Action Input: 3 + 4` comes as `input`):
+    it becomes the tool's only required parameter, if there is exactly one.
 
     `{"input": "3 + 4"}` for a calculator that takes `expression` -> `{"expression": "3 + 4"}`
     """
     if set(args) != {TEXT_ARGUMENT}:
         return args
     parameters = tool.tool_schema["function"].get("parameters") or {}
-    known = parameters.get("properties") or {}
-    needed = parameters.get("required") or list(known)
-    if TEXT_ARGUMENT in known or len(needed) != 1:
+    properties = parameters.get("properties") or {}
+    required = parameters.get("required") or list(properties)
+    if TEXT_ARGUMENT in properties or len(required) != 1:
         return args
-    return {needed[0]: args[TEXT_ARGUMENT]}
+    return {required[0]: args[TEXT_ARGUMENT]}
 
 
 def checked_arguments(model: type[BaseModel], args: Mapping[str, Any], tool_name: str) -> BaseModel:
-    """The arguments as `model` reads them; a `ToolInputError` tells the model all that is wrong at once."""
+    """The arguments as validated by `model`; a `ToolInputError` lists everything that is wrong."""
     try:
         return model.model_validate(dict(args))
     except ValidationError as error:

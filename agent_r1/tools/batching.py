@@ -1,4 +1,4 @@
-"""Calls that wait at the same moment, as one."""
+"""`Batcher`: gather calls that wait at the same time into batches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Result = TypeVar("Result")
 
 
 class Batcher(Generic[Item, Result]):
-    """Gathers items into batches of at most `size`, each of which waits at most `wait` seconds to fill.
+    """Gathers items into batches of at most `size`; a batch waits at most `wait` seconds to fill.
 
-    `places` bounds the batches that run at once; items that come while all places are taken join the next batch.
-    `run` gives one result, or exception, for each item.
+    `slots` limits the batches that run at once; items that come while all slots are taken join the next batch.
+    `run` returns a result, or an exception, for each item.
     """
 
     def __init__(
@@ -26,18 +26,18 @@ class Batcher(Generic[Item, Result]):
         *,
         size: int,
         wait: float,
-        places: asyncio.Semaphore,
+        slots: asyncio.Semaphore,
     ) -> None:
         self._run = run
         self._size = size
         self._wait = wait
-        self._places = places
+        self._slots = slots
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._running: set[asyncio.Task[None]] = set()
 
     async def submit(self, item: Item) -> Result:
-        """The result of one item, once the batch it joins has run."""
+        """The result of one item, once its batch has run."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((item, future))
@@ -56,13 +56,13 @@ class Batcher(Generic[Item, Result]):
         task.add_done_callback(self._running.discard)
 
     async def _drain(self) -> None:
-        """Run what waits, batch after batch, as far as others have not taken it."""
-        async with self._places:
+        """Run waiting items, batch after batch, until none are left."""
+        async with self._slots:
             while batch := self._take():
                 await self._settle(batch)
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Result]]]:
-        """The next batch, without those whose callers have gone away."""
+        """The next batch, without items whose callers were cancelled."""
         batch: list[tuple[Item, asyncio.Future[Result]]] = []
         while self._waiting and len(batch) < self._size:
             entry = self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""`check_tool`: what is wrong with a tool, found before a model calls it.
+"""`check_tool`: find what is wrong with a tool before a model calls it.
 
 for finding in check_tool(search, [{"query": "tea"}]):
     print(finding)
@@ -20,21 +20,21 @@ from agent_r1.tools.runner import ToolRunner, check_process_tool
 from agent_r1.types import Task, ToolCall
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-"""What every format and every server takes as a tool's name."""
+"""Tool names that every tool format and every server accepts."""
 
 _SLOW_SHARE = 0.5
-_NOBODY = Task(task_id="check_tool", prompt=())
+_TASK = Task(task_id="check_tool", prompt=())
 
 
 @callable_in_event_loop
 def check_tool(
     tool: BaseTool, calls: Sequence[Mapping[str, Any]] = (), *, policies: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[Finding]:
-    """Everything that was found wrong; empty for a good tool.
+    """All findings about a tool; empty for a good one.
 
-    `calls` are arguments to run it with: without any, the tool is not run. `policies` are changes of the configuration
-    (`{"search": {"timeout": 5}}`). A tool whose schema leaves out a parameter's description gives: parameters are
-    described: 'query' of search has no description. Describe it under Args: in the docstring, or in the schema.
+    `calls` are arguments to run it with: without any, the tool is not run. `policies` are the configuration's overrides
+    (`{"search": {"timeout": 5}}`). A parameter without a description gives: parameters are described: 'query' of search
+    has no description. Describe it under Args: in the docstring, or in the schema.
     """
     findings = schema_findings(tool)
     try:
@@ -53,7 +53,7 @@ def check_tool(
 
 
 def schema_findings(tool: BaseTool) -> list[Finding]:
-    """What is wrong with what the model will read about the tool."""
+    """What is wrong with the schema, which the model reads."""
     schema = tool.tool_schema
     try:
         json.dumps(schema)
@@ -98,13 +98,13 @@ def _parameter_findings(name: str, parameters: Any) -> list[Finding]:
 
 
 def _argument_findings(tool: BaseTool) -> list[Finding]:
-    """Arguments that follow the schema are taken; arguments that are no arguments at all are refused in words."""
+    """`check` accepts arguments that follow the schema, or raises `ToolInputError`."""
     arguments = example_arguments(tool.tool_schema["function"]["parameters"]) if not schema_problems(tool) else {}
     findings: list[Finding] = []
     try:
         tool.check(arguments)
     except ToolInputError:
-        pass  # an invented string may be no date or no expression: the message is the model's to read
+        pass  # an example string may be no date or no expression: the message is for the model
     except INTERRUPTIONS:
         raise
     except BaseException as error:  # noqa: BLE001 - a tool's own check is foreign code
@@ -114,7 +114,7 @@ def _argument_findings(tool: BaseTool) -> list[Finding]:
 
 
 def schema_problems(tool: BaseTool) -> list[Finding]:
-    """The findings about its schema that are more than advice."""
+    """The findings about its schema that are problems, not warnings."""
     return [finding for finding in schema_findings(tool) if finding.severity == "problem"]
 
 
@@ -124,19 +124,19 @@ async def _run_findings(runner: ToolRunner, tool: BaseTool, calls: Sequence[Mapp
     try:
         for arguments in calls:
             call = ToolCall(name=tool.name, arguments=arguments)
-            context = ToolContext(task=_NOBODY)
+            context = ToolContext(task=_TASK)
             started = time.perf_counter()
             try:
                 outcome = await runner.call({tool.name: tool}, call, context)
             except EpisodeError as error:
-                findings.append(_schema("a call is answered", f"{arguments} ended the episode: {error}", "Mend it"))
+                findings.append(_schema("a call is answered", f"{arguments} ended the episode: {error}", "Fix it"))
                 continue
             finally:
                 await tool.close(context)
             seconds = time.perf_counter() - started
             if outcome.status != "ok":
                 found = f"{arguments} gave {outcome.status}: {outcome.response.text}"
-                findings.append(_schema("a call that should work works", found, "Mend the tool, or the call"))
+                findings.append(_schema("a call that should work works", found, "Fix the tool, or the call"))
             elif outcome.truncated:
                 found = f"{arguments} gave more than {policy.max_output_chars} characters; their middle was cut"
                 do = f"Answer more shortly, or raise tools.{tool.name}.max_output_chars"
@@ -151,7 +151,7 @@ async def _run_findings(runner: ToolRunner, tool: BaseTool, calls: Sequence[Mapp
 
 
 def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that follow a JSON schema of an object: what is required, and nothing else.
+    """Example arguments for a JSON schema of an object: only the required ones.
 
     >>> example_arguments({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
     {'n': 1}

@@ -1,4 +1,4 @@
-"""Deadlines for foreign code: a call that is cancelled when it takes too long, whatever it does then."""
+"""Deadlines for tool code: a call that takes too long is cancelled, and left behind if it ignores that."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _GRACE_SECONDS = 1.0
 
 
 async def call_within(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a function of either kind returns; `ToolTimeoutError` when it takes longer, also when it ignores being
+    """The result of a sync or async function; `ToolTimeoutError` when it takes longer, also when it ignores being
     cancelled."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(_portably(function, args, kwargs))
-    # What asyncio.wait does, at half its price: with hundreds of short calls at once it is what they cost.
+    # Does what asyncio.wait does at half its cost, which dominates with hundreds of short calls at once.
     over: asyncio.Future[None] = loop.create_future()
     timer = loop.call_later(seconds, _wake, over)
     task.add_done_callback(lambda done: _wake(over))
@@ -44,7 +44,7 @@ def _wake(over: asyncio.Future[None]) -> None:
 
 
 async def _portably(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the function returns. Whatever it raises, this task must not end the event loop."""
+    """The function's result. Whatever it raises must not stop the event loop."""
     try:
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
@@ -58,7 +58,7 @@ async def _portably(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 
 async def _stop(task: asyncio.Future[Any]) -> None:
-    """Cancel a task, give it a moment to clean up, and read its exception so that nobody complains about it."""
+    """Cancel a task, give it a moment to clean up, and retrieve its exception, so that asyncio does not log it."""
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     task.cancel()
     await asyncio.wait({task}, timeout=_GRACE_SECONDS)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
+import docstring_parser
+from docstring_parser.google import GoogleParser, Section, SectionType
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from agent_r1.errors import ConfigError
@@ -16,15 +17,19 @@ from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.results import as_result
 from agent_r1.tools.workers.threads import call_off_loop
 
-_ARGS_SECTION = re.compile(
-    r"\n\s*(?:Args|Arguments|Parameters):\s*\n(.*?)(?=\n\s*(?:Returns|Raises|Yields|Example)|\Z)", re.S
+_PROSE_SECTIONS = "Returns Return Raises Yields Yield Example Examples Attributes Note Notes Warning Warnings Todo"
+_GOOGLE_STYLE = GoogleParser(
+    [
+        *(Section(title, "param", SectionType.MULTIPLE) for title in ("Args", "Arguments", "Parameters", "Params")),
+        *(Section(title, title.lower(), SectionType.SINGULAR) for title in _PROSE_SECTIONS.split()),
+    ]
 )
-_ARG_LINE = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
 
 
 class FunctionTool(BaseTool):
-    """A function as a tool. Async functions run on the event loop and must not block it; sync ones run in a thread,
-    which is left behind when it is still busy at the timeout, or with `process=True` in a process, which is killed."""
+    """A function as a tool. Async functions run on the event loop and must not block it. Sync functions run in a
+    thread, which is abandoned if it is still busy at the timeout, or with `process=True` in a process, which is
+    killed."""
 
     def __init__(self, function: Callable[..., Any], name: str | None = None, policy: ToolPolicy | None = None) -> None:
         self.function = function
@@ -34,23 +39,23 @@ class FunctionTool(BaseTool):
         self.tool_schema = _schema(function, self.name, self._arguments)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function itself, so that it can be tested and reused as one."""
+        """Call the function itself."""
         return self.function(*args, **kwargs)
 
     def check(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments as they were given, when they fit the function's parameters."""
+        """The unchanged arguments, once they fit the function's parameters."""
         self._values(args)
         return args
 
     async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
-        """Check the arguments, run the function, turn what it returned into a tool result."""
-        return as_result(await call_off_loop(self.function, **self._filled(args, kwargs.get("context"))))
+        """Validate the arguments, run the function, turn its return value into a tool result."""
+        return as_result(await call_off_loop(self.function, **self._call_arguments(args, kwargs.get("context"))))
 
     def execute_here(self, args: Mapping[str, Any], context: ToolContext) -> Any:
-        """What the function returns when it is called in this very thread: in a worker process nobody is held up."""
-        return self.function(**self._filled(args, context))
+        """The function's return value, called in this thread: a worker process has no event loop to block."""
+        return self.function(**self._call_arguments(args, context))
 
-    def _filled(self, args: Mapping[str, Any], context: ToolContext | None) -> dict[str, Any]:
+    def _call_arguments(self, args: Mapping[str, Any], context: ToolContext | None) -> dict[str, Any]:
         values = self._values(args)
         if self._context_parameter is not None:
             values[self._context_parameter] = context
@@ -68,12 +73,13 @@ def tool(*, name: str | None = None, **limits: Any) -> Callable[[Callable[..., A
 def tool(
     function: Callable[..., Any] | None = None, /, *, name: str | None = None, **limits: Any
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Make a tool of a typed function and register it under its name.
+    """Make a typed function a tool and register it under its name.
 
     `limits` are the fields of `ToolPolicy`: `@tool(timeout=5, process=True)`.
 
-    The first paragraph of the docstring describes the tool, its `Args:` section the parameters. The function returns
-    the answer (text, or anything JSON can hold), or `(answer, reward)`, or `(answer, reward, info)`.
+    The first paragraph of the docstring describes the tool, its `Args:` section the parameters (NumPy and reST style
+    work too). The function returns the answer (text, or any JSON value), or `(answer, reward)`, or
+    `(answer, reward, info)`.
 
     >>> @tool
     ... def double(number: int) -> int:
@@ -84,17 +90,17 @@ def tool(
     """
 
     def make(target: Callable[..., Any]) -> FunctionTool:
-        made = FunctionTool(target, name, ToolPolicy().changed(name or target.__name__, limits))
-        BaseTool.registry.add(made.name, made)
-        return made
+        function_tool = FunctionTool(target, name, ToolPolicy().with_overrides(name or target.__name__, limits))
+        BaseTool.registry.add(function_tool.name, function_tool)
+        return function_tool
 
     return make if function is None else make(function)
 
 
 def _arguments_model(function: Callable[..., Any], name: str) -> tuple[type[BaseModel], str | None]:
-    """A pydantic model of the parameters the model fills, and the name of the `ToolContext` parameter."""
+    """A pydantic model of the parameters in the schema, and the name of the `ToolContext` parameter."""
     hints = typing.get_type_hints(function, include_extras=True)
-    described = _described_arguments(function)
+    descriptions = _parameter_descriptions(function, name)
     fields: dict[str, Any] = {}
     context_parameter = None
     for parameter in inspect.signature(function).parameters.values():
@@ -107,30 +113,27 @@ def _arguments_model(function: Callable[..., Any], name: str) -> tuple[type[Base
             context_parameter = parameter.name
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
-        # The alias is what the model sees; the field's own name keeps clear of pydantic's attributes.
-        field = Field(default, alias=parameter.name, description=described.get(parameter.name))
+        # The model sees the alias; the field's own name cannot clash with pydantic's attributes.
+        field = Field(default, alias=parameter.name, description=descriptions.get(parameter.name))
         fields[f"argument_{parameter.name}"] = (hint, field)
     model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
     return model, context_parameter
 
 
-def _described_arguments(function: Callable[..., Any]) -> dict[str, str]:
-    section = _ARGS_SECTION.search("\n" + (inspect.getdoc(function) or ""))
-    described: dict[str, str] = {}
-    name, indent = "", 0
-    for line in section.group(1).splitlines() if section else ():
-        depth = len(line) - len(line.lstrip())
-        match = _ARG_LINE.match(line)
-        if name and depth > indent:
-            described[name] = f"{described[name]} {line.strip()}".strip()
-        elif match:
-            name, indent = match.group(1), depth
-            described[name] = match.group(2).strip()
-    return described
+def _parameter_descriptions(function: Callable[..., Any], name: str) -> dict[str, str]:
+    """What the docstring (Google, NumPy or reST style) says about each parameter."""
+    text = inspect.getdoc(function) or ""
+    try:
+        parameters = _GOOGLE_STYLE.parse(text).params or docstring_parser.parse(text).params
+    except docstring_parser.ParseError as error:
+        raise ConfigError(
+            f"the docstring of tool '{name}' cannot be parsed: {error} Write `parameter: description` under Args:"
+        ) from None
+    return {one.arg_name: " ".join(one.description.split()) for one in parameters if one.description}
 
 
 def _schema(function: Callable[..., Any], name: str, arguments: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAI form, without the titles pydantic adds: they cost tokens and say nothing."""
+    """The schema in OpenAI form, without pydantic's titles, which cost tokens and add nothing."""
     parameters = _without_titles(arguments.model_json_schema())
     parameters.pop("additionalProperties", None)
     description = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())

@@ -16,20 +16,20 @@ class ToolPolicy:
     configuration may change it (`tools.search.timeout=5`)."""
 
     timeout: float = 30.0
-    """Seconds one attempt (of a batch: the whole batch) may take; waiting for a free place does not count."""
+    """Maximum seconds per attempt (for a batch: the whole batch), not counting the wait for a free slot."""
     max_concurrency: int = 512
-    """Calls, or batches, that run at once over all episodes."""
+    """Maximum calls, or batches, that run at once, across all episodes."""
     retries: int = 0
-    """Further attempts when the tool could not be reached or its worker died. Timeouts and the tool's own errors are
-    not tried again. More than 0 only for tools that may run twice."""
+    """Retries when the tool could not be reached or its worker died. Timeouts and errors of the tool itself are not
+    retried. Set it above 0 only for tools that may run twice."""
     max_output_chars: int = 20_000
-    """Longer answers lose their middle, and say so."""
+    """Maximum length of an answer; a longer one loses its middle, with a note there."""
     process: bool = False
     """Run each call in a worker process, which is killed at the timeout. For slow, risky or CPU-bound tools."""
     batch_size: int = 32
-    """Most calls in one batch of a tool that has `batch_execute`."""
+    """Maximum calls per batch of a tool that has `batch_execute`."""
     batch_wait: float = 0.005
-    """Longest wait, in seconds, for further calls of the batch."""
+    """Maximum seconds a batch waits for further calls."""
 
     def __post_init__(self) -> None:
         for name in ("timeout", "max_concurrency", "max_output_chars", "batch_size"):
@@ -39,10 +39,10 @@ class ToolPolicy:
         if not isinstance(self.process, bool):
             raise ConfigError(f"process={self.process!r} of a tool must be true or false")
 
-    def changed(self, tool_name: str, changes: Mapping[str, Any]) -> ToolPolicy:
-        """This policy with what the configuration says about the tool.
+    def with_overrides(self, tool_name: str, changes: Mapping[str, Any]) -> ToolPolicy:
+        """This policy with the configuration's changes for a tool.
 
-        >>> ToolPolicy().changed("search", {"timeout": 5}).timeout
+        >>> ToolPolicy().with_overrides("search", {"timeout": 5}).timeout
         5
         """
         known = [entry.name for entry in fields(ToolPolicy)]

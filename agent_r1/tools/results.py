@@ -1,4 +1,4 @@
-"""From whatever a tool returned to something a model can read."""
+"""Turn what a tool returned into a checked result that a model can read."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def as_result(returned: Any) -> ToolResult:
 
 
 def checked_result(returned: Any) -> ToolResult:
-    """The same when it is a proper tool result; a TypeError or ValueError says what is wrong with it."""
+    """The same value if it is a valid tool result; a TypeError or ValueError says what is wrong with it."""
     if not isinstance(returned, tuple) or len(returned) != 3:
         raise TypeError(f"the tool returned a {type(returned).__name__} instead of (ToolResponse, reward, info)")
     response, reward, info = returned
     if not isinstance(response, ToolResponse) or not isinstance(response.text, str):
-        found = response.text if isinstance(response, ToolResponse) else response
-        raise TypeError(f"the tool's answer is a {type(found).__name__}, which is no text")
+        answer = response.text if isinstance(response, ToolResponse) else response
+        raise TypeError(f"the tool's answer is a {type(answer).__name__}, which is no text")
     if not isinstance(info, Mapping):
         raise TypeError(f"the tool's notes are a {type(info).__name__} instead of a mapping")
     if reward is not None:
@@ -53,7 +53,7 @@ def cut_middle(text: str, limit: int) -> str:
     >>> cut_middle("abcdefghij", 4)
     'ab\\n[... 6 of 10 characters left out ...]\\nij'
     """
-    # Half of a surrogate pair can be neither tokenised nor written to a file.
+    # A lone surrogate can be neither tokenised nor written to a file.
     text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
     if len(text) <= limit:
         return text
@@ -63,7 +63,7 @@ def cut_middle(text: str, limit: int) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """What an exception says, or its type when it says nothing."""
+    """The message of an exception, or its type when it has none."""
     try:
         text = str(error)
     except INTERRUPTIONS:
@@ -78,7 +78,7 @@ def _as_text(returned: Any) -> str:
 
 
 def _readable(value: Any) -> str:
-    """Dates, decimals, paths and the like are written as they print; a memory address tells a model nothing."""
+    """The text of a date, decimal, path and the like; a TypeError for objects that print only a memory address."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         raise TypeError("the tool's answer holds raw bytes, which is no text")
     kind: Any = type(value)

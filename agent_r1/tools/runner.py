@@ -1,7 +1,7 @@
-"""Running calls, so that whatever a tool does becomes something the model can read, in bounded time.
+"""`ToolRunner`: run tool calls, so that whatever a tool does becomes text the model can read, in bounded time.
 
-One `ToolRunner` serves all episodes of a run: limits on concurrency hold over all of them, and calls of a batching tool
-that wait at the same moment are run as one, whichever episodes they come from.
+One runner serves all episodes of a run: concurrency limits apply across episodes, and calls of a batching tool that
+wait at the same time run as one batch.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,30 +43,30 @@ _NOTE_CHARS = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallOutcome:
-    """What became of one call."""
+    """The outcome of one call."""
 
     call: ToolCall
     """The call."""
     response: ToolResponse
     """What the model reads."""
     status: CallStatus
-    """`ok`; `error`: the tool raised or its answer cannot be read; `invalid`: the model's own mistake (unknown tool,
-    wrong arguments); `timeout`: it took too long."""
+    """`ok`; `error`: the tool raised, or its answer is not text; `invalid`: the model's own mistake (unknown tool,
+    wrong arguments); `timeout`: the call took too long."""
     reward: float = 0.0
     """The process reward of the call."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """What the tool noted."""
     seconds: float = 0.0
-    """How long it took, waiting included."""
+    """How long the call took, including waiting for a slot."""
     truncated: bool = False
     """The answer was longer than the tool's policy allows."""
     retries: int = 0
-    """Attempts that failed before the last one."""
+    """Failed attempts before the last one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Waiting:
-    """A call on its way into a batch."""
+    """A call that waits for its batch."""
 
     tool: BaseTool
     args: Mapping[str, Any]
@@ -77,15 +75,15 @@ class _Waiting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ToolQueue:
-    """What all calls of one tool share; of `places`, those of its like too."""
+    """What all calls of one tool share. Tools of the same class, name and policy share `slots`."""
 
     policy: ToolPolicy
-    places: asyncio.Semaphore
+    slots: asyncio.Semaphore
     batcher: Batcher[_Waiting, ToolResult] | None
 
 
 class ToolRunner:
-    """Runs the tool calls of a run, and closes what they needed at the end of its block:
+    """Runs the tool calls of a run; the end of its block closes what they used.
 
         async with ToolRunner({"search": {"timeout": 5}}) as runner:
             outcome = await runner.call(tools, call, context)
@@ -97,8 +95,8 @@ class ToolRunner:
         self._overrides = overrides or {}
         self._seed = seed
         self._num_calls = 0
-        self._lanes: dict[int, _ToolQueue] = {}
-        self._places: dict[tuple[type[BaseTool], str, ToolPolicy], asyncio.Semaphore] = {}
+        self._queues: dict[int, _ToolQueue] = {}
+        self._slots: dict[tuple[type[BaseTool], str, ToolPolicy], asyncio.Semaphore] = {}
         self._workers: WorkerPool | None = None
 
     @property
@@ -128,56 +126,56 @@ class ToolRunner:
             await disconnect_servers()
 
     def policy_of(self, tool: BaseTool) -> ToolPolicy:
-        """The tool's own policy with the configuration's changes."""
-        return tool.policy.changed(tool.name, self._overrides.get(tool.name, {}))
+        """The tool's own policy with the configuration's overrides."""
+        return tool.policy.with_overrides(tool.name, self._overrides.get(tool.name, {}))
 
     async def call(self, tools: Mapping[str, BaseTool], call: ToolCall, context: ToolContext) -> CallOutcome:
-        """Run `call` with the tool it names. Never raises for what the model or the tool did wrong; an `EpisodeError`,
-        by which a tool says that the machinery under it broke, goes through.
+        """Run `call` with the tool it names.
 
-        An unknown tool, arguments that do not fit, an exception inside the tool and a timeout all come back as text,
-        for example "Error: unknown tool 'prize'. Did you mean 'price'? Known: calculate, price."
+        An unknown tool, wrong arguments, an exception inside the tool and a timeout all come back as text, for example
+        "Error: unknown tool 'prize'. Did you mean 'price'? Known: calculate, price." Only an `EpisodeError` is raised:
+        a tool's infrastructure failed.
         """
         tool = tools.get(call.name)
         if tool is None:
             text = f"Error: unknown tool '{call.name[:100]}'. {did_you_mean(call.name[:100], tools)}"
             return CallOutcome(call=call, response=ToolResponse(text=text), status="invalid")
-        lane = self._lane(tool)
+        queue = self._queue(tool)
         arguments = named_arguments(tool, call.arguments)
         number = self._num_calls = self._num_calls + 1
         started = time.perf_counter()
-        for attempt in range(lane.policy.retries + 1):
+        for attempt in range(queue.policy.retries + 1):
             if attempt:
                 pause = min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
                 await asyncio.sleep(pause * (0.5 + unit_float(self._seed, number, attempt)))
-            answer, may_retry = await self._attempt(lane, tool, arguments, context)
+            fields, may_retry = await self._attempt(queue, tool, arguments, context)
             if not may_retry:
                 break
         seconds = time.perf_counter() - started
-        return CallOutcome(call=call, seconds=seconds, retries=attempt, **answer)
+        return CallOutcome(call=call, seconds=seconds, retries=attempt, **fields)
 
     async def _attempt(
-        self, lane: _ToolQueue, tool: BaseTool, args: Mapping[str, Any], context: ToolContext
+        self, queue: _ToolQueue, tool: BaseTool, args: Mapping[str, Any], context: ToolContext
     ) -> tuple[dict[str, Any], bool]:
-        """The fields of one attempt's outcome, and whether another one may help."""
-        limit = lane.policy.max_output_chars
+        """The fields of one attempt's outcome, and whether a retry may help."""
+        limit = queue.policy.max_output_chars
         status: CallStatus = "error"
         try:
-            (response, reward, info), was_cut = await self._run(lane, tool, args, context)
+            (response, reward, info), was_cut = await self._run(queue, tool, args, context)
             refuse_media(f"the answer of {tool.name}", images=response.images)
             if len(response.text) > limit or not response.text.isascii():
-                # A worker has cut the text already, and put its note into it.
+                # A worker has already cut the text and added its note.
                 text = cut_middle(response.text, limit + _NOTE_CHARS if was_cut else limit)
                 was_cut = was_cut or len(response.text) > limit
                 response = ToolResponse(text=text)
-            found = {"response": response, "status": "ok", "reward": reward or 0.0, "info": info, "truncated": was_cut}
-            return found, False
-        except (EpisodeError, *INTERRUPTIONS):  # nothing the model should answer for
+            fields = {"response": response, "status": "ok", "reward": reward or 0.0, "info": info, "truncated": was_cut}
+            return fields, False
+        except (EpisodeError, *INTERRUPTIONS):  # not caused by the model
             raise
         except ToolInputError as error:
             status, text = "invalid", describe(error)
         except ToolTimeoutError as error:
-            status, text = "timeout", str(error) or f"{tool.name} timed out after {lane.policy.timeout:g} seconds"
+            status, text = "timeout", str(error) or f"{tool.name} timed out after {queue.policy.timeout:g} seconds"
         except (ConnectionError, ToolUnavailableError) as error:
             return _failure(status, describe(error), limit), True
         except BaseException as error:  # a tool is foreign code: its failure is the model's next observation
@@ -185,21 +183,21 @@ class ToolRunner:
         return _failure(status, text, limit), False
 
     async def _run(
-        self, lane: _ToolQueue, tool: BaseTool, given: Mapping[str, Any], context: ToolContext
+        self, queue: _ToolQueue, tool: BaseTool, raw_args: Mapping[str, Any], context: ToolContext
     ) -> tuple[ToolResult, bool]:
         """The tool's result, and whether its text was cut already."""
-        args = tool.check(given)
-        if lane.policy.process:
-            async with lane.places:
-                return await self._run_in_worker(lane.policy, tool, given, context)
-        if lane.batcher is not None:
-            return checked_result(await lane.batcher.submit(_Waiting(tool=tool, args=args, context=context))), False
-        async with lane.places:
-            limit = lane.policy.max_output_chars
-            found: tuple[ToolResult, bool] = await call_within(
-                lane.policy.timeout, _execute_and_cut, tool.execute, args, context, limit
+        args = tool.check(raw_args)
+        if queue.policy.process:
+            async with queue.slots:
+                return await self._run_in_worker(queue.policy, tool, raw_args, context)
+        if queue.batcher is not None:
+            return checked_result(await queue.batcher.submit(_Waiting(tool=tool, args=args, context=context))), False
+        async with queue.slots:
+            limit = queue.policy.max_output_chars
+            result: tuple[ToolResult, bool] = await call_within(
+                queue.policy.timeout, _execute_and_cut, tool.execute, args, context, limit
             )
-            return found
+            return result
 
     async def _run_in_worker(
         self, policy: ToolPolicy, tool: BaseTool, args: Mapping[str, Any], context: ToolContext
@@ -218,18 +216,18 @@ class ToolRunner:
             ) from error
         return unpack(packed, context)
 
-    def _lane(self, tool: BaseTool) -> _ToolQueue:
-        lane = self._lanes.get(id(tool))
-        if lane is None:
-            lane = self._lanes[id(tool)] = self._new_lane(tool)
-            # Tools made for one episode must not pile up here, and their numbers are given out again.
-            weakref.finalize(tool, self._lanes.pop, id(tool), None)
-        return lane
+    def _queue(self, tool: BaseTool) -> _ToolQueue:
+        queue = self._queues.get(id(tool))
+        if queue is None:
+            queue = self._queues[id(tool)] = self._new_queue(tool)
+            # Tools made for one episode must not pile up here, and their ids are reused.
+            weakref.finalize(tool, self._queues.pop, id(tool), None)
+        return queue
 
-    def _new_lane(self, tool: BaseTool) -> _ToolQueue:
+    def _new_queue(self, tool: BaseTool) -> _ToolQueue:
         policy = self.policy_of(tool)
-        # Shared by the objects that episodes have of one tool.
-        places = self._places.setdefault((type(tool), tool.name, policy), asyncio.Semaphore(policy.max_concurrency))
+        # Episodes have tool objects of their own, and share the slots.
+        slots = self._slots.setdefault((type(tool), tool.name, policy), asyncio.Semaphore(policy.max_concurrency))
         batcher: Batcher[_Waiting, ToolResult] | None = None
         if policy.process:
             check_process_tool(tool)
@@ -238,8 +236,8 @@ class ToolRunner:
             async def run(batch: Sequence[_Waiting]) -> Sequence[ToolResult | BaseException]:
                 return await _run_batch(batch, policy)
 
-            batcher = Batcher(run, size=policy.batch_size, wait=policy.batch_wait, places=places)
-        return _ToolQueue(policy=policy, places=places, batcher=batcher)
+            batcher = Batcher(run, size=policy.batch_size, wait=policy.batch_wait, slots=slots)
+        return _ToolQueue(policy=policy, slots=slots, batcher=batcher)
 
 
 def check_process_tool(tool: BaseTool) -> None:
@@ -250,15 +248,15 @@ def check_process_tool(tool: BaseTool) -> None:
         raise ConfigError(f"tool '{tool.name}' has batch_execute and process=True; choose one of the two")
     if type(tool).close is not BaseTool.close:
         raise ConfigError(
-            f"tool '{tool.name}' keeps something open for an episode (it has close), which a worker process that takes "
-            "one call of many episodes cannot; leave out process=True"
+            f"tool '{tool.name}' keeps something open for an episode (it has close), which worker processes, shared by "
+            "all episodes, cannot do; leave out process=True"
         )
     origin_of(tool)
 
 
 async def _run_batch(batch: Sequence[_Waiting], policy: ToolPolicy) -> Sequence[ToolResult | BaseException]:
-    """The results of a batch. When it fails as a whole, its calls run one by one, so that one cannot spoil the others;
-    when it times out, all of them have."""
+    """The results of a batch. When the batch fails as a whole, its calls run one by one, so that one bad call does not
+    fail the others; when it times out, all of them do."""
     tool = batch[0].tool
     args, contexts = [one.args for one in batch], [one.context for one in batch]
     try:
@@ -278,8 +276,7 @@ async def _run_batch(batch: Sequence[_Waiting], policy: ToolPolicy) -> Sequence[
 async def _execute_and_cut(
     execute: Callable[..., Any], args: Mapping[str, Any], context: ToolContext, limit: int
 ) -> tuple[ToolResult, bool]:
-    """The result, cut at once: the answers of hundreds of calls that end together would all wait for their readers
-    in full."""
+    """The result, cut at once: otherwise hundreds of calls that end together hold their full answers in memory."""
     response, reward, info = checked_result(await call_off_loop(execute, args, context=context))
     if len(response.text) <= limit:
         return (response, reward, info), False
@@ -290,30 +287,13 @@ def _failure(status: CallStatus, text: str, limit: int) -> dict[str, Any]:
     return {"response": ToolResponse(text=f"Error: {cut_middle(text, limit)}"), "status": status}
 
 
-_current: ContextVar[ToolRunner | None] = ContextVar("tool_runner", default=None)
 _of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ToolRunner] = weakref.WeakKeyDictionary()
-
-
-@asynccontextmanager
-async def tool_runner(runner: ToolRunner) -> AsyncIterator[ToolRunner]:
-    """Within this block, and in the tasks started in it, `run_call` uses `runner`; it is closed at the end."""
-    token = _current.set(runner)
-    try:
-        async with runner:
-            yield runner
-    finally:
-        _current.reset(token)
-
-
-def default_runner() -> ToolRunner:
-    """The runner of the `tool_runner` block this is called in; outside of any, the event loop's own, with default
-    policies."""
-    runner = _current.get()
-    return runner if runner is not None else _of_loop.setdefault(asyncio.get_running_loop(), ToolRunner())
 
 
 async def run_call(
     tools: Mapping[str, BaseTool], call: ToolCall, context: ToolContext, *, runner: ToolRunner | None = None
 ) -> CallOutcome:
-    """Run `call` with `runner`; None: with `default_runner()`."""
-    return await (runner or default_runner()).call(tools, call, context)
+    """Run `call` with `runner`; None: with a runner of the event loop, with default policies."""
+    if runner is None:
+        runner = _of_loop.setdefault(asyncio.get_running_loop(), ToolRunner())
+    return await runner.call(tools, call, context)

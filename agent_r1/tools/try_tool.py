@@ -1,4 +1,4 @@
-"""`try_tool`: one call of a tool, run as a training run would run it, without a model."""
+"""`try_tool`: run one call of a tool as a training run would, without a model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def try_tool(
     env_kwargs: Mapping[str, Any] | None = None,
     **limits: Any,
 ) -> CallOutcome:
-    """What becomes of a call with these arguments, given as a model writes them: JSON values.
+    """The outcome of a call with these arguments, JSON values as a model writes them.
 
-    `env_kwargs` are those of the row the tool is called in; `limits` change its policy, as `tools.<name>` does in a
-    configuration. Worker processes that were needed are gone when this returns.
+    `env_kwargs` are those of the row the tool is called in; `limits` override its policy, as `tools.<name>` does in a
+    configuration. Worker processes and MCP servers that the call started have ended when this returns.
 
     >>> from agent_r1.tools import calculate
     >>> try_tool(calculate, {"expression": "6*7"}).response.text
@@ -31,15 +31,15 @@ def try_tool(
     >>> try_tool(calculate, {"formula": "6*7"}).status
     'invalid'
     """
-    made = tool if isinstance(tool, BaseTool) else FunctionTool(tool)
+    target = tool if isinstance(tool, BaseTool) else FunctionTool(tool)
 
     async def call() -> CallOutcome:
         context = ToolContext(task=Task(task_id="trial", prompt=(), env_kwargs=dict(env_kwargs or {})))
-        tool_call = ToolCall(name=made.name, arguments=arguments, call_id="trial")
-        async with ToolRunner({made.name: limits}) as runner:
+        tool_call = ToolCall(name=target.name, arguments=arguments, call_id="trial")
+        async with ToolRunner({target.name: limits}) as runner:
             try:
-                return await runner.call({made.name: made}, tool_call, context)
+                return await runner.call({target.name: target}, tool_call, context)
             finally:
-                await made.close(context)
+                await target.close(context)
 
     return run_cancelling(call)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config
 from agent_r1.engines import Engine, make_engine
+from agent_r1.envs import make_env
 from agent_r1.evaluation import HealthMonitor
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.learner import CriticView, Learner, make_learner
@@ -19,7 +21,7 @@ from agent_r1.learner.packing import TRIE_ATTENTION
 from agent_r1.models import choose_device, load_policy
 from agent_r1.rewards import ProcessBalance, RewardShaping, in_workers
 from agent_r1.rollout import Collector, Rollout, RolloutLimits, make_collector
-from agent_r1.tools import ToolRunner, tool_runner
+from agent_r1.tools import ToolRunner
 from agent_r1.training.model_check import CheckedModel
 from agent_r1.training.plan import RunPlan, tool_policies
 
@@ -42,7 +44,7 @@ class RunComponents:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Inside, episodes can run; at the end the engine is closed and the processes behind tools are stopped."""
-        async with self.engine_open(), self.tools_open():
+        async with self.engine_open(), self.tools:
             yield
 
     @asynccontextmanager
@@ -52,12 +54,6 @@ class RunComponents:
             yield
         finally:
             await self.engine.close()
-
-    @asynccontextmanager
-    async def tools_open(self) -> AsyncIterator[None]:
-        """Inside, tools run with `tools`; at the end the processes behind them are stopped."""
-        async with tool_runner(self.tools):
-            yield
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +100,14 @@ def make_rollout(plan: RunPlan, renderer: ChatRenderer, engine: Engine, tools: T
     )
     if config.reward.timeout is not None:
         reward = in_workers(reward, tools.workers, timeout=config.reward.timeout)
-    return Rollout(engine=engine, renderer=renderer, reward=reward, make_env=plan.make_env, limits=limits)
+    return Rollout(
+        engine=engine,
+        renderer=renderer,
+        reward=reward,
+        make_env=partial(make_env, section=config.env, runner=tools),
+        limits=limits,
+        tool_runner=tools,
+    )
 
 
 def make_training_components(plan: RunPlan, components: RunComponents) -> TrainingComponents:

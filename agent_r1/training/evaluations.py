@@ -10,6 +10,7 @@ from typing import Any
 from agent_r1.config import Config
 from agent_r1.console import RunConsole
 from agent_r1.evaluation import Evaluation, evaluate
+from agent_r1.metric_names import EVAL_PREFIX
 from agent_r1.rollout import Rollout
 from agent_r1.runs import RunFolder, write_trajectories
 from agent_r1.seeds import Stream, mix_seed
@@ -115,9 +116,9 @@ class RunEvaluations:
             self._log.evaluation(evaluation.metrics)
         if name is not None:
             with self._log.tolerate_storage_errors("error/failed_records"):
-                path = self._folder.trajectories / f"eval_{name}.jsonl"
+                path = self._folder.eval_trajectories(name)
                 write_trajectories(path, evaluation.greedy, policy_step=self._progress.step)
 
 
 def _is_evaluation(line: Mapping[str, Any]) -> bool:
-    return any(name.startswith("eval/") for name in line)
+    return any(name.startswith(EVAL_PREFIX) for name in line)

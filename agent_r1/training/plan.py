@@ -22,10 +22,11 @@ from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.models import check_form, require_peft
 from agent_r1.registry import find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
+from agent_r1.rollout import check_group_plan
 from agent_r1.runs import folder_problems
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.builtin import declare_servers, make_server
-from agent_r1.tools.workers import Reference
+from agent_r1.tools.workers import FunctionRef
 from agent_r1.types import Observation, Task
 
 _TITLE = "the configuration cannot be used:"
@@ -98,7 +99,7 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
     problems.run(_check_env, config, not wrong_values and not lacks_data(config))
     if config.reward.timeout is not None and reward is not None:
         for function in terms_of(reward):
-            problems.run(Reference.of, function)
+            problems.run(FunctionRef.of, function)
     if config.sft.folder is not None and not config.sft.data:
         problems.found.append("sft.folder is set and sft.data is empty; give demonstrations, or set sft.folder=null")
     if config.model.lora.rank > 0 and not wrong_values:
@@ -118,6 +119,7 @@ def make_plan(config: Config) -> RunPlan:
     problems.run(_find_tools, config)
     report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
+    check_group_plan(config, train_tasks[0])
     _check_tools(config, [*train_tasks, *eval_tasks])
     for function in terms_of(reward):
         _check_ground_truths(_name_of(function, config), function, [*train_tasks, *eval_tasks])
@@ -217,7 +219,7 @@ def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
         elif not isinstance(changes, Mapping):
             problems.found.append(f"tools.{name}={changes} is not a policy; write for example tools.{name}.timeout=5")
         else:
-            problems.run(ToolPolicy().changed, name, changes)
+            problems.run(ToolPolicy().with_overrides, name, changes)
     report_problems(problems.found, ConfigError, _TITLE)
     runner = ToolRunner(tool_policies(config))
     for tool in {id(tool): tool for tool in used}.values():

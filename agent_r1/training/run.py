@@ -69,7 +69,7 @@ async def _train_with(
                 console=console,
                 stop=stop,
             )
-            async with components.tools_open():
+            async with components.tools:
                 return await trainer.run(resume=checkpoint)
         finally:
             tracker.close()

@@ -35,7 +35,6 @@ from agent_r1.training.model_check import check_model
 from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import make_plan
 
-_MADE_OF = "demonstrations.sha256"
 _INTERRUPTED = "A warm start has no checkpoints: run the same command again to start it over."
 
 
@@ -112,7 +111,7 @@ def _make_warm_start(folder: RunFolder, config: Config, console: RunConsole) -> 
             )
             console.info(f"{folder.path} {there}: warm-starting {config.model.path}")
             tune(warm_start_recipe(config, folder.path), console, lock)
-            write_atomically(folder.path / _MADE_OF, _digest(config.sft.data))
+            write_atomically(folder.demonstrations_digest, _digest(config.sft.data))
             if torch.cuda.is_available():  # what it held is no part of the run that comes
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
@@ -148,7 +147,7 @@ def _is_made(folder: RunFolder, config: Config) -> bool:
     recipe = warm_start_recipe(config, folder.path)
     try:
         made = from_yaml(folder.config.read_text())
-        digest = (folder.path / _MADE_OF).read_text()
+        digest = folder.demonstrations_digest.read_text()
     except (OSError, ConfigError):
         return False
     same_model = replace(made.model, prepare=None) == replace(recipe.model, prepare=None)

@@ -6,7 +6,6 @@ is random is a function of the seed and the step, so a checkpoint is weights, op
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +19,7 @@ from agent_r1.evaluation import Evaluation, rollout_metrics, sample_eval_tasks
 from agent_r1.files import write_atomically
 from agent_r1.interrupts import RunInterrupted, StopSignals
 from agent_r1.learner import gather_experience
+from agent_r1.metric_names import EVAL_GREEDY, EVAL_TOOL_CALLS, PEAK_GPU_GB, STEP_SECONDS, TOOL_CALLS
 from agent_r1.models import Rounding
 from agent_r1.runs import RunFolder, Tracker, base_model, write_fingerprints, write_trajectories
 from agent_r1.training.checkpoints.files import Checkpoint
@@ -149,13 +149,13 @@ class Trainer:
             **learned,
             "time/rollout": rolled_out - started,
             "time/update": updated - rolled_out,
-            "time/step": finished - started,
+            STEP_SECONDS: finished - started,
             "perf/tokens_per_second": sum(t.num_action_tokens for g in groups for t in g) / (rolled_out - started),
             "perf/trained_tokens": float(sum(map(len, experience.samples))),
         }
         peak = self.learner.memory()
         if peak is not None:
-            metrics["perf/peak_gpu_gb"] = peak
+            metrics[PEAK_GPU_GB] = peak
         self._log.step(metrics, num_steps=self.config.trainer.steps, seconds=finished - started)
         return metrics
 
@@ -172,7 +172,7 @@ class Trainer:
 
     def _record(self, groups: Sequence[Group]) -> None:
         if self._due(self.config.tracking.record_every):
-            path = self.folder.trajectories / f"{self._progress.step}.jsonl"
+            path = self.folder.step_trajectories(self._progress.step)
             with self._log.tolerate_storage_errors("error/failed_records"):
                 write_trajectories(path, groups, policy_step=self._progress.step - 1)
 
@@ -193,7 +193,7 @@ class Trainer:
         if failure is not None:
             self._log.keep_warning(str(failure))
         summary = self._summary(before, after, last_step, is_exported=failure is None)
-        write_atomically(self.folder.summary, json.dumps(asdict(summary), indent=2) + "\n")
+        self.folder.write_summary(asdict(summary))
         if failure is not None:
             self.console.info(f"summary: {self.folder.summary}")
             raise failure
@@ -205,9 +205,9 @@ class Trainer:
     def _summary(
         self, before: Baseline, after: Evaluation | None, last_step: Mapping[str, float], *, is_exported: bool
     ) -> Summary:
-        tool_calls = last_step.get("episode/tool_calls", 0.0) if after is None else after.metrics["eval/all/tool_calls"]
+        tool_calls = last_step.get(TOOL_CALLS, 0.0) if after is None else after.metrics[EVAL_TOOL_CALLS]
         return Summary(
-            success_before=None if before.metrics is None else before.metrics.get("eval/all/greedy"),
+            success_before=None if before.metrics is None else before.metrics.get(EVAL_GREEDY),
             success_after=None if after is None else after.success,
             train_seconds=round(self._progress.train_seconds, 1),
             steps=self._progress.step,
@@ -261,5 +261,5 @@ class Trainer:
 
     def _last_metrics(self, logged: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
         """Those of the step that a resumed run resumes from."""
-        lines = [line for line in logged if line["step"] == self._progress.step and "time/step" in line]
+        lines = [line for line in logged if line["step"] == self._progress.step and STEP_SECONDS in line]
         return {name: value for name, value in lines[-1].items() if name != "step"} if lines else {}

@@ -145,7 +145,7 @@ class Trajectory:
 
     @property
     def process_reward(self) -> float:
-        """The sum of the steps' own rewards."""
+        """The sum of the steps' rewards."""
         return sum(step.reward for step in self.steps)
 
     @property

@@ -94,7 +94,8 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What `AgentEnv.step` returns. A plain `(observation, reward, done, info)` tuple is accepted too."""
+    """What `AgentEnv.step` returns. It may return a tuple instead: `(observation, reward, done, info)`, or as in
+    Gymnasium `(observation, reward, terminated, truncated, info)`."""
 
     observation: Observation | None
     """The next model input; may be None only when the episode is over."""

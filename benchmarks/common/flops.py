@@ -96,6 +96,6 @@ def distinct_work(samples: Sequence[Sample]) -> Work:
     rows = build_rows(samples, range(len(samples)), row_tokens=sum(map(len, samples)))
     return Work(
         tokens=sum(map(len, rows)),
-        scored=sum(len(sample.actions) for sample in samples),
+        scored=sum(len(sample.action_positions) for sample in samples),
         pairs=sum(int(row.ends.sum()) - len(row) * (len(row) - 1) // 2 for row in rows),
     )

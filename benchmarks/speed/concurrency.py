@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the clone: agent
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
-from agent_r1.envs import ToolEnv
+from agent_r1.envs import ToolEnv, make_env
 from agent_r1.models import freeze_gc
 from agent_r1.rewards import reward_functions
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.tools import BaseTool, ToolContext, ToolResponse, ToolResult, ToolRunner, tool_runner
+from agent_r1.tools import BaseTool, ToolContext, ToolResponse, ToolResult, ToolRunner
 from agent_r1.types import Completion, SamplingParams, Task, TokenIds, ToolCall
 
 CALLS = 4
@@ -174,7 +174,7 @@ def episodes_of(
         taken[number] += 1
         return calls[number][taken[number] - 1]
 
-    slow, engine = Slow(), Thinking(reply)
+    slow, engine, runner = Slow(), Thinking(reply), ToolRunner()
     engine.seconds = policy_seconds
     tasks = [
         Task(task_id=str(number), prompt=({"role": "user", "content": f"chain {number}."},))
@@ -184,7 +184,7 @@ def episodes_of(
         engine=engine,
         renderer=renderer,
         reward=reward_functions.get("none"),
-        make_env=lambda task: ToolEnv([slow]),
+        make_env=lambda task: make_env(task, {"tools": [slow]}, runner=runner),
         limits=RolloutLimits(max_steps=CALLS + 1, concurrency=len(chains), retries=0),
     )
     # The tools come first in every prompt, and are the same.
@@ -192,7 +192,7 @@ def episodes_of(
     offset = next(at for at in range(len(first)) if first[at : at + len(marks[0])] == marks[0])
 
     async def all_of_them() -> None:
-        async with tool_runner(ToolRunner()):
+        async with runner:
             groups = await rollout.run(tasks, group_size=1, sampling=SamplingParams(max_tokens=64), seed=0)
         assert all(len(trajectory.steps) == CALLS + 1 for group in groups for trajectory in group)
 

@@ -18,8 +18,8 @@ grpo_step    one GRPO step on GSM8K: 64 prompts x 8, at most 256 new tokens, one
 update       one update on 64 rows of 512 tokens, all but the first scored, next to nothing shared
 multi_turn   one update on multi-turn conversations on token tries and on one padded row per step; and how far the two
              gradients are from each other, in float32 without TF32
-mfu          model FLOPs of the multi-turn update on tries (counted in common/flops.py) a second over the GPU's peak, without
-             and with gradient checkpointing
+mfu          model FLOPs of the multi-turn update on tries (counted in common/flops.py) per second over the GPU peak,
+             without and with gradient checkpointing
 
 Training rows hold float32 weights and compute in bfloat16, the defaults of a run; `--set` changes any key of theirs.
 Rows are printed as they are measured and written to --json after each. A row that fails says why; the others go on.

@@ -38,7 +38,7 @@ from benchmarks.common.updates import synchronise
 from benchmarks.common.workloads import Request, complete_all
 
 KINDS = (
-    ("draw", ("summarise_kernel", "draw_kernel", "bound_kernel", "advance_kernel")),
+    ("sample", ("summarise_kernel", "sample_kernel", "bound_kernel", "advance_kernel")),
     ("attention", ("decode_kernel", "prefill_kernel", "merge_kernel", "write_kernel", "append_kernel", "attention")),
     ("copies", ("Memcpy", "Memset", "copy_")),
     ("matrix products", ("gemm", "nvjet", "cutlass", "sm90_xmma", "cublas", "splitKreduce", "mm", "linear")),

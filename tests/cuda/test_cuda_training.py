@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_r1.learner.compute import Compute
-from agent_r1.learner.packing.flex_tiles import LARGE_BLOCK, SMALL_BLOCK, block_tokens, small_tiles_are_chosen, tiles
+from agent_r1.learner.packing.flex_attention import LARGE_BLOCK, SMALL_BLOCK, block_tokens, patch_backward_tiles, tiles
 from agent_r1.learner.packing.samples import Packer, Sample, pack
 from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
@@ -96,7 +98,7 @@ def test_the_gradient_of_tries_is_that_of_padded_rows(
 def test_narrow_heads_in_half_precision_get_small_blocks(
     monkeypatch: pytest.MonkeyPatch, head_size: int, block: int
 ) -> None:
-    monkeypatch.setattr("agent_r1.learner.packing.flex_tiles.small_tiles_are_chosen", lambda: True)
+    monkeypatch.setattr("agent_r1.learner.packing.flex_attention.patch_backward_tiles", lambda: True)
     config = small_llama(head_size).config
     assert block_tokens(config) == LARGE_BLOCK  # nothing is in half precision here
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
@@ -116,9 +118,9 @@ def test_tiles_divide_the_block_of_the_mask() -> None:
 @pytest.fixture
 def nothing_chosen() -> Iterator[None]:
     """As in a process that has not asked for small tiles yet; the next that asks is told anew."""
-    small_tiles_are_chosen.cache_clear()
+    patch_backward_tiles.cache_clear()
     yield
-    small_tiles_are_chosen.cache_clear()
+    patch_backward_tiles.cache_clear()
 
 
 @pytest.mark.usefixtures("nothing_chosen")
@@ -138,7 +140,7 @@ def test_the_compilers_backward_tiles_for_narrow_heads_divide_a_small_block_in_t
 
     with config.patch(inductor_choices_class=None), ThreadPoolExecutor(1) as thread:
         assert thread.submit(asked, 64).result() == [large]
-        assert small_tiles_are_chosen()
+        assert patch_backward_tiles()
         assert thread.submit(asked, 64).result() == [FlexBwDConfig(64, 64, 64, 64, 3, 8)]
         assert thread.submit(asked, 128).result() == [large]
 
@@ -150,8 +152,35 @@ def test_the_choices_of_others_are_left_alone() -> None:
 
     own = InductorChoices.get_flex_attention_bwd_configs
     with config.patch(inductor_choices_class=InductorChoices):
-        assert not small_tiles_are_chosen()
+        assert not patch_backward_tiles()
     assert InductorChoices.get_flex_attention_bwd_configs is own
+
+
+@pytest.mark.usefixtures("nothing_chosen")
+@pytest.mark.parametrize("other", [None, lambda self, device_type: []])
+def test_a_torch_with_another_method_is_named_and_left_alone(monkeypatch: pytest.MonkeyPatch, other: Any) -> None:
+    from torch._inductor import config
+    from torch._inductor.choices import InductorChoices
+
+    monkeypatch.setattr(InductorChoices, "get_flex_attention_bwd_configs", other)
+    with (
+        config.patch(inductor_choices_class=None),
+        pytest.warns(RuntimeWarning, match=rf"torch {re.escape(torch.__version__)} has no InductorChoices"),
+    ):
+        assert not patch_backward_tiles()
+    assert InductorChoices.get_flex_attention_bwd_configs is other
+
+
+@pytest.mark.usefixtures("nothing_chosen")
+def test_a_torch_with_other_tiles_is_an_error_that_names_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+    from torch._inductor.choices import InductorChoices
+
+    monkeypatch.setattr(InductorChoices, "get_flex_attention_bwd_configs", lambda self, head_dim: [object()])
+    with config.patch(inductor_choices_class=None):
+        assert patch_backward_tiles()
+        with pytest.raises(RuntimeError, match=rf"of torch {re.escape(torch.__version__)} gives other records"):
+            InductorChoices().get_flex_attention_bwd_configs(64)  # type: ignore[call-arg]
 
 
 @on_a_gpu

@@ -1,4 +1,4 @@
-"""Drawing on the device against drawing on the CPU: the same tokens and log-probabilities from the same numbers.
+"""Sampling on the device against sampling on the CPU: the same tokens and log-probabilities from the same numbers.
 
 They run on CUDA, or anywhere in triton's interpreter: `TRITON_INTERPRET=1 pytest tests/cuda/test_sampling_kernels.py`.
 """
@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent_r1.engines.local.cuda.sampling_kernels import DrawResults, SampleSettings, advance, draw
+from agent_r1.engines.local.cuda.sampling_kernels import SampleResults, SampleSettings, advance
+from agent_r1.engines.local.cuda.sampling_kernels import sample as sample_on_device
 from agent_r1.engines.local.sampling import sample, uniforms
 from agent_r1.types import SamplingParams
 
@@ -29,8 +30,8 @@ pytestmark = [
 ]
 
 
-def drawn(logits: Tensor, requests: list[SamplingParams], index: int) -> tuple[list[int], list[float]]:
-    """The kernels' draw number `index` of each request."""
+def sampled(logits: Tensor, requests: list[SamplingParams], index: int) -> tuple[list[int], list[float]]:
+    """What the kernels sample for each request in step `index`."""
     rows, count = len(requests), index + 1
     settings = SampleSettings(
         temperatures=torch.tensor([r.temperature for r in requests], device=DEVICE),
@@ -38,17 +39,19 @@ def drawn(logits: Tensor, requests: list[SamplingParams], index: int) -> tuple[l
         top_p=torch.tensor([r.top_p for r in requests], device=DEVICE),
         uniforms=torch.from_numpy(uniforms([r.seed for r in requests], [0] * rows, count)).to(DEVICE),
     )
-    results = DrawResults(
+    results = SampleResults(
         tokens=torch.full((count, rows), -1, dtype=torch.int32, device=DEVICE),
         logprobs=torch.zeros(count, rows, device=DEVICE),
     )
     step = torch.tensor([index], dtype=torch.int32, device=DEVICE)
-    draw(logits.to(DEVICE), settings, step, results, restricted=any(r.top_k or r.top_p < 1 for r in requests))
+    sample_on_device(
+        logits.to(DEVICE), settings, step, results, restricted=any(r.top_k or r.top_p < 1 for r in requests)
+    )
     return results.tokens[index].tolist(), results.logprobs[index].tolist()
 
 
 def agree(logits: Tensor, requests: list[SamplingParams], index: int = 0) -> None:
-    tokens, logprobs = drawn(logits, requests, index)
+    tokens, logprobs = sampled(logits, requests, index)
     expected_tokens, expected_logprobs = sample(logits, requests, [index] * len(requests))
     assert tokens == expected_tokens
     assert logprobs == pytest.approx(expected_logprobs, abs=2e-5)
@@ -56,7 +59,7 @@ def agree(logits: Tensor, requests: list[SamplingParams], index: int = 0) -> Non
 
 @pytest.mark.parametrize("vocabulary", [7, 300, 4096, 9001])
 @pytest.mark.parametrize("index", [0, 3])
-def test_the_device_draws_what_the_cpu_draws(vocabulary: int, index: int) -> None:
+def test_the_device_samples_what_the_cpu_samples(vocabulary: int, index: int) -> None:
     torch.manual_seed(vocabulary)
     requests = [SamplingParams(seed=seed, temperature=0.5 + seed / 4) for seed in range(12)]
     agree(3 * torch.randn(12, vocabulary), requests, index)
@@ -67,7 +70,7 @@ def test_greedy_rows_take_the_first_of_the_largest() -> None:
     logits[0, [5000, 7000]] = 4.0
     logits[1, 8999] = 1.0
     agree(logits, [SamplingParams(temperature=0.0), SamplingParams(temperature=0.0)])
-    assert drawn(logits, [SamplingParams(temperature=0.0)] * 2, 0)[0] == [5000, 8999]
+    assert sampled(logits, [SamplingParams(temperature=0.0)] * 2, 0)[0] == [5000, 8999]
 
 
 @pytest.mark.parametrize(
@@ -86,40 +89,40 @@ def test_equal_values_are_kept_in_the_order_of_their_ids() -> None:
     requests = [SamplingParams(seed=seed, top_k=3) for seed in range(4)] + [
         SamplingParams(seed=seed, top_p=0.001) for seed in range(4)
     ]
-    tokens, _ = drawn(logits, requests, 0)
+    tokens, _ = sampled(logits, requests, 0)
     assert set(tokens[:4]) <= {0, 1, 2}
     assert set(tokens[4:]) <= {0, 1, 2, 3, 4}
     agree(logits, requests)
 
 
-def test_tokens_that_cannot_be_are_never_drawn() -> None:
+def test_tokens_that_cannot_be_are_never_sampled() -> None:
     logits = torch.full((64, 4100), float("-inf"))
     logits[:, 17] = 0.0
     logits[:, 4099] = 0.0
-    tokens, logprobs = drawn(logits, [SamplingParams(seed=seed) for seed in range(64)], 0)
+    tokens, logprobs = sampled(logits, [SamplingParams(seed=seed) for seed in range(64)], 0)
     assert set(tokens) == {17, 4099}
     assert logprobs == pytest.approx([-0.6931472] * 64)
 
 
 def test_broken_logits_are_told_by_their_log_probability() -> None:
-    tokens, logprobs = drawn(torch.full((1, 50), float("nan")), [SamplingParams()], 0)
+    tokens, logprobs = sampled(torch.full((1, 50), float("nan")), [SamplingParams()], 0)
     assert 0 <= tokens[0] < 50
     assert logprobs[0] != logprobs[0]
 
 
 def test_frequencies_follow_the_probabilities() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]]).log_softmax(-1).expand(4000, 3).contiguous()
-    tokens, _ = drawn(logits, [SamplingParams(seed=seed) for seed in range(4000)], 0)
+    tokens, _ = sampled(logits, [SamplingParams(seed=seed) for seed in range(4000)], 0)
     seen = torch.bincount(torch.tensor(tokens), minlength=3) / 4000
     assert seen.tolist() == pytest.approx(logits[0].exp().tolist(), abs=0.03)
 
 
-def test_what_was_drawn_becomes_the_input_of_the_next_step() -> None:
+def test_what_was_sampled_becomes_the_input_of_the_next_step() -> None:
     """Row 1 is at the last position that the model knows: its context grows, its position stays."""
-    heads = torch.tensor([[50, 51], [5, 15]], device=DEVICE)
+    next_tokens = torch.tensor([[50, 51], [5, 15]], device=DEVICE)
     contexts = torch.tensor([6, 16], dtype=torch.int32, device=DEVICE)
-    drawn_tokens = torch.tensor([[1, 2], [33, 44]], dtype=torch.int32, device=DEVICE)
+    sampled_tokens = torch.tensor([[1, 2], [33, 44]], dtype=torch.int32, device=DEVICE)
     step = torch.tensor([1], dtype=torch.int32, device=DEVICE)
-    advance(drawn_tokens, step, heads, contexts, last_position=15)
-    assert heads.tolist() == [[33, 44], [6, 15]]
+    advance(sampled_tokens, step, next_tokens, contexts, last_position=15)
+    assert next_tokens.tolist() == [[33, 44], [6, 15]]
     assert contexts.tolist() == [7, 17]

@@ -10,7 +10,8 @@ import pytest
 
 from agent_r1.errors import ConfigError
 from agent_r1.tools.builtin.python import _CELLS
-from agent_r1.tools.sandbox.sandbox import Sandbox, SandboxKind, SandboxLimits
+from agent_r1.tools.sandbox.layers import SandboxKind, SandboxLimits
+from agent_r1.tools.sandbox.sandbox import Sandbox
 from agent_r1.tools.sandbox.session import SandboxReply
 
 KINDS: tuple[SandboxKind, ...] = ("bubblewrap", "namespaces", "limits")

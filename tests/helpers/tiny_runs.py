@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from recipes.quickstart.shop import Basket, task_row
 
@@ -15,6 +16,11 @@ def write_tasks(path: Path, count: int = 6) -> Path:
     rows = [task_row(Basket(quantities={"egg": 2 + number}, prices={"egg": 3, "tea": 4})) for number in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def score_variety(task: Any, episode: Any) -> float:
+    """Differs between the members of a group whatever a random model says."""
+    return float(len(set(episode.final_text)))
 
 
 def tiny_overrides(folder: Path, model: Path, *extra: str) -> list[str]:

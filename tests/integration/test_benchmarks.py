@@ -23,7 +23,7 @@ from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
 from benchmarks.common import flops, gsm8k, prompts, sample_models, updates
 from benchmarks.speed import gpu, profile_generation
 
-SAMPLES = [Sample(token_ids=(1, 2, 3), actions=(2,)), Sample(token_ids=(1, 2, 4, 5), actions=(2, 3))]
+SAMPLES = [Sample(token_ids=(1, 2, 3), action_positions=(2,)), Sample(token_ids=(1, 2, 4, 5), action_positions=(2, 3))]
 
 FAKE_VLLM = """
 __version__ = "0.0"
@@ -168,6 +168,7 @@ def test_a_shape_that_does_not_exist_is_refused_with_those_that_do() -> None:
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_every_row_is_measured_on_a_tiny_model(tmp_path: Path) -> None:
     rows = run(tmp_path)
     assert [row["error"] for row in rows] == [None] * len(rows)
@@ -272,7 +273,7 @@ def test_a_profile_adds_up_kinds_names_and_idle_time_by_hand() -> None:
     ("name", "kind"),
     [
         ("triton_red_fused_add_mean_mul_pow_rsqrt_0", "element by element"),
-        ("_summarise_kernel", "draw"),
+        ("_summarise_kernel", "sample"),
         ("prefill_kernel", "attention"),
         ("sm90_xmma_gemm_bf16f32_bf16f32", "matrix products"),
     ],
@@ -281,6 +282,7 @@ def test_a_kernel_is_known_by_its_name(name: str, kind: str) -> None:
     assert profile_generation.kind_of(name) == kind
 
 
+@pytest.mark.whole
 def test_generation_of_a_tiny_model_can_be_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile_generation.main(["--tiny", "--json", str(tmp_path / "profile.json")])
     found = json.loads((tmp_path / "profile.json").read_text())

@@ -44,7 +44,7 @@ from agent_r1.rewards import RewardFunction, in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import read_trajectories, write_trajectories
 from agent_r1.runs.tracking import JsonlTracker, read_metrics
-from agent_r1.tools import ToolRunner, tool, tool_runner
+from agent_r1.tools import ToolRunner, tool
 from agent_r1.types import Action, Episode, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
 from tests.helpers import commands, foreign_code
 from tests.helpers.full_disks import files_of_at_most
@@ -117,6 +117,11 @@ def play(
     """The groups of some rollouts, and their metrics. The n-th turn of an episode says the n-th reply, or the last."""
     own = runner or ToolRunner()
 
+    def make(task: Task) -> AgentEnv:
+        env = ToolEnv(tools) if make_env is None else make_env(task)
+        env.set_tool_runner(own)
+        return env
+
     def reply(prompt: TokenIds, sampling: SamplingParams) -> list[int]:
         turn = renderer.tokenizer.decode(list(prompt), skip_special_tokens=False).count("<|assistant|>") - 1
         return [*renderer.encode_rendered(replies[min(turn, len(replies) - 1)]), renderer.stop_ids[0]]
@@ -125,13 +130,13 @@ def play(
         engine=engine or ScriptedEngine(reply, context_length=context_length),
         renderer=renderer,
         reward=reward,
-        make_env=make_env or (lambda task: ToolEnv(tools)),
+        make_env=make,
         limits=RolloutLimits(**{"max_steps": 3, **limits}),
     )
     tasks = [Task(task_id=f"t{number}", prompt=TASK.prompt, env_kwargs=env_kwargs or {}) for number in range(num_tasks)]
 
     async def run() -> list[Group]:
-        async with tool_runner(own), asyncio.timeout(60):
+        async with own, asyncio.timeout(60):
             return await rollout.run(tasks, group_size=group_size, sampling=SamplingParams(max_tokens=256), seed=0)
 
     groups = asyncio.run(run())

@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_written_says_where_how_much_room_there_is_and_wha
 def test_a_full_disk_says_so(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "16k") as disk:
         with pytest.raises(
-            StorageError, match=r"\(No space left on device\): 16\.4 kB are free .* 50\.0 kB\. Make room"
+            StorageError, match=r"\(No space left on device\): 16\.4 kB are free .* 50\.0 kB\. Free some space"
         ):
             write_atomically(disk / "file", "x" * 50_000)
         assert list(disk.iterdir()) == []
@@ -68,7 +68,7 @@ def test_a_full_disk_says_so(tmp_path: Path) -> None:
 def test_a_place_that_is_no_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(
-        StorageError, match=r"\((Not a directory|File exists)\).*Make it a place that can be written to"
+        StorageError, match=r"\((Not a directory|File exists)\).*Make it writable, or choose another place"
     ):
         write_atomically(tmp_path / "runs" / "config.yaml", "a: 1")
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it_and_nothing_
 def test_a_full_disk_has_its_room_back_after_a_checkpoint_that_did_not_fit(tmp_path: Path, name: str) -> None:
     with small_disk(tmp_path / "disk", "200k") as disk:
         free = free_bytes(disk)
-        with pytest.raises(StorageError, match=r"No space left on device.* needs 400 kB\. Make room"):
+        with pytest.raises(StorageError, match=r"No space left on device.* needs 400 kB\. Free some space"):
             save_checkpoint(disk / "checkpoints", step=5, state=STATES[name](), keep=1)
         assert free_bytes(disk) == free
 
@@ -193,14 +193,13 @@ def missing_checkpoints(folder: Path) -> list[int]:
 
 
 def test_a_run_trains_through_checkpoints_that_cannot_be_written_and_ends_with_its_model(
-    run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], uninterrupted: Callable[..., Path]
 ) -> None:
-    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
     folder = tmp_path / "tiny"
     with files_of_at_most(CHECKPOINT_TOO_LARGE):
         summary = commands.train(*run, reward=score_variety)
-    assert same_weights(tmp_path / "whole", folder)
+    assert same_weights(uninterrupted(), folder)
     assert summary.success_after is not None
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_1"]
     assert half_written(folder) == []
@@ -212,8 +211,9 @@ def test_a_run_trains_through_checkpoints_that_cannot_be_written_and_ends_with_i
     assert said.count("less room is needed with a smaller trainer.keep_checkpoints (it is 2)") == 3
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_one_that_could_not_be_written(run: list[str], tmp_path: Path) -> None:
-    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
+def test_a_run_resumes_from_the_checkpoint_before_one_that_could_not_be_written(
+    run: list[str], tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
     commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
     with files_of_at_most(CHECKPOINT_TOO_LARGE):
         commands.train(*run, "trainer.steps=3", quiet=True, reward=score_variety)
@@ -222,7 +222,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_one_that_could_not_be_written(
     assert [step for step, _ in list_checkpoints(folder / "checkpoints")] == [3, 4]
     assert missing_checkpoints(folder) == []
     assert [line["step"] for line in read_metrics(folder / "metrics.jsonl")] == [1, 1, 2, 3, 4, 4]
-    assert same_weights(tmp_path / "whole", folder)
+    assert same_weights(uninterrupted(), folder)
 
 
 def test_a_save_after_one_that_failed_is_tried_again(run: list[str], tmp_path: Path) -> None:
@@ -276,9 +276,10 @@ def test_a_model_that_cannot_be_written_is_one_clear_error_on_the_command_line(r
     assert "eval/all/greedy" in read_metrics(folder / "metrics.jsonl")[-1]
 
 
-def test_a_run_whose_model_did_not_fit_writes_it_when_started_again(run: list[str], tmp_path: Path) -> None:
+def test_a_run_whose_model_did_not_fit_writes_it_when_started_again(
+    run: list[str], tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
     with small_disk(tmp_path / "disk", "2m") as disk:
-        commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
         scored: list[int] = []
 
         def score_while_the_disk_fills(task: Any, episode: Any) -> float:
@@ -296,7 +297,7 @@ def test_a_run_whose_model_did_not_fit_writes_it_when_started_again(run: list[st
         scored.clear()
         assert commands.train(*on_disk, quiet=True, reward=score_while_the_disk_fills).steps == 4
         assert len(scored) == 2  # the evaluation: nothing was trained again
-        assert same_weights(tmp_path / "whole", disk / "tiny")
+        assert same_weights(uninterrupted(), disk / "tiny")
 
 
 def test_metrics_that_cannot_be_written_stop_the_run_which_says_what_is_kept(run: list[str], tmp_path: Path) -> None:

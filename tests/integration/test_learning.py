@@ -30,11 +30,15 @@ def likes_even_tokens(task: Task, episode: Episode) -> float:
     return sum(token % 2 == 0 for token in ids) / len(ids)
 
 
-FAMILIES = ("grpo", "ppo", "steppo", "reinforce_pp", "rloo")
-"""One of each kind is tried with every change of code; the others with `make test-slow`."""
+MARKS = {
+    **dict.fromkeys(PRESETS, (pytest.mark.slow,)),
+    **dict.fromkeys(("steppo", "reinforce_pp", "rloo"), (pytest.mark.whole,)),
+    **dict.fromkeys(("grpo", "ppo"), ()),
+}
+"""With and without a critic in `make test`, one of each other family in `make test-whole`, all in `make test-slow`."""
 
 
-@pytest.mark.parametrize("preset", [p if p in FAMILIES else pytest.param(p, marks=pytest.mark.slow) for p in PRESETS])
+@pytest.mark.parametrize("preset", [pytest.param(preset, marks=MARKS[preset]) for preset in PRESETS])
 def test_the_reward_of_a_single_step_task_rises(tmp_path: Path, model_folder: Path, preset: str) -> None:
     run = tiny_overrides(
         tmp_path,

@@ -74,7 +74,7 @@ def test_another_configuration_says_what_differs_and_where_the_old_run_goes(
     assert "a checkpoint of step 2 that differs from this one" in told
     assert re.search(r"- optimizer\.learning_rate: \S+ -> 0\.001", told)
     assert "- rollout.group_size: 4 -> 3" in told
-    assert f"It is moved to {tmp_path / 'tiny.1'}, and a new run begins" in told
+    assert f"It is moved to {tmp_path / 'tiny.1'}, and a new run starts" in told
     assert "run.resume=must" in told
     assert [step for step, _ in list_checkpoints(tmp_path / "tiny.1" / "checkpoints")] == [1, 2]
 

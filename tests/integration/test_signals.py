@@ -98,9 +98,8 @@ def raise_error() -> None:
 
 @pytest.mark.parametrize(("number", "exit_code"), SIGNALS)
 def test_a_signal_during_rollouts_saves_the_last_finished_step_and_the_run_resumes_bit_for_bit(
-    run: list[str], tmp_path: Path, number: int, exit_code: int
+    run: list[str], tmp_path: Path, number: int, exit_code: int, uninterrupted: Callable[..., Path]
 ) -> None:
-    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     with pytest.raises(RunInterrupted, match=r"step 2: the same command resumes from there") as caught:
         commands.train(*run, quiet=True, reward=Sends(number, at=2 * 8 + 3))
     assert caught.value.exit_code == exit_code
@@ -109,15 +108,14 @@ def test_a_signal_during_rollouts_saves_the_last_finished_step_and_the_run_resum
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     # The reward is registered under another name: the one difference, so the second part must be told to resume.
     commands.train(*run, "run.resume=must", quiet=True, reward=score_variety)
-    assert same_weights(tmp_path / "whole", tmp_path / "tiny")
+    assert same_weights(uninterrupted(), tmp_path / "tiny")
     assert [line["step"] for line in logged_lines(tmp_path / "tiny")] == [1, 2, 3, 4]
 
 
 def test_a_signal_during_an_update_lets_the_step_finish_and_saves_it(
-    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: Callable[..., Path]
 ) -> None:
     run = [*run, "algorithm.minibatches=2"]
-    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     # Two updates a step: the fourth is the second one of the second step.
     stepping = calling(learner_module.guarded_step, 4, lambda: send(signal.SIGTERM))
     monkeypatch.setattr(learner_module, "guarded_step", stepping)
@@ -127,7 +125,7 @@ def test_a_signal_during_an_update_lets_the_step_finish_and_saves_it(
     assert saved_steps(tmp_path / "tiny") == [2]
     assert [line["step"] for line in logged_lines(tmp_path / "tiny")] == [1, 2]
     commands.train(*run, quiet=True, reward=score_variety)
-    assert same_weights(tmp_path / "whole", tmp_path / "tiny")
+    assert same_weights(uninterrupted("algorithm.minibatches=2"), tmp_path / "tiny")
 
 
 def test_a_signal_before_the_first_step_is_finished_says_that_there_is_no_checkpoint(
@@ -143,9 +141,12 @@ def test_a_run_that_never_resumes_is_told_how_to(run: list[str]) -> None:
         commands.train(*run, "run.resume=never", quiet=True, reward=Sends(signal.SIGTERM, at=8 + 3))
 
 
-def test_a_second_signal_ends_the_run_at_once(run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def twice() -> None:
+def test_a_second_signal_ends_the_run_after_the_update_and_saves_nothing(
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice() -> None:  # from the learner's thread; two at once would be one
         send(signal.SIGINT)
+        time.sleep(0.2)
         send(signal.SIGINT)
 
     monkeypatch.setattr(TorchLearner, "learn_sync", calling(TorchLearner.learn_sync, 2, twice))
@@ -252,16 +253,15 @@ def test_a_run_in_another_thread_needs_no_handlers(run: list[str]) -> None:
 
 
 def test_an_error_leaves_a_checkpoint_of_the_last_finished_step(
-    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: Callable[..., Path]
 ) -> None:
-    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     monkeypatch.setattr(TorchLearner, "learn_sync", calling(TorchLearner.learn_sync, 3, raise_error))
     with pytest.raises(ValueError, match="nobody thought of"):
         commands.train(*run, quiet=True, reward=score_variety)
     monkeypatch.undo()
     assert saved_steps(tmp_path / "tiny") == [2]
     commands.train(*run, quiet=True, reward=score_variety)
-    assert same_weights(tmp_path / "whole", tmp_path / "tiny")
+    assert same_weights(uninterrupted(), tmp_path / "tiny")
 
 
 @pytest.mark.parametrize("kind", ["closed_form", "own", "shared"])
@@ -281,10 +281,13 @@ def test_an_update_that_fails_before_it_changes_weights_leaves_the_last_finished
 
 
 def test_weights_that_a_failed_update_has_changed_are_not_saved_as_a_step(
-    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    uninterrupted: Callable[..., Path],
 ) -> None:
     run = [*run, "algorithm.minibatches=2", "trainer.save_every=1"]
-    commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
     monkeypatch.setattr(learner_module, "guarded_step", calling(learner_module.guarded_step, 4, raise_error))
     with pytest.raises(ValueError, match="nobody thought of"):
         commands.train(*run, "trainer.save_every=100", reward=score_variety)
@@ -292,7 +295,7 @@ def test_weights_that_a_failed_update_has_changed_are_not_saved_as_a_step(
     assert "step 1 cannot be saved" in capsys.readouterr().out
     assert saved_steps(tmp_path / "tiny") == []
     commands.train(*run, quiet=True, reward=score_variety)
-    assert same_weights(tmp_path / "whole", tmp_path / "tiny")
+    assert same_weights(uninterrupted("algorithm.minibatches=2"), tmp_path / "tiny")
 
 
 # --- evaluations between a checkpoint and a kill ----------------------------------------------------------------------

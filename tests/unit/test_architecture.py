@@ -21,11 +21,12 @@ PACKAGES: dict[str, str] = {
     "paths": "",
     "constraints": "",
     "findings": "",
+    "metric_names": "",
     "interrupts": "",
     "event_loop": "interrupts",
     "errors": "types",
     "codec": "types errors",
-    "console": "findings types",
+    "console": "findings metric_names types",
     "registry": "constraints errors",
     "files": "errors",
     # What users extend: tools, environments, flows, rewards, formats, estimators.
@@ -39,14 +40,14 @@ PACKAGES: dict[str, str] = {
     # What runs them.
     "models": "chat config errors files paths types",
     "engines": "config errors models registry seeds types",
-    "flows": "chat engines envs errors event_loop registry seeds types",
-    "runs": "codec config errors files types",
-    "rollout": "chat config data engines envs errors flows rewards seeds types",
+    "flows": "chat engines envs errors event_loop registry seeds tools types",
+    "runs": "codec config errors files metric_names types",
+    "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
     "learner": "algorithms config data errors models rewards seeds types",
-    "evaluation": "errors rollout seeds types",
+    "evaluation": "errors metric_names rollout seeds types",
     "training": (
-        "algorithms chat config console data engines envs errors evaluation event_loop files flows interrupts learner "
-        "models registry rewards rollout runs seeds tools types"
+        "algorithms chat config console data engines envs errors evaluation event_loop files flows interrupts "
+        "learner metric_names models registry rewards rollout runs seeds tools types"
     ),
     # What people call.
     "checks": (
@@ -132,6 +133,13 @@ def test_packages_import_each_other_through_their_faces(name: str) -> None:
 def test_only_the_torch_packages_import_torch(name: str) -> None:
     imports_torch = any(module.split(".")[0] == "torch" for module, _ in imports_of(LIBRARY / name))
     assert not imports_torch or name.startswith(MAY_IMPORT_TORCH), f"{name} imports torch"
+
+
+@pytest.mark.parametrize("name", [file for file in FILES if not file.startswith("engines/local/")])
+def test_only_the_local_engine_knows_the_local_engine(name: str) -> None:
+    """Everything else has an `Engine`, from `make_engine`; the registry loads the local factory by its module."""
+    local = [module for module, _ in imports_of(LIBRARY / name) if module.startswith("agent_r1.engines.local")]
+    assert local == (["agent_r1.engines.local.factory"] if name == "engines/base.py" else [])
 
 
 def test_nothing_outside_the_library_is_imported_by_it() -> None:

@@ -1,9 +1,8 @@
 """The attention function that `transformers` models call in the engine, registered by name.
 
-No model code is forked: a model whose attention implementation is ATTENTION_NAME makes no mask of its own and hands
-queries, keys and values of the flat row to `paged_attention`, with the step's `PagedBatch` as the keyword `paged`. The
-caches are an attribute of each layer's attention module and not looked up by number: a compiled layer then fits all
-layers.
+No model code is forked: a model whose attention implementation is ATTENTION_NAME makes no mask and passes queries, keys
+and values of the flat row to `paged_attention`, with the step's `PagedBatch` as the keyword `paged`. The KV caches are
+an attribute of each layer's attention module, not looked up by layer number: one compiled layer then serves all layers.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from agent_r1.models import refuse_features
 ATTENTION_NAME = "agent_r1_paged"
 
 
-def give_caches(model: nn.Module, caches: tuple[LayerCache, ...]) -> None:
-    """Give each layer's attention module its keys and values."""
+def attach_caches(model: nn.Module, caches: tuple[LayerCache, ...]) -> None:
+    """Set each attention module's `kv_cache` to the cache of its layer."""
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
         if isinstance(layer, int):
@@ -42,7 +41,7 @@ def paged_attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Write the new keys and values, attend over the requests' blocks.
+    """Write the new keys and values, then attend over the requests' blocks.
 
     Queries, keys and values are [1, heads, T, head size]; the result is [1, T, heads, head size].
     """

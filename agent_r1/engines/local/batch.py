@@ -1,4 +1,4 @@
-"""What one step computes, as arrays: the tokens of all requests in one flat row, and where their keys and values are.
+"""A step as arrays: the tokens of all requests in one flat row, and where their keys and values are.
 
 Letters: T new tokens, R requests.
 """
@@ -17,10 +17,11 @@ from torch import Tensor
 from agent_r1.engines.local.blocks import BLOCK_SIZE
 from agent_r1.engines.local.cpu.attention import AttentionGroup, attention_groups
 from agent_r1.engines.local.scheduler import Chunk
+from agent_r1.models import round_up
 
 ROW_MULTIPLE = 16
-"""The flat row and the rows of logits are padded to a multiple of this: on CPU matrix libraries switch kernels below
-it, and a token's result would depend on how many others are in its step; on CUDA tensor cores want it."""
+"""The flat row and the rows of logits are padded to a multiple of this. On CPU matrix libraries switch kernels below
+it, and logits would depend on batch composition (not batch-invariant); on CUDA tensor cores need it."""
 
 IntTable = np.ndarray[tuple[int, int], np.dtype[Any]]
 IntRow = np.ndarray[tuple[int], np.dtype[Any]]
@@ -28,53 +29,44 @@ IntRow = np.ndarray[tuple[int], np.dtype[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class PagedBatch:
-    """Travels through the model as the keyword `paged` and reaches every attention layer."""
+    """Passed through the model as the keyword `paged` to every attention layer."""
 
     slot_mapping: Tensor | None
-    """[T] int64: block * BLOCK_SIZE + offset where each new token is written; padding goes to the spare block. None
-    in a burst: decoding on CUDA finds the place of a context's last token itself."""
+    """[T] int64: the slot each new token is written to, block * BLOCK_SIZE + offset; padding goes to the spare block.
+    None in a burst: decoding on CUDA derives the slot from the block table and the context length."""
     block_tables: Tensor
-    """[R, most blocks] int32: each request's blocks in order, then the spare block."""
+    """[R, maximum blocks] int32: each request's blocks in order, then the spare block."""
     context_lengths: Tensor
-    """[R] int32: tokens visible to a request's last new token, itself among them."""
+    """[R] int32: tokens visible to a request's last new token, including itself."""
     query_starts: Tensor
     """[R + 1] int32: request r's new tokens are rows `query_starts[r]` to `query_starts[r + 1]`."""
     positions: Tensor
-    """[T] int64: each new token's place in its request."""
+    """[T] int64: each new token's position in its request."""
     max_query_length: int
-    """The most new tokens of one request; 1 when every request decodes."""
+    """Maximum number of new tokens of a request; 1 when every request decodes."""
     groups: tuple[AttentionGroup, ...] = field(default=())
     """CPU: requests of similar shape, computed together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """All that one forward pass takes."""
+    """The inputs of one forward pass."""
 
     token_ids: Tensor
     """[T] int64."""
     batch: PagedBatch
     logit_rows: Tensor
-    """Rows of the flat row whose logits are wanted: those of the chunks that sample come first, in order."""
-
-
-def padded(count: int, multiple: int) -> int:
-    """The next multiple.
-
-    >>> padded(1, 16), padded(16, 16), padded(17, 16)
-    (16, 16, 32)
-    """
-    return -(-count // multiple) * multiple
+    """Rows of the flat row whose logits are computed: those of the chunks that sample come first, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepArrays:
-    """The same on the host."""
+    """The same on the host, as NumPy arrays."""
 
     tokens: IntTable
     """[3, T] int64: ids, positions, slots."""
     tables: IntTable
-    """[R, most blocks] int32."""
+    """[R, maximum blocks] int32."""
     ends: IntRow
     """[R]: context lengths."""
     query_starts: IntRow
@@ -82,7 +74,7 @@ class StepArrays:
     logit_rows: IntRow
     """As in `StepInputs`."""
     num_samples: int
-    """Logit rows that are wanted; the others are padding."""
+    """Logit rows that are sampled from; the others are padding."""
     max_query_length: int
     """As in `PagedBatch`."""
 
@@ -90,7 +82,7 @@ class StepArrays:
 def step_arrays(
     chunks: Sequence[Chunk], *, num_tokens: int = 0, num_requests: int = 0, num_columns: int = 0
 ) -> StepArrays:
-    """Chunks as arrays, padded to at least so many tokens, requests and columns of the block table.
+    """Chunks as arrays, padded to at least this many tokens, requests and columns of the block table.
 
     A request in blocks 7 and 3 that computes tokens 15 and 16 gets positions [15, 16], slots [7 * 16 + 15, 3 * 16],
     block table [7, 3] and context length 17. Padding tokens belong to no request and go to the spare block; padding
@@ -105,17 +97,17 @@ def step_arrays(
     total = int(query_starts[-1])
     tables = block_tables(chunks, num_requests, num_columns)
     owner = np.repeat(np.arange(len(lengths)), lengths)
-    tokens = np.zeros((3, max(num_tokens, padded(total, ROW_MULTIPLE))), dtype=np.int64)
+    tokens = np.zeros((3, max(num_tokens, round_up(total, ROW_MULTIPLE))), dtype=np.int64)
     token_ids, positions, slots = tokens
     token_ids[:total] = np.fromiter(
         chain.from_iterable(chunk.request.tokens[chunk.start : chunk.end] for chunk in chunks), np.int64, total
     )
     positions[:total] = np.arange(total) - query_starts[owner] + (ends - lengths)[owner]
-    slots[:] = np.arange(len(slots)) % BLOCK_SIZE  # padding: somewhere in the spare block
-    placed = positions[:total]
-    slots[:total] = tables[owner, placed // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + placed % BLOCK_SIZE
+    slots[:] = np.arange(len(slots)) % BLOCK_SIZE  # padding: slots of the spare block
+    written = positions[:total]
+    slots[:total] = tables[owner, written // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + written % BLOCK_SIZE
     sampling = query_starts[1 : count + 1][[chunk.samples for chunk in chunks]] - 1
-    logit_rows = np.zeros(max(num_requests, padded(len(sampling), ROW_MULTIPLE)), dtype=np.int64)
+    logit_rows = np.zeros(max(num_requests, round_up(len(sampling), ROW_MULTIPLE)), dtype=np.int64)
     logit_rows[: len(sampling)] = sampling
     return StepArrays(
         tokens=tokens,
@@ -130,9 +122,9 @@ def step_arrays(
 
 def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
     """Chunks as tensors."""
-    # Compilers make a shape of its own of a single request or block: on CUDA a second, empty one keeps it company.
-    fewest = 1 if device.type == "cpu" else 2
-    arrays = step_arrays(chunks, num_requests=fewest, num_columns=fewest)
+    # Compilers specialise on a size of 1: on CUDA a single request or block is padded to 2.
+    minimum = 1 if device.type == "cpu" else 2
+    arrays = step_arrays(chunks, num_requests=minimum, num_columns=minimum)
     tokens = torch.from_numpy(arrays.tokens).to(device)
     batch = PagedBatch(
         slot_mapping=tokens[2],
@@ -147,7 +139,7 @@ def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
 
 
 def block_tables(chunks: Sequence[Chunk], rows: int = 0, columns: int = 0) -> IntTable:
-    """[R, most blocks], or larger: SPARE_BLOCK, which is 0, where a request has no more."""
+    """[R, maximum blocks], or larger: SPARE_BLOCK, which is 0, behind a request's last block."""
     counts = np.array([len(chunk.request.blocks) for chunk in chunks])
     held = np.fromiter(chain.from_iterable(chunk.request.blocks for chunk in chunks), np.int32, int(counts.sum()))
     tables = np.zeros((max(rows, len(chunks)), max(columns, int(counts.max()))), dtype=np.int32)

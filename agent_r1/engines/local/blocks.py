@@ -1,4 +1,4 @@
-"""Who holds which block of the key/value cache: a fixed number of blocks with reference counts."""
+"""The blocks of the KV cache: a fixed number, with reference counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 BLOCK_SIZE = 16
 """Tokens in one block."""
 SPARE_BLOCK = 0
-"""Belongs to nobody: padding tokens write to it, and unused entries of block tables point to it."""
+"""Never allocated: padding tokens write to it, and unused entries of block tables point to it."""
 
 
 def blocks_for(num_tokens: int) -> int:
@@ -33,26 +33,26 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        # The block freed last is taken first: its memory is the warmest.
+        # Last freed, first allocated: its memory is most likely in the cache.
         self._free = list(range(num_blocks, 0, -1))
         self._owners: dict[int, int] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody holds."""
+        """Blocks without an owner."""
         return len(self._free)
 
     @property
     def num_held(self) -> int:
-        """Blocks with at least one owner; with the free ones they always make up the pool."""
+        """Blocks with at least one owner; held and free blocks always add up to the pool."""
         return len(self._owners)
 
     def owners(self, block: int) -> int:
-        """How many hold this block."""
+        """How many owners a block has."""
         return self._owners.get(block, 0)
 
     def allocate(self) -> int | None:
-        """A free block, now held once; None when there is none."""
+        """A free block, now with one owner; None when there is none."""
         if not self._free:
             return None
         block = self._free.pop()
@@ -60,12 +60,12 @@ class BlockPool:
         return block
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more owner for each."""
+        """Add an owner to each block."""
         for block in blocks:
             self._owners[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One owner less for each; a block without owners is free."""
+        """Remove an owner from each block; a block without owners is free."""
         for block in blocks:
             remaining = self._owners[block] - 1
             if remaining:

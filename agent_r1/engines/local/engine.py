@@ -1,16 +1,16 @@
-"""The in-process engine: paged memory, shared prefixes and continuous batching on any dense `transformers` decoder.
+"""The in-process engine: paged KV cache, prefix sharing and continuous batching on any dense `transformers` decoder.
 
-Requests wait in a queue; the scheduler gives them blocks of the key/value cache and decides what each step computes;
-the runner computes it; a finished request leaves at once. `blocks`, `radix` and `scheduler` are plain Python, `paged`
-turns a step into arrays, `attention` is the one function the model calls.
+Requests wait in a queue; the scheduler gives them blocks of the KV cache and decides what each step computes; the
+runner computes it; a finished request leaves at once. `blocks`, `prefix_cache` and `scheduler` are plain Python,
+`batch` turns a step into arrays, `attention` is the one function the model calls.
 
-The engine computes on the event loop and yields to it between steps. The order of events is therefore a function of
-the requests alone as long as tools answer on the event loop too, which makes whole runs repeatable.
+The engine computes on the event loop and yields to it between steps. As long as tools answer on the event loop too, the
+order of events is a function of the requests alone, which makes whole runs repeatable.
 
-In float32 on CPU a request's tokens and log-probs depend, bit for bit, on nothing but its prompt, its sampling
-parameters and the weights: not on company, chunks, prefixes found in the cache, or preemption. This rests on the matrix
-library computing a row of a product in the same way whatever the number of rows (a multiple of 16), which `cpu_linear`
-sees to. The same requests in the same order get the same answers in any case.
+In float32 on CPU the engine is batch-invariant: a request's tokens and log-probs depend, bit for bit, only on its
+prompt, its sampling parameters and the weights, not on the other requests, on chunks, on prefixes found in the cache or
+on preemption. This requires matrix products whose rows do not depend on the number of rows (a multiple of 16), which
+`cpu.linear` provides. The same requests in the same order get the same answers in any case.
 """
 
 from __future__ import annotations
@@ -26,32 +26,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from agent_r1.engines.local.blocks import BLOCK_SIZE
-from agent_r1.engines.local.request import Request
-from agent_r1.engines.local.runner import Drawing, ModelRunner
+from agent_r1.engines.local.request import Request, check_request
+from agent_r1.engines.local.runner import ModelRunner, PendingSample
 from agent_r1.engines.local.scheduler import Chunk, Scheduler
 from agent_r1.engines.local.stats import EngineStats
 from agent_r1.errors import INTERRUPTIONS, EngineError, described, portable
 from agent_r1.types import Completion, SamplingParams
 
-_TURNS = 16
-"""Rounds of the event loop between two steps that compute on it. An answer from a server or a process needs some ten
-until its episode asks for the next action; with one round a step, steps would go by with a request or two each."""
+_LOOP_ROUNDS = 16
+"""Rounds of the event loop between two steps that compute on it. An answer from a server or a process needs about ten
+rounds until its episode asks for the next action; with one round per step, steps would run with one or two requests."""
 
-_ANSWER_TURNS = 5
-"""Rounds of the event loop until all who wait for an answer have it (the task that asked, and whoever gathers tasks)
-and have asked for what comes next."""
+_RESOLVE_ROUNDS = 5
+"""Rounds of the event loop until every caller whose future was resolved (the task that asked, and a task that gathers
+tasks) has run and submitted its next request."""
 
 _EARLY_TOKENS = 8192
-"""With the prompts of so many tokens an idle device is started, though more are coming: they keep it busy meanwhile."""
+"""Prompt tokens at which an idle device is started although more prompts are arriving: they keep it busy meanwhile."""
 
 
 @dataclass(frozen=True)
 class _PendingStep:
-    """A step that was started and not looked at yet."""
+    """A step that was started and whose result was not read yet."""
 
     chunks: list[Chunk]
-    drawing: Drawing
+    sample: PendingSample
 
 
 class LocalEngine:
@@ -73,17 +72,17 @@ class LocalEngine:
         compile_layers: bool = True,
         adapters: Mapping[str, int] | None = None,
     ) -> None:
-        """Copy the model and set memory aside.
+        """Copy the model and allocate the KV cache.
 
         Args:
             model: A causal language model of `transformers`.
-            max_requests: At most this many run at once; the others wait.
-            context_length: Prompt and completion together; the model's own limit when not given.
-            prefill_tokens: Tokens of prompts computed in one step; a longer prompt is computed in chunks.
-            kv_memory: Tokens whose keys and values are kept, or the fraction of memory to take, in (0, 1].
-            dtype: Of the copy; the model's own when not given.
-            compile_layers: On CUDA, compile the decoder layers: some twenty seconds at the start, faster decoding.
-            adapters: Ranks of LoRA adapters by the names of their layers: applied beside the weights, not merged.
+            max_requests: Maximum number of running requests; the others wait.
+            context_length: Maximum length of prompt and completion together; default: the model's limit.
+            prefill_tokens: Prompt tokens computed per step; a longer prompt is computed in chunks.
+            kv_memory: Size of the KV cache in tokens, or as a fraction of memory in (0, 1].
+            dtype: Type of the copy's weights; default: the model's.
+            compile_layers: On CUDA, compile the decoder layers: about twenty seconds at the start, faster decoding.
+            adapters: Ranks of LoRA adapters by layer name: applied beside the weights, not merged.
         """
         config: Any = model.config
         self._context_length = context_length or int(config.get_text_config().max_position_embeddings)
@@ -98,21 +97,21 @@ class LocalEngine:
         )
         self._adapters = frozenset(adapters or ())
         self._max_requests, self._prefill_tokens = max_requests, prefill_tokens
-        self._scheduler = self._fresh_scheduler()
+        self._scheduler = self._make_scheduler()
         self._counts = EngineStats()
-        self._answers: dict[Request, asyncio.Future[Completion]] = {}
+        self._futures: dict[Request, asyncio.Future[Completion]] = {}
         self._version = 0
-        self._server: asyncio.Task[None] | None = None
-        # Held while a step computes: on CUDA the event loop goes on meanwhile, and weights must not change under it.
+        self._serve_task: asyncio.Task[None] | None = None
+        # Held while a step computes: on CUDA the event loop runs meanwhile, and weights must not change under it.
         self._computing = asyncio.Lock()
-        # Not set while the engine is paused.
+        # Cleared while the engine is paused.
         self._resumed = asyncio.Event()
         self._resumed.set()
-        self._flight: _PendingStep | None = None
-        # Answers are given out, and nothing is computed unless somebody asks for more.
-        self._answering = False
-        # Tokens of prompts that came since a step was last started.
-        self._come_tokens = 0
+        self._pending: _PendingStep | None = None
+        # Futures were just resolved, and nothing is computed unless a new request arrives.
+        self._resolving = False
+        # Prompt tokens that arrived since a step was last started.
+        self._new_prompt_tokens = 0
 
     @property
     def policy_version(self) -> int:
@@ -121,7 +120,7 @@ class LocalEngine:
 
     @property
     def context_length(self) -> int:
-        """Prompt and completion together."""
+        """Maximum length of prompt and completion together."""
         return self._context_length
 
     @property
@@ -131,12 +130,12 @@ class LocalEngine:
 
     @property
     def pauses_during_update(self) -> bool:
-        """It computes on the learner's device."""
+        """True: it computes on the learner's device."""
         return True
 
     @property
     def stats(self) -> EngineStats:
-        """What was counted so far."""
+        """The counts so far."""
         return replace(
             self._counts,
             prompt_tokens=self._scheduler.cache.query_tokens,
@@ -147,31 +146,36 @@ class LocalEngine:
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion."""
         request = Request(prompt=tuple(prompt_ids), sampling=sampling)
-        self._check(request)
+        check_request(
+            request,
+            context_length=self._context_length,
+            num_blocks=self._runner.num_blocks,
+            vocabulary=self._runner.vocabulary,
+        )
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Completion] = loop.create_future()
-        self._answers[request] = answer
+        future: asyncio.Future[Completion] = loop.create_future()
+        self._futures[request] = future
         self._scheduler.add(request)
-        self._come_tokens += len(request.prompt)
-        if self._server is None or self._server.done():
-            self._server = loop.create_task(self._serve())
-        if self._come_tokens >= min(self._prefill_tokens, _EARLY_TOKENS):
+        self._new_prompt_tokens += len(request.prompt)
+        if self._serve_task is None or self._serve_task.done():
+            self._serve_task = loop.create_task(self._serve())
+        if self._new_prompt_tokens >= min(self._prefill_tokens, _EARLY_TOKENS):
             self._start_early()
-        return await answer
+        return await future
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Copy the trainer's weights in place and forget every cached key and value.
+        """Copy the trainer's weights in place and drop all cached keys and values.
 
-        Requests under way keep what they sampled and go on under the new weights, which first read all of it again.
+        Running requests keep what they sampled; the new weights recompute it and continue from there.
         """
         async with self._computing:
-            await self._land_all()
+            await self._finish_pending()
             try:
-                self._runner.load(weights)
+                self._runner.load_weights(weights)
                 self._version = version
-            finally:  # nothing that old weights computed may be read beside new ones, not even after a failure
-                self._scheduler.forget()
-                self._runner.forget()
+            finally:  # keys and values of old weights must never be read with new ones, not even after a failure
+                self._scheduler.reset()
+                self._runner.clear_cache()
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
@@ -183,168 +187,147 @@ class LocalEngine:
         self._resumed.clear()
         try:
             async with self._computing:
-                await self._land_all()
-            for _ in range(_TURNS):
+                await self._finish_pending()
+            for _ in range(_LOOP_ROUNDS):
                 await asyncio.sleep(0)
             yield
         finally:
             self._resumed.set()
 
     async def close(self) -> None:
-        """Stop serving; requests still under way fail."""
-        if self._server is not None:
-            self._server.cancel()
-            self._server = None
+        """Stop serving; unfinished requests fail."""
+        if self._serve_task is not None:
+            self._serve_task.cancel()
+            self._serve_task = None
         self._fail_all("the engine was closed")
 
-    def _check(self, request: Request) -> None:
-        """Refuse what can never be answered."""
-        prompt, max_tokens = request.prompt, request.sampling.max_tokens
-        if not prompt:
-            raise EngineError("the prompt is empty; give at least one token")
-        if max_tokens < 1:
-            raise EngineError(f"max_tokens is {max_tokens}; ask for at least one token")
-        _check_sampling(request.sampling)
-        together = f"a prompt of {len(prompt)} tokens and {max_tokens} new ones do not fit"
-        if len(prompt) + max_tokens > self._context_length:
-            raise EngineError(f"{together} a context of {self._context_length}")
-        if request.most_blocks > self._runner.num_blocks:
-            raise EngineError(
-                f"{together} the cache of {self._runner.num_blocks * BLOCK_SIZE} tokens; give the engine more kv_memory"
-            )
-        if min(prompt) < 0 or max(prompt) >= self._runner.vocabulary:
-            raise EngineError(
-                f"the prompt has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to "
-                f"{self._runner.vocabulary - 1}"
-            )
-
     async def _serve(self) -> None:
-        """Serve until nothing is left to do."""
+        """Run steps until there are no requests."""
         try:
-            while self._scheduler.has_work or self._flight is not None:
+            while self._scheduler.has_work or self._pending is not None:
                 await self._resumed.wait()
                 async with self._computing:
                     await self._step()
-                for _ in range(_TURNS if self._flight is None else 1):
+                for _ in range(_LOOP_ROUNDS if self._pending is None else 1):
                     await asyncio.sleep(0)
         except INTERRUPTIONS:
             raise
-        except BaseException as error:  # the requests' owners must hear of it, or they would wait for ever
+        except BaseException as error:  # callers must get it, or they would wait forever
             self._fail_all(f"generation failed: {described(error)}")
             if isinstance(error, Exception):
                 raise
             raise portable(error) from error
 
     def _start_early(self) -> None:
-        """Start a device that has nothing to do on the prompts that are there, while others are still coming.
+        """Start an idle device on the prompts that have arrived while others are still arriving.
 
-        A thousand requests that come at once take some time to come. What cannot be started is scheduled again, and
-        its failure told, by `_step`.
+        A thousand requests submitted at once take some time to arrive. If the launch fails, `_step` schedules the
+        prompts again and reports the failure.
         """
-        may_start = (self._answering or not self._computing.locked()) and self._resumed.is_set()
-        if self._runner.burst > 1 and self._flight is None and may_start:
+        may_start = (self._resolving or not self._computing.locked()) and self._resumed.is_set()
+        if self._runner.burst > 1 and self._pending is None and may_start:
             chunks = self._scheduler.schedule()
-            self._flight = self._launch(chunks) if chunks else None
+            self._pending = self._launch(chunks) if chunks else None
 
     async def _step(self) -> None:
-        """Start a step, if possible before the last one was looked at, so that the device never waits for us."""
+        """Start a step, if possible before the previous one is read, so that the device never waits for the host."""
         self._drop_cancelled()
-        flight = self._flight
-        if flight is not None:
-            ahead = self._scheduler.ahead(flight.chunks)
-            self._flight = self._launch(ahead, after=flight.chunks) if ahead else None
-            await self._finish_step(flight, may_start=True)
+        pending = self._pending
+        if pending is not None:
+            ahead = self._scheduler.schedule_ahead(pending.chunks)
+            self._pending = self._launch(ahead, after=pending.chunks) if ahead else None
+            await self._finish_step(pending, may_start=True)
             return
         chunks = self._scheduler.schedule()
         if not chunks:
             return
-        self._flight = self._launch(chunks)
-        if self._flight is None:
-            await self._compute_alone(chunks)
-        elif self._flight.drawing.done():
-            await self._land_all()
+        self._pending = self._launch(chunks)
+        if self._pending is None:
+            await self._compute_one_by_one(chunks)
+        elif self._pending.sample.done():
+            await self._finish_pending()
 
     def _launch(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> _PendingStep | None:
         """Start computing; None when that failed.
 
-        `after` are the chunks of the step that is under way; its tokens matter to those that continue it.
+        `after` are the chunks of the pending step, whose tokens some of these chunks may continue.
         """
         try:
             with torch.inference_mode():
-                drawing = self._runner.draw(chunks, after if any(chunk.foreseen for chunk in chunks) else None)
+                sample = self._runner.sample(chunks, after if any(chunk.pending_token for chunk in chunks) else None)
         except Exception as error:  # noqa: BLE001 - a model is foreign code
-            # Who is at fault is found by trying each alone; that a step failed is worth a word in any case.
+            # Computing requests one by one shows which of them fails; the failed step is worth a warning in any case.
             warnings.warn(
                 f"a step of the engine failed ({type(error).__name__}: {error}); its requests are computed one by one",
                 stacklevel=2,
             )
             return None
-        self._come_tokens = 0
+        self._new_prompt_tokens = 0
         self._counts.steps += 1
         self._counts.computed_tokens += sum(chunk.length for chunk in chunks)
-        self._scheduler.computed([chunk for chunk in chunks if not chunk.foreseen])
-        return _PendingStep(chunks, drawing)
+        self._scheduler.mark_computed([chunk for chunk in chunks if not chunk.pending_token])
+        return _PendingStep(chunks, sample)
 
-    async def _compute_alone(self, chunks: list[Chunk]) -> None:
-        """After a step that failed: who fails alone hears of it, the others go on."""
+    async def _compute_one_by_one(self, chunks: list[Chunk]) -> None:
+        """After a failed step: requests that fail on their own get the error, the others continue."""
         for chunk in chunks:
             try:
                 with torch.inference_mode():
-                    drawing = self._runner.draw([chunk])
+                    sample = self._runner.sample([chunk])
                 self._counts.steps += 1
                 self._counts.computed_tokens += chunk.length
-                self._scheduler.computed([chunk])
-                await self._finish_step(_PendingStep([chunk], drawing))
+                self._scheduler.mark_computed([chunk])
+                await self._finish_step(_PendingStep([chunk], sample))
             except Exception as error:  # noqa: BLE001
                 self._scheduler.remove(chunk.request)
                 self._fail(chunk.request, f"generation failed: {type(error).__name__}: {error}", cause=error)
 
-    async def _land_all(self) -> None:
-        """Take what is still under way."""
-        if self._flight is not None:
-            flight, self._flight = self._flight, None
-            await self._finish_step(flight)
+    async def _finish_pending(self) -> None:
+        """Read the pending step, if there is one."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            await self._finish_step(pending)
 
-    async def _finish_step(self, flight: _PendingStep, *, may_start: bool = False) -> None:
-        """Wait for a step and give the requests what was drawn for them; those that left meanwhile want nothing.
+    async def _finish_step(self, step: _PendingStep, *, may_start: bool = False) -> None:
+        """Wait for a step and give its tokens to the requests; requests that left meanwhile get nothing.
 
-        Answers come first: the blocks of those that are finished are seen to when their callers have gone on. With
-        `may_start` what these ask for then starts an idle device, which computes while we see to the blocks.
+        Resolve futures before freeing KV blocks, so callers can submit their next request while we clean up. With
+        `may_start` these requests start an idle device, which computes meanwhile.
         """
-        while not flight.drawing.done():
+        while not step.sample.done():
             await asyncio.sleep(0)
-        drawn = flight.drawing.result()
-        sampling = [chunk for chunk in flight.chunks if chunk.samples]
+        sampled = step.sample.result()
+        sampling = [chunk for chunk in step.chunks if chunk.samples]
         scheduler, num_running = self._scheduler, len(self._scheduler.running)
-        for chunk, tokens, logprobs in zip(sampling, drawn.tokens, drawn.logprobs, strict=True):
+        for chunk, tokens, logprobs in zip(sampling, sampled.tokens, sampled.logprobs, strict=True):
             if chunk.request in scheduler.running and self._accept_tokens(chunk, tokens, logprobs):
                 scheduler.finish(chunk.request)
-        self._answering = may_start
+        self._resolving = may_start
         try:
-            for _ in range(_ANSWER_TURNS if len(scheduler.running) < num_running else 0):
+            for _ in range(_RESOLVE_ROUNDS if len(scheduler.running) < num_running else 0):
                 await asyncio.sleep(0)
-        finally:  # a loop that ends with its answers stops serving here
-            self._answering = False
-            scheduler.settle()
+        finally:  # an event loop that ends with the last answer cancels serving here
+            self._resolving = False
+            scheduler.release_finished()
 
     def _accept_tokens(self, chunk: Chunk, tokens: list[int], logprobs: list[float]) -> bool:
-        """Give a request what was drawn for it, up to its stop; True when it is finished, and answered."""
+        """Give a request its sampled tokens, up to its stop; True when it is finished and its future resolved."""
         request = chunk.request
-        num_taken = request.take(tokens, logprobs, self._version)
-        if not math.isfinite(sum(request.logprobs[-num_taken:])):
+        num_accepted = request.append(tokens, logprobs, self._version)
+        if not math.isfinite(sum(request.logprobs[-num_accepted:])):
             self._scheduler.remove(request)
             self._fail(request, "the model gave a log-probability of nan or inf; its weights may be broken")
             return False
         # All but the last of them were inputs of the same step.
-        request.num_computed = chunk.end + num_taken - 1
-        self._counts.computed_tokens += num_taken - 1
-        self._counts.generated_tokens += num_taken
+        request.num_computed = chunk.end + num_accepted - 1
+        self._counts.computed_tokens += num_accepted - 1
+        self._counts.generated_tokens += num_accepted
         if not request.finished:
-            self._scheduler.file(request)
+            self._scheduler.cache_full_blocks(request)
             return False
-        answer = self._answers.pop(request)
-        if not answer.done():
-            answer.set_result(
+        future = self._futures.pop(request)
+        if not future.done():
+            future.set_result(
                 Completion(
                     token_ids=tuple(request.tokens[len(request.prompt) :]),
                     logprobs=tuple(request.logprobs),
@@ -355,43 +338,32 @@ class LocalEngine:
         return True
 
     def _drop_cancelled(self) -> None:
-        """Requests whose caller went away leave without an answer."""
-        for request in [request for request, answer in self._answers.items() if answer.done()]:
+        """Remove requests whose caller was cancelled."""
+        for request in [request for request, future in self._futures.items() if future.done()]:
             self._scheduler.remove(request)
-            del self._answers[request]
+            del self._futures[request]
 
     def _fail(self, request: Request, message: str, cause: BaseException | None = None) -> None:
-        answer = self._answers.pop(request)
-        if not answer.done():
+        future = self._futures.pop(request)
+        if not future.done():
             error = EngineError(message)
             error.__cause__ = cause
-            answer.set_exception(error)
+            future.set_exception(error)
 
     def _fail_all(self, message: str) -> None:
-        """Everybody's request fails. The scheduler is made anew, for it may have been stopped half-way."""
-        for request in list(self._answers):
+        """Fail every request. The scheduler is replaced: it may have been stopped half-way."""
+        for request in list(self._futures):
             self._fail(request, message)
-        self._flight = None
-        self._scheduler = self._fresh_scheduler()
+        self._pending = None
+        self._scheduler = self._make_scheduler()
 
-    def _fresh_scheduler(self) -> Scheduler:
+    def _make_scheduler(self) -> Scheduler:
         return Scheduler(
             num_blocks=self._runner.num_blocks,
             max_requests=self._max_requests,
             prefill_tokens=self._prefill_tokens,
             burst=self._runner.burst,
         )
-
-
-def _check_sampling(sampling: SamplingParams) -> None:
-    """Refuse what means nothing, before it means different things on different devices."""
-    temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
-    if not (temperature == 0 or 1e-6 <= temperature < math.inf):
-        raise EngineError(f"temperature is {temperature}; give 0 (greedy) or a positive number")
-    if top_k < 0:
-        raise EngineError(f"top_k is {top_k}; give 0 to keep all tokens")
-    if not 0 < top_p <= 1:
-        raise EngineError(f"top_p is {top_p}; give a number in (0, 1]")
 
 
 def _make_runner(model: nn.Module, *, compile_layers: bool, **settings: Any) -> ModelRunner:

@@ -1,4 +1,4 @@
-"""How many tokens of keys and values the engine keeps."""
+"""The size of the KV cache, and its memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent_r1.engines.local.blocks import BLOCK_SIZE
+from agent_r1.engines.local.blocks import BLOCK_SIZE, blocks_for
 from agent_r1.errors import EngineError
 
 LayerCache = tuple[Tensor, Tensor]
 """Keys and values of one layer, each [blocks, BLOCK_SIZE, kv heads, head size]."""
 
 MODERATE_LENGTH = 2048
-"""Tokens a request is expected to need when nobody says how much memory to take."""
+"""Tokens a request is expected to need when `kv_memory` is not set."""
 DEFAULT_FRACTION = 0.25
-"""Of the memory there is, at most, when nobody says."""
+"""Maximum fraction of memory when `kv_memory` is not set."""
 
 
 def kv_blocks(
@@ -31,10 +31,10 @@ def kv_blocks(
     max_requests: int,
     context_length: int,
 ) -> int:
-    """How many blocks to keep: `kv_memory` tokens, or that fraction of memory, or enough for an ordinary load.
+    """How many blocks to allocate: `kv_memory` tokens, or that fraction of memory, or enough for an ordinary load.
 
-    `kv_memory=1000` gives 62 blocks of 16. A fraction (0.5) is one of the free memory of a GPU, or of all memory of the
-    machine on CPU, where pages are only taken when they are written.
+    `kv_memory=1000` gives 62 blocks of 16. A fraction (0.5) is of the free memory of a GPU; on CPU it is of all memory
+    of the machine, where pages are only allocated when they are written.
     """
     if kv_memory is not None and not (kv_memory > 0 and math.isfinite(kv_memory)):
         raise EngineError(f"kv_memory is {kv_memory}; give a number of tokens, or a fraction in (0, 1]")
@@ -44,15 +44,15 @@ def kv_blocks(
         fraction = DEFAULT_FRACTION if kv_memory is None else kv_memory
         num_blocks = int(_memory(device) * fraction) // _block_bytes(config, dtype)
         if kv_memory is None:
-            wanted = max(context_length, max_requests * min(context_length, MODERATE_LENGTH))
-            num_blocks = min(num_blocks, -(-wanted // BLOCK_SIZE))
+            num_tokens = max(context_length, max_requests * min(context_length, MODERATE_LENGTH))
+            num_blocks = min(num_blocks, blocks_for(num_tokens))
     if num_blocks < 1:
         raise EngineError(f"kv_memory={kv_memory} holds no block of {BLOCK_SIZE} tokens; give more")
     return num_blocks
 
 
 def empty_caches(num_blocks: int, *, config: Any, dtype: torch.dtype, device: torch.device) -> tuple[LayerCache, ...]:
-    """Keys and values of every layer, all 0, with the spare block."""
+    """Zeroed keys and values of every layer, spare block included."""
     shape = (num_blocks + 1, BLOCK_SIZE, *_heads(config))
     return tuple(
         (_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(int(config.num_hidden_layers))
@@ -62,7 +62,7 @@ def empty_caches(num_blocks: int, *, config: Any, dtype: torch.dtype, device: to
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # NumPy asks the system for zeroed pages, which cost nothing until they are touched; torch would write them all.
+    # NumPy gets zeroed pages from the system, which cost nothing until they are touched; torch would write them all.
     num_bytes = math.prod(shape) * dtype.itemsize
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
 

@@ -1,10 +1,10 @@
-"""The prefix cache: which full blocks of tokens are already computed, as a tree.
+"""The prefix cache: a tree of the full blocks that are already computed.
 
 A node is one full block; its path from the root is the whole prefix its keys and values depend on. Members of a group
 find their prompt here, a later turn finds the earlier one, and rewritten history branches where it differs.
 
-There is no object a node: a node is its block's number, and a dictionary leads from (parent, tokens) to it. A million
-small objects would make the garbage collector stop everybody now and then.
+Nodes are not objects: a node is its block's number, and a dictionary maps (parent, tokens) to it. A million small
+objects would cause long pauses of the garbage collector.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Edge = tuple[int, tuple[int, ...]]
 """The parent's block, and the tokens of a node."""
 
 ROOT = SPARE_BLOCK
-"""Belongs to nobody, so it can stand for the empty prefix."""
+"""Never allocated, so it can stand for the empty prefix."""
 
 
 class PrefixCache:
-    """A tree of full blocks. It owns each of its blocks once; whoever uses one as well is a further owner.
+    """A tree of full blocks. It is one owner of each of its blocks; requests that use a block are further owners.
 
     >>> pool = BlockPool(8)
     >>> cache = PrefixCache(pool)
@@ -37,7 +37,7 @@ class PrefixCache:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._blocks: dict[Edge, int] = {}
-        # Least recently used first. A node always stands before its ancestors, so the first one is a leaf.
+        # Least recently used first. A node always comes before its ancestors, so the first one is a leaf.
         self._recency: OrderedDict[int, Edge] = OrderedDict()
         self.query_tokens = 0
         """Tokens that were looked up."""
@@ -48,7 +48,7 @@ class PrefixCache:
         return len(self._recency)
 
     def match(self, token_ids: Sequence[int]) -> list[int]:
-        """The blocks of the longest known prefix, never of the whole; the caller becomes an owner of each."""
+        """The blocks of the longest cached prefix, never of all tokens; the caller becomes an owner of each."""
         node, blocks = ROOT, list[int]()
         for index in range((len(token_ids) - 1) // BLOCK_SIZE):
             child = self._blocks.get(_edge(node, token_ids, index))
@@ -61,7 +61,7 @@ class PrefixCache:
         return blocks
 
     def count(self, query_tokens: int, hit_tokens: int) -> None:
-        """Add one lookup to the counts. Apart from `match`, because a lookup may be tried again until blocks are free.
+        """Add one lookup to the counts. Separate from `match`, because a lookup may be retried until blocks are free.
 
         >>> cache = PrefixCache(BlockPool(1)); cache.count(40, 32); cache.hit_tokens / cache.query_tokens
         0.8
@@ -70,11 +70,11 @@ class PrefixCache:
         self.hit_tokens += hit_tokens
 
     def insert(self, token_ids: Sequence[int], blocks: Sequence[int], *, num_known: int = 0) -> list[int]:
-        """Remember the full blocks of a computed prefix; gives the blocks its owner holds from here on.
+        """Add the full blocks of a computed prefix. Returns the blocks that its owner holds from now on.
 
-        Where a block with the same prefix is known already the owner gets that one and gives its own back: two requests
-        that computed the same thing side by side end up sharing it. The first `num_known` came from here, and are not
-        looked up again.
+        Where a block with the same prefix is cached already, the owner gets that one and its duplicate is released: two
+        requests that computed the same prefix in parallel end up sharing it. The first `num_known` blocks came from the
+        cache and are not looked up again.
         """
         held = list(blocks)
         node = held[num_known - 1] if num_known else ROOT
@@ -97,33 +97,33 @@ class PrefixCache:
         return held
 
     def evict(self, count: int) -> int:
-        """Forget up to `count` blocks that no request uses, least recently used first; gives how many."""
+        """Evict up to `count` blocks that no request uses, least recently used first. Returns how many."""
         evicted, first_in_use = 0, ROOT
         while evicted < count and self._recency:
             node = next(iter(self._recency))
             if self._pool.owners(node) > 1:
                 if node == first_in_use:
-                    break  # once round: all that is left is in use
+                    break  # a full round: all remaining blocks are in use
                 first_in_use = first_in_use or node
-                self._touch(node)  # in use is recently used; whoever owns a block owns its ancestors too
+                self._touch(node)  # in use counts as recently used; an owner of a block owns its ancestors too
             else:
-                self._forget(node)
+                self._drop(node)
                 evicted += 1
         return evicted
 
     def clear(self) -> None:
-        """Forget everything; blocks that requests use stay theirs."""
+        """Drop all entries; blocks that requests use stay allocated."""
         self._pool.release(self._recency)
         self._recency.clear()
         self._blocks.clear()
 
     def _touch(self, node: int) -> None:
-        """The path to this node was just used."""
+        """Mark the path to this node as just used."""
         while node != ROOT:
             self._recency.move_to_end(node)
             node = self._recency[node][0]
 
-    def _forget(self, leaf: int) -> None:
+    def _drop(self, leaf: int) -> None:
         del self._blocks[self._recency.pop(leaf)]
         self._pool.release([leaf])
 

@@ -1,21 +1,23 @@
-"""One request on its way through the engine."""
+"""One request in the engine, and the checks it must pass."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, blocks_for
+from agent_r1.errors import EngineError
 from agent_r1.types import SamplingParams, TokenIds
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """A prompt, what was sampled so far, and where its keys and values are.
+    """A prompt, the tokens sampled so far, and the blocks that hold their keys and values.
 
     >>> request = Request(prompt=(5, 6, 7), sampling=SamplingParams(max_tokens=4))
     >>> request.num_remaining  # nothing is computed yet
     3
-    >>> request.num_computed = 3; request.take([9], [-0.5], 0)
+    >>> request.num_computed = 3; request.append([9], [-0.5], 0)
     1
     >>> request.num_remaining  # the sampled token is to be computed
     1
@@ -28,13 +30,13 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     """Of the sampled tokens."""
     versions: list[int] = field(default_factory=list)
-    """The policy's version at each sampled token."""
+    """The policy version of each sampled token."""
     blocks: list[int] = field(default_factory=list)
-    """The blocks of the cache that hold its tokens, in order; empty while it waits."""
+    """The blocks of the KV cache that hold its tokens, in order; empty while it waits."""
     num_computed: int = 0
-    """Leading tokens whose keys and values are in the cache."""
-    num_filed: int = 0
-    """Leading blocks that the prefix cache knows."""
+    """Leading tokens whose keys and values are in the KV cache."""
+    num_cached_blocks: int = 0
+    """Leading blocks that are in the prefix cache."""
     _prompt_hashes: tuple[int, ...] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -42,9 +44,9 @@ class Request:
 
     @property
     def prompt_hashes(self) -> tuple[int, ...]:
-        """One per full block of the prompt, each of the whole prefix up to its end.
+        """One hash per full block of the prompt, each of the whole prefix up to the block's end.
 
-        Computed when the request is first looked at, while a device computes others.
+        Computed on first use, while the device computes other requests.
         """
         if self._prompt_hashes is None:
             hashes, chained = [], 0
@@ -65,7 +67,7 @@ class Request:
         return len(self.tokens) - self.num_computed
 
     @property
-    def most_blocks(self) -> int:
+    def max_blocks(self) -> int:
         """Blocks it holds at its longest; the last sampled token is never computed."""
         return blocks_for(len(self.prompt) + self.sampling.max_tokens - 1)
 
@@ -79,8 +81,8 @@ class Request:
         """Whether nothing more is to be sampled."""
         return self.stopped or self.num_sampled == self.sampling.max_tokens
 
-    def take(self, tokens: list[int], logprobs: list[float], version: int) -> int:
-        """Append tokens that weights of this version sampled, up to the first stop id; gives how many."""
+    def append(self, tokens: list[int], logprobs: list[float], version: int) -> int:
+        """Append tokens sampled by weights of this version, up to the first stop id. Returns how many."""
         count = len(tokens)
         for stop in self.sampling.stop:
             if stop in tokens:
@@ -89,3 +91,33 @@ class Request:
         self.logprobs += logprobs[:count]
         self.versions += [version] * count
         return count
+
+
+def check_request(request: Request, *, context_length: int, num_blocks: int, vocabulary: int) -> None:
+    """Raise EngineError for a request that can never be answered."""
+    prompt, max_tokens = request.prompt, request.sampling.max_tokens
+    if not prompt:
+        raise EngineError("the prompt is empty; give at least one token")
+    if max_tokens < 1:
+        raise EngineError(f"max_tokens is {max_tokens}; ask for at least one token")
+    _check_sampling(request.sampling)
+    total = f"a prompt of {len(prompt)} tokens and {max_tokens} new ones do not fit"
+    if len(prompt) + max_tokens > context_length:
+        raise EngineError(f"{total} a context of {context_length}")
+    if request.max_blocks > num_blocks:
+        raise EngineError(f"{total} the cache of {num_blocks * BLOCK_SIZE} tokens; give the engine more kv_memory")
+    if min(prompt) < 0 or max(prompt) >= vocabulary:
+        raise EngineError(
+            f"the prompt has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {vocabulary - 1}"
+        )
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    """Refuse values without a meaning here: devices would interpret them differently."""
+    temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
+    if not (temperature == 0 or 1e-6 <= temperature < math.inf):
+        raise EngineError(f"temperature is {temperature}; give 0 (greedy) or a positive number")
+    if top_k < 0:
+        raise EngineError(f"top_k is {top_k}; give 0 to keep all tokens")
+    if not 0 < top_p <= 1:
+        raise EngineError(f"top_p is {top_p}; give a number in (0, 1]")

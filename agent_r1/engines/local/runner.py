@@ -1,4 +1,4 @@
-"""The engine's own copy of the model: one forward pass over a step's chunks, and the tokens drawn after it."""
+"""The engine's copy of the model: one forward pass over a step's chunks, and the tokens sampled after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from agent_r1.engines.local.attention import ATTENTION_NAME, give_caches
+from agent_r1.engines.local.attention import ATTENTION_NAME, attach_caches
 from agent_r1.engines.local.batch import step_inputs
 from agent_r1.engines.local.cpu.linear import use_batch_invariant_products
 from agent_r1.engines.local.kv_cache import empty_caches, kv_blocks
@@ -22,15 +22,15 @@ from agent_r1.models import add_unmerged_adapters, check_attention
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What was drawn for the chunks that sample, in their order."""
+    """What was sampled for the chunks that sample, in their order."""
 
     tokens: list[list[int]]
-    """One list a chunk: a token a draw."""
+    """One list of tokens per chunk."""
     logprobs: list[list[float]]
     """Of the tokens."""
 
     def done(self) -> bool:
-        """It is here."""
+        """Always: the result is here."""
         return True
 
     def result(self) -> Sampled:
@@ -38,27 +38,27 @@ class Sampled:
         return self
 
 
-class Drawing(Protocol):
-    """A draw that may still be under way on a device."""
+class PendingSample(Protocol):
+    """Sampled tokens that a device may still be computing."""
 
     def done(self) -> bool:
         """Whether `result` would not wait."""
         ...
 
     def result(self) -> Sampled:
-        """What was drawn."""
+        """The sampled tokens."""
         ...
 
 
 class ModelRunner:
-    """A copy of `model` that attends over paged memory.
+    """A copy of `model` that attends over the paged KV cache.
 
     runner = ModelRunner(model, max_requests=2, context_length=64)
-    runner.draw([Chunk(request, 0, 5)]).result().tokens  # [[17]], when the chunk ends its request's tokens
+    runner.sample([Chunk(request, 0, 5)]).result().tokens  # [[17]], when the chunk ends its request's tokens
     """
 
     burst = 1
-    """The most tokens a decoding request draws in one step."""
+    """Maximum number of tokens a decoding request samples per step."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class ModelRunner:
         dtype: torch.dtype | None = None,
         adapters: Mapping[str, int] | None = None,
     ) -> None:
-        own_copy: Any = copy.deepcopy(model).eval().requires_grad_(False)
-        check_attention(own_copy)
-        self._model = own_copy
+        model_copy: Any = copy.deepcopy(model).eval().requires_grad_(False)
+        check_attention(model_copy)
+        self._model = model_copy
         self._model.set_attn_implementation(ATTENTION_NAME)
         if dtype is not None:
-            # Parameters only: a buffer such as the rotary frequencies stays as exact as the model made it.
+            # Parameters only: buffers such as the rotary frequencies keep their precision.
             for parameter in self._model.parameters():
                 parameter.data = parameter.data.to(dtype)
         add_unmerged_adapters(self._model, adapters or {})
@@ -96,30 +96,30 @@ class ModelRunner:
 
     @property
     def vocabulary(self) -> int:
-        """Token ids are below this."""
+        """Size of the vocabulary; token ids are below it."""
         return int(self._config.vocab_size)
 
-    def forget(self) -> None:
-        """Empty the cache, so that nothing an old or broken set of weights wrote can be read again."""
+    def clear_cache(self) -> None:
+        """Empty the KV cache: what old or broken weights wrote must never be read again."""
         self._make_caches()
 
-    def load(self, weights: Iterable[tuple[str, Any]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Copy weights in place, by their names in the model's `state_dict`."""
-        own = self._model.state_dict(keep_vars=True)
+        parameters = self._model.state_dict(keep_vars=True)
         with torch.no_grad():
             for name, tensor in weights:
-                if name not in own:
+                if name not in parameters:
                     raise EngineError(f"the engine's model has no parameter '{name}'")
-                if own[name].shape != tensor.shape:
+                if parameters[name].shape != tensor.shape:
                     raise EngineError(
-                        f"'{name}' has shape {tuple(tensor.shape)}; the engine's has {tuple(own[name].shape)}"
+                        f"'{name}' has shape {tuple(tensor.shape)}; the engine's has {tuple(parameters[name].shape)}"
                     )
-                own[name].copy_(tensor)
+                parameters[name].copy_(tensor)
 
-    def draw(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
-        """Compute the chunks and draw the next tokens of those that sample: up to `burst` for each, at least one.
+    def sample(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> PendingSample:
+        """Compute the chunks and sample the next tokens of those that sample: up to `burst` for each, at least one.
 
-        `after` are the chunks of the step that is still under way, when some of these continue it (`Chunk.foreseen`).
+        `after` are the chunks of the pending step, given when some of these continue it (`Chunk.pending_token`).
         """
         sampling = [chunk.request for chunk in chunks if chunk.samples]
         logits = self.forward(chunks)
@@ -129,7 +129,7 @@ class ModelRunner:
         return Sampled([[token] for token in tokens], [[logprob] for logprob in logprobs])
 
     def forward(self, chunks: list[Chunk]) -> Tensor:
-        """Logits [chunks that sample, vocabulary]; the keys and values of all chunks are in the cache afterwards."""
+        """Logits [chunks that sample, vocabulary]. Writes the keys and values of all chunks to the cache."""
         inputs = step_inputs(chunks, self._device)
         output: Any = self._model(
             input_ids=inputs.token_ids[None],
@@ -144,4 +144,4 @@ class ModelRunner:
 
     def _make_caches(self) -> None:
         self._caches = empty_caches(self.num_blocks, config=self._config, dtype=self._dtype, device=self._device)
-        give_caches(self._model, self._caches)
+        attach_caches(self._model, self._caches)

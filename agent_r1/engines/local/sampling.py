@@ -1,7 +1,7 @@
-"""Drawing tokens: one uniform number per token, found in the cumulative distribution.
+"""Sampling tokens: one uniform number per token, looked up in the cumulative distribution.
 
-The number is a pure function of the request's seed and the token's index, so what a request draws does not depend on
-what else is in its batch.
+The number is a pure function of the request's seed and the token's index, so a request's tokens do not depend on what
+else is in its batch.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ NumberTable = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 def sample(
     logits: Tensor, requests: Sequence[SamplingParams], token_indices: Sequence[int]
 ) -> tuple[list[int], list[float]]:
-    """One token a row of `logits` [rows, vocabulary], and its log-probability under softmax(logits / temperature).
+    """One token per row of `logits` [rows, vocabulary], and its log-probability under softmax(logits / temperature).
 
     Greedy rows (temperature 0) take the most likely token and report its log-probability at temperature 1. Top-k and
-    top-p decide what may be drawn, not what log-probability is reported.
+    top-p restrict which tokens can be sampled; they do not change the reported log-probability.
     """
     temperatures = torch.tensor([r.temperature or 1.0 for r in requests], dtype=torch.float32, device=logits.device)
     logprobs = torch.log_softmax(logits.float() / temperatures[:, None], dim=-1)
@@ -33,9 +33,9 @@ def sample(
     cumulative = _restrict(logprobs.exp(), requests).cumsum(dim=-1, dtype=torch.float64)
     uniform = [unit_float(r.seed, index) for r, index in zip(requests, token_indices, strict=True)]
     target = torch.tensor(uniform, dtype=torch.float64, device=logits.device) * cumulative[:, -1]
-    drawn = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
+    sampled = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
     greedy = torch.tensor([r.temperature == 0 for r in requests], device=logits.device)
-    tokens = torch.where(greedy, logprobs.argmax(dim=-1), drawn)
+    tokens = torch.where(greedy, logprobs.argmax(dim=-1), sampled)
     chosen = logprobs.gather(1, tokens[:, None]).squeeze(1)
     return tokens.tolist(), chosen.tolist()
 
@@ -46,9 +46,9 @@ def uniforms(seeds: Sequence[int], first_indices: Sequence[int], count: int) -> 
     >>> bool(abs(uniforms([7], [3], 2)[0, 1] - unit_float(7, 4)) < 1e-7)
     True
     """
-    every = 2**64 - 1
+    mask = 2**64 - 1
     with np.errstate(over="ignore"):
-        state = _mixed(np.array([seed & every for seed in seeds], dtype=np.uint64))[:, None]
+        state = _mixed(np.array([seed & mask for seed in seeds], dtype=np.uint64))[:, None]
         indices = np.array(first_indices, dtype=np.uint64)[:, None] + np.arange(count, dtype=np.uint64)
         state = _mixed(np.add(state, indices, dtype=np.uint64))
     numbers = ((state >> np.uint64(11)) / 2.0**53).astype(np.float32)
@@ -64,7 +64,7 @@ def _mixed(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dt
 
 
 def _restrict(probabilities: Tensor, requests: Sequence[SamplingParams]) -> Tensor:
-    """Zero what top-k and top-p leave out."""
+    """Set tokens outside top-k and top-p to zero."""
     if all(r.top_k == 0 and r.top_p >= 1.0 for r in requests):
         return probabilities
     probabilities = probabilities.double()

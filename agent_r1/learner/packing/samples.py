@@ -22,7 +22,7 @@ class Sample:
 
     token_ids: TokenIds
     """All tokens of the row."""
-    actions: TokenIds
+    action_positions: tuple[int, ...]
     """The positions, in order, of the tokens that carry loss. Never 0: the first token follows nothing."""
 
     @classmethod
@@ -30,21 +30,21 @@ class Sample:
         """The row of one step: the prompt carries no loss, the action does.
 
         >>> Sample.of_step((1, 2), (3,))
-        Sample(token_ids=(1, 2, 3), actions=(2,))
+        Sample(token_ids=(1, 2, 3), action_positions=(2,))
         """
         total = len(prompt_ids) + len(action_ids)
-        return cls(token_ids=prompt_ids + action_ids, actions=tuple(range(len(prompt_ids), total)))
+        return cls(token_ids=prompt_ids + action_ids, action_positions=tuple(range(len(prompt_ids), total)))
 
-    def after(self, prefix: TokenIds) -> Sample:
+    def with_prefix(self, prefix: TokenIds) -> Sample:
         """The same row behind some more context.
 
-        >>> Sample.of_step((1, 2), (3,)).after((9,))
-        Sample(token_ids=(9, 1, 2, 3), actions=(3,))
+        >>> Sample.of_step((1, 2), (3,)).with_prefix((9,))
+        Sample(token_ids=(9, 1, 2, 3), action_positions=(3,))
         """
         if not prefix:
             return self
-        shifted = tuple(position + len(prefix) for position in self.actions)
-        return Sample(token_ids=prefix + self.token_ids, actions=shifted)
+        shifted = tuple(position + len(prefix) for position in self.action_positions)
+        return Sample(token_ids=prefix + self.token_ids, action_positions=shifted)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -70,7 +70,7 @@ class MicroBatch:
     """The row of each action token."""
     columns_N: Tensor
     """The column before each action token."""
-    own_columns_N: Tensor
+    action_columns_N: Tensor
     """The column of each action token itself."""
     targets_N: Tensor
     """The action tokens."""
@@ -113,7 +113,7 @@ def pack(samples: Sequence[Sample], chosen: Sequence[int], *, max_tokens: int) -
     starts = first_tokens(samples)
     batches: list[MicroBatch] = []
     current: list[int] = []
-    for index in sorted((i for i in chosen if samples[i].actions), key=lambda i: (-len(samples[i]), i)):
+    for index in sorted((i for i in chosen if samples[i].action_positions), key=lambda i: (-len(samples[i]), i)):
         if current and (len(current) + 1) * len(samples[current[0]]) > max_tokens:
             batches.append(_collate(samples, current, starts))
             current = []
@@ -125,7 +125,7 @@ def pack(samples: Sequence[Sample], chosen: Sequence[int], *, max_tokens: int) -
 
 def refuse_too_long(samples: Sequence[Sample], chosen: Sequence[int], max_tokens: int) -> None:
     """A sample that is longer than a micro-batch could never be trained."""
-    longest = max((len(samples[index]) for index in chosen if samples[index].actions), default=0)
+    longest = max((len(samples[index]) for index in chosen if samples[index].action_positions), default=0)
     if longest > max_tokens:
         raise ConfigError(f"a step of {longest} tokens does not fit trainer.micro_batch_tokens={max_tokens}; raise it")
 
@@ -135,7 +135,7 @@ def first_tokens(samples: Sequence[Sample]) -> list[int]:
     starts, total = [], 0
     for sample in samples:
         starts.append(total)
-        total += len(sample.actions)
+        total += len(sample.action_positions)
     return starts
 
 
@@ -146,7 +146,7 @@ def _collate(samples: Sequence[Sample], indices: Sequence[int], starts: Sequence
     rows, columns, targets, tokens = [], [], [], []
     for row, index in enumerate(indices):
         sample = samples[index]
-        actions = torch.tensor(sample.actions)
+        actions = torch.tensor(sample.action_positions)
         input_ids[row, : len(sample)] = torch.tensor(sample.token_ids)
         attention_mask[row, : len(sample)] = 1
         rows.append(torch.full((len(actions),), row))
@@ -158,7 +158,7 @@ def _collate(samples: Sequence[Sample], indices: Sequence[int], starts: Sequence
         attention_mask=attention_mask,
         rows_N=torch.cat(rows),
         columns_N=torch.cat(columns),
-        own_columns_N=torch.cat(columns) + 1,
+        action_columns_N=torch.cat(columns) + 1,
         targets_N=torch.cat(targets),
         tokens_N=torch.cat(tokens),
     )

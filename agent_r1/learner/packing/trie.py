@@ -111,7 +111,7 @@ def _arrays(samples: Sequence[Sample], chosen: Sequence[int]) -> dict[int, Ids]:
     known = np.zeros(0, dtype=np.int64)
     for index in reversed(chosen):
         token_ids = samples[index].token_ids
-        if not samples[index].actions:
+        if not samples[index].action_positions:
             continue
         if longer[: len(token_ids)] != token_ids:
             # By way of an array of machine words: several times faster than from a tuple.
@@ -222,7 +222,7 @@ def _collate(
         position_ids[number, : len(row)] = row.positions
         ends[number, : len(row)] = row.ends
         for index, path in row.members:
-            actions = np.array(samples[index].actions, dtype=np.int64)
+            actions = np.array(samples[index].action_positions, dtype=np.int64)
             row_of.append(np.full(len(actions), number))
             before.append(path[actions - 1])
             own.append(path[actions])
@@ -234,7 +234,7 @@ def _collate(
         ends=torch.from_numpy(ends),
         rows_N=torch.from_numpy(np.concatenate(row_of)),
         columns_N=torch.from_numpy(np.concatenate(before)),
-        own_columns_N=torch.from_numpy(np.concatenate(own)),
+        action_columns_N=torch.from_numpy(np.concatenate(own)),
         targets_N=torch.from_numpy(np.concatenate(targets)),
         tokens_N=torch.from_numpy(np.concatenate(tokens)),
     )

@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from agent_r1.learner.packing.flex_tiles import LARGE_BLOCK, block_tokens, tiles
+from agent_r1.learner.packing.flex_attention import LARGE_BLOCK, block_tokens, tiles
 from agent_r1.learner.packing.samples import MicroBatch
 from agent_r1.models import layer_windows, refuse_features
 

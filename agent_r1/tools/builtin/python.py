@@ -1,9 +1,9 @@
-"""The built-in Python tool: run code as a notebook does, in a sandbox.
+"""The tool `python`: run code like a notebook, in a sandbox.
 
     print(2 + 2)               ->  4
     [n * n for n in range(3)]  ->  [0, 1, 4]
 
-By default every call is a fresh interpreter. `PythonTool(stateful=True)` keeps one for the episode, so that variables
+By default every call starts a new interpreter. `PythonTool(stateful=True)` keeps one per episode, so that variables
 last from call to call:
 
     env.tools=[{name: python, stateful: true}]
@@ -26,18 +26,19 @@ from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolRespo
 from agent_r1.tools.exit_status import signal_name
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.results import cut_middle
-from agent_r1.tools.sandbox.sandbox import Sandbox, SandboxKind, SandboxLimits
+from agent_r1.tools.sandbox.layers import SandboxKind, SandboxLimits
+from agent_r1.tools.sandbox.sandbox import Sandbox
 from agent_r1.tools.sandbox.session import SandboxReply, SandboxSession
 
 _CELLS = (Path(__file__).parent.parent / "sandbox" / "cells.py").read_text()
 _MAX_CODE = 100_000
-_MACHINERY_SECONDS = 30.0
+_STARTUP_SECONDS = 30.0
 _CALLS_OF_A_TURN = 20
 
 
 @dataclass(kw_only=True, slots=True)
 class _Notebook:
-    """An episode's interpreter. Calls of one turn come at once; the lock lets them in one by one, in order."""
+    """An episode's interpreter. Calls of one turn arrive at once; the lock runs them one by one, in order."""
 
     session: SandboxSession | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -45,10 +46,10 @@ class _Notebook:
 
 @BaseTool.register("python")
 class PythonTool(BaseTool):
-    """Runs Python code and shows what it printed, the value of a last expression, or the traceback.
+    """Runs Python code and shows what it printed, the value of its last expression, or the traceback.
 
-    A call that takes longer than `seconds` is killed with everything it started, and the model still reads what it had
-    printed: at most `max_chars`. `sandbox`, `limits` and `packages` are explained in `Sandbox`.
+    A call that takes longer than `seconds` is killed with everything it started; the model still reads what it had
+    printed, at most `max_chars`. `sandbox`, `limits` and `packages` are those of `Sandbox`.
     """
 
     name = "python"
@@ -71,10 +72,10 @@ class PythonTool(BaseTool):
         self._stateful = stateful
         self._seconds = seconds
         self._max_chars = max_chars
-        # The runner's limits stand behind the tool's own, which show what a killed cell had printed. Calls of one turn
-        # wait for a stateful interpreter one after the other.
+        # The runner's limits are a backstop: only the tool's own show what a killed cell had printed. Calls of one turn
+        # run one after the other in a stateful interpreter.
         self.policy = ToolPolicy(
-            timeout=seconds * (_CALLS_OF_A_TURN if stateful else 1) + _MACHINERY_SECONDS,
+            timeout=seconds * (_CALLS_OF_A_TURN if stateful else 1) + _STARTUP_SECONDS,
             max_output_chars=2 * max_chars + 1000,
         )
         lasts = "Variables last from call to call." if stateful else "Every call starts afresh."
@@ -89,7 +90,7 @@ class PythonTool(BaseTool):
         }
 
     async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
-        """Run one cell. What went wrong inside is part of the answer; `info["ended"]` says how it ended. One that was
+        """Run one cell. An exception inside is part of the answer; `info["ended"]` says how the cell ended. A cell
         killed at its deadline is a `ToolTimeoutError` with what it had printed."""
         code = self._checked_code(args)
         if self._stateful:
@@ -146,7 +147,7 @@ class PythonTool(BaseTool):
         return code
 
     def _show(self, reply: SandboxReply) -> tuple[str, str]:
-        """What the model reads, and in one word how the call ended."""
+        """What the model reads, and how the call ended, in one word."""
         shown = reply.report.get("shown", "")
         shown = shown if isinstance(shown, str) else "(the interpreter sent a broken report)"
         note, ended = self._verdict(reply)
@@ -175,13 +176,13 @@ class PythonTool(BaseTool):
 
 @BaseTool.register("code_interpreter")
 class CodeInterpreter(PythonTool):
-    """The same tool under the name that many data sets and models know."""
+    """The same tool under the name that many datasets and models use."""
 
     name = "code_interpreter"
 
 
 def _cause_of_death(exit_code: int | None, limits: SandboxLimits) -> str:
-    """Why an interpreter ended by itself.
+    """Why an interpreter died.
 
     >>> _cause_of_death(3, SandboxLimits())
     'the interpreter ended with exit code 3'
@@ -201,12 +202,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _as_limits(given: SandboxLimits | Mapping[str, Any] | None) -> SandboxLimits | None:
-    """The limits, also as a configuration writes them: `{memory_mb: 2048}`."""
-    if not isinstance(given, Mapping):
-        return given
+def _as_limits(limits: SandboxLimits | Mapping[str, Any] | None) -> SandboxLimits | None:
+    """The limits, also from a configuration: `{memory_mb: 2048}`."""
+    if not isinstance(limits, Mapping):
+        return limits
     try:
-        return SandboxLimits(**given)
+        return SandboxLimits(**limits)
     except TypeError as error:
         known = ", ".join(inspect.signature(SandboxLimits).parameters)
         raise ConfigError(f"limits of the Python tool: {error}. There are: {known}") from None

@@ -1,1 +1,1 @@
-"""Running Python programs that nobody has read."""
+"""A sandbox for Python programs that nobody has reviewed."""

@@ -1,6 +1,6 @@
-"""The program the Python tool runs inside its sandbox: cells in, what they showed out.
+"""The program that the Python tool runs inside its sandbox: it runs cells and reports what they showed.
 
-Like `child.py` it travels as text and starts quickly because it imports little. A request is a Python literal
+Like `child.py` it is passed as text, and it imports little, so that it starts quickly. A request is a Python literal
 on one line, `{"code": "1 + 1"}`; the report is one line of JSON, `{"status": "ok", "shown": "2"}`. What a cell prints
 goes to standard output as it comes.
 """
@@ -37,7 +37,7 @@ def serve(reports: int, packages: list[str]) -> None:
         _restore_output(output)
         report = run_cell(eval(line)["code"], main.__dict__, f"<cell {number}>")
         if os.getpid() != worker:
-            os._exit(0)  # a cell that forked comes back twice
+            os._exit(0)  # a cell that forked returns twice
         pairs = ", ".join(f"{quoted(key)}: {quoted(value)}" for key, value in report.items())
         _write_all(reports, f"{{{pairs}}}\n".encode())
 
@@ -70,7 +70,7 @@ def run_cell(code: str, namespace: dict[str, Any], name: str) -> dict[str, str]:
 
 
 def _explain(error: BaseException, code: str, name: str) -> str:
-    """The traceback without our own frames; less where even that fails (no more files, an error without a text)."""
+    """The traceback without our own frames; less if even that fails (no file descriptors, an unprintable error)."""
     try:
         import linecache
         import traceback
@@ -87,7 +87,7 @@ def _explain(error: BaseException, code: str, name: str) -> str:
 def _explain_briefly(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - an exception may refuse to be printed
+    except Exception:  # noqa: BLE001 - some exceptions cannot be printed
         return type(error).__name__
 
 
@@ -100,19 +100,19 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:  # noqa: SIM105 - contextlib takes long to import
             stream.flush()
-        except Exception:  # noqa: BLE001 - the cell closed it, or put something else in its place
+        except Exception:  # noqa: BLE001 - the cell closed or replaced it
             pass
 
 
 def _restore_output(output: int) -> None:
-    """Give a cell its output back, whatever an earlier one did to it."""
+    """Reset the output for a cell, whatever an earlier one did to it."""
     for number in (1, 2):
         os.dup2(output, number)
     sys.stdout, sys.stderr = _unbuffered(1), _unbuffered(2)
 
 
 def _unbuffered(descriptor: int) -> io.TextIOWrapper:
-    """A stream that holds nothing back: what was printed before a deadline is there to be read."""
+    """An unbuffered stream: what was printed before a deadline can be read."""
     raw = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 

@@ -1,13 +1,13 @@
-"""Control groups (cgroup v2): a limit on the memory and the processes of a whole session, where we may make groups.
+"""Control groups (cgroup v2): limit the memory and the processes of a whole session, where we may make groups.
 
-Resource limits count for each process alone; a group counts them together, with the files in the session's memory. A
-group can be made in
+Resource limits apply to each process alone; a group limits their sum, including files in memory. A group can be made
+in
 
 - the folder that the variable `AGENT_R1_CGROUP` names;
-- our own group, when its controllers are on for groups below it (which the kernel allows only in the topmost group, or
-  in one without processes);
-- the group above our own, for a user other than root: one that such a user may write to was delegated to it. Root may
-  write everywhere, so that for root this would mean leaving the limits that someone set for us.
+- our own group, when its controllers are enabled for groups below it (which the kernel allows only in the root group,
+  or in one without processes);
+- the parent of our own group, for users other than root: if such a user may write to it, it was delegated to the user.
+  Root may write everywhere, so for root this would escape limits that were set for us.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def find_parent(proc: Path = Path("/proc/self")) -> Path | None:
             raise ConfigError(f"{VARIABLE}={named} cannot hold the groups of sandboxes: {problem}")
         return Path(named)
     try:
-        own = own_group((proc / "cgroup").read_text(), (proc / "mountinfo").read_text())
+        group = own_group((proc / "cgroup").read_text(), (proc / "mountinfo").read_text())
     except OSError:
         return None
-    if own is None:
+    if group is None:
         return None
-    candidates = [own] if os.getuid() == 0 else [own, own.parent]
-    return next((group for group in candidates if not _problem(group)), None)
+    candidates = [group] if os.getuid() == 0 else [group, group.parent]
+    return next((candidate for candidate in candidates if not _problem(candidate)), None)
 
 
 def own_group(membership: str, mounts: str) -> Path | None:
@@ -90,7 +90,7 @@ def remove_group(group: Path | None) -> None:
         except FileNotFoundError:
             return
         except OSError:
-            time.sleep(0.01)  # the dead take a moment to leave
+            time.sleep(0.01)  # killed processes take a moment to end
         else:
             return
 

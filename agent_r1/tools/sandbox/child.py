@@ -1,13 +1,13 @@
-"""What runs inside: a program that gives up its rights, one after the other, and then runs another program.
+"""The program inside the sandbox: it drops its rights, one after the other, and then runs another program.
 
-`sandbox.py` hands this file's text to a fresh interpreter (`python -c`). It imports little, since importing `json`,
-`signal` or `typing` takes as long as starting the interpreter. Two or three processes come of it:
+`launch.py` passes this file's text to a new interpreter (`python -c`). It imports little, since importing `json`,
+`signal` or `typing` takes as long as starting the interpreter. It becomes two or three processes:
 
-    guard      waits; ends everything when its owner goes away, and says so
-    `- init    with namespaces: process 1 of a small world without network and with hardly any files
+    guard      waits; kills everything when its owner goes away, and reports it
+    `- init    with namespaces: process 1, without network and with few files
        `- worker   no rights, hard limits: runs the program
 
-A hole in the kernel is a hole in this, as far as the filter of system calls leaves the way to it open.
+A vulnerability of the kernel is one of this sandbox too, unless the system call filter blocks the way to it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _SIGKILL = 9
-_LOOK_SECONDS = 0.5
-_COUNT_SECONDS = 0.05
+_POLL_SECONDS, _COUNT_SECONDS = 0.5, 0.05
 
 
 def main() -> NoReturn:
-    """Confine, then run; the settings are the first argument, as a Python literal."""
+    """Confine this process, then run the program; the settings are the first argument, as a Python literal."""
     settings = eval(sys.argv[1])
     owner = os.getppid()
     try:
@@ -67,7 +66,7 @@ def _tell(settings: dict[str, Any], name: str, value: int | str = 1) -> None:
     try:  # noqa: SIM105 - contextlib takes long to import
         os.write(settings["reports"], f'{{"{name}": {plain}}}\n'.encode())
     except OSError:
-        pass  # nobody listens any more
+        pass  # the owner is gone
 
 
 def _check(result: int, what: str) -> None:
@@ -84,27 +83,27 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _guard(settings: dict[str, Any], child: int, owner: int) -> NoReturn:
-    """Wait until the child ends or the owner lets go of standard input; then end whatever is left."""
+    """Wait until the child ends or the owner closes standard input; then kill whatever is left."""
     watched = select.poll()
-    watched.register(0, 0)  # only the hang-up, which comes when the owner closes its end or dies
+    watched.register(0, 0)  # only the hang-up: the owner closed its end or died
     watched.register(os.pidfd_open(child), select.POLLIN)
-    pause = 1000 * (_COUNT_SECONDS if settings["count"] else _LOOK_SECONDS)
+    pause = 1000 * (_COUNT_SECONDS if settings["count"] else _POLL_SECONDS)
     status = None
     while status is None:
         events = watched.poll(pause)
         status = _reap(child)
-        crowded = settings["count"] and len(_descendants()) > settings["processes"]
-        if crowded or os.getppid() != owner or any(descriptor == 0 for descriptor, _ in events):
+        too_many = settings["count"] and len(_descendants()) > settings["processes"]
+        if too_many or os.getppid() != owner or any(descriptor == 0 for descriptor, _ in events):
             break
     if status is not None and not settings["namespaces"]:
         _tell(settings, "exit", status)
-    _end_all(settings, child)
+    _kill_all(settings, child)
     _tell(settings, "gone")
     os._exit(0)
 
 
 def _reap(child: int) -> int | None:
-    """Bury the dead, so that they do not count as processes; the child's exit code if it is among them."""
+    """Reap ended processes, so that they are not counted; the child's exit code if it is among them."""
     while True:
         try:
             dead, status = os.waitpid(-1, os.WNOHANG)
@@ -116,9 +115,9 @@ def _reap(child: int) -> int | None:
             return None
 
 
-def _end_all(settings: dict[str, Any], child: int) -> None:
-    """Kill what the program started. With a process namespace that is its process 1; otherwise everything that has
-    its user id, or, where it has our own, everything below us."""
+def _kill_all(settings: dict[str, Any], child: int) -> None:
+    """Kill what the program started: process 1 of its namespace, else every process of its user id, or, where that is
+    ours, every descendant."""
     if settings["namespaces"]:
         _kill(child)
     user = _own_user(settings)
@@ -155,7 +154,7 @@ def _kill_user(user: int) -> None:
 
 
 def _descendants() -> list[int]:
-    """Every process below this one; orphans are too, since this process adopts them."""
+    """Every process below this one, orphans included: this process adopts them."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib takes longer to import than the rest of this file
         if name.isdigit():
@@ -165,10 +164,10 @@ def _descendants() -> list[int]:
             except OSError:
                 continue
             children.setdefault(parent, []).append(int(name))
-    found = list(children.get(os.getpid(), []))
-    for process in found:
-        found.extend(children.get(process, []))
-    return found
+    descendants = list(children.get(os.getpid(), []))
+    for process in descendants:
+        descendants.extend(children.get(process, []))
+    return descendants
 
 
 # Before the program runs
@@ -180,13 +179,13 @@ def _run_confined(settings: dict[str, Any]) -> NoReturn:
         _join_group(settings)
         if settings["namespaces"]:
             _build_root(settings)
-        _give_up_rights(settings)
+        _drop_rights(settings)
         if settings["namespaces"]:
             _prctl(_PR_SET_DUMPABLE, 0)
             worker = os.fork()
             if worker:
                 _act_as_init(settings, worker)
-        # A change of user clears both.
+        # A change of user cleared both.
         _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
         _prctl(_PR_SET_DUMPABLE, 1)
         os.chdir("/tmp" if settings["namespaces"] else settings["folder"])
@@ -204,7 +203,7 @@ def _run_confined(settings: dict[str, Any]) -> NoReturn:
 
 
 def _join_group(settings: dict[str, Any]) -> None:
-    """Enter the session's control group; the guard stays outside, where the group's limits cannot end it."""
+    """Enter the session's control group; the guard stays outside, where the group's limits cannot kill it."""
     if settings["group"] is None:
         return
     try:
@@ -215,7 +214,7 @@ def _join_group(settings: dict[str, Any]) -> None:
 
 
 def _filter_calls(program: bytes) -> None:
-    """Install the filter of system calls, an array of instructions of eight bytes, for us and all that we start."""
+    """Install the system call filter, an array of eight-byte instructions, for this process and its children."""
     if not program:
         return
     instructions = ctypes.create_string_buffer(program, len(program))
@@ -229,7 +228,7 @@ def _filter_calls(program: bytes) -> None:
 
 
 def _act_as_init(settings: dict[str, Any], worker: int) -> NoReturn:
-    """Process 1 of the namespace: when it ends, the kernel ends all others there."""
+    """Process 1 of the namespace: when it ends, the kernel kills all others there."""
     while True:
         dead, status = os.wait()
         if dead == worker:
@@ -248,7 +247,7 @@ def _enter_namespaces() -> None:
 
 
 def _build_root(settings: dict[str, Any]) -> None:
-    """A root folder in memory with the system's and the interpreter's files, read-only, and a /tmp of its own."""
+    """Make a root folder in memory with the system's and the interpreter's files, read-only, and its own /tmp."""
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     _mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
     os.mkdir("/tmp/old")  # noqa: PTH102
@@ -261,7 +260,7 @@ def _build_root(settings: dict[str, Any]) -> None:
     # A file costs the kernel about a kilobyte besides its content.
     room = f"size={settings['disk_bytes']},nr_inodes={settings['disk_bytes'] // 4096}"
     _mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=1777,{room}")
-    for path in settings["visible"]:  # after /tmp: an interpreter may well live there
+    for path in settings["visible"]:  # after /tmp: an interpreter may be installed there
         _show(path)
     for device in ("null", "zero", "full", "random", "urandom"):
         _bind(f"/old/dev/{device}", f"/dev/{device}")
@@ -270,14 +269,14 @@ def _build_root(settings: dict[str, Any]) -> None:
     try:  # noqa: SIM105
         _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | 8)
     except OSError:
-        pass  # where a container hides parts of its own /proc there is none inside
+        pass  # a container that hides parts of its own /proc does not allow one inside
     _check(_libc.umount2(b"/old", _MNT_DETACH), "umount")
     os.rmdir("/old")  # noqa: PTH106
     _make_read_only("/", recursive=False)
 
 
 def _show(path: str) -> None:
-    """Make a file or folder of the outer world visible at its own path, read-only; a link stays a link."""
+    """Make a file or folder of the host visible at its own path, read-only; a link stays a link."""
     old = "/old" + path
     if os.path.islink(old):  # noqa: PTH114
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
@@ -309,12 +308,12 @@ def _make_read_only(path: str, *, recursive: bool) -> None:
 
 
 def _own_user(settings: dict[str, Any]) -> int | None:
-    """The user id nobody else has, or None where the program keeps ours: only root can change its own."""
+    """The program's unique user id, or None where it keeps ours: only root can change its user id."""
     return settings["user"] if settings["own_user"] and os.getuid() == 0 else None
 
 
-def _give_up_rights(settings: dict[str, Any]) -> None:
-    """No way up, no capabilities, and where we are root another user."""
+def _drop_rights(settings: dict[str, Any]) -> None:
+    """No new privileges, no capabilities, and as root another user id."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     user = _own_user(settings)
     if user is not None:
@@ -329,7 +328,7 @@ def _give_up_rights(settings: dict[str, Any]) -> None:
 
 def _set_limits(settings: dict[str, Any]) -> None:
     processes = settings["processes"] + settings["processes_of_user"]
-    wanted = {
+    limits = {
         resource.RLIMIT_CPU: (settings["cpu_seconds"], settings["cpu_seconds"] + 1),
         resource.RLIMIT_AS: (settings["memory_bytes"],) * 2,
         resource.RLIMIT_FSIZE: (settings["file_bytes"],) * 2,
@@ -340,10 +339,9 @@ def _set_limits(settings: dict[str, Any]) -> None:
         resource.RLIMIT_MSGQUEUE: (0, 0),
         resource.RLIMIT_SIGPENDING: (1024, 1024),
     }
-    for kind, (soft, hard) in wanted.items():
-        # Nobody may raise a limit that is already lower.
-        now = resource.getrlimit(kind)[1]
-        top = hard if now == resource.RLIM_INFINITY else min(hard, now)
+    for kind, (soft, hard) in limits.items():
+        present = resource.getrlimit(kind)[1]  # a limit that is already lower cannot be raised
+        top = hard if present == resource.RLIM_INFINITY else min(hard, present)
         resource.setrlimit(kind, (min(soft, top), top))
 
 

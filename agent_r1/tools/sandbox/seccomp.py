@@ -1,14 +1,14 @@
-"""The system calls that a sandboxed program may not make, as a seccomp filter.
+"""The seccomp filter: the system calls that a sandboxed program may not make.
 
     >>> len(assemble("x86_64")) % 8
     0
 
-The filter is a list of refusals, not of permissions: Python, its extension modules and their threads keep working. It
-refuses what gets around the limits of a sandbox (memory that belongs to no process, new namespaces and mounts), address
-families that a network namespace does not cover, and parts of the kernel that no ordinary program needs. A call that is
-newer than this list does not exist as far as the program can see.
+The filter is a deny list, so Python, its extension modules and their threads keep working. It denies what bypasses the
+limits of a sandbox (memory that belongs to no process, new namespaces and mounts), address families that a network
+namespace does not cover, and parts of the kernel that ordinary programs do not need. Calls newer than this list fail
+with ENOSYS, as if they did not exist.
 
-The filter is assembled here, outside; `child.py` only installs the bytes.
+The filter is assembled here, outside the sandbox; `child.py` only installs the bytes.
 """
 
 from __future__ import annotations

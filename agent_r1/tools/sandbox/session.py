@@ -1,7 +1,7 @@
-"""`SandboxSession`: talking to a confined program without ever waiting for it on the event loop.
+"""`SandboxSession`: exchange requests and reports with a confined program, without blocking the event loop.
 
-The program can be hostile: it may print for ever, close its output, answer nonsense or never. Each question has a
-deadline; a session that broke it, or that printed too much, is over, with all its processes.
+The program can be hostile: it may print forever, close its output, report nonsense or nothing. Each request has a
+deadline; a session that misses it, or that prints too much, is ended with all its processes.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _GRACE_SECONDS = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxReply:
-    """What came back for one request."""
+    """The reply to one request."""
 
     ended: Literal["answered", "timeout", "flood", "died"]
-    """`answered`; the deadline passed; it printed too much; the program ended by itself. After the last three the
-    session is over."""
+    """`answered`; `timeout`: the deadline passed; `flood`: it printed too much; `died`: the program ended by itself.
+    After the last three the session is over."""
     report: Mapping[str, Any] = field(default_factory=dict)
-    """The program's answer, when it answered."""
+    """The program's report, if it answered."""
     output: str = ""
-    """What was printed, at most as much as was asked for."""
+    """What was printed, at most `max_bytes`."""
     num_bytes_cut: int = 0
-    """How much of it was left out."""
+    """How many bytes of output were left out."""
     exit_code: int | None = None
-    """Of a program that died: its exit code, or minus the signal that ended it. None when nobody saw it die."""
+    """Of a program that died: its exit code, or minus the signal that killed it; None if that is not known."""
 
 
 class SandboxSession:
-    """One confined program. Ask it one thing at a time."""
+    """One confined program. It takes one request at a time."""
 
     def __init__(
         self,
@@ -63,15 +63,15 @@ class SandboxSession:
         self._output = output
         self._remove_folder = weakref.finalize(self, _remove, folder)
         self._remove_group = weakref.finalize(self, remove_group, group)
-        self._heard = _Heard()
-        # The guard inside ends everything when this pipe closes: also when the session is merely forgotten.
+        self._state = _ReportState()
+        # The guard inside kills everything when this pipe closes, also when the session is garbage-collected.
         self._requests = requests
         self._let_go = weakref.finalize(self, os.close, requests)
         self._forget = weakref.finalize(self, _close_all, (reports, output))
 
     @property
     def is_over(self) -> bool:
-        """Nothing more can be asked."""
+        """No more requests can be sent."""
         return not self._let_go.alive
 
     async def ask(
@@ -83,7 +83,7 @@ class SandboxSession:
         """
         if self.is_over:
             raise EpisodeError(StopReason.TOOL_ERROR, "a sandbox", "the session is over")
-        exchange = _Exchange(self._output, self._reports, self._requests, self._heard, max_bytes, flood_bytes)
+        exchange = _Exchange(self._output, self._reports, self._requests, self._state, max_bytes, flood_bytes)
         ended: Literal["answered", "timeout", "flood", "died"] = "timeout"
         try:
             with contextlib.suppress(TimeoutError):
@@ -102,7 +102,7 @@ class SandboxSession:
         )
 
     async def close(self) -> None:
-        """End the program and everything it started, and wait until that is done."""
+        """Kill the program and everything it started, and wait until that is done."""
         self._let_go()
         deadline = asyncio.get_running_loop().time() + _GRACE_SECONDS
         pause = 0.001
@@ -118,34 +118,34 @@ class SandboxSession:
         await asyncio.to_thread(self._remove_folder)
 
     def _discard(self) -> None:
-        """Take what is still in the pipe of reports, so that the guard's last word finds room."""
+        """Read what is still in the pipe of reports, so that the guard can write its last one."""
         if self._forget.alive:
             with contextlib.suppress(OSError):
                 os.read(self._reports, _CHUNK)
 
 
 @dataclass(kw_only=True, slots=True)
-class _Heard:
-    """What lasts from question to question."""
+class _ReportState:
+    """What is kept between requests."""
 
     is_ready: bool = False
-    """The program runs: from here on whatever is reported may be its own invention."""
+    """The program runs: from here on reports may be forged by it."""
     unread: bytes = b""
     """The beginning of a line of reports."""
 
 
 class _Exchange:
-    """One request and what came back, collected by the event loop's own readers."""
+    """One request and its reply, collected by readers of the event loop."""
 
     def __init__(
-        self, output: int, reports: int, requests: int, heard: _Heard, max_bytes: int, flood_bytes: int
+        self, output: int, reports: int, requests: int, state: _ReportState, max_bytes: int, flood_bytes: int
     ) -> None:
         self.kept = bytearray()
         self.num_bytes = 0
         self.report: Mapping[str, Any] = {}
         self.exit_code: int | None = None
         self.failure: str | None = None
-        self._heard = heard
+        self._state = state
         self._output, self._reports, self._requests = output, reports, requests
         self._max_bytes, self._flood_bytes = max_bytes, flood_bytes
         self._loop = asyncio.get_running_loop()
@@ -172,12 +172,12 @@ class _Exchange:
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self._to_send = self._to_send[:0]  # it died; the reports say how
+            self._to_send = self._to_send[:0]  # the program died; the reports say how
         if not self._to_send:
             self._loop.remove_writer(self._requests)
 
     def _read_output(self) -> bool:
-        """Read one piece; False when there is none to read, or too much was read already."""
+        """Read one chunk; False when there is none, or too much was read already."""
         if self.num_bytes > self._flood_bytes:
             self._finish("flood")
             return False
@@ -197,19 +197,19 @@ class _Exchange:
             data = os.read(self._reports, _CHUNK)
         except BlockingIOError:
             return
-        *lines, self._heard.unread = (self._heard.unread + data).split(b"\n")
+        *lines, self._state.unread = (self._state.unread + data).split(b"\n")
         for line in lines:
-            self._hear(line)
-        if not data or len(self._heard.unread) > _MAX_REPORT_BYTES:
+            self._handle_report(line)
+        if not data or len(self._state.unread) > _MAX_REPORT_BYTES:
             self._finish("died")
 
-    def _hear(self, line: bytes) -> None:
+    def _handle_report(self, line: bytes) -> None:
         message = parse_report(line)
         if message is None:
             self._finish("died")
-        elif not self._heard.is_ready:
-            self._heard.is_ready = "ready" in message
-            if not self._heard.is_ready:
+        elif not self._state.is_ready:
+            self._state.is_ready = "ready" in message
+            if not self._state.is_ready:
                 self.failure = str(message.get("failed", "it ended before it began"))
                 self._finish("died")
         elif "exit" in message:
@@ -227,7 +227,7 @@ class _Exchange:
 
 
 def parse_report(line: bytes) -> dict[str, Any] | None:
-    """The object in a line of reports, or None for anything else: the program may write what it likes there.
+    """The object in a line of reports, or None for anything else: the program may write anything there.
 
     >>> parse_report(b'{"shown": "4"}'), parse_report(b"[" * 100_000), parse_report(b'{"a": NaN}')
     ({'shown': '4'}, None, None)
@@ -244,7 +244,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def _exit_code(value: Any) -> int | None:
-    """An exit code, or minus the number of a signal; None for what cannot be either."""
+    """An exit code, or minus the number of a signal; None for any other value."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and -signal.NSIG < value < 256 else None
 
@@ -255,7 +255,7 @@ def _close_all(descriptors: tuple[int, ...]) -> None:
 
 
 def _remove(folder: str | None) -> None:
-    """Remove a folder, also one whose owner took away his own right to look into it."""
+    """Remove a folder, also one whose permissions the program has removed."""
     if folder is None:
         return
     for path in [Path(folder), *Path(folder).rglob("*")]:

@@ -1,8 +1,8 @@
-"""What runs inside a worker process: take a request, call the function, send plain data back.
+"""The code inside a worker process: receive a request, call the function, send plain data back.
 
-A message is eight bytes of length and that many bytes of pickle. Requests come from the parent, whom the worker trusts.
-Replies are plain data (numbers, text, bytes, lists, tuples, dicts, sets): the parent reads them with an unpickler that
-knows nothing else, so a reply cannot run code there.
+A message is eight bytes of length and that many bytes of pickle. Requests come from the parent, which the worker
+trusts. Replies are plain data (numbers, text, bytes, lists, tuples, dicts, sets): the parent reads them with an
+unpickler that accepts nothing else, so a reply cannot run code there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 from agent_r1.registry import open_recipe_package, recipe_folder
 from agent_r1.tools.results import describe
-from agent_r1.tools.workers.function_ref import Reference
+from agent_r1.tools.workers.function_ref import FunctionRef
 
 HEADER = struct.Struct("!Q")
 _MAX_TRACEBACK_CHARS = 20_000
@@ -34,20 +34,20 @@ _MAX_TRACEBACK_CHARS = 20_000
 
 def serve(requests_fd: int, lifeline_fd: int, max_result_bytes: int, memory_bytes: int) -> None:
     """Answer requests until the parent closes the connection."""
-    # What a tool prints is for people: it must not end up where the program writes its own output.
+    # What a tool prints goes to stderr: it must not mix with the program's own output.
     os.dup2(2, 1)
     connection = socket.socket(fileno=requests_fd)
     lifeline = socket.socket(fileno=lifeline_fd)
     _die_with_the_parent(lifeline)
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    # A child that kept the connection would hide the end of the worker from the parent.
+    # If a child kept the connection open, the parent would not notice the end of the worker.
     os.register_at_fork(after_in_child=connection.close)
     own_pid = os.getpid()
     connection.sendall(HEADER.pack(0))
     while (request := _receive(connection)) is not None:
         reply = _answer(request, max_result_bytes)
-        if os.getpid() != own_pid:  # a tool forked and its child came back here
+        if os.getpid() != own_pid:  # a tool forked and its child returned here
             os._exit(0)
         connection.sendall(HEADER.pack(len(reply)) + reply)
 
@@ -109,7 +109,7 @@ def _answer(request: bytes, max_bytes: int) -> bytes:
     return pickle.dumps(("raised", problem, details, _children_left()), protocol=5)
 
 
-def _call(reference: Reference, args: tuple[Any, ...]) -> Any:
+def _call(reference: FunctionRef, args: tuple[Any, ...]) -> Any:
     returned = reference.load()(*args)
     if inspect.isawaitable(returned):
 
@@ -121,7 +121,7 @@ def _call(reference: Reference, args: tuple[Any, ...]) -> Any:
 
 
 def _children_left() -> bool:
-    """The call started processes that still run: the parent will want to be rid of them."""
+    """Whether the call started processes that still run: the parent then kills this worker."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -130,7 +130,7 @@ def _children_left() -> bool:
 
 
 def plain(value: Any) -> Any:
-    """The same as plain data; a TypeError says what is not.
+    """The same value as plain data; a TypeError names what is not.
 
     >>> plain({"scores": (1, 2.5)})
     {'scores': (1, 2.5)}
@@ -157,7 +157,7 @@ def plain(value: Any) -> Any:
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads plain data and refuses everything that would import or call something."""
+    """Reads plain data and rejects everything that would import or call something."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Only sets need a class by name."""

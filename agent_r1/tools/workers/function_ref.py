@@ -1,4 +1,4 @@
-"""Functions by name, so that another process can find them."""
+"""`FunctionRef`: the name of a function, by which another process finds it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent_r1.registry import open_recipe_package, recipe_folder_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reference:
+class FunctionRef:
     """Where a function or class is defined: `module:qualname`, and the recipe folder when it is a recipe's file."""
 
     module: str
@@ -30,11 +30,11 @@ class Reference:
         return f"{self.module}:{self.qualname}"
 
     @classmethod
-    def of(cls, target: Callable[..., Any]) -> Reference:
-        """The reference of a function or class; refuses what another process could not find again.
+    def of(cls, target: Callable[..., Any]) -> FunctionRef:
+        """The reference to a function or class; `ConfigError` for one that another process could not find.
 
         >>> import json
-        >>> str(Reference.of(json.dumps))
+        >>> str(FunctionRef.of(json.dumps))
         'json:dumps'
         """
         module, qualname = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
@@ -51,13 +51,13 @@ class Reference:
             found = _attribute(sys.modules[module], qualname)
         except (KeyError, AttributeError):
             found = None
-        # `@tool` leaves a FunctionTool in the function's place.
+        # `@tool` replaces the function with a FunctionTool.
         if inspect.unwrap(target) not in (found, getattr(found, "function", None)) and target is not found:
             raise ConfigError(f"'{reference}' is not the function that was given. {advice}, under its own name")
         return reference
 
     def load(self) -> Any:
-        """The thing itself."""
+        """Import the function or class."""
         if self.folder is not None:
             open_recipe_package(Path(self.folder))
         return _attribute(importlib.import_module(self.module), self.qualname)

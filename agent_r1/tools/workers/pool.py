@@ -1,16 +1,15 @@
-"""`WorkerPool`: calls in processes that are killed at their deadline.
+"""`WorkerPool`: run calls in processes that are killed at their deadline.
 
     pool = WorkerPool(size=4)
     await pool.call(reward_fn.score, task, episode, timeout=10)
 
-A worker is a fresh interpreter with a session of its own. It takes one call at a time and lives on, so imports are paid
-once. At the deadline, when the waiting task is cancelled, or when a call leaves processes behind, the whole session's
-process group gets SIGKILL and another worker takes its place at once. When this process ends, whichever way, the kernel
-kills the workers too.
+A worker is a new interpreter in its own session. It takes one call at a time and is reused, so imports are paid once.
+At the deadline, when the waiting task is cancelled, or when a call leaves processes behind, the whole process group
+gets SIGKILL and a new worker is started at once. When this process ends, in whichever way, the kernel kills the workers
+too.
 
-What it is not: a sandbox. A worker has this user's rights, files, network and environment variables, secrets included.
-What the code must not see has to be kept from the whole program. A call that puts its children in sessions of their own
-(`setsid`) hides them from the kill.
+It is not a sandbox. A worker has this user's rights, files, network and environment variables, secrets included. A call
+that puts its children in sessions of their own (`setsid`) hides them from the kill.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from typing import Any
 from agent_r1.errors import AgentR1Error
 from agent_r1.tools.exit_status import signal_name
 from agent_r1.tools.workers.child import HEADER, read_reply
-from agent_r1.tools.workers.function_ref import Reference
+from agent_r1.tools.workers.function_ref import FunctionRef
 
 START_SECONDS = 60.0
 MAX_RESULT_BYTES = 32 * 1024 * 1024
@@ -44,11 +43,11 @@ class WorkerTimeoutError(AgentR1Error, TimeoutError):
 
 
 class WorkerDiedError(AgentR1Error, RuntimeError):
-    """The worker process ended in the middle of the call."""
+    """The worker process ended during the call."""
 
 
 class WorkerRaisedError(AgentR1Error, RuntimeError):
-    """The function raised; its message is this one's, its traceback a note."""
+    """The function raised. The message is that of its exception; its traceback is a note."""
 
 
 class WorkerPool:
@@ -59,24 +58,24 @@ class WorkerPool:
     ) -> None:
         self.size = size or os.cpu_count() or 1
         self._limits = (max_result_bytes, memory_bytes)
-        self._places = asyncio.Semaphore(self.size)
+        self._slots = asyncio.Semaphore(self.size)
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
         self._is_closed = False
         self._cleanup = weakref.finalize(self, _kill_all, self._all)
 
-    async def call(self, function: Callable[..., Any] | Reference, *args: Any, timeout: float) -> Any:
-        """What `function(*args)` returns in a worker, as plain data; a coroutine function is awaited there.
+    async def call(self, function: Callable[..., Any] | FunctionRef, *args: Any, timeout: float) -> Any:
+        """The result of `function(*args)` in a worker, as plain data; a coroutine function is awaited there.
 
-        `timeout` counts from when a worker has the call. Raises `WorkerTimeoutError`, `WorkerDiedError` or
+        `timeout` counts from when a worker has received the call. Raises `WorkerTimeoutError`, `WorkerDiedError` or
         `WorkerRaisedError`, and `ConfigError` for a function that cannot be found by name.
         """
-        reference = function if isinstance(function, Reference) else Reference.of(function)
+        reference = function if isinstance(function, FunctionRef) else FunctionRef.of(function)
         try:
             request = pickle.dumps((reference, pickle.dumps(args, protocol=5)), protocol=5)
         except Exception as error:
             raise TypeError(f"the arguments of {reference} cannot be sent to a worker process: {error}") from error
-        async with self._places:
+        async with self._slots:
             if self._is_closed:
                 raise RuntimeError("the worker pool is closed")
             worker = self._take()
@@ -110,11 +109,11 @@ class WorkerPool:
         self._all.clear()
 
     def pids(self) -> list[int]:
-        """The process ids of the workers that live."""
+        """The process ids of the running workers."""
         return sorted(worker.process.pid for worker in self._all if worker.process.returncode is None)
 
     def _take(self) -> _Worker:
-        """An idle worker that lives, or a fresh one."""
+        """An idle worker that is alive, or a new one."""
         while self._idle:
             worker = self._idle.pop()
             if not worker.is_dead():
@@ -129,16 +128,16 @@ class WorkerPool:
         return worker
 
     def _discard(self, worker: _Worker) -> None:
-        """Kill a worker and start the one that takes its place."""
+        """Kill a worker and start its replacement."""
         worker.kill()
         worker.close()
-        # Reaping waits for the kernel to give back the worker's memory, which may take long.
+        # Reaping waits until the kernel has freed the worker's memory, which may take long.
         threading.Thread(target=worker.process.wait, daemon=True).start()
         self._all.discard(worker)
         if not self._is_closed:
             self._idle.insert(0, self._start())
 
-    async def _ask(self, worker: _Worker, request: bytes, reference: Reference, timeout: float) -> tuple[Any, ...]:
+    async def _ask(self, worker: _Worker, request: bytes, reference: FunctionRef, timeout: float) -> tuple[Any, ...]:
         await worker.ready()
         try:
             async with asyncio.timeout(timeout) as deadline:
@@ -191,7 +190,7 @@ class _Worker:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._connection, HEADER.pack(len(request)) + request)
         (length,) = HEADER.unpack(await self._receive(HEADER.size))
-        if length > self._max_bytes + 2**20:  # the worker keeps the limit itself, unless someone tampers with it
+        if length > self._max_bytes + 2**20:  # the worker enforces the limit itself, unless its code was tampered with
             raise EOFError
         return await self._receive(length)
 
@@ -220,10 +219,10 @@ class _Worker:
         return f"ended with exit code {code}"
 
     def is_dead(self) -> bool:
-        """It ended while nobody asked it anything."""
+        """Whether it ended while idle."""
         if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return False
-        self.kill()  # its children, before the number of their group can be given to others
+        self.kill()  # its children, before the id of their group can be reused
         self.process.poll()
         return True
 
@@ -234,13 +233,13 @@ class _Worker:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
         self._lifeline.close()
 
 
 def _kill_all(workers: set[_Worker]) -> None:
-    """When the pool is forgotten, or the program ends."""
+    """Kill all workers: the pool was garbage-collected, or the program ends."""
     for worker in workers:
         worker.kill()
         worker.close()

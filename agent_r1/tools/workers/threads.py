@@ -1,8 +1,8 @@
-"""Sync code beside the event loop.
+"""Run sync code in a thread, so that it does not block the event loop.
 
-A thread cannot be killed. When the one who waits for it gives up, the thread is abandoned: it goes on, is counted in
-`num_abandoned_threads` until it ends, and holds up neither other calls (each has its own thread, so no pool runs dry)
-nor the end of the program (threads are daemons). Code that may hang belongs in a worker process:
+A thread cannot be killed. When the task that waits for it is cancelled, the thread is abandoned: it keeps running and
+is counted in `num_abandoned_threads` until it ends. It blocks neither other calls (each has its own thread, so no pool
+is exhausted) nor the end of the program (threads are daemons). Code that may hang belongs in a worker process:
 `@tool(process=True)`.
 """
 
@@ -24,12 +24,12 @@ _num_abandoned = 0
 
 
 def num_abandoned_threads() -> int:
-    """Threads whose result nobody waits for any more and that still run."""
+    """Threads that still run although the task that waited for them is gone."""
     return _num_abandoned
 
 
 async def call_off_loop(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The result of a function of either kind: a coroutine function is awaited here, any other runs in a thread."""
+    """The result of a sync or async function: a coroutine function is awaited here, any other runs in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
     returned = await run_in_thread(lambda: function(*args, **kwargs))
@@ -37,7 +37,7 @@ async def call_off_loop(function: Callable[..., Any], *args: Any, **kwargs: Any)
 
 
 async def run_in_thread(function: Callable[[], Any]) -> Any:
-    """What `function` returns, from a thread of its own. When the waiting task is cancelled the thread is abandoned."""
+    """The result of `function`, run in its own thread. When the waiting task is cancelled the thread is abandoned."""
     if _num_abandoned >= MAX_ABANDONED_THREADS:
         raise RuntimeError(
             f"{_num_abandoned} threads hang in tools that timed out; give those tools process=True, which kills them"
@@ -62,7 +62,7 @@ class _Thread:
         threading.Thread(target=context.run, args=(self._run, function), daemon=True, name="tool").start()
 
     def abandon(self) -> None:
-        """Nobody waits any more."""
+        """Count this thread as abandoned if it still runs."""
         global _num_abandoned
         with _lock:
             if not self._is_over:
@@ -84,7 +84,7 @@ class _Thread:
                 return
         try:
             self._loop.call_soon_threadsafe(self._hand_over, result, error)
-        except RuntimeError:  # the loop is closed: nobody waits
+        except RuntimeError:  # the loop is closed
             return
 
     def _hand_over(self, result: Any, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""One call of a tool inside a worker process, and what travels back: plain data, already cut to length."""
+"""Run one call of a tool inside a worker process, and pack its result as plain data, cut to length."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from agent_r1.errors import ConfigError
 from agent_r1.tools.base import BaseTool, ToolContext, ToolResponse, ToolResult
 from agent_r1.tools.function import FunctionTool
 from agent_r1.tools.results import as_result, checked_result, cut_middle
-from agent_r1.tools.workers.function_ref import Reference
+from agent_r1.tools.workers.function_ref import FunctionRef
 
-Origin = tuple[Reference, Mapping[str, Any]]
+Origin = tuple[FunctionRef, Mapping[str, Any]]
 """Where a tool's function or class is defined, and the arguments of the class."""
 
 Packed = tuple[str, tuple[Any, ...], bool, float | None, Mapping[str, Any], Mapping[str, Any] | None]
-"""Text, images, whether the text was cut, reward, notes, and the episode's scratch space when the call changed it."""
+"""Text, images, whether the text was cut, reward, notes, and `context.state` if the call changed it."""
 
 
 async def run_tool(origin: Origin, name: str, args: Mapping[str, Any], context: ToolContext, max_chars: int) -> Packed:
@@ -41,26 +41,26 @@ def unpack(packed: Packed, context: ToolContext) -> tuple[ToolResult, bool]:
 
 
 def origin_of(tool: BaseTool) -> Origin:
-    """How a worker makes a tool's like: from its function, or from its class and the arguments it was made with.
+    """What a worker makes a copy of the tool from: its function, or its class and arguments.
 
-    Raises `ConfigError` for a tool that a worker could not make.
+    Raises `ConfigError` for a tool that a worker cannot make.
     """
     if isinstance(tool, FunctionTool):
-        return Reference.of(tool.function), {}
+        return FunctionRef.of(tool.function), {}
     if tool.made_with is None and inspect.signature(type(tool)).parameters:
         raise ConfigError(
             f"tool '{tool.name}' was made with arguments that a worker process does not know. Register its class and "
             f"give them in env.tools: {{name: {tool.name}, ...}}"
         )
-    return Reference.of(type(tool)), tool.made_with or {}
+    return FunctionRef.of(type(tool)), tool.made_with or {}
 
 
 async def _result(origin: Origin, name: str, args: Mapping[str, Any], context: ToolContext) -> ToolResult:
     reference, made_with = origin
-    found = reference.load()
-    if inspect.isfunction(found):
-        found = FunctionTool(found, name)
-    tool: BaseTool = found(**made_with) if isinstance(found, type) else found
+    target = reference.load()
+    if inspect.isfunction(target):
+        target = FunctionTool(target, name)
+    tool: BaseTool = target(**made_with) if isinstance(target, type) else target
     if isinstance(tool, FunctionTool):
         returned = tool.execute_here(args, context)
         return as_result(await returned if inspect.isawaitable(returned) else returned)

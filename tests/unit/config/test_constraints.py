@@ -172,7 +172,7 @@ BAD_VALUES = [
     ("algorithm.loss.clip_low=-0.2", "algorithm.loss.clip_low=-0.2 must be more than 0"),
     ("algorithm.loss.dual_clip=0.5", "algorithm.loss.dual_clip=0.5 must be more than 1"),
     ("algorithm.estimator.normalise_std=5", "algorithm.estimator.normalise_std=5 must be true or false"),
-    ("imports=['..']", "is no name of a module"),
+    ("imports=['..']", "is not a module name"),
 ]
 
 
@@ -203,7 +203,9 @@ def test_discounts_lie_between_0_and_1(gamma: Any) -> None:
 
 def test_path_that_no_file_system_takes_is_refused() -> None:
     for path in ("x" * 300, "/".join(["x" * 100] * 60)):
-        assert any("is no path" in problem for problem in value_problems(load_config(RECIPE, [f"model.path={path}"])))
+        assert any(
+            "is not a path" in problem for problem in value_problems(load_config(RECIPE, [f"model.path={path}"]))
+        )
     assert any("NUL" in problem for problem in value_problems(load_config(RECIPE, ["run.folder=a\0b"])))
     assert any("surrogate" in problem for problem in value_problems(load_config(RECIPE, ["run.folder=a\udce4b"])))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_r1.engines.local.cpu.linear import SteadyLinear, batch_invariant_linear, use_batch_invariant_products
+from agent_r1.engines.local.cpu.linear import BatchInvariantLinear, batch_invariant_linear, use_batch_invariant_products
 
 ROWS = (16, 32, 48, 64, 128, 192, 208, 1024)
 WIDE = (1536, 576)
@@ -70,6 +70,6 @@ def test_layers_keep_their_parameters_their_names_and_their_ties() -> None:
     assert all(after[name] is before[name] for name in before)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     layer = model.model.layers[0]
-    assert isinstance(layer.mlp.down_proj, SteadyLinear)
-    assert isinstance(model.lm_head, SteadyLinear)
+    assert isinstance(layer.mlp.down_proj, BatchInvariantLinear)
+    assert isinstance(model.lm_head, BatchInvariantLinear)
     assert type(layer.self_attn.k_proj) is nn.Linear

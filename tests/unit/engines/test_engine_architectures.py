@@ -116,7 +116,7 @@ def test_logits_equal_the_plain_model_wherever_the_prompt_is_cut(architecture: s
         while request.num_remaining:
             chunks = scheduler.schedule()
             logits = runner.forward(chunks)
-            scheduler.computed(chunks)
+            scheduler.mark_computed(chunks)
     torch.testing.assert_close(logits[0], plain_logits(model, prompt)[-1], atol=2e-5, rtol=1e-5)
 
 

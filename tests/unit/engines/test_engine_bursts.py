@@ -1,7 +1,7 @@
 """Bursts and steps that start before the last one was looked at, on the CPU.
 
-A device that draws several tokens a step and answers late is played by `LateRunner`: it computes with the plain CPU
-runner, keeps drawn tokens to itself until the engine has asked a few times, and reads the tokens of a burst that
+A device that samples several tokens per step and answers late is played by `LateRunner`: it computes with the plain CPU
+runner, keeps sampled tokens to itself until the engine has asked a few times, and reads the tokens of a burst that
 continues another one from its own memory, as the CUDA runner does. Answers must be those of the plain engine, bit for
 bit.
 """
@@ -18,9 +18,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from agent_r1.engines.local import LocalEngine
-from agent_r1.engines.local.cuda import runner as cuda_runner
+from agent_r1.engines.local.cuda import graphs
 from agent_r1.engines.local.request import Request
-from agent_r1.engines.local.runner import Drawing, ModelRunner, Sampled
+from agent_r1.engines.local.runner import ModelRunner, PendingSample, Sampled
 from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.types import Completion, SamplingParams, TokenIds
 from tests.helpers.hand_made import sharpened
@@ -29,17 +29,17 @@ Prompt = tuple[TokenIds, SamplingParams]
 
 
 class Late:
-    """A draw that is under way for a while."""
+    """Sampled tokens that the device computes for a while."""
 
-    def __init__(self, drawn: Sampled) -> None:
-        self._drawn, self._asked = drawn, 0
+    def __init__(self, sampled: Sampled) -> None:
+        self._sampled, self._asked = sampled, 0
 
     def done(self) -> bool:
         self._asked += 1
         return self._asked > 3
 
     def result(self) -> Sampled:
-        return self._drawn
+        return self._sampled
 
 
 class LateRunner(ModelRunner):
@@ -52,36 +52,36 @@ class LateRunner(ModelRunner):
         self._rows: list[list[int]] = []
         self.num_continued = {"prompts": 0, "a burst": 0, "with others": 0}
 
-    def draw(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
+    def sample(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> PendingSample:
         if not all(chunk.length == 1 and chunk.samples for chunk in chunks):
-            drawn = super().draw(chunks).result()
+            sampled = super().sample(chunks).result()
             sampling = [chunk for chunk in chunks if chunk.samples]
-            self._rows = [[*c.request.tokens, *new] for c, new in zip(sampling, drawn.tokens, strict=True)]
-            return Late(drawn)
+            self._rows = [[*c.request.tokens, *new] for c, new in zip(sampling, sampled.tokens, strict=True)]
+            return Late(sampled)
         place = {chunk.request: row for row, chunk in enumerate(c for c in after or () if c.samples)}
-        assert (after is not None) == any(chunk.foreseen for chunk in chunks)
+        assert (after is not None) == any(chunk.pending_token for chunk in chunks)
         if after is not None:
             self.num_continued["prompts" if any(chunk.length > 1 for chunk in after) else "a burst"] += 1
-            self.num_continued["with others"] += not all(chunk.foreseen for chunk in chunks)
+            self.num_continued["with others"] += not all(chunk.pending_token for chunk in chunks)
         rows = []
         for chunk in chunks:
-            known = self._rows[place[chunk.request]] if chunk.foreseen else chunk.request.tokens
+            known = self._rows[place[chunk.request]] if chunk.pending_token else chunk.request.tokens
             assert len(known) == chunk.end
             rows.append(list(known))
         tokens, logprobs = [list[int]() for _ in chunks], [list[float]() for _ in chunks]
-        for _ in range(max(chunk.draws for chunk in chunks)):
+        for _ in range(max(chunk.new_tokens for chunk in chunks)):
             shadows = [_shadow(chunk, row) for chunk, row in zip(chunks, rows, strict=True)]
-            drawn = super().draw(shadows).result()
-            for index, (token, logprob) in enumerate(zip(drawn.tokens, drawn.logprobs, strict=True)):
+            sampled = super().sample(shadows).result()
+            for index, (token, logprob) in enumerate(zip(sampled.tokens, sampled.logprobs, strict=True)):
                 rows[index].append(token[0])
                 tokens[index] += token
                 logprobs[index] += logprob
         self._rows = rows
-        counts = [chunk.draws for chunk in chunks]
+        counts = [chunk.new_tokens for chunk in chunks]
         return Late(
             Sampled(
-                [drawn[:count] for drawn, count in zip(tokens, counts, strict=True)],
-                [drawn[:count] for drawn, count in zip(logprobs, counts, strict=True)],
+                [sampled[:count] for sampled, count in zip(tokens, counts, strict=True)],
+                [sampled[:count] for sampled, count in zip(logprobs, counts, strict=True)],
             )
         )
 
@@ -152,15 +152,15 @@ def test_the_first_prompts_are_started_on_while_others_are_still_coming(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = late_engine(model, monkeypatch, prefill_tokens=40)
-    plain, come = LateRunner.draw, list[int]()
+    plain, arrived = LateRunner.sample, list[int]()
 
-    def noting(self: LateRunner, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
-        come.append(len(engine._answers))
+    def noting(self: LateRunner, chunks: list[Chunk], after: list[Chunk] | None = None) -> PendingSample:
+        arrived.append(len(engine._futures))
         return plain(self, chunks, after)
 
-    monkeypatch.setattr(LateRunner, "draw", noting)
+    monkeypatch.setattr(LateRunner, "sample", noting)
     asyncio.run(all_answers(engine, [(tuple(range(index, index + 10)), SamplingParams()) for index in range(12)]))
-    assert come[:2] == [4, 12]
+    assert arrived[:2] == [4, 12]
 
 
 def test_a_request_that_is_cancelled_in_flight_frees_its_blocks_and_harms_nobody(
@@ -194,7 +194,7 @@ def test_callers_have_their_answers_before_their_blocks_are_seen_to_and_none_is_
 
     async def ask() -> int:
         await all_answers(engine, requests)
-        unseen_to = len(engine._scheduler._left)
+        unseen_to = len(engine._scheduler._finished)
         if closed:
             await engine.close()
         return unseen_to
@@ -210,13 +210,13 @@ def test_a_caller_who_asks_on_at_once_starts_the_device_before_old_blocks_are_se
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = late_engine(model, monkeypatch, prefill_tokens=40)
-    plain, unseen_to = LateRunner.draw, list[int]()
+    plain, unseen_to = LateRunner.sample, list[int]()
 
-    def noting(self: LateRunner, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
-        unseen_to.append(len(engine._scheduler._left))
+    def noting(self: LateRunner, chunks: list[Chunk], after: list[Chunk] | None = None) -> PendingSample:
+        unseen_to.append(len(engine._scheduler._finished))
         return plain(self, chunks, after)
 
-    monkeypatch.setattr(LateRunner, "draw", noting)
+    monkeypatch.setattr(LateRunner, "sample", noting)
     rounds = [
         [
             (tuple(range(first + index, first + index + 10)), SamplingParams(max_tokens=5, seed=index))
@@ -270,16 +270,16 @@ def test_a_step_that_fails_in_flight_is_tried_one_by_one(
     requests = [(ids, replace(sampling, max_tokens=20)) for ids, sampling in prompts(6)]
     expected = asyncio.run(all_answers(LocalEngine(model), requests))
     engine = late_engine(model, monkeypatch)
-    plain, calls = LateRunner.draw, 0
+    plain, calls = LateRunner.sample, 0
 
-    def sometimes(self: LateRunner, chunks: list[Chunk], after: list[Chunk] | None = None) -> Drawing:
+    def sometimes(self: LateRunner, chunks: list[Chunk], after: list[Chunk] | None = None) -> PendingSample:
         nonlocal calls
         calls += 1
         if calls in (3, 5) and len(chunks) > 1:
             raise RuntimeError("out of memory")
         return plain(self, chunks, after)
 
-    monkeypatch.setattr(LateRunner, "draw", sometimes)
+    monkeypatch.setattr(LateRunner, "sample", sometimes)
     assert asyncio.run(all_answers(engine, requests)) == expected
 
 
@@ -299,19 +299,19 @@ def test_a_pool_full_of_old_prefixes_does_not_end_the_flow(
     assert runner.num_continued == {kind: 2 * count for kind, count in while_empty.items()}
 
 
-def test_the_inputs_of_a_burst_on_cuda_take_unseen_tokens_from_where_they_were_drawn(
+def test_the_inputs_of_a_burst_on_cuda_take_unseen_tokens_from_where_they_were_sampled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_runner, "_send", lambda array, device: torch.from_numpy(array))  # no pinned memory here
+    monkeypatch.setattr(graphs, "send", lambda array, device: torch.from_numpy(array))  # no pinned memory here
     known, first, second = (Request(prompt=(1, 2, 3), sampling=SamplingParams()) for _ in range(3))
-    known.take([11], [0.0], 0)
+    known.append([11], [0.0], 0)
     for block, request in enumerate((known, first, second), start=5):
         request.blocks = [block]
-    chunks = [Chunk(known, 3, 1), Chunk(first, 3, 1, foreseen=True), Chunk(second, 3, 1, foreseen=True)]
-    inputs = cuda_runner._DecodeInputs(4, 2, torch.device("cpu"))
-    drawn = torch.tensor([70, 80, 90, 0], dtype=torch.int32)
-    inputs.fill(chunks, 4, 8, torch.zeros(4, 3 + cuda_runner.BURST), {second: 0, first: 2}, drawn)
-    tokens, positions = inputs.heads.tolist()
+    chunks = [Chunk(known, 3, 1), Chunk(first, 3, 1, pending_token=True), Chunk(second, 3, 1, pending_token=True)]
+    inputs = graphs.DecodeInputs(4, 2, torch.device("cpu"))
+    sampled = torch.tensor([70, 80, 90, 0], dtype=torch.int32)
+    inputs.fill(chunks, 4, 8, torch.zeros(4, 3 + graphs.BURST), {second: 0, first: 2}, sampled)
+    tokens, positions = inputs.next_tokens.tolist()
     assert tokens == [11, 90, 70, 0]
     assert positions == [3, 3, 3, 0]
     assert inputs.contexts.tolist() == [4, 4, 4, 1]

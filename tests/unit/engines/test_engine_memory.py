@@ -160,7 +160,7 @@ def test_clearing_leaves_a_request_its_blocks() -> None:
 def assert_accounted(scheduler: Scheduler) -> None:
     """Every block is free or held, by exactly those who say they hold it."""
     pool = scheduler.pool
-    holders = [*scheduler.running, *scheduler._left]
+    holders = [*scheduler.running, *scheduler._finished]
     owners = Counter(block for request in holders for block in request.blocks)
     owners.update(list(scheduler.cache._recency))
     assert pool.num_free + pool.num_held == pool.num_blocks
@@ -170,14 +170,14 @@ def assert_accounted(scheduler: Scheduler) -> None:
     assert all(not request.blocks for request in scheduler.waiting)
 
 
-PROMPTS = st.tuples(st.integers(0, 2), st.integers(1, 70)).map(lambda drawn: (drawn[0],) * 20 + (7,) * drawn[1])
+PROMPTS = st.tuples(st.integers(0, 2), st.integers(1, 70)).map(lambda pair: (pair[0],) * 20 + (7,) * pair[1])
 MOVES = st.lists(
     st.one_of(
         st.tuples(st.just("add"), PROMPTS, st.integers(1, 40)),
         st.tuples(st.just("step"), st.integers(1, 12), st.just(0)),
-        st.tuples(st.just("settle"), st.just(0), st.just(0)),
+        st.tuples(st.just("release"), st.just(0), st.just(0)),
         st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
-        st.tuples(st.just("forget"), st.just(0), st.just(0)),
+        st.tuples(st.just("reset"), st.just(0), st.just(0)),
     ),
     max_size=30,
 )
@@ -204,13 +204,13 @@ def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
         written = [
             (chunk.request.blocks[i // 16], i % 16)
             for chunk in chunks
-            for i in range(chunk.start, chunk.end + chunk.draws - 1)
+            for i in range(chunk.start, chunk.end + chunk.new_tokens - 1)
         ]
         assert len(set(written)) == len(written), "two tokens share a place"
-        scheduler.computed(chunks)
+        scheduler.mark_computed(chunks)
         for chunk in chunks:
             if chunk.samples:
-                taken = chunk.request.take([5] * chunk.draws, [0.0] * chunk.draws, 0)
+                taken = chunk.request.append([5] * chunk.new_tokens, [0.0] * chunk.new_tokens, 0)
                 chunk.request.num_computed += taken - 1
                 if chunk.request.finished:
                     scheduler.finish(chunk.request)
@@ -221,17 +221,17 @@ def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
         if move == "add":
             assert isinstance(value, tuple)
             request = Request(prompt=value, sampling=SamplingParams(max_tokens=max_tokens))
-            if request.most_blocks <= num_blocks:
+            if request.max_blocks <= num_blocks:
                 scheduler.add(request)
         elif move == "step":
             for _ in range(int(str(value))):
                 step()
-        elif move == "settle":
-            scheduler.settle()
+        elif move == "release":
+            scheduler.release_finished()
         elif move == "cancel" and present:
             scheduler.remove(present[int(str(value)) % len(present)])
-        elif move == "forget":
-            scheduler.forget()
+        elif move == "reset":
+            scheduler.reset()
             assert_accounted(scheduler)
             assert scheduler.pool.num_held == 0
     for _ in range(5000):
@@ -239,7 +239,7 @@ def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
             break
         step()
     assert not scheduler.has_work, "someone waits for ever"
-    scheduler.forget()
+    scheduler.reset()
     assert scheduler.pool.num_free == num_blocks
 
 
@@ -279,7 +279,7 @@ def test_a_cancelled_request_frees_its_blocks(model: LlamaForCausalLM) -> None:
             await asyncio.sleep(0)
         held = engine._scheduler.pool.num_held
         task.cancel()
-        while engine._answers:
+        while engine._futures:
             await asyncio.sleep(0)
         return held, engine._scheduler.pool.num_held
 

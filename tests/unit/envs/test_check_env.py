@@ -74,6 +74,30 @@ class DictFromStep(Good):
         return {"observation": None}
 
 
+class OldGymnasium(Good):
+    async def step(self, action: Action) -> Any:
+        return None, 0.0, True, False
+
+
+class HugeReward(Good):
+    async def step(self, action: Action) -> Any:
+        return StepResult(observation=None, reward=1e10, done=True)
+
+
+class TextReward(Good):
+    async def step(self, action: Action) -> Any:
+        return StepResult(observation=None, reward="1", done=True)  # type: ignore[arg-type]
+
+
+class FiveTuple(Good):
+    """Returns what Gymnasium's `step` returns; its second step is a truncation."""
+
+    async def step(self, action: Action) -> Any:
+        result = await super().step(action)
+        observation = result.observation or Observation(messages=self.messages)
+        return observation, result.reward, False, result.done, {}
+
+
 class MessagesFromStep(Good):
     async def step(self, action: Action) -> Any:
         return ["a message"], 0.0, False, {}
@@ -126,13 +150,20 @@ class Hanging(Good):
     ("env", "what", "found"),
     [
         (Leaking, "episodes do not leak into each other", "the second reset differs"),
-        (NoObservation, "a step that goes on needs an observation", "step 0 gave observation=None and done=False"),
-        (NoObservationTuple, "a step that goes on needs an observation", "step 0 gave"),
+        (
+            NoObservation,
+            "a step that continues the episode needs an observation",
+            "step 0 gave observation=None and done=False",
+        ),
+        (NoObservationTuple, "a step that continues the episode needs an observation", "step 0 gave"),
         (NotFinite, "rewards are finite", "the reward nan"),
         (GoesOnAfterDone, "nothing happens after the end", "a step after done went on"),
         (TextFromReset, "an observation is an Observation", "reset gave a str"),
         (MessagesFromStep, "an observation is an Observation", "step 0 gave a list"),
-        (DictFromStep, "step returns a StepResult or", "step 0 returned dict"),
+        (DictFromStep, "step returns a StepResult or a tuple", "in step 0, AgentEnv.step must return"),
+        (OldGymnasium, "step returns a StepResult or a tuple", "the info in the tuple of 4"),
+        (HugeReward, "rewards are finite", "step 0 gave the reward 10000000000.0"),
+        (TextReward, "step returns a StepResult or a tuple", "must be real number, not str"),
         (SharedList, "an observation never changes", "observation 0 was changed"),
         (OwnMessages, "the first messages are the task's", "do not start with task.prompt"),
         (ClosesOnce, "close may be called twice", "ValueError: closed already"),
@@ -154,6 +185,7 @@ def test_each_fault_is_found_and_said_with_what_to_do(env: type[AgentEnv], what:
     "make_env",
     [
         Good,
+        FiveTuple,
         lambda: TimeLimit(ObservationLimit(Good(), characters=20), seconds=5),
         lambda: ToolEnv(["calculate"]),
         lambda: GymEnv("tests.helpers.tiny_gym:GuessWord"),

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agent_r1.chat import ChatRenderer
@@ -268,9 +269,41 @@ def test_reward_that_is_not_finite_is_refused(reward: float) -> None:
         as_step_result((None, reward, True, {}))
 
 
-@pytest.mark.parametrize("returned", [None, 1.0, (None, 1.0, True), (None, 1.0, True, False, {})])
-def test_anything_else_from_step_is_refused(returned: Any) -> None:
-    with pytest.raises(ConfigError, match="must return a StepResult"):
+@pytest.mark.parametrize(
+    ("terminated", "truncated"), [(False, False), (True, False), (False, True), (True, True), (np.True_, np.False_)]
+)
+def test_gymnasiums_tuple_of_five_is_a_step_result(terminated: bool, truncated: bool) -> None:
+    observation = Observation(text="more")
+    assert as_step_result((observation, np.float32(0.5), terminated, truncated, {"a": 1})) == StepResult(
+        observation=observation, reward=0.5, done=bool(terminated), truncated=bool(truncated), info={"a": 1}
+    )
+    assert type(as_step_result((observation, 0, terminated, truncated, {})).done) is bool
+
+
+@pytest.mark.parametrize(
+    ("returned", "form"),
+    [(None, "NoneType"), (1.0, "float"), ((None, 1.0, True), "a tuple of 3"), ((None,) * 6, "6")],
+)
+def test_anything_else_from_step_is_refused(returned: Any, form: str) -> None:
+    with pytest.raises(ConfigError, match=f"must return a StepResult, .*terminated, truncated, info.*got .*{form}"):
+        as_step_result(returned)
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ((None, 1.0, True, False), "the info in the tuple of 4 .* must be a mapping, got bool"),
+        ((None, 1.0, {}, True), "the done in the tuple of 4 .* must be True or False, got dict"),
+        ((None, 1.0, True, {}, {}), "the truncated in the tuple of 5 .* must be True or False, got dict"),
+        ((None, 1.0, None, False, {}), "the terminated in the tuple of 5 .* must be True or False, got NoneType"),
+        ((None, 1.0, np.array([True, False]), False, {}), "the terminated .* got ndarray"),
+        ((None, "much", True, False, {}), "the reward in the tuple of 5 .* must be a number, got str"),
+        (("text", 1.0, True, {}), "a str as observation"),
+        (StepResult(observation=("a message",)), "a tuple as observation"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_entry_of_what_step_returned_is_named(returned: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
         as_step_result(returned)
 
 

@@ -24,6 +24,7 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError
 from agent_r1.learner import learner as learner_module
+from agent_r1.learner import policy_updates
 from agent_r1.learner.credit import CreditedBatch
 from agent_r1.learner.critics import VALUE_REACH, ClosedFormCritic, Critic, SharedCritic, TrainedCritic
 from agent_r1.learner.critics import make_critic as make_critic_of_kind
@@ -98,11 +99,12 @@ def test_one_pass_of_a_shared_trunk_gives_the_log_probs_and_values_of_two(policy
     logprobs_N[micro.tokens_N], values_N[micro.tokens_N] = scores.logprobs_N, scores.values_N
     with torch.no_grad():
         expected = [
-            row_logprobs(policy, sample.token_ids[: sample.actions[0]], sample.token_ids[sample.actions[0] :])
+            row_logprobs(policy, sample.token_ids[:first], sample.token_ids[first:])
             for sample in experience.samples
+            for first in sample.action_positions[:1]
         ]
     assert logprobs_N.tolist() == pytest.approx(torch.cat(expected).tolist(), abs=1e-4)
-    before = [sample.token_ids[:place] for sample in experience.samples for place in sample.actions]
+    before = [sample.token_ids[:place] for sample in experience.samples for place in sample.action_positions]
     assert values_N.tolist() == pytest.approx([value_after(critic, state) for state in before], abs=1e-4)
     assert float(values_N.std()) > 0.1
 
@@ -118,9 +120,9 @@ def separate_gradients(
     assert credit.valued_N is not None
     policy_loss, value_loss = torch.zeros(()), torch.zeros(())
     for sample in batch.experience.samples:
-        tokens = slice(first, first + len(sample.actions))
+        tokens = slice(first, first + len(sample.action_positions))
         first = tokens.stop
-        ids, before = torch.tensor([sample.token_ids]), torch.tensor(sample.actions) - 1
+        ids, before = torch.tensor([sample.token_ids]), torch.tensor(sample.action_positions) - 1
         output = policy(input_ids=ids, use_cache=False, output_hidden_states=True)
         logprobs = output.logits[0, before].log_softmax(-1)[torch.arange(len(before)), ids[0, before + 1]]
         policy_loss = policy_loss - (credit.advantages_N[tokens].float() * logprobs).sum() / len(credit.credited_N)
@@ -140,7 +142,7 @@ def separate_gradients(
 def test_a_shared_trunks_gradient_is_the_policys_plus_the_weighted_value_loss(
     policy: LlamaForCausalLM, estimator: dict[str, Any], shared_weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learner_module, "SHARED_WEIGHT", shared_weight)
+    monkeypatch.setattr(policy_updates, "SHARED_WEIGHT", shared_weight)
     critic = make_shared_critic(policy)
     experience = experience_of(*random_group(policy, 3, [1.0, 0.0, 2.0]))
     learner = make_learner(
@@ -215,7 +217,7 @@ def test_a_shared_critic_and_one_of_its_own_start_from_the_same_values(policy: L
 def test_a_shared_weight_of_0_keeps_the_value_loss_out_of_the_trunk_but_the_head_learns(
     policy: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learner_module, "SHARED_WEIGHT", 0.0)
+    monkeypatch.setattr(policy_updates, "SHARED_WEIGHT", 0.0)
     critic = make_shared_critic(policy)
     before = weights_of(critic)
     experience = experience_of(*random_group(policy, 3, [1.0, 0.0]))
@@ -489,7 +491,9 @@ def test_the_value_loss_is_taken_before_each_step_or_before_each_token(
     assert found == places
 
 
-def test_a_value_that_moved_further_than_its_clip_pays_for_the_distance(policy: LlamaForCausalLM) -> None:
+def test_a_value_that_moved_further_than_its_clip_pays_for_the_distance(
+    policy: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second of two updates: 1/2 max((V - G)^2, (clip(V, V_old +- c) - G)^2), whatever helps less."""
     critic, clip = make_critic(policy), 0.01
     experience = experience_of(*random_group(policy, 3, [1.0, -1.0]))
@@ -503,14 +507,14 @@ def test_a_value_that_moved_further_than_its_clip_pays_for_the_distance(policy: 
             critic_settings=settings,
             epochs=epochs,
         )
-        learner._correct_head = lambda batch: None  # type: ignore[method-assign]  # gradient steps alone
+        monkeypatch.setattr(learner_module, "correct_critic", lambda *args, **kwargs: False)  # gradient steps alone
         return learner, learner.learn_sync(experience, step=0)
 
     once, metrics = learn(1)
     batch = credited(make_learner(policy, estimator=TOKEN_GAE, critic=critic), experience)
     assert batch.credit.returns_N is not None
     assert batch.arrays.old_values_N is not None
-    states = [sample.token_ids[:place] for sample in experience.samples for place in sample.actions]
+    states = [sample.token_ids[:place] for sample in experience.samples for place in sample.action_positions]
     losses, plain = [], []
     for state, old, target in zip(
         states, batch.arrays.old_values_N.tolist(), batch.credit.returns_N.tolist(), strict=True
@@ -572,12 +576,12 @@ def test_the_critics_rows_stand_behind_what_is_hidden_and_the_policys_do_not(
     experience = gather([cut_group(policy)], view=view(source), bootstrap=True)
     first, second, end = PREFIXES[source]
     assert [sample.token_ids for sample in experience.samples] == [(5, 6, 7, 8), (5, 6, 7, 8, 9, 10)]
-    assert [sample.actions for sample in experience.samples] == [(2, 3), (5,)]
+    assert [sample.action_positions for sample in experience.samples] == [(2, 3), (5,)]
     assert [sample.token_ids for sample in experience.critic_samples] == [
         (*first, 5, 6, 7, 8),
         (*second, 5, 6, 7, 8, 9, 10),
     ]
-    said = [[sample.token_ids[place] for place in sample.actions] for sample in experience.critic_samples]
+    said = [[sample.token_ids[place] for place in sample.action_positions] for sample in experience.critic_samples]
     assert said == [[7, 8], [10]]
     assert experience.cut_states == {0: (*end, 5, 6, 7, 8, 9, 10, 11)}
 

@@ -23,9 +23,10 @@ from agent_r1.algorithms import Credit, LossInputs, StepTable, TokenLosses
 from agent_r1.config import CriticConfig, KLConfig, OptimizerConfig
 from agent_r1.data.demonstrations import DemonstrationRow
 from agent_r1.errors import ConfigError, DivergenceError
+from agent_r1.learner.critic_updates import CRITIC_UPDATES
 from agent_r1.learner.critics import Critic, SharedCritic
 from agent_r1.learner.imitation import fit_demonstrations
-from agent_r1.learner.learner import CRITIC_UPDATES, TorchLearner
+from agent_r1.learner.learner import TorchLearner
 from agent_r1.learner.optimizer import guarded_step
 from agent_r1.learner.packing.samples import Sample, pack
 from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION

@@ -69,7 +69,7 @@ def policy(tiny_model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def test_the_example_of_the_docstring() -> None:
-    samples = [Sample(token_ids=ids, actions=(0 + len(ids) - 1,)) for ids in ((1, 2, 3), (1, 2, 4, 5), (7, 7))]
+    samples = [Sample(token_ids=ids, action_positions=(0 + len(ids) - 1,)) for ids in ((1, 2, 3), (1, 2, 4, 5), (7, 7))]
     [row] = build_rows(samples, range(3), row_tokens=100)
     assert row.token_ids.tolist() == [1, 2, 3, 4, 5, 7, 7]
     assert row.positions.tolist() == [0, 1, 2, 2, 3, 0, 1]
@@ -106,7 +106,7 @@ def test_each_token_sees_exactly_what_came_before_it_in_its_step(
     found = {token: path for batch in batches for token, path in paths_of(batch).items()}
     expected = {}
     for sample in samples:
-        for place in sample.actions:
+        for place in sample.action_positions:
             expected[len(expected)] = (sample.token_ids[:place], list(range(place)))
     assert found == expected
     targets = {t: i for b in batches for t, i in zip(b.tokens_N.tolist(), b.targets_N.tolist(), strict=True)}
@@ -118,7 +118,7 @@ def test_each_token_sees_exactly_what_came_before_it_in_its_step(
 @given(batches)
 def test_a_row_with_room_for_all_holds_each_distinct_prefix_once(rows: list[tuple[TokenIds, TokenIds]]) -> None:
     samples = [Sample.of_step(*row) for row in rows]
-    prefixes = {s.token_ids[: n + 1] for s in samples if s.actions for n in range(len(s))}
+    prefixes = {s.token_ids[: n + 1] for s in samples if s.action_positions for n in range(len(s))}
     built = build_rows(samples, range(len(samples)), row_tokens=10_000)
     assert sum(map(len, built)) == len(prefixes)
 
@@ -273,7 +273,7 @@ def test_log_probs_and_values_equal_those_of_padded_rows_in_every_architecture(n
     assert found.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
     assert float(expected.std()) > 0.1
     critic = make_critic(model)
-    everywhere_N = torch.ones(sum(len(sample.actions) for sample in samples), dtype=torch.bool)
+    everywhere_N = torch.ones(sum(len(sample.action_positions) for sample in samples), dtype=torch.bool)
     found, expected = (critic.value_of(hidden_before(critic, samples, on_cpu(p), everywhere_N)) for p in (tries, ROWS))
     assert found.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
     states = [sample.token_ids for sample in samples]

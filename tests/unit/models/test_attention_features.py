@@ -99,13 +99,13 @@ def ragged_samples() -> list[Sample]:
     shared = tuple(rng.choices(range(50), k=20))
     rows = [shared + tuple(rng.choices(range(50), k=length)) for length in (3, 11, 25)]
     rows += [tuple(rng.choices(range(50), k=length)) for length in (4, 30)]
-    return [Sample(token_ids=row, actions=tuple(range(1, len(row), 2))) for row in rows]
+    return [Sample(token_ids=row, action_positions=tuple(range(1, len(row), 2))) for row in rows]
 
 
 def plain_scores(model: PreTrainedModel, samples: list[Sample]) -> Tensor:
     found = []
     for sample in samples:
-        ids, places = torch.tensor(sample.token_ids), torch.tensor(sample.actions)
+        ids, places = torch.tensor(sample.token_ids), torch.tensor(sample.action_positions)
         logprobs = model(input_ids=ids[None], use_cache=False).logits[0].float().log_softmax(-1)
         found.append(logprobs[places - 1, ids[places]])
     return torch.cat(found)

@@ -171,7 +171,7 @@ def slightly_moved(policy: nn.Module, targets: tuple[str, ...] = ("all-linear",)
 def coarse_runner(model: nn.Module, own: nn.Module, targets: tuple[str, ...] = ("all-linear",)) -> ModelRunner:
     ranks = dict.fromkeys(find_targets(model, targets), 4)
     runner = ModelRunner(model, max_requests=2, context_length=64, dtype=torch.bfloat16, adapters=ranks)
-    runner.load(merged_weights(own, apart=ranks))
+    runner.load_weights(merged_weights(own, apart=ranks))
     return runner
 
 
@@ -194,7 +194,7 @@ def test_what_adapters_learned_reaches_a_bfloat16_engine(
     runner = coarse_runner(policy, own, targets)
     if fused:  # as on a GPU
         assert fuse_projections(runner._model) == 2 * 2
-        runner.load(merged_weights(own, apart=find_targets(policy, targets)))
+        runner.load_weights(merged_weights(own, apart=find_targets(policy, targets)))
     changes, merged = effective_changes(runner._model, policy), dict(merged_weights(own))
     assert sorted(changes) == sorted(find_targets(policy, targets))
     start = weights_of(policy)

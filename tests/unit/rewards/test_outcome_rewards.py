@@ -236,7 +236,7 @@ def test_check_reports_a_gold_answer_that_raises(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setitem(globals(), "gold_answer", exits)
     [finding] = asyncio.run(gold_result(own_reward, rows("4", "5"))).findings
-    assert finding.rule == "gold_answer gives a text"
+    assert finding.rule == "gold_answer returns a text"
 
 
 def test_the_answer_of_a_trial_episode_is_what_it_says() -> None:

@@ -168,7 +168,7 @@ def test_a_request_given_up_before_the_change_leaves_no_trace(policy: LlamaForCa
             task.cancel()
         await engine.update_weights(policy.state_dict().items(), 1)
         async with asyncio.timeout(20):
-            return await running[3], len(engine._answers)
+            return await running[3], len(engine._futures)
 
     completion, num_left = asyncio.run(give_up())
     assert (len(completion.token_ids), set(completion.policy_versions), num_left) == (60, {1}, 0)
@@ -567,22 +567,22 @@ def test_time_in_which_nobody_could_move_is_on_no_episodes_deadline(renderer: Ch
 def test_an_exception_in_the_background_surfaces_at_the_next_collect(renderer: ChatRenderer) -> None:
     """Not a failed rollout but broken machinery, in a group that went on after the step, while nobody collected."""
     pool = pool_with_a_straggler(renderer, 40.0)
-    run_member = pool.rollout._member
+    run_member = pool.rollout._roll_out
 
     async def breaks_after_a_while(task: Task, *arguments: Any) -> Trajectory:
         trajectory = await run_member(task, *arguments)
         if asyncio.get_running_loop().time() > 20.0:
-            raise MemoryError("out of places")
+            raise MemoryError("out of slots")
         return trajectory
 
-    pool.rollout._member = breaks_after_a_while  # type: ignore[method-assign]
+    pool.rollout._roll_out = breaks_after_a_while  # type: ignore[method-assign]
 
     async def broken_behind_the_back() -> int:
         await pool.step(0)
         await asyncio.sleep(100.0)
         with pytest.raises(ExceptionGroup) as caught:
             await pool.step(1)
-        assert "out of places" in repr(caught.value.exceptions)
+        assert "out of slots" in repr(caught.value.exceptions)
         await pool.collector.close()
         return len(asyncio.all_tasks())
 

@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 from agent_r1.config import Config, from_yaml
 from agent_r1.errors import CheckpointError, ConfigError
 from agent_r1.files import replace_folder
+from agent_r1.runs import RunFolder, open_run
 from agent_r1.runs.checkpoints import list_checkpoints, newest_readable
-from agent_r1.runs.folder import RunFolder, open_run
 from agent_r1.training.checkpoints.files import Checkpoint, load_checkpoint, save_checkpoint
 
 

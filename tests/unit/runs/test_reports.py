@@ -91,7 +91,7 @@ def test_without_keys_the_default_ones_that_were_logged_are_drawn_and_one_run_ne
         "solved in training",
         "outcome reward",
         "held-out tasks solved",
-        "seconds a step",
+        "seconds per step",
     ]
     assert figure.legends == []
 
@@ -142,7 +142,7 @@ def test_a_metric_that_no_run_logged_names_the_nearest(tmp_path: Path) -> None:
 def test_an_ending_no_figure_has_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure = draw_curves(read_runs([write_run(tmp_path / "one")]))
-    with pytest.raises(DataError, match=r"curves\.xyz has no ending .* png"):
+    with pytest.raises(DataError, match=r"curves\.xyz has no suffix of a figure.* png"):
         save_figure(figure, tmp_path / "curves.xyz")
 
 

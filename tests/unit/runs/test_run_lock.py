@@ -235,17 +235,28 @@ def run(tmp_path: Path, model_folder: Path) -> list[str]:
     return tiny_overrides(tmp_path, model_folder)
 
 
-@pytest.mark.parametrize("verb", ["train", "sft"])
-def test_a_run_in_a_live_runs_folder_is_refused_and_changes_nothing(run: list[str], tmp_path: Path, verb: str) -> None:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> tuple[list[str], Path]:
+    """The overrides and the folder of a finished run, for tests that must not change it."""
+    folder = tmp_path_factory.mktemp("finished")
+    run = tiny_overrides(folder, model_folder)
     row = {"messages": [{"role": "user", "content": "2 egg?"}, {"role": "assistant", "content": "6"}]}
-    (tmp_path / "demonstrations.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "demonstrations.jsonl").write_text(json.dumps(row) + "\n")
     commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
-    before = sorted(str(path) for path in tmp_path.rglob("*"))
-    with lock_folder(tmp_path / "tiny"), pytest.raises(RunLockedError, match="this process"):
+    return run, folder
+
+
+@pytest.mark.parametrize("verb", ["train", "sft"])
+def test_a_run_in_a_live_runs_folder_is_refused_and_changes_nothing(
+    finished: tuple[list[str], Path], verb: str
+) -> None:
+    run, folder = finished
+    before = sorted(str(path) for path in folder.rglob("*"))
+    with lock_folder(folder / "tiny"), pytest.raises(RunLockedError, match="this process"):
         getattr(agent_r1, verb)(
-            *run, "run.resume=never", "sft.steps=1", f"sft.data=[{tmp_path}/demonstrations.jsonl]", quiet=True
+            *run, "run.resume=never", "sft.steps=1", f"sft.data=[{folder}/demonstrations.jsonl]", quiet=True
         )
-    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+    assert sorted(str(path) for path in folder.rglob("*")) == before
 
 
 def test_a_second_run_of_the_same_name_is_refused_while_the_first_is_live(run: list[str], tmp_path: Path) -> None:
@@ -305,17 +316,17 @@ def test_a_good_name_is_one_folder_inside_its_parent(name: str) -> None:
 
 @pytest.mark.parametrize("override", ["run.name=", "run.name=../../x", "run.folder=", "sft.folder=..", "sft.folder=''"])
 def test_a_bad_name_is_refused_at_a_dry_run_and_leaves_everything(
-    run: list[str], tmp_path: Path, override: str
+    finished: tuple[list[str], Path], override: str
 ) -> None:
-    commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
-    before = sorted(str(path) for path in tmp_path.rglob("*"))
-    demonstrations = f"sft.data=[{tmp_path}/tasks.jsonl]"
+    run, folder = finished
+    before = sorted(str(path) for path in folder.rglob("*"))
+    demonstrations = f"sft.data=[{folder}/tasks.jsonl]"
     result = CliRunner().invoke(app, ["train", *run, demonstrations, override, "--dry-run"])
     assert result.exit_code == 2
     assert override.partition("=")[0] in result.output
     with pytest.raises(ConfigError, match=override.partition("=")[0].replace(".", r"\.")):
         commands.train(*run, demonstrations, override, quiet=True)
-    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+    assert sorted(str(path) for path in folder.rglob("*")) == before
 
 
 def test_all_problems_of_names_are_told_at_once(run: list[str]) -> None:

@@ -25,7 +25,7 @@ from agent_r1.tools import (
     run_call,
 )
 from agent_r1.tools.base import ToolResult
-from agent_r1.tools.sandbox.sandbox import SandboxKind
+from agent_r1.tools.sandbox.layers import SandboxKind
 from agent_r1.tools.sandbox.session import SandboxSession
 from agent_r1.types import Action, StopReason, Task, ToolCall
 

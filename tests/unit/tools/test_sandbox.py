@@ -22,8 +22,9 @@ import pytest
 
 from agent_r1.errors import ConfigError, EpisodeError
 from agent_r1.tools.builtin.python import _CELLS, PythonTool
-from agent_r1.tools.sandbox import sandbox as sandbox_module
-from agent_r1.tools.sandbox.sandbox import Layers, Sandbox, SandboxLimits
+from agent_r1.tools.sandbox import probe
+from agent_r1.tools.sandbox.layers import Layers, SandboxLimits
+from agent_r1.tools.sandbox.sandbox import Sandbox
 from agent_r1.tools.sandbox.session import SandboxReply
 from tests.helpers.sandboxes import KINDS, attempt, needs, shown, small_sandbox
 
@@ -63,7 +64,7 @@ def test_isolating_kinds_promise_no_network_hidden_files_and_a_protected_parent(
 
 
 def test_auto_takes_the_strongest_kind_that_works() -> None:
-    strongest = next(kind for kind in KINDS if sandbox_module._try(kind)[0] is not None)  # type: ignore[arg-type]
+    strongest = next(kind for kind in KINDS if probe.layers_of_kind(kind)[0] is not None)  # type: ignore[arg-type]
     assert Sandbox().describe().kind == strongest
 
 
@@ -74,12 +75,12 @@ def test_unknown_kind_is_named_with_the_nearest() -> None:
 
 def test_missing_bubblewrap_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    sandbox_module._try.cache_clear()
+    probe.layers_of_kind.cache_clear()
     try:
         with pytest.raises(ConfigError, match="apt install bubblewrap"):
             Sandbox("bubblewrap")
     finally:
-        sandbox_module._try.cache_clear()
+        probe.layers_of_kind.cache_clear()
 
 
 def test_limits_below_one_are_refused_all_at_once() -> None:

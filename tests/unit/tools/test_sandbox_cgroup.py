@@ -11,10 +11,10 @@ import pytest
 
 from agent_r1.errors import ConfigError
 from agent_r1.tools.builtin.python import _CELLS
-from agent_r1.tools.sandbox import cgroup
-from agent_r1.tools.sandbox import sandbox as sandbox_module
+from agent_r1.tools.sandbox import cgroup, probe
 from agent_r1.tools.sandbox.cgroup import find_parent, make_group, own_group, remove_group
-from agent_r1.tools.sandbox.sandbox import Sandbox, SandboxLimits
+from agent_r1.tools.sandbox.layers import SandboxLimits
+from agent_r1.tools.sandbox.sandbox import Sandbox
 
 V2 = "31 24 0:27 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n"
 V1 = "33 32 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
@@ -107,11 +107,11 @@ def test_sandbox_works_without_a_group_that_cannot_be_joined(tmp_path: Path, mon
     """A folder that is no group takes the files, but no process can enter it: the sandbox says so and goes on."""
     monkeypatch.setenv(cgroup.VARIABLE, str(group_folder(tmp_path)))
     monkeypatch.setattr(cgroup, "_REMOVE_SECONDS", 0.0)
-    sandbox_module._try.cache_clear()
+    probe.layers_of_kind.cache_clear()
     try:
         assert Sandbox().describe().memory_limited == "per process"
     finally:
-        sandbox_module._try.cache_clear()
+        probe.layers_of_kind.cache_clear()
 
 
 def test_memory_of_all_processes_is_limited_in_sum_where_there_are_groups() -> None:

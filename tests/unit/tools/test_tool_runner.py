@@ -35,7 +35,6 @@ from agent_r1.tools import (
     ToolUnavailableError,
     run_call,
     tool,
-    tool_runner,
 )
 from agent_r1.tools.batching import Batcher
 from agent_r1.tools.results import cut_middle
@@ -109,7 +108,7 @@ def test_limits_come_from_the_decorator_and_the_configuration_changes_them() -> 
 )
 def test_wrong_limits_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        ToolPolicy().changed("search", changes)
+        ToolPolicy().with_overrides("search", changes)
     assert message in str(caught.value)
 
 
@@ -418,7 +417,7 @@ def test_a_call_that_is_cancelled_leaves_its_batch() -> None:
             ran.append(list(items))
             return list(items)
 
-        batcher: Batcher[int, int] = Batcher(work, size=4, wait=0.05, places=asyncio.Semaphore(1))
+        batcher: Batcher[int, int] = Batcher(work, size=4, wait=0.05, slots=asyncio.Semaphore(1))
         first, second = (asyncio.create_task(batcher.submit(number)) for number in (1, 2))
         await asyncio.sleep(0)
         first.cancel()
@@ -655,10 +654,9 @@ def test_a_tool_never_sees_what_the_reward_is_computed_from(made: FunctionTool) 
 
 def test_an_answer_with_images_is_an_error_that_the_model_reads() -> None:
     async def look() -> Any:
-        async with tool_runner(ToolRunner()):
-            env = ToolEnv([foreign_code.picture])
-            await env.reset(TASK)
-            return await env.step(Action(text="", tool_calls=(ToolCall(name="tests_picture", arguments={}),)))
+        env = ToolEnv([foreign_code.picture])
+        await env.reset(TASK)
+        return await env.step(Action(text="", tool_calls=(ToolCall(name="tests_picture", arguments={}),)))
 
     result = asyncio.run(look())
     said = result.observation.messages[-1]["content"]

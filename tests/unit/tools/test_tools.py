@@ -137,6 +137,64 @@ def test_description_that_goes_on_on_the_next_line_is_kept_whole() -> None:
     assert properties["shelf"]["description"] == "The shelf."
 
 
+def numpy_style(item: str, shelf: int) -> str:
+    """How many there are.
+
+    Parameters
+    ----------
+    item : str
+        The name.
+    shelf : int
+        The shelf.
+    """
+    return item
+
+
+def rest_style(item: str, shelf: int) -> str:
+    """How many there are.
+
+    :param item: The name.
+    :param shelf: The shelf.
+    """
+    return item
+
+
+def google_style_with_prose_sections(item: str, shelf: int) -> str:
+    """How many there are.
+
+    Args:
+        item:
+            The name.
+        shelf: The shelf.
+    Raises:
+        nothing that anybody knows of
+    Note:
+        item: not this one.
+    """
+    return item
+
+
+@pytest.mark.parametrize("function", [numpy_style, rest_style, google_style_with_prose_sections])
+def test_parameters_are_described_in_any_common_style(function: Callable[..., str]) -> None:
+    made = FunctionTool(function).tool_schema["function"]
+    assert made["description"] == "How many there are."
+    described = {name: entry["description"] for name, entry in made["parameters"]["properties"].items()}
+    assert described == {"item": "The name.", "shelf": "The shelf."}
+
+
+def test_a_docstring_that_cannot_be_parsed_is_refused() -> None:
+    def stock(item: str) -> str:
+        """How many there are.
+
+        Args:
+            item is the name.
+        """
+        return item
+
+    with pytest.raises(ConfigError, match=r"docstring of tool 'stock' cannot be parsed: .*item is the name"):
+        FunctionTool(stock)
+
+
 def test_parameters_may_have_any_name() -> None:
     def query(schema: str, json: bool, copy: int) -> str:
         """Ask a database."""

@@ -16,7 +16,7 @@ import pytest
 
 from agent_r1.errors import ConfigError
 from agent_r1.registry import load_object, recipe_folder
-from agent_r1.tools.workers.function_ref import Reference
+from agent_r1.tools.workers.function_ref import FunctionRef
 from agent_r1.tools.workers.pool import WorkerDiedError, WorkerPool, WorkerRaisedError, WorkerTimeoutError
 from tests.helpers import foreign_code
 
@@ -211,8 +211,8 @@ def test_functions_without_a_name_of_their_own_are_refused_with_advice() -> None
     renamed = foreign_code.double
     for function in (local, lambda: 1, 5):
         with pytest.raises(ConfigError, match="Define it with `def` at the top level of a module"):
-            Reference.of(function)  # type: ignore[arg-type]
-    assert str(Reference.of(renamed)) == "tests.helpers.foreign_code:double"
+            FunctionRef.of(function)  # type: ignore[arg-type]
+    assert str(FunctionRef.of(renamed)) == "tests.helpers.foreign_code:double"
 
 
 def test_a_function_of_a_recipe_folder_is_found(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Paged attention on CPU: gather each request's blocks, then one SDPA call for requests of similar shape.
 
-A token's result is the same, bit for bit, whether it is computed alone or among others, in a chunk or by itself, over
-a short or a longer table. Two things make it so. Keys beyond a token's own are masked with minus infinity and so add
-exactly 0, however many there are. And at least QUERY_MULTIPLE query rows go into each matrix product, since below that
-matrix libraries use kernels that add in another order; a decoding request fills the rows with the query heads that
+It is batch-invariant: a token's result is the same, bit for bit, whether it is computed alone or with others, in a
+chunk or by itself, over a short or a longer table, for two reasons. Later keys are masked with minus infinity and so
+add exactly 0, however many there are. And each matrix product has at least QUERY_MULTIPLE query rows, because below
+that matrix libraries use kernels that add in another order; a decoding request fills the rows with the query heads that
 share its key head, and with zeros.
 """
 
@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from agent_r1.engines.local.blocks import BLOCK_SIZE
+from agent_r1.engines.local.blocks import BLOCK_SIZE, blocks_for
+from agent_r1.models import round_up
 
 QUERY_MULTIPLE = 8
 """Query rows of one matrix product are padded to a multiple of this."""
 SHORT_TABLE = 8
 """Requests with up to this many blocks count as equally long: another SDPA call costs more than padding does."""
-MOST_BLOCKS = 1024
-"""Blocks that one group gathers: it bounds the memory of the copy."""
+MAX_BLOCKS = 1024
+"""Maximum number of blocks a group gathers: it bounds the memory of the copy."""
 
 IntArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -41,10 +42,10 @@ class AttentionGroup:
     blocks: Tensor
     """[G * L / BLOCK_SIZE]: the requests' blocks."""
     masks: dict[int | None, Tensor] = field(default_factory=dict)
-    """Per window, made when the first layer asks."""
+    """One mask per window, made on first use."""
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Added to the scores, [G, 1, Q, L]: a token sees its request up to itself, within the window."""
+        """Added to the scores, [G, 1, Q, L]: a token attends to its request up to itself, within the window."""
         if window not in self.masks:
             length = self.blocks.numel() // len(self.positions) * BLOCK_SIZE
             keys, queries = torch.arange(length), self.positions[:, None, :, None]
@@ -59,7 +60,7 @@ def attention_groups(tables: IntArray, ends: IntArray, query_starts: IntArray) -
     """Group requests whose new tokens round up to the same power of two, longest contexts first.
 
     Two decoding requests of 40 and 100 tokens and a prompt of 70 new tokens make two groups. A decoding request of 200
-    tokens is not padded to one of 900: it begins another.
+    tokens is not padded to 900: it begins another group.
     """
     members: defaultdict[int, list[list[int]]] = defaultdict(list)
     num_blocks = (-(-ends // BLOCK_SIZE)).tolist()
@@ -67,11 +68,7 @@ def attention_groups(tables: IntArray, ends: IntArray, query_starts: IntArray) -
     for request in np.argsort(-ends, kind="stable").tolist():
         groups = members[(lengths[request] - 1).bit_length()]
         longest = num_blocks[groups[-1][0]] if groups else 0
-        if (
-            not groups
-            or longest > max(SHORT_TABLE, 2 * num_blocks[request])
-            or longest * len(groups[-1]) >= MOST_BLOCKS
-        ):
+        if not groups or longest > max(SHORT_TABLE, 2 * num_blocks[request]) or longest * len(groups[-1]) >= MAX_BLOCKS:
             groups.append([])
         groups[-1].append(request)
     return tuple(_group(np.array(group), tables, ends, query_starts) for groups in members.values() for group in groups)
@@ -80,9 +77,9 @@ def attention_groups(tables: IntArray, ends: IntArray, query_starts: IntArray) -
 def _group(group: IntArray, tables: IntArray, ends: IntArray, query_starts: IntArray) -> AttentionGroup:
     starts, lengths = query_starts[group], query_starts[group + 1] - query_starts[group]
     longest = int(lengths.max())
-    num_queries = 1 if longest == 1 else -(-longest // QUERY_MULTIPLE) * QUERY_MULTIPLE
+    num_queries = 1 if longest == 1 else round_up(longest, QUERY_MULTIPLE)
     offsets = np.minimum(np.arange(num_queries), lengths[:, None] - 1)
-    num_blocks = -(-int(ends[group].max()) // BLOCK_SIZE)
+    num_blocks = blocks_for(int(ends[group].max()))
     return AttentionGroup(
         rows=torch.from_numpy((starts[:, None] + offsets).ravel()),
         positions=torch.from_numpy((ends[group] - lengths)[:, None] + offsets),
@@ -91,7 +88,7 @@ def _group(group: IntArray, tables: IntArray, ends: IntArray, query_starts: IntA
 
 
 def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Put the new keys and values [T, kv heads, head size] in their places."""
+    """Write the new keys and values [T, kv heads, head size] to their slots."""
     key_cache.flatten(0, 1).index_copy_(0, slot_mapping, keys)
     value_cache.flatten(0, 1).index_copy_(0, slot_mapping, values)
 
@@ -106,7 +103,7 @@ def grouped_attention(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """What each of `queries` [T, heads, head size] attends to; 0 for padding, which is in no group."""
+    """Attention of `queries` [T, heads, head size]; 0 for padding, which is in no group."""
     attended = queries.new_zeros(*queries.shape[:2], value_cache.shape[3])
     for group in groups:
         size = len(group.positions)
@@ -123,11 +120,11 @@ def grouped_attention(
 def _attend_decode(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float, softcap: float | None
 ) -> Tensor:
-    """[G, 1, heads, size]: the heads that share a key head are the rows of one product."""
+    """[G, 1, heads, size]: heads that share a key head are the rows of one product."""
     num_requests, _, num_heads, size = queries.shape
     num_key_heads = keys.shape[1]
     shared = num_heads // num_key_heads
-    rows = queries.new_zeros(num_requests, num_key_heads, -(-shared // QUERY_MULTIPLE) * QUERY_MULTIPLE, size)
+    rows = queries.new_zeros(num_requests, num_key_heads, round_up(shared, QUERY_MULTIPLE), size)
     rows[:, :, :shared] = queries.view(num_requests, num_key_heads, shared, size)
     mask = mask.expand(-1, -1, rows.shape[2], -1)
     attended = _attend(rows, keys, values, mask, scale=scale, softcap=softcap)
@@ -144,7 +141,7 @@ def _attend_chunk(
 def _attend(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float, softcap: float | None
 ) -> Tensor:
-    """Attention over [G, heads, rows, size]; SDPA, except that it knows no cap on the scores."""
+    """Attention over [G, heads, rows, size]: SDPA, except for capped scores, which SDPA does not support."""
     if softcap is None:
         return functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]

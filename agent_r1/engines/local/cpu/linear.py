@@ -1,9 +1,9 @@
-"""Linear layers on CPU: quick for few rows, and the same row, bit for bit, whatever other rows there are.
+"""Linear layers on CPU: fast for few rows, and batch-invariant.
 
 Matrix libraries choose their kernels by the shape of the product. Two of their choices hurt here. Below 64 rows, the
-product of rows with a transposed matrix takes twice as long as the transposed product. And a long sum is split in
-pieces whose lengths depend on the number of rows, so that a request's logits would depend on its company. Here few rows
-are always multiplied the quick way round, and long sums are always split at the same places.
+product of rows with a transposed matrix takes twice as long as the transposed product. And a long sum is split into
+pieces whose lengths depend on the number of rows, so logits would depend on batch composition. Here few rows always use
+the fast orientation, and long sums are always split at the same indices.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 FEW_ROWS = 64
-"""Below so many rows the transposed product is quicker."""
-LONGEST_SUM = 768
-"""Products over more terms are split here; libraries keep sums this long in one piece."""
-FEWEST_OUTPUTS = 16
-"""Narrower layers are left alone: with so few columns libraries use other kernels, and they cost nothing anyway."""
+"""Below this number of rows the transposed product is faster."""
+MAX_SUM = 768
+"""Longer sums are split here; libraries keep sums of this length in one piece."""
+MIN_OUTPUTS = 16
+"""Narrower layers are left alone: for few columns libraries use other kernels, and the layers cost little anyway."""
 
 
 def batch_invariant_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`nn.functional.linear` for rows of at least 16 whose results do not depend on how many they are.
+    """`nn.functional.linear` for at least 16 rows, with results that do not depend on the number of rows.
 
     >>> hidden, weight = torch.randn(48, 2000), torch.randn(32, 2000)
     >>> torch.equal(batch_invariant_linear(hidden, weight)[:16], batch_invariant_linear(hidden[:16], weight))
@@ -36,18 +36,18 @@ def batch_invariant_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None =
 
 
 def use_batch_invariant_products(model: nn.Module) -> None:
-    """Let all linear layers of a model that computes in float32 on CPU multiply so, in place; parameters stay the same.
+    """Make all linear layers of a float32 model on CPU batch-invariant, in place; parameters stay the same objects.
 
-    A layer that is tied to another (the output layer to the embeddings) stays tied.
+    Tied layers (the output layer and the embeddings) stay tied.
     """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child.out_features >= FEWEST_OUTPUTS:
-                setattr(module, name, SteadyLinear(child))
+            if type(child) is nn.Linear and child.out_features >= MIN_OUTPUTS:
+                setattr(module, name, BatchInvariantLinear(child))
 
 
-class SteadyLinear(nn.Module):
-    """Stands where a linear layer stood, with its parameters."""
+class BatchInvariantLinear(nn.Module):
+    """Replaces a linear layer and keeps its parameters."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class SteadyLinear(nn.Module):
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    output = torch.mm(left[:, :LONGEST_SUM], right[:LONGEST_SUM])
-    for start in range(LONGEST_SUM, left.shape[1], LONGEST_SUM):
-        output.addmm_(left[:, start : start + LONGEST_SUM], right[start : start + LONGEST_SUM])
+    output = torch.mm(left[:, :MAX_SUM], right[:MAX_SUM])
+    for start in range(MAX_SUM, left.shape[1], MAX_SUM):
+        output.addmm_(left[:, start : start + MAX_SUM], right[start : start + MAX_SUM])
     return output

@@ -1,23 +1,23 @@
-"""Attention over a paged key-value cache on CUDA: Triton kernels behind three custom operators.
+"""Attention over a paged KV cache on CUDA: Triton kernels behind three custom operators.
 
 The cache of one layer is two tensors [num_blocks, block_size, kv_heads, dim]. A request owns the blocks named by its
 row of `block_tables`, in order: its token `i` lies in block `table[i // block_size]` at offset `i % block_size`.
 
-    write_kv            put fresh keys and values into their slots
-    prefill_attention   many query tokens per request, packed; bound by arithmetic
-    decode_attention    one query token per request; bound by reading the cache. Puts the token's own key and value
-                        there first, where block tables and lengths say
+    write_kv            write new keys and values to their slots
+    prefill_attention   many query tokens per request, packed; compute-bound
+    decode_attention    one query token per request; memory-bound. First writes the token's own key and value to the
+                        slot given by block table and length
 
 Query heads that share a key-value head (GQA) are rows of one tile, so each key and value is read once for all of them.
 Softmax runs online (Milakov and Gimelshein 2018; Dao 2023, FlashAttention-2) in base 2; sums are float32, and weights
-are rounded to the cache's type before they meet the values, as FlashAttention does. Long contexts of few requests are
-split over several programs and merged by a second kernel (flash-decoding); how many depends on shapes only, never on
-lengths, so a captured CUDA graph stays right as lengths grow, and nothing here waits for the device. A row's result
-does not depend on what is in the other rows, only on how many rows there are (the split).
+are rounded to the cache's type before they are multiplied with the values, as FlashAttention does. Long contexts of few
+requests are split over several programs and merged by a second kernel (flash-decoding); how many depends on shapes
+only, never on lengths, so a captured CUDA graph stays valid as lengths grow, and nothing here waits for the device. A
+row's result does not depend on the contents of other rows, only on the number of rows (the split).
 
-Left out: fp8 caches, trees of draft tokens, attention sinks, backward passes. The operators are opaque to
-`torch.compile`, so a compiled decoder layer stays one graph. tests/cuda/test_kernels.py says in plain torch what each
-computes. Without triton this file still imports; only a launch fails.
+Not supported: fp8 caches, trees of draft tokens, attention sinks, backward passes. The operators are opaque to
+`torch.compile`, so a compiled decoder layer stays one graph. tests/cuda/test_kernels.py has a reference of each in
+plain torch. Without triton this file still imports; only a launch fails.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from agent_r1.engines.local.cuda.triton_compat import (
 from agent_r1.errors import EngineError
 
 # --- device code -----------------------------------------------------------------------------------------------------
-# Arguments in capitals are compile-time constants: floats among them because inductor would hand them over as float64,
-# shapes because they fold masks and divisions. WINDOW and SOFTCAP are 0 when there is none. -1e30 stands for minus
+# Arguments in capitals are compile-time constants: floats because inductor would pass them as float64, shapes because
+# they fold masks and divisions. WINDOW and SOFTCAP are 0 when there is none. -1e30 stands for minus
 # infinity: the difference of two of them is 0, not NaN.
 
 
 @kernel
 def load_rows(base: tensor, rows: tensor, readable: tensor, DIM: constexpr, DIM_PADDED: constexpr) -> Any:
-    """Rows of `DIM` elements as a tile [rows, DIM_PADDED]; what must not be read is 0, whatever garbage lies there."""
+    """Rows of `DIM` elements as a tile [rows, DIM_PADDED]; rows that are not readable are 0, whatever is in memory."""
     dims = tl.arange(0, DIM_PADDED)
     mask = readable[:, None]
     if DIM != DIM_PADDED:
@@ -57,7 +57,7 @@ def load_rows(base: tensor, rows: tensor, readable: tensor, DIM: constexpr, DIM_
 
 @kernel
 def capped(scores: tensor, SOFTCAP: constexpr) -> tensor:
-    """Softly bounded: tanh(x) = 1 - 2 / (1 + 2^(2 log2(e) x))."""
+    """Soft-capped scores: tanh(x) = 1 - 2 / (1 + 2^(2 log2(e) x))."""
     return SOFTCAP * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.8853900817779268 / SOFTCAP))))
 
 
@@ -70,7 +70,7 @@ def attend(
 ) -> Any:  # fmt: skip
     """Fold tokens [first, last) into each row's (weighted sum of values, highest score, total weight): online softmax.
 
-    A row sees tokens up to its position, and no further back than the window. Where all rows see all tokens and these
+    A row attends to tokens up to its position, within the window. Where all rows attend to all tokens and the tokens
     fill whole tiles, `MASKED` can be off.
     """
     for start in range(first, last, BLOCK_N):
@@ -104,7 +104,7 @@ def copy_token(
     stride_block: tensor, stride_token: tensor, stride_head: tensor,
     HEADS: constexpr, DIM: constexpr, SIZE_PADDED: constexpr,
 ) -> None:  # fmt: skip
-    """Copy one token's keys and values, all heads, to its place in a block."""
+    """Copy one token's keys and values, all heads, to its slot in a block."""
     element = tl.arange(0, SIZE_PADDED)
     head = element // DIM
     dim = element % DIM
@@ -204,7 +204,7 @@ def decode_kernel(
 def merge_kernel(
     parts: tensor, log_totals: tensor, results: tensor, DIM: constexpr, DIM_PADDED: constexpr, SPLITS: constexpr
 ) -> None:
-    """One program weighs the parts of one head of one request by their totals; only empty parts merge to zeros."""
+    """One program merges the parts of one head of one request, weighted by their totals; empty parts give zeros."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     log_total = tl.load(log_totals + row * SPLITS + split)
@@ -225,10 +225,10 @@ def prefill_kernel(
 ) -> None:  # fmt: skip
     """One program: one request, one key-value head, `BLOCK_M` rows of (token, query head of that key-value head).
 
-    Example: with a group of 3, rows 0..5 are token 0 heads 0 1 2, token 1 heads 0 1 2. No row is lost to padding the
-    group, and a short chunk still fills a tile.
+    With a group of 3, rows 0..5 are token 0 heads 0 1 2, token 1 heads 0 1 2. No row is wasted on padding the group,
+    and a short chunk still fills a tile.
     """
-    top = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # late tiles see most keys: they start first
+    top = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # late tiles have the most keys: they start first
     kv_head = tl.program_id(1)
     request = tl.program_id(2).to(tl.int64)
     query_start = tl.load(query_starts + request).to(tl.int32)
@@ -242,7 +242,7 @@ def prefill_kernel(
         query_rows = query_tokens * query_stride_token + heads * query_stride_head
         query_tile = load_rows(queries, query_rows, owned, DIM, DIM_PADDED)
         positions = before + row // GROUP
-        # All rows see all of the whole tiles in [first, middle); [middle, last) needs the mask.
+        # All rows attend to all tokens of the whole tiles in [first, middle); [middle, last) needs the mask.
         first = before * 0
         middle = (before + top // GROUP + 1) // BLOCK_N * BLOCK_N
         last = before + tl.minimum((top + BLOCK_M - 1) // GROUP + 1, length)
@@ -280,7 +280,7 @@ def like_queries(queries: Tensor, *others: Tensor, **options: object) -> Tensor:
 
 @operator(lambda *arguments: None, mutates=("key_cache", "value_cache"))
 def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Put the keys and values [T, kv_heads, dim] of token `t` at slot_mapping[t] = block * block_size + offset.
+    """Write the keys and values [T, kv_heads, dim] of token `t` to slot_mapping[t] = block * block_size + offset.
 
     Negative slots are skipped: they mark the padding of a captured graph.
     """
@@ -315,9 +315,9 @@ def decode_attention(
 ) -> Tensor:
     """Attention [R, heads, dim] of one query token per request over the first context_lengths[r] tokens of its blocks.
 
-    The last of these is the query's own, with the keys and values [R, kv_heads, dim] that are given; they are written
-    to its place. A request of length 0 gives zeros. `window`: only the last so many tokens are visible. `softcap`:
-    scores become softcap * tanh(scores / softcap).
+    The last of these is the query's own token, whose keys and values [R, kv_heads, dim] are written to its slot first.
+    A request of length 0 gives zeros. `window`: only the last `window` tokens are visible. `softcap`: scores become
+    softcap * tanh(scores / softcap).
     """
     check_layout(key_cache, value_cache, block_tables)
     check_fit(keys, values, key_cache)
@@ -385,11 +385,11 @@ def prefill_attention(
     return results
 
 
-# --- what kernels would not notice -----------------------------------------------------------------------------------
+# --- checks that kernels do not make --------------------------------------------------------------------------------
 
 
 def check_layout(key_cache: Tensor, value_cache: Tensor, indices: Tensor) -> None:
-    """Refuse what a kernel would turn into wild reads: unlike caches and strided rows; and a missing triton."""
+    """Raise EngineError for layouts that would make a kernel read out of bounds, and for a missing triton."""
     if not HAS_TRITON:
         raise EngineError("attention on CUDA needs triton, which torch's CUDA build brings along: pip install triton")
     if key_cache.stride() != value_cache.stride() or key_cache.stride(3) != 1 or indices.stride(-1) != 1:
@@ -400,7 +400,7 @@ def check_layout(key_cache: Tensor, value_cache: Tensor, indices: Tensor) -> Non
 
 
 def check_fit(keys: Tensor, values: Tensor, key_cache: Tensor) -> None:
-    """Refuse keys and values that the cache has no room for."""
+    """Raise EngineError for keys and values whose shape does not fit the cache."""
     if keys.shape != values.shape or keys.shape[1:] != key_cache.shape[2:]:
         raise EngineError(
             f"keys {tuple(keys.shape)} and values {tuple(values.shape)} do not fit a cache of "
@@ -409,5 +409,5 @@ def check_fit(keys: Tensor, values: Tensor, key_cache: Tensor) -> None:
 
 
 def with_dense_rows(tensor: Tensor) -> Tensor:
-    """The tensor with its last dimension contiguous: a copy only if it was not, for kernels take any other stride."""
+    """The tensor with its last dimension contiguous, copied only if necessary; kernels take any other strides."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -1,4 +1,4 @@
-"""How the attention kernels are cut up, from shapes alone."""
+"""Launch configurations of the attention kernels: tile sizes and splits, from shapes alone."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ LOG2_E = math.log2(math.e)
 
 
 class Launch(NamedTuple):
-    """How an attention kernel is cut up, and what each of its programs is given."""
+    """Tile sizes, warps and splits of an attention kernel."""
 
-    block_m: int  # query rows a tile
-    block_n: int  # keys a tile
+    block_m: int  # query rows per tile
+    block_n: int  # keys per tile
     num_warps: int
     num_stages: int
-    splits: int = 1  # ranges of the context
+    splits: int = 1  # ranges the context is split into
 
 
 def decode_launch(queries: Tensor, key_cache: Tensor, block_tables: Tensor, window: int | None) -> Launch:
-    """How to cut decoding up, from shapes alone.
+    """The launch of the decode kernel.
 
-    A pipeline stage holds at most 32 KB of keys and values, so that several programs share a processor. Contexts are
-    split when there are fewer than two programs a processor, into ranges of 256 tokens or more. With eight programs a
-    processor or more, many small ones are quicker (by 5 to 9 % on an H200): one hides what the other waits for.
+    A pipeline stage holds at most 32 KB of keys and values, so that several programs share a multiprocessor. Contexts
+    are split when there are fewer than two programs per multiprocessor, into ranges of at least 256 tokens. With eight
+    or more programs per multiprocessor, many small ones are faster (by 5 to 9 % on an H200): they hide each other's
+    latency.
     """
     kv_heads = key_cache.shape[2]
     row_bytes = 2 * padded_dim(queries.shape[2]) * key_cache.element_size()
@@ -48,9 +49,10 @@ def decode_launch(queries: Tensor, key_cache: Tensor, block_tables: Tensor, wind
 
 
 def prefill_launch(queries: Tensor, key_cache: Tensor, max_query_length: int) -> Launch:
-    """How to cut prefill up: wide tiles for long chunks, 64 rows (one warp group) for short ones and wide heads."""
+    """The launch of the prefill kernel: wide tiles for long chunks, 64 rows (one warp group) for short ones and wide
+    heads."""
     dim = padded_dim(queries.shape[2])
-    if key_cache.element_size() > 2:  # full float32 knows no tensor cores: small tiles, or registers spill
+    if key_cache.element_size() > 2:  # full float32 has no tensor cores: small tiles, or registers spill
         return Launch(16, 16, num_warps=4, num_stages=2)
     if dim > 128 or max_query_length * queries.shape[1] // key_cache.shape[2] <= 64:
         return Launch(64, 64 if dim <= 128 else 32, num_warps=4, num_stages=2)
@@ -60,7 +62,7 @@ def prefill_launch(queries: Tensor, key_cache: Tensor, max_query_length: int) ->
 def constants(
     queries: Tensor, key_cache: Tensor, scale: float, window: int | None, softcap: float | None, launch: Launch
 ) -> dict[str, Any]:
-    """What both attention kernels know at compile time. Scores are in base 2, hence the factor on what scales them."""
+    """Compile-time constants of both attention kernels. Scores are in base 2, hence the factor LOG2_E."""
     return {
         "SCALE": float(scale) * LOG2_E,
         "WINDOW": window or 0,
@@ -77,11 +79,11 @@ def constants(
 
 
 def padded_dim(dim: int) -> int:
-    """The width of a tile: a power of two, and at least what a matrix instruction takes."""
+    """The width of a tile: a power of two, at least the minimum of a matrix instruction."""
     return max(16, next_power_of_2(dim))
 
 
 @cache
 def num_processors(device: torch.device) -> int:
-    """Streaming multiprocessors of the device; Hopper's number in the interpreter."""
+    """Streaming multiprocessors of the device; in the interpreter the number of a Hopper GPU."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 132

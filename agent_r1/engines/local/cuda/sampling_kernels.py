@@ -1,13 +1,13 @@
-"""Drawing tokens on CUDA: the same draw as `sampling.sample`, in two or four kernels that never wait for the host.
+"""Sampling on CUDA: the same result as `sampling.sample`, in two or four kernels that never wait for the host.
 
-A row of logits is summed up in chunks (largest value, sum of exponentials, place of the largest), then one program a
-row finds the chunk in which its uniform number falls, and the token in that chunk. Two levels keep float32 sums exact
-enough for a large vocabulary. Top-k and top-p first find the lowest value that is kept, by bisection over the values'
-bit patterns, and how many of its equals are; then chunks are summed up again over what is kept.
+A row of logits is summarised in chunks (largest value, its index, sum of exponentials). Then one program per row finds
+the chunk that its uniform number falls into, and the token in that chunk. Two levels keep float32 sums exact enough for
+a large vocabulary. Top-k and top-p first find the lowest value that is kept, by bisection over the bit patterns of the
+values, and how many values equal to it are kept; then the chunks are summarised again over what is kept.
 
-    draw(logits, settings, step, results)
+    sample(logits, settings, step, results)
 
-Greedy rows and equal values go to the lowest token id, as on CPU. tests/cuda/test_sampling_kernels.py compares both.
+Greedy rows and ties take the lowest token id, as on CPU. tests/cuda/test_sampling_kernels.py compares both.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor
 from agent_r1.engines.local.cuda.triton_compat import constexpr, kernel, next_power_of_2, tensor, tl
 
 CHUNK = 4096
-"""Logits of one program."""
+"""Logits per program."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings:
-    """How each row is drawn; rows are requests."""
+    """The sampling parameters of each row; rows are requests."""
 
     temperatures: Tensor
     """[R] float32; 0 is greedy."""
@@ -35,20 +35,20 @@ class SampleSettings:
     top_p: Tensor
     """[R] float32; 1 keeps all."""
     uniforms: Tensor
-    """[R, draws] float32 in [0, 1): the number of draw `step` is in column `step`."""
+    """[R, steps] float32 in [0, 1): column `step` is used in that step."""
 
     @classmethod
-    def empty(cls, draws: int, rows: int, device: torch.device) -> SampleSettings:
-        """Greedy rows, to be filled."""
+    def empty(cls, steps: int, rows: int, device: torch.device) -> SampleSettings:
+        """Greedy rows, filled later."""
         return cls(
             temperatures=torch.zeros(rows, device=device),
             top_k=torch.zeros(rows, dtype=torch.int32, device=device),
             top_p=torch.ones(rows, device=device),
-            uniforms=torch.zeros(rows, draws, device=device),
+            uniforms=torch.zeros(rows, steps, device=device),
         )
 
     def first(self, rows: int) -> SampleSettings:
-        """The part of the first rows."""
+        """A view of the first rows."""
         return SampleSettings(
             temperatures=self.temperatures[:rows],
             top_k=self.top_k[:rows],
@@ -57,48 +57,48 @@ class SampleSettings:
         )
 
     def fill(self, table: Tensor) -> None:
-        """Take over columns [R, 3 + draws]: temperature, top-p, top-k, and the uniform numbers."""
+        """Copy from a table [R, 3 + steps]: temperature, top-p, top-k, and the uniform numbers."""
         for target, column in ((self.temperatures, 0), (self.top_p, 1), (self.top_k, 2)):
             target.copy_(table[:, column])
         self.uniforms.copy_(table[:, 3:])
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawResults:
-    """Where the draws of each step go."""
+class SampleResults:
+    """The sampled tokens of each step."""
 
     tokens: Tensor
-    """[draws, R] int32."""
+    """[steps, R] int32."""
     logprobs: Tensor
-    """[draws, R] float32, under softmax(logits / temperature), before top-k and top-p."""
+    """[steps, R] float32, under softmax(logits / temperature), before top-k and top-p."""
 
     @classmethod
-    def empty(cls, draws: int, rows: int, device: torch.device) -> DrawResults:
-        """Room for so many."""
+    def empty(cls, steps: int, rows: int, device: torch.device) -> SampleResults:
+        """Zeros, written by `sample`."""
         return cls(
-            tokens=torch.zeros(draws, rows, dtype=torch.int32, device=device),
-            logprobs=torch.zeros(draws, rows, device=device),
+            tokens=torch.zeros(steps, rows, dtype=torch.int32, device=device),
+            logprobs=torch.zeros(steps, rows, device=device),
         )
 
-    def first(self, rows: int, draws: int | None = None) -> DrawResults:
-        """The part of the first rows (and draws)."""
-        return DrawResults(tokens=self.tokens[:draws, :rows], logprobs=self.logprobs[:draws, :rows])
+    def first(self, rows: int, steps: int | None = None) -> SampleResults:
+        """A view of the first rows (and steps)."""
+        return SampleResults(tokens=self.tokens[:steps, :rows], logprobs=self.logprobs[:steps, :rows])
 
 
-def draw(logits: Tensor, settings: SampleSettings, step: Tensor, results: DrawResults, *, restricted: bool) -> None:
-    """Draw one token a row of `logits` [R, vocabulary] into row `step` (an int32 on the device) of the results.
+def sample(logits: Tensor, settings: SampleSettings, step: Tensor, results: SampleResults, *, restricted: bool) -> None:
+    """Sample one token per row of `logits` [R, vocabulary] into row `step` (an int32 on the device) of the results.
 
-    `restricted` says whether any row has a top-k or a top-p; it costs some thirty readings of the logits.
+    `restricted` says whether any row has a top-k or a top-p; that reads the logits about thirty times.
     """
     rows, vocabulary = logits.shape
     num_chunks = -(-vocabulary // CHUNK)
     peaks = logits.new_empty((rows, num_chunks), dtype=torch.float32)
-    totals, places = torch.empty_like(peaks), torch.empty_like(peaks, dtype=torch.int32)
+    totals, argmaxes = torch.empty_like(peaks), torch.empty_like(peaks, dtype=torch.int32)
     shape = {"VOCABULARY": vocabulary, "CHUNK": CHUNK, "CHUNKS_PADDED": next_power_of_2(num_chunks)}
     bounds = torch.empty((rows, 2), dtype=torch.int32, device=logits.device)
     kept_peaks, kept_totals = peaks, totals
     summarise_kernel[(rows, num_chunks)](
-        logits, settings.temperatures, bounds, peaks, totals, places, logits.stride(0),
+        logits, settings.temperatures, bounds, peaks, totals, argmaxes, logits.stride(0),
         VOCABULARY=vocabulary, CHUNK=CHUNK, RESTRICTED=False, num_warps=8,
     )  # fmt: skip
     if restricted:
@@ -108,42 +108,43 @@ def draw(logits: Tensor, settings: SampleSettings, step: Tensor, results: DrawRe
             **shape, num_warps=8,
         )  # fmt: skip
         summarise_kernel[(rows, num_chunks)](
-            logits, settings.temperatures, bounds, kept_peaks, kept_totals, torch.empty_like(places),
+            logits, settings.temperatures, bounds, kept_peaks, kept_totals, torch.empty_like(argmaxes),
             logits.stride(0), VOCABULARY=vocabulary, CHUNK=CHUNK, RESTRICTED=True, num_warps=8,
         )  # fmt: skip
-    draw_kernel[(rows,)](
-        logits, settings.temperatures, settings.uniforms, step, bounds, peaks, totals, places, kept_peaks,
+    sample_kernel[(rows,)](
+        logits, settings.temperatures, settings.uniforms, step, bounds, peaks, totals, argmaxes, kept_peaks,
         kept_totals, results.tokens, results.logprobs, logits.stride(0), settings.uniforms.stride(0),
         results.tokens.stride(0), **shape, RESTRICTED=restricted, num_warps=8,
     )  # fmt: skip
 
 
-def advance(drawn: Tensor, step: Tensor, heads: Tensor, contexts: Tensor, *, last_position: int) -> None:
-    """Make what was drawn in row `step` of `drawn` [draws, R] the input of the next step, in place.
+def advance(sampled: Tensor, step: Tensor, next_tokens: Tensor, contexts: Tensor, *, last_position: int) -> None:
+    """Make row `step` of `sampled` [steps, R] the input of the next step, in place.
 
-    `heads` [2, R] are token ids and positions; a token drawn for position 15 of a request is given position 16, and the
-    request's context grows to 17. Positions stop at the last one a model knows: a request that is at its end may be
-    computed on, in vain, with its batch.
+    `next_tokens` [2, R] are token ids and positions: after position 15 of a request its sampled token gets position 16,
+    and its context grows to 17. Positions stop at the last one the model supports: a request that is at its end may be
+    computed further with its batch, and the result is thrown away.
     """
-    rows = heads.shape[1]
+    rows = next_tokens.shape[1]
     advance_kernel[(-(-rows // 128),)](
-        drawn, step, heads, contexts, drawn.stride(0), heads.stride(0), rows, last_position, ROWS=128, num_warps=4,
+        sampled, step, next_tokens, contexts, sampled.stride(0), next_tokens.stride(0), rows, last_position,
+        ROWS=128, num_warps=4,
     )  # fmt: skip
 
 
 @kernel
 def advance_kernel(
-    drawn: tensor, steps: tensor, heads: tensor, contexts: tensor, drawn_stride: tensor, head_stride: tensor,
+    sampled: tensor, steps: tensor, next_tokens: tensor, contexts: tensor, sampled_stride: tensor, next_stride: tensor,
     num_rows: tensor, last_position: tensor, ROWS: constexpr,
 ) -> None:  # fmt: skip
     """One program: some rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < num_rows
     step = tl.load(steps).to(tl.int64)
-    token = tl.load(drawn + step * drawn_stride + row, mask=inside, other=0)
-    position = tl.load(heads + head_stride + row, mask=inside, other=0) + 1
-    tl.store(heads + row, token.to(tl.int64), mask=inside)
-    tl.store(heads + head_stride + row, tl.minimum(position, last_position), mask=inside)
+    token = tl.load(sampled + step * sampled_stride + row, mask=inside, other=0)
+    position = tl.load(next_tokens + next_stride + row, mask=inside, other=0) + 1
+    tl.store(next_tokens + row, token.to(tl.int64), mask=inside)
+    tl.store(next_tokens + next_stride + row, tl.minimum(position, last_position), mask=inside)
     tl.store(contexts + row, (position + 1).to(tl.int32), mask=inside)
 
 
@@ -152,7 +153,7 @@ def scaled_chunk(
     logits: tensor, row: tensor, temperature: tensor, stride: tensor, start: tensor,
     VOCABULARY: constexpr, CHUNK: constexpr,
 ) -> Any:  # fmt: skip
-    """Columns and values of a chunk, divided by the temperature (1 when greedy); -inf behind the vocabulary."""
+    """Columns of a chunk and their values divided by the temperature (1 if greedy); -inf beyond the vocabulary."""
     columns = start + tl.arange(0, CHUNK)
     values = tl.load(logits + row * stride + columns, mask=columns < VOCABULARY, other=float("-inf")).to(tl.float32)
     return columns, values / tl.where(temperature > 0, temperature, 1.0)
@@ -160,14 +161,15 @@ def scaled_chunk(
 
 @kernel
 def ordered(values: tensor) -> tensor:
-    """Integers in the order of the values: the bits of a float, with those of the negative ones turned round."""
+    """Integers in the same order as the values: the bits of a float, flipped for negative values."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)  # -0 is 0
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @kernel
 def kept(values: tensor, columns: tensor, bounds: tensor, row: tensor) -> tensor:
-    """What top-k and top-p leave: values above the bound, and its equals up to the last kept column."""
+    """Whether top-k and top-p keep a token: values above the bound, and values equal to it up to the last kept
+    column."""
     bound, last = tl.load(bounds + row * 2), tl.load(bounds + row * 2 + 1)
     order = ordered(values)
     return (order > bound) | ((order == bound) & (columns <= last))
@@ -175,7 +177,7 @@ def kept(values: tensor, columns: tensor, bounds: tensor, row: tensor) -> tensor
 
 @kernel
 def summarise_kernel(
-    logits: tensor, temperatures: tensor, bounds: tensor, peaks: tensor, totals: tensor, places: tensor,
+    logits: tensor, temperatures: tensor, bounds: tensor, peaks: tensor, totals: tensor, argmaxes: tensor,
     stride: tensor, VOCABULARY: constexpr, CHUNK: constexpr, RESTRICTED: constexpr,
 ) -> None:  # fmt: skip
     """One program: the largest value of a chunk, its column, and the sum of exponentials relative to it."""
@@ -190,7 +192,7 @@ def summarise_kernel(
     entry = row * tl.num_programs(1) + chunk
     tl.store(peaks + entry, peak)
     tl.store(totals + entry, tl.sum(tl.exp(values - anchor), 0))
-    tl.store(places + entry, tl.min(tl.where(values == peak, columns, VOCABULARY), 0))
+    tl.store(argmaxes + entry, tl.min(tl.where(values == peak, columns, VOCABULARY), 0))
 
 
 @kernel
@@ -221,10 +223,10 @@ def bound_kernel(
     logits: tensor, temperatures: tensor, top_ks: tensor, top_ps: tensor, peaks: tensor, totals: tensor,
     bounds: tensor, stride: tensor, VOCABULARY: constexpr, CHUNK: constexpr, CHUNKS_PADDED: constexpr,
 ) -> None:  # fmt: skip
-    """One program a row: the lowest kept value (as an integer of its order) and the last kept column of its equals.
+    """One program per row: the lowest kept value (as an ordered integer) and the last kept column among equal values.
 
-    A token is kept when fewer than top-k tokens and less than top-p of the mass come before it; equals come in the
-    order of their ids.
+    A token is kept when fewer than top-k tokens and less than top-p of the mass come before it; equal values are
+    ordered by token id.
     """
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperatures + row)
@@ -232,14 +234,14 @@ def bound_kernel(
     lowest = tl.full([], -2147483648, tl.int64)
     last = tl.full([], VOCABULARY, tl.int32)
     if (top_k > 0) | (top_p < 1.0):
-        most = tl.where(top_k > 0, top_k, VOCABULARY)
+        max_kept = tl.where(top_k > 0, top_k, VOCABULARY)
         mass = tl.where(top_p < 1.0, top_p, float("inf"))
         largest = largest_of(peaks, row, VOCABULARY, CHUNK, CHUNKS_PADDED)
         total = tl.sum(load_weights(peaks, totals, row, largest, VOCABULARY, CHUNK, CHUNKS_PADDED), 0)
         highest = ordered(largest).to(tl.int64)
         num_above, mass_above = tl.full([], 0, tl.int32), tl.full([], 0.0, tl.float32)
-        # The lowest bound above which there are fewer than `most` tokens with less than `mass`: above the largest
-        # value there is nothing, so the search always ends at or below it.
+        # Find the lowest bound above which there are fewer than `max_kept` tokens with less than `mass`. No token is
+        # above the largest value, so the search always ends at or below it.
         while lowest < highest:
             middle = (lowest + highest) >> 1
             num, amount = tl.full([], 0, tl.int32), tl.full([], 0.0, tl.float32)
@@ -248,16 +250,16 @@ def bound_kernel(
                 above = ordered(values).to(tl.int64) > middle
                 num += tl.sum(above.to(tl.int32), 0)
                 amount += tl.sum(tl.where(above, tl.exp(values - largest), 0.0), 0)
-            if (num < most) & (amount / total < mass):
+            if (num < max_kept) & (amount / total < mass):
                 highest = middle
                 num_above, mass_above = num, amount / total
             else:
                 lowest = middle + 1
-        # Of the bound's equals as many as still fit, in the order of their ids.
+        # Of the values equal to the bound keep as many as still fit, in the order of their ids.
         value_bits = lowest.to(tl.int32)
         value = (value_bits ^ ((value_bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
         share = tl.exp(value - largest) / total
-        room = (most - num_above).to(tl.float32)
+        room = (max_kept - num_above).to(tl.float32)
         if top_p < 1.0:
             room = tl.minimum(room, tl.maximum(tl.ceil((top_p - mass_above) / share), 1.0))
         seen = tl.full([], 0, tl.int32)
@@ -273,13 +275,13 @@ def bound_kernel(
 
 
 @kernel
-def draw_kernel(
+def sample_kernel(
     logits: tensor, temperatures: tensor, uniforms: tensor, steps: tensor, bounds: tensor, peaks: tensor,
-    totals: tensor, places: tensor, kept_peaks: tensor, kept_totals: tensor, tokens: tensor, logprobs: tensor,
+    totals: tensor, argmaxes: tensor, kept_peaks: tensor, kept_totals: tensor, tokens: tensor, logprobs: tensor,
     stride: tensor, uniform_stride: tensor, result_stride: tensor,
     VOCABULARY: constexpr, CHUNK: constexpr, CHUNKS_PADDED: constexpr, RESTRICTED: constexpr,
 ) -> None:  # fmt: skip
-    """One program a row: find the chunk, find the token in it, report its log-probability."""
+    """One program per row: find the chunk, find the token in it, write its log-probability."""
     NUM_CHUNKS: constexpr = (VOCABULARY + CHUNK - 1) // CHUNK
     row = tl.program_id(0).to(tl.int64)
     step = tl.load(steps).to(tl.int64)
@@ -289,13 +291,14 @@ def draw_kernel(
     chunks = tl.arange(0, CHUNKS_PADDED)
     if temperature > 0:
         weights = load_weights(kept_peaks, kept_totals, row, largest, VOCABULARY, CHUNK, CHUNKS_PADDED)
-        upto = tl.cumsum(weights, 0)
-        target = tl.load(uniforms + row * uniform_stride + step) * tl.max(upto, 0)
-        # The first chunk that reaches beyond the target; rounding may leave none, then the last that has any weight.
-        chunk = tl.min(tl.where((upto > target) & (weights > 0), chunks, CHUNKS_PADDED), 0)
+        cumulative = tl.cumsum(weights, 0)
+        target = tl.load(uniforms + row * uniform_stride + step) * tl.max(cumulative, 0)
+        # The first chunk whose cumulative weight exceeds the target; rounding may leave none, then the last with
+        # weight.
+        chunk = tl.min(tl.where((cumulative > target) & (weights > 0), chunks, CHUNKS_PADDED), 0)
         last_chunk = tl.max(tl.where(weights > 0, chunks, 0), 0)
         chunk = tl.minimum(chunk, last_chunk)
-        before = tl.sum(tl.where(chunks == chunk, upto - weights, 0.0), 0)
+        before = tl.sum(tl.where(chunks == chunk, cumulative - weights, 0.0), 0)
         columns, values = scaled_chunk(logits, row, temperature, stride, chunk * CHUNK, VOCABULARY, CHUNK)
         if RESTRICTED:
             values = tl.where(kept(values, columns, bounds, row), values, float("-inf"))
@@ -306,8 +309,8 @@ def draw_kernel(
     else:
         inside = chunks < NUM_CHUNKS
         peak = tl.load(peaks + row * NUM_CHUNKS + chunks, mask=inside, other=float("-inf"))
-        place = tl.load(places + row * NUM_CHUNKS + chunks, mask=inside, other=VOCABULARY)
-        token = tl.min(tl.where(peak == largest, place, VOCABULARY), 0)
+        argmax = tl.load(argmaxes + row * NUM_CHUNKS + chunks, mask=inside, other=VOCABULARY)
+        token = tl.min(tl.where(peak == largest, argmax, VOCABULARY), 0)
     token = tl.minimum(token, VOCABULARY - 1)  # a row of NaN has no largest value
     value = tl.load(logits + row * stride + token).to(tl.float32) / tl.where(temperature > 0, temperature, 1.0)
     tl.store(tokens + step * result_stride + row, token)

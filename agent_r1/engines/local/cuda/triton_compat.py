@@ -1,6 +1,6 @@
-"""What every file of kernels needs: triton where there is one, operators of torch, sizes.
+"""Triton where it is installed, registration of torch operators, sizes.
 
-Without triton these files still import; only a launch fails.
+Without triton the kernel modules still import; only a launch fails.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-# Any, because triton ships no types; None where it is missing. Kernels look both names up when they compile.
+# Any, because triton ships no types; None where it is missing. Kernels resolve both names when they compile.
 triton: Any = importlib.import_module("triton") if HAS_TRITON else None
 tl: Any = importlib.import_module("triton.language") if HAS_TRITON else None
 if TYPE_CHECKING:
@@ -29,16 +29,16 @@ T = TypeVar("T")
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """`triton.jit` where there is triton; elsewhere the plain function, which nothing calls."""
+    """`triton.jit` if triton is installed; otherwise the plain function, which is never called."""
     return triton.jit(function) if HAS_TRITON else function
 
 
 def operator(
     fake: Callable[..., Tensor | None], mutates: tuple[str, ...] = ()
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """An operator of torch; `fake` gives the result's shape to a tracer.
+    """Register a torch operator; `fake` gives the result's shape to a tracer.
 
-    `torch.library.custom_op` would do the same and check every call in Python, which costs more than the launch.
+    `torch.library.custom_op` would do the same but checks every call in Python, which costs more than the launch.
     """
 
     def register(function: Callable[P, T]) -> Callable[P, T]:
@@ -53,5 +53,5 @@ def operator(
 
 
 def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is not below: 5 gives 8."""
+    """The smallest power of two that is at least `number`: 5 gives 8."""
     return 1 << (number - 1).bit_length()

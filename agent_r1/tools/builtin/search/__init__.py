@@ -1,4 +1,4 @@
-"""Search: indexes of passages, and the tool that asks them.
+"""Search: indexes of passages, and the tool that searches them.
 
 `agent-r1 index` builds an index; the tool `search` uses it. Importing this loads neither numpy nor an index library.
 """

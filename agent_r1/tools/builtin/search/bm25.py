@@ -23,7 +23,7 @@ WORD = rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+"
 
 
 class BM25Index:
-    """Passages by the words they share with a query; rare words count more, long passages less."""
+    """Ranks passages by the words they share with a query; rare words count more, long passages less."""
 
     def __init__(self, scorer: Any, passages: StoredPassages, split: Callable[[str], list[str]]) -> None:
         self._scorer = scorer
@@ -94,7 +94,7 @@ def _splitter(pattern: str, stopwords: Iterable[str]) -> Callable[[str], list[st
 
 
 def _bm25s() -> Any:
-    """The library, without JAX: where it finds JAX it starts it, and JAX takes most of a GPU's memory for itself."""
+    """Import bm25s without JAX: it would initialise JAX, which reserves most of a GPU's memory."""
     try:
         with _hidden("jax"):
             import bm25s
@@ -105,7 +105,7 @@ def _bm25s() -> Any:
 
 @contextmanager
 def _hidden(package: str) -> Iterator[None]:
-    """Inside, importing the package fails as if it were not installed."""
+    """Within the block, importing the package fails as if it were not installed."""
     kept = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == package}
     for name in kept:
         del sys.modules[name]

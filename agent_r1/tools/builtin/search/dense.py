@@ -29,7 +29,7 @@ class Encoder(Protocol):
 
 
 class DenseIndex:
-    """Passages by the angle between their vector and the query's."""
+    """Ranks passages by the angle between their vector and the query's."""
 
     def __init__(self, vectors: Any, passages: StoredPassages, encoder: Encoder) -> None:
         self._vectors = vectors
@@ -46,7 +46,7 @@ class DenseIndex:
         encoder: Encoder | None = None,
         progress: Progress | None = None,
     ) -> DenseIndex:
-        """Index passages into `folder` with the sentence-transformers model of that name, or an encoder of your own."""
+        """Index passages into `folder` with the sentence-transformers model of that name, or with `encoder`."""
         faiss = _faiss()
         encoder = encoder or _load_encoder(model)
         folder = Path(folder)

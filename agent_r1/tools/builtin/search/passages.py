@@ -21,10 +21,10 @@ _MAX_REPORTED = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passage:
-    """A piece of text that can be found."""
+    """A piece of text in an index."""
 
     passage_id: str
-    """Its id in the files it came from, else its number there."""
+    """Its id in the file, else its number across files."""
     title: str
     """What it is about; may be empty."""
     text: str
@@ -32,7 +32,7 @@ class Passage:
 
     @property
     def searchable(self) -> str:
-        """What is indexed: title and text."""
+        """The indexed text: title and text."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
@@ -90,7 +90,7 @@ def _passage(row: Mapping[str, Any], fields: PassageFields, number: int) -> Pass
 
 
 def write_passages(passages: Iterable[Passage], folder: Path) -> Iterator[Passage]:
-    """Write passages into `folder` while handing them on, so that they need not all be in memory."""
+    """Write passages into `folder` and yield them, so that they need not all be in memory."""
     starts = [0]
     with (folder / _TEXT_FILE).open("wb") as file:
         for passage in passages:

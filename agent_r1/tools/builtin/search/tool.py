@@ -31,12 +31,12 @@ INDEX_VARIABLE = "AGENT_R1_SEARCH_INDEX"
 
 _MAX_QUERIES = 8
 _MAX_K = 20
-_LEAST_SHARE = 80
+_MIN_SHARE = 80
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Request:
-    """One call, checked."""
+    """The checked arguments of one call."""
 
     queries: tuple[str, ...]
     k: int
@@ -44,13 +44,13 @@ class _Request:
 
 @BaseTool.register("search")
 class SearchTool(BaseTool):
-    """Search in an index made by `agent-r1 index`.
+    """Search an index made by `agent-r1 index`.
 
     Args:
-        index: The index's folder; None: what AGENT_R1_SEARCH_INDEX says.
-        k: Passages a query when the model does not say.
-        characters: Length of an answer; each passage is shortened to its share.
-        description: What the model is told the tool does.
+        index: The index's folder; None: the value of AGENT_R1_SEARCH_INDEX.
+        k: Passages per query when the model does not say.
+        characters: Maximum length of an answer; each passage is shortened to its share.
+        description: The tool's description in its schema.
     """
 
     name = "search"
@@ -68,19 +68,19 @@ class SearchTool(BaseTool):
         self._k = k
         self._characters = characters
         self.tool_schema: ToolSchema = _schema(description, k)
-        # While a search runs the calls that come wait for the next one: more of them at once would only share the
-        # processor. The first one opens the index. Titles come on top of `characters`.
+        # Calls that arrive during a search wait for the next one: concurrent searches would only share the processor.
+        # The first search opens the index. Titles come on top of `characters`.
         self.policy = ToolPolicy(
             timeout=120.0, max_concurrency=1, batch_size=64, max_output_chars=max(20_000, 2 * characters)
         )
 
     def check(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments as they were given, when they fit; the model is told at once when they do not."""
+        """The unchanged arguments, once they are valid."""
         self._checked(args)
         return args
 
     async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
-        """The passages found for one call."""
+        """Search for one call."""
         request = self._checked(args)
         [result] = await call_off_loop(self._answer, [request])
         return result  # type: ignore[no-any-return]
@@ -88,7 +88,7 @@ class SearchTool(BaseTool):
     async def batch_execute(
         self, list_of_args: Sequence[Mapping[str, Any]], contexts: Sequence[ToolContext] = ()
     ) -> list[ToolResult | Exception]:
-        """Many calls, of one or many episodes, as one search. A call whose arguments do not fit gets the error."""
+        """Many calls, of one or many episodes, as one search. A call with wrong arguments gets its error."""
         checked = [self._checked_or_error(args) for args in list_of_args]
         requests = [entry for entry in checked if isinstance(entry, _Request)]
         answers = iter(await call_off_loop(self._answer, requests) if requests else ())
@@ -97,7 +97,7 @@ class SearchTool(BaseTool):
     def _answer(self, requests: Sequence[_Request]) -> list[ToolResult]:
         index = _shared_index(self._folder)
         queries = [query for request in requests for query in request.queries]
-        # The best 3 are the first 3 of the best 5, so calls that want different numbers still make one search.
+        # The best 3 are the first 3 of the best 5, so calls with different `k` still share one search.
         found = iter(index.search(queries, max(request.k for request in requests)))
         return [self._result(request, [next(found)[: request.k] for _ in request.queries]) for request in requests]
 
@@ -132,16 +132,16 @@ class SearchTool(BaseTool):
 
 
 def _answer_text(queries: Sequence[str], found: list[list[Hit]], characters: int) -> str:
-    """The passages in so many characters, titles included. Each text is shortened to its share; where that would leave
-    next to nothing of them, the last hits of each query are left out."""
+    """The passages in at most `characters`, titles included. Each text is shortened to its share; where a share would
+    be too short to be useful, the last hits of each query are left out."""
     while True:
         bare = _joined(queries, found, 0)
         num_hits = sum(map(len, found))
         share = (characters - len(bare)) // max(num_hits, 1)
-        most = max(map(len, found), default=0)
-        if share >= _LEAST_SHARE or most <= 1:
+        max_hits = max(map(len, found), default=0)
+        if share >= _MIN_SHARE or max_hits <= 1:
             return _joined(queries, found, max(share, 1))
-        found = [hits[: most - 1] for hits in found]
+        found = [hits[: max_hits - 1] for hits in found]
 
 
 def _joined(queries: Sequence[str], found: list[list[Hit]], share: int) -> str:
@@ -216,7 +216,7 @@ _opening = threading.Lock()
 
 
 def _shared_index(folder: Path) -> PassageIndex:
-    """The index of a folder, opened once a process, and again when it was built anew."""
+    """The index of a folder, opened once per process, and again after it was rebuilt."""
     from agent_r1.tools.builtin.search.index import MANIFEST, open_index, read_manifest
 
     try:

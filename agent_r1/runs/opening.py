@@ -1,0 +1,185 @@
+"""Open a run folder: decide whether a run resumes or a new one starts.
+
+A process that opens a run holds its lock (`locked_run`): a folder that is in use is never moved.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_r1.config import Config, config_differences, from_yaml, to_yaml
+from agent_r1.errors import CheckpointError, ConfigError
+from agent_r1.files import write_atomically
+from agent_r1.runs import fingerprints
+from agent_r1.runs.checkpoints import list_checkpoints
+from agent_r1.runs.folder import RUN_FILES, RUN_MARKS, RunFolder
+from agent_r1.runs.lock import FolderLock, lock_folder
+from agent_r1.runs.names import name_problem
+from agent_r1.runs.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
+
+_MAX_LISTED = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """What starting a run does with its folder."""
+
+    resumes: bool
+    """Whether it resumes from a checkpoint."""
+    story: str
+    """What the folder holds and what happens to it, for the console; "" when there is nothing to say."""
+
+
+def plan_opening(config: Config) -> Opening:
+    """Decide whether a run resumes; writes nothing. Raises `CheckpointError` when `run.resume=must` is impossible."""
+    folder = RunFolder.of(config)
+    mode = config.run.resume
+    if mode not in ("auto", "never", "must"):
+        raise ConfigError(f"run.resume is '{mode}'; known: auto, never, must")
+    steps = [step for step, _ in list_checkpoints(folder.checkpoints)]
+    if mode == "must" and not steps:
+        raise CheckpointError(f"run.resume=must, but there is no checkpoint in {folder.checkpoints}")
+    if not folder.path.exists():
+        return Opening(resumes=False, story="")
+    _check_is_run(folder.path)
+    aside = f"It is moved to {_free_name(folder.path)}, and a new run starts."
+    if mode == "never":
+        return Opening(resumes=False, story=f"{folder.path} holds a run, and run.resume=never. {aside}")
+    if not steps:
+        return Opening(resumes=False, story=f"{folder.path} holds a run without a checkpoint. {aside}")
+    summary = folder.read_summary()
+    finished = summary is not None and summary["steps"] >= config.trainer.steps and not _lacks_export(summary)
+    if mode == "auto" and finished:
+        return Opening(resumes=False, story=f"{folder.path} holds a finished run. {aside}")
+    changed, replaced = _differences(folder, config)
+    if mode == "must":
+        return _must_resume(folder, changed, replaced)
+    if not changed and not replaced:
+        return Opening(resumes=True, story="")
+    return Opening(
+        resumes=False,
+        story=f"{folder.path} holds a run with a checkpoint of step {steps[-1]} that differs from this one:\n"
+        f"{_listed([*changed, *replaced])}\n{aside} To resume the old one instead, stop this run, rename the folder "
+        f"back and restore what differs"
+        + (", or resume it with the new configuration: run.resume=must" if not replaced else ""),
+    )
+
+
+def _must_resume(folder: RunFolder, changed: list[str], replaced: list[str]) -> Opening:
+    if replaced:
+        raise CheckpointError(
+            f"run.resume=must, but data or model of {folder.path} have changed since its start:\n{_listed(replaced)}\n"
+            "Restore it, or start a new run with run.resume=never"
+        )
+    story = f"resuming {folder.path} with another configuration:\n{_listed(changed)}" if changed else ""
+    return Opening(resumes=True, story=story)
+
+
+def open_run(
+    config: Config, *, say: Callable[[str], None] = lambda text: None, lock: FolderLock | None = None
+) -> tuple[RunFolder, bool]:
+    """The folder of this run and whether it resumes from a checkpoint. `say` is called with what happens. No run is
+    ever deleted: an old one of the same name is renamed."""
+    problem = name_problem(config.run.name)
+    if problem is not None:
+        raise ConfigError(f"run.name={config.run.name!r} {problem}")
+    folder = RunFolder.of(config, lock)
+    opening = plan_opening(config)
+    if opening.story:
+        say(opening.story)
+    if opening.resumes:
+        # Unreadable logs are an error before a model is loaded. The configuration is written only once the checkpoint
+        # fits: a refused resume must not change the folder.
+        folder.read_metrics()
+        return folder, True
+    if folder.path.exists():
+        folder.ensure_owned()
+        folder.path.rename(_free_name(folder.path))
+    write_atomically(folder.config, to_yaml(config))
+    write_fingerprints(folder, config)
+    return folder, False
+
+
+def write_fingerprints(folder: RunFolder, config: Config) -> None:
+    """Write the hashes of the run's data and model."""
+    write_atomically(folder.fingerprints, json.dumps(fingerprints.run_fingerprints(config), indent=2) + "\n")
+
+
+@contextmanager
+def locked_run(config: Config) -> Iterator[FolderLock]:
+    """Within this block no other process uses the run's folder; `RunLockedError` names the one that does."""
+    with lock_folder(RunFolder.of(config).path) as lock:
+        yield lock
+
+
+def _differences(folder: RunFolder, config: Config) -> tuple[list[str], list[str]]:
+    """The keys that differ from the run in the folder, and the files whose content does. The number of steps and keys
+    that only concern reports may differ."""
+    try:
+        old = from_yaml(folder.config.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return [f"{folder.config} is missing"], []
+    except (ConfigError, UnicodeDecodeError) as error:
+        return [f"{folder.config} cannot be read: {str(error).splitlines()[0]}"], []
+    changed = config_differences(_essence(old), _essence(config))
+    other_paths = (old.model.path, old.data) != (config.model.path, config.data)
+    known = {} if other_paths else fingerprints.read_fingerprints(folder.path)
+    replaced = fingerprints.fingerprint_differences(known, fingerprints.run_fingerprints(config)) if known else []
+    return changed, replaced
+
+
+def _lacks_export(summary: Mapping[str, Any]) -> bool:
+    """Whether a run did all its steps but could not export its model; resuming it exports it."""
+    return "model" in summary and summary["model"] is None
+
+
+def _essence(config: Config) -> Config:
+    essence = copy.deepcopy(config)
+    essence.recipe = None
+    essence.run = type(config.run)()
+    essence.tracking = type(config.tracking)()
+    essence.algorithm.preset = None  # only a name: what it set is compared key by key
+    essence.trainer.steps = essence.trainer.save_every = essence.trainer.keep_checkpoints = 0
+    return essence
+
+
+def _check_is_run(path: Path) -> None:
+    """Refuse a folder that is not a run's: it would be renamed."""
+    if not path.is_dir():
+        raise ConfigError(f"{path} is a file; choose another run.name")
+    names = {entry.name for entry in path.iterdir() if not entry.name.endswith(".partial")}
+    if names and not names & RUN_MARKS and not names <= RUN_FILES:
+        raise ConfigError(
+            f"{path} exists and is not the folder of a run: it has no config.yaml and no metrics.jsonl. It is left "
+            "alone; choose another run.name"
+        )
+
+
+def _listed(lines: Iterable[str]) -> str:
+    entries = list(lines)
+    more = [f"and {len(entries) - _MAX_LISTED} more"] if len(entries) > _MAX_LISTED else []
+    return "\n".join(f"  - {line}" for line in [*entries[:_MAX_LISTED], *more])
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return aside
+
+
+def open_trackers(config: Config, folder: RunFolder) -> Trackers:
+    """The trackers that a run's metrics are written to."""
+    trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
+    if config.tracking.tensorboard:
+        trackers.append(TensorBoardTracker(folder.tensorboard))
+    if config.tracking.wandb_project is not None:
+        settings: dict[str, Any] = {"config": to_yaml(config)}
+        trackers.append(WandbTracker(config.tracking.wandb_project, config.run.name, settings))
+    return Trackers(trackers)

@@ -1,0 +1,166 @@
+"""Start a sandboxed process: its pipes, its settings, its control group and the command that confines it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.errors import EpisodeError
+from agent_r1.tools.sandbox import cgroup, seccomp
+from agent_r1.tools.sandbox.layers import Layers, SandboxLimits
+from agent_r1.types import StopReason
+
+_CHILD = (Path(__file__).parent / "child.py").read_text()
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
+_FIRST_OWN_USER = 0x70000000
+_NUM_OWN_USERS = 0x0FFFFFFF
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartedProcess:
+    """A process and our ends of its pipes."""
+
+    process: subprocess.Popen[bytes]
+    requests: int
+    reports: int
+    output: int
+    folder: str | None
+    group: Path | None
+
+
+def launch(program: str, layers: Layers, limits: SandboxLimits, packages: Sequence[str]) -> StartedProcess:
+    """Start `program` under these layers and limits."""
+    group, group_fd = _make_group(layers, limits)
+    their_requests, requests = os.pipe()
+    reports, their_reports = os.pipe()
+    output, their_output = os.pipe()
+    folder = tempfile.mkdtemp(prefix="sandbox-") if layers.kind == "limits" else None
+    settings = {
+        "program": program,
+        "packages": list(packages),
+        "reports": their_reports,
+        "group": group_fd,
+        "filter": seccomp.assemble(os.uname().machine) if layers.calls_filtered else b"",
+        "namespaces": layers.kind == "namespaces",
+        "own_user": layers.own_user,
+        "user": _FIRST_OWN_USER + random.SystemRandom().randrange(_NUM_OWN_USERS),
+        "count": layers.processes_limited == "by counting",
+        "folder": folder or "/tmp",
+        "visible": [*_SYSTEM, *_interpreter_folders(), *packages],
+        "processes": limits.processes,
+        "processes_of_user": _num_tasks_of_user() if _shares_our_user(layers) else 0,
+        "cpu_seconds": limits.cpu_seconds,
+        "memory_bytes": limits.memory_mb << 20,
+        "file_bytes": limits.file_mb << 20,
+        "disk_bytes": limits.disk_mb << 20,
+        "open_files": limits.open_files,
+    }
+    command = [_interpreter(), "-I", "-S", "-B", "-u", "-X", "utf8", "-c", _CHILD, ascii(settings)]
+    if layers.kind == "bubblewrap":
+        command = [*_bubblewrap(limits, packages), *command]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=their_requests,
+            stdout=their_output,
+            stderr=their_output,
+            pass_fds=(their_reports,) if group_fd is None else (their_reports, group_fd),
+            env={},
+            cwd=folder or "/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        for descriptor in (requests, reports, output):
+            os.close(descriptor)
+        cgroup.remove_group(group)
+        raise EpisodeError(StopReason.TOOL_ERROR, "starting a sandbox", str(error)) from error
+    finally:
+        for descriptor in (their_requests, their_reports, their_output):
+            os.close(descriptor)
+        if group_fd is not None:
+            os.close(group_fd)
+    for descriptor in (requests, reports, output):
+        os.set_blocking(descriptor, False)
+    return StartedProcess(
+        process=process, requests=requests, reports=reports, output=output, folder=folder, group=group
+    )
+
+
+def _make_group(layers: Layers, limits: SandboxLimits) -> tuple[Path | None, int | None]:
+    """A control group for a session, and a descriptor by which a process enters it without seeing its folder."""
+    parent = cgroup.find_parent() if layers.memory_limited == "in sum" else None
+    if parent is None:
+        return None, None
+    group = None
+    try:
+        # Process 1 of a namespace is in the group too.
+        group = cgroup.make_group(
+            parent, memory_bytes=(limits.memory_mb + limits.disk_mb) << 20, processes=limits.processes + 1
+        )
+        return group, os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        cgroup.remove_group(group)
+        raise EpisodeError(StopReason.TOOL_ERROR, "making the cgroup of a sandbox", str(error)) from error
+
+
+def _interpreter() -> str:
+    """The interpreter itself, not a virtual environment's link to it: the program need not see the link's folder."""
+    return os.path.realpath(sys.executable)
+
+
+def _interpreter_folders() -> list[str]:
+    folders = {sys.base_prefix, sys.base_exec_prefix, str(Path(_interpreter()).parent)}
+    outside_usr = {path for path in folders if path != "/" and not path.startswith("/usr/") and path != "/usr"}
+    return sorted(path for path in outside_usr if not any(path.startswith(f"{other}/") for other in outside_usr))
+
+
+def package_folders() -> tuple[str, ...]:
+    """Where packages are installed beside us."""
+    return tuple(sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}))
+
+
+def _shares_our_user(layers: Layers) -> bool:
+    return layers.kind == "limits" and not layers.own_user
+
+
+def _num_tasks_of_user() -> int:
+    """Processes and threads of our user, which the kernel counts towards the limit."""
+    count = 0
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if folder.stat().st_uid == os.getuid():
+                    count += len(os.listdir(folder / "task"))  # noqa: PTH208 - names are enough
+    return count
+
+
+def _bubblewrap(limits: SandboxLimits, packages: Sequence[str]) -> list[str]:
+    """`bwrap` and its options: the system's and the interpreter's files, read-only, and a /tmp in memory."""
+    command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--new-session", "--clearenv"]
+    command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--cap-drop", "ALL"]
+    if os.getuid() == 0:
+        # The program inside changes its user id, for which it needs these.
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+            command += ["--cap-add", capability]
+    else:
+        command += ["--unshare-user"]
+    # Later mounts cover earlier ones, and an interpreter may be installed under /tmp.
+    command += ["--proc", "/proc", "--dev", "/dev", "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp"]
+    for path in (*_SYSTEM, *_interpreter_folders(), *packages):
+        if Path(path).is_symlink():
+            command += ["--symlink", str(Path(path).readlink()), path]
+        else:
+            # Parent folders that bwrap makes by itself cannot be entered by other users.
+            for above in list(Path(path).parents)[-2::-1]:
+                command += ["--dir", str(above)]
+            command += ["--ro-bind-try", path, path]
+    return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--"]

@@ -1,0 +1,48 @@
+"""Every package that the library imports is declared in pyproject.toml, with a lower bound."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DEVELOPMENT = "dev"
+
+DISTRIBUTIONS = {"PIL": "pillow", "faiss": "faiss-cpu", "hydra": "hydra-core", "yaml": "pyyaml"}
+"""Of modules that are called otherwise than what installs them."""
+
+
+def imported_modules() -> dict[str, str]:
+    """Every third-party module the library imports, also inside functions, with a file that does."""
+    imported: dict[str, str] = {}
+    for path in sorted((ROOT / "agent_r1").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            imported.update({name.partition(".")[0]: path.name for name in names})
+    return {name: file for name, file in imported.items() if name not in {*sys.stdlib_module_names, "agent_r1"}}
+
+
+def declared(extras: list[str]) -> list[str]:
+    return [*PROJECT["dependencies"], *(entry for name in extras for entry in PROJECT["optional-dependencies"][name])]
+
+
+def test_every_imported_package_is_declared() -> None:
+    extras = [name for name in PROJECT["optional-dependencies"] if name != DEVELOPMENT]
+    names = {re.split(r"[^\w.-]", entry)[0] for entry in declared(extras)}
+    missing = {
+        module: file
+        for module, file in imported_modules().items()
+        if DISTRIBUTIONS.get(module, module).replace("_", "-") not in names
+    }
+    assert missing == {"pytest": "test_my_task.py"}  # only in the recipes that `agent-r1 init` writes
+
+
+def test_every_dependency_has_a_lower_bound() -> None:
+    entries = [entry for entry in declared([*PROJECT["optional-dependencies"]]) if not entry.startswith("agent-r1[")]
+    assert [entry for entry in entries if not re.search(r">=\d", entry)] == []
