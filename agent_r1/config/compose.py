@@ -63,7 +63,8 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
         names_algorithm = any(entry.lstrip("+").startswith("algorithm=") for entry in overrides)
         # A preset replaces the whole algorithm, not only the keys it names.
         node = replace(recipe, algorithm=AlgorithmConfig()) if names_algorithm else recipe
-        ConfigStore.instance().store(name=name, node=node)
+        typed = OmegaConf.merge(OmegaConf.structured(Config), to_plain(node))
+        ConfigStore.instance().store(name=name, node=typed)
     elif not _is_file(folder / f"{name}.yaml"):
         raise ConfigError(
             f"'{folder}' is not a recipe: there is no file {folder / 'base.yaml'}. "
