@@ -378,6 +378,7 @@ def test_known_keys_are_the_leaves_of_the_schema() -> None:
     assert "algorithm.kl" not in keys
 
 
-def test_the_schema_does_not_grow_unnoticed() -> None:
-    """Every key is one more thing to understand. `recipe` and `algorithm.preset` are written by `load_config`."""
-    assert len({*known_keys()} - {"recipe", "algorithm.preset"}) <= 93
+def test_there_are_no_more_than_ninety_keys_to_tune() -> None:
+    written_by_load_config = {"recipe", "algorithm.preset"}
+    seams_for_code_of_your_own = {"engine.name", "engine.arguments", "reward.functions", "rollout.group_plan"}
+    assert len({*known_keys()} - written_by_load_config - seams_for_code_of_your_own) <= 90
