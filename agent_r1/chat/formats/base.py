@@ -7,7 +7,8 @@ sentence the model can act upon. A call that could be mended is taken, and what 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from agent_r1.registry import Registry
 from agent_r1.types import ToolCall, ToolSchema
 
 THINK, THINK_END = "<think>", "</think>"
+THINKING = {THINK: THINK_END}
 CUT = "it was cut by the length limit"
 _MOST_ERRORS, _MOST_TOLD = 16, 3  # a model that writes a thousand broken calls is told about the first ones
 
@@ -108,6 +110,8 @@ class CallParser:
         self.text = text
         self.example = example
         self.calls: list[ToolCall] = []
+        self.position = 0
+        """Where `marks` continues to search."""
         self.still_thinking = False
         self._kept: list[str] = []
         self._errors: list[str] = []
@@ -124,13 +128,29 @@ class CallParser:
         """There are so many mistakes that reading on would tell nothing."""
         return len(self._errors) >= _MOST_ERRORS
 
+    def marks(self, pattern: re.Pattern[str], thinking: Mapping[str, str] = THINKING) -> Iterator[re.Match[str]]:
+        """The matches of `pattern` outside thinking, in order. Text before each is kept, and after the last.
+
+        Matches that are keys of `thinking` begin thinking, up to the text they map to. The search continues at
+        `position`, the end of the match unless the caller moves it; a caller that stops early has recorded an error.
+        """
+        self.position = end_of_given_thinking(self.text)
+        self.keep_text(0, self.position)
+        while not self.gave_up and (mark := pattern.search(self.text, self.position)):
+            if mark.group() in thinking:
+                self.position = self._keep_thinking(self.position, mark.end(), thinking[mark.group()])
+                continue
+            self.keep_text(self.position, mark.start())
+            self.position = mark.end()
+            yield mark
+        self.keep_text(self.position, len(self.text))
+
     def keep_text(self, start: int, end: int) -> None:
         """This part of the text is no call."""
         self._kept.append(self.text[start:end])
 
-    def keep_thinking(self, start: int, opening: int, closing: str = THINK_END) -> int:
-        """The text from `start` is no call up to where the thinking that opens at `opening` is closed; gives the place
-        after it."""
+    def _keep_thinking(self, start: int, opening: int, closing: str) -> int:
+        """Keep the text from `start` to the end of the thinking that opens at `opening`. Returns the index after it."""
         end = self.text.find(closing, opening)
         self.still_thinking = end < 0
         end = len(self.text) if end < 0 else end + len(closing)
