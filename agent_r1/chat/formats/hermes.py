@@ -1,4 +1,4 @@
-"""The hermes format, which Qwen2.5 and Qwen3 speak too: JSON between `<tool_call>` tags."""
+"""The hermes format, also used by Qwen2.5 and Qwen3: JSON between `<tool_call>` tags."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class HermesFormat:
 
 
 def _read_body(text: str, start: int, close: int) -> JsonRead:
-    """The JSON of a call and where its closing tag stands. A closing tag inside a string of valid JSON is text."""
+    """The JSON of a call and the index of its closing tag. A closing tag inside a string of valid JSON is text."""
     try:
         return read_whole_json(text, start, close)._replace(end=close)
     except ValueError:

@@ -23,7 +23,7 @@ from agent_r1.types import ToolCall, ToolSchema
 _CALLS = "[TOOL_CALLS]"
 _MARK = re.compile(r"<think>|\[THINK\]|\[TOOL_CALLS\]")
 _NAME = re.compile(r"\s*([\w.-]{1,256})\s*(?:\[CALL_ID\][\w-]{0,64})?(?:\[ARGS\])?\s*")
-# In words: the marks are control tokens, which must not stand in an answer to the model.
+# In words: the marks are control tokens, which must not occur in an error message to the model.
 _EXAMPLE = 'the tool-calls mark, then [{"name": "NAME", "arguments": {"KEY": VALUE}}]'
 
 
@@ -72,7 +72,7 @@ class MistralFormat:
 
 
 def _read_calls(parser: CallParser, start: int, following: int, *, is_cut: bool) -> int:
-    """Add the calls after one mark; gives the place after them. ValueError says what is wrong."""
+    """Add the calls after one mark; returns the index after them. ValueError says what is wrong."""
     text = parser.text
     limit = len(text) if following < 0 else following
     first = skip_spaces(text, start)

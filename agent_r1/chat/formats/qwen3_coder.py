@@ -121,7 +121,7 @@ def _written(call: ToolCall) -> str:
 
 
 def _read_call(text: str, start: int, parser: CallParser, *, wrapped: bool) -> int:
-    """Add the call that begins at `start`; gives the place after it. ValueError says what is wrong with it."""
+    """Add the call that begins at `start`; returns the index after it. ValueError says what is wrong with it."""
     function = _FUNCTION.match(text, skip_spaces(text, start))
     if function is None:
         raise ValueError("<function=NAME> must come first")
