@@ -201,7 +201,8 @@ def keep_books(name: str, books: Path, run: Path) -> dict[str, Any]:
         failed, dropped = failed + num_failed, dropped + int(line["error/dropped_groups"])
         attempts = [attempt for one in trajectories for attempt in one.failed_attempts]
         failures = [one for one in trajectories if one.is_failure]
-        if num_failed != len(failures) or not all(entry.error for entry in (*attempts, *failures)):
+        errors = [entry.error for entry in attempts] + [entry.error for entry in failures]
+        if num_failed != len(failures) or not all(errors):
             problems.append(f"step {line['step']}: {num_failed} failed rollouts counted, {len(failures)} recorded")
         if fault.counted_as == "attempts":
             counted += line["error/retries"] + num_failed
