@@ -487,8 +487,8 @@ def off_policy(quantity: str, name: str, level: str, threshold: float | str, dif
 
 
 class FixedLogits(nn.Module):
-    """A policy with the given logits [R, L, V]: those of the row whose number is the prompt. They are its hidden states,
-    and its output layer is the identity."""
+    """A policy with the given logits [R, L, V], those of the row whose number is the prompt. They are its hidden
+    states, and its output layer is the identity."""
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__()

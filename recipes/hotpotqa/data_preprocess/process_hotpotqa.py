@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config, load_config
-from agent_r1.console import counting
+from agent_r1.console import progress_counter
 from agent_r1.data import write_rows
 from agent_r1.envs import make_policy
 from agent_r1.errors import ConfigError
@@ -69,7 +69,7 @@ def search_entry(config: Config) -> dict[str, Any]:
 def build_index(passages: Iterable[Passage], folder: Path) -> None:
     """Index passages by words, unless there is an index in the folder: one of another kind may be put there before."""
     if not folder.exists():
-        with counting("passages") as progress:
+        with progress_counter("passages") as progress:
             BM25Index.build(passages, folder, progress=progress)
 
 

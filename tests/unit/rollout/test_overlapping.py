@@ -27,7 +27,7 @@ from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import AlgorithmConfig, Config
 from agent_r1.config.schema import RolloutConfig, TrainerConfig
-from agent_r1.data.tasks import TaskSampler
+from agent_r1.data import TaskSampler
 from agent_r1.engines import ScriptedEngine
 from agent_r1.engines.local import LocalEngine
 from agent_r1.envs import AgentEnv
