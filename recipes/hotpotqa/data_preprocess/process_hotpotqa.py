@@ -101,6 +101,7 @@ def write_data(folder: Path, config: Config, dataset: Path | None = None) -> Non
     entry = search_entry(config)
     build_index(source.passages, Path(entry["index"]))
     [tool] = BaseTool.find(entry)
+    assert isinstance(tool, SearchTool)
     train = source.questions["train"]
     planned = asyncio.run(plan_all(train, tool))
     print(describe(planned, len(train)))

@@ -752,8 +752,8 @@ def test_runs_whose_critics_read_more_show_the_policy_nothing_of_it(
         assert episode.next_privileged == "zebra two"
         assert episode.next_prompt_ids is not None
         seen = [step.prompt_ids for step in episode.steps] + [episode.next_prompt_ids]
-        assert all("guess" in renderer.tokenizer.decode(ids) for ids in seen)
-        assert all("zebra" not in renderer.tokenizer.decode(ids) for ids in seen)
+        assert all("guess" in renderer.tokenizer.decode(ids, skip_special_tokens=False) for ids in seen)
+        assert all("zebra" not in renderer.tokenizer.decode(ids, skip_special_tokens=False) for ids in seen)
 
 
 def test_an_episode_that_fills_the_context_can_be_valued_with_what_is_hidden(
@@ -783,7 +783,7 @@ def test_no_hidden_word_is_in_a_prompt_the_engine_sees_or_in_a_row_of_the_policy
     experience: Experience = gather(groups, view=CriticView(source, renderer.encode), bootstrap=True)
 
     def shown(rows: Sequence[TokenIds]) -> list[str]:
-        return [renderer.tokenizer.decode(ids) for ids in rows]
+        return [renderer.tokenizer.decode(ids, skip_special_tokens=False) for ids in rows]
 
     for text in shown([prompt for prompt, _ in engine.requests] + [s.token_ids for s in experience.samples]):
         assert "guess" in text
