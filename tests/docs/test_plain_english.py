@@ -17,11 +17,11 @@ FILES = [
 ] + [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "pyproject.toml")]
 
 AT_MOST = {
-    "mend": 12,
-    "mended": 22,
-    "afresh": 22,
-    "in vain": 3,
-    "nobody": 80,
+    "mend": 3,
+    "mended": 6,
+    "afresh": 11,
+    "in vain": 0,
+    "nobody": 45,
 }
 """How often each word stands in all files together; lower it when some are gone."""
 

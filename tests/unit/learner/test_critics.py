@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import agent_r1
 from agent_r1.algorithms import Credit
 from agent_r1.algorithms.algorithm import bind_algorithm
 from agent_r1.chat import ChatRenderer
@@ -35,7 +36,6 @@ from agent_r1.learner.scoring import score, value
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import read_trajectories
 from agent_r1.types import Action, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
-from tests.helpers import commands
 from tests.helpers.hand_made import (
     CPU,
     TOKEN_GAE,
@@ -711,17 +711,19 @@ def write_rows(folder: Path) -> Path:
 
 def train(folder: Path, model: Path, name: str, *overrides: str) -> dict[str, Any]:
     """A run of one step with `Guess`; gives its learner's state."""
-    commands.train(
-        "algorithm=ppo",
-        "algorithm.critic.kind=own",
-        f"run.folder={folder}",
-        f"run.name={name}",
-        "trainer.steps=1",
-        "rollout.groups_per_step=2",
-        "rollout.group_size=2",
-        "rollout.max_steps=2",
-        "rollout.max_tokens=4",
-        *overrides,
+    agent_r1.train(
+        overrides=[
+            "algorithm=ppo",
+            "algorithm.critic.kind=own",
+            f"run.folder={folder}",
+            f"run.name={name}",
+            "trainer.steps=1",
+            "rollout.groups_per_step=2",
+            "rollout.group_size=2",
+            "rollout.max_steps=2",
+            "rollout.max_tokens=4",
+            *overrides,
+        ],
         model=model,
         data=write_rows(folder),
         env=Guess,
