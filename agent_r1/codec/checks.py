@@ -1,4 +1,4 @@
-"""Checks of what came over the wire: the value when it has the form that is wanted, else a `WireError` that names it.
+"""Checks of received JSON: each returns the value when it has the expected form, else raises a `WireError`.
 
 >>> integers([1, 2], "action.token_ids")
 (1, 2)
@@ -21,7 +21,7 @@ _MAX_NAMES = 5
 
 
 class WireError(ValueError):
-    """A text or a value from the other side that is not what it should be."""
+    """A received value that does not have the expected form."""
 
 
 def text(value: Any, where: str) -> str:
@@ -49,16 +49,16 @@ def integer(value: Any, where: str) -> int:
 def number(value: Any, where: str) -> float:
     """A finite number."""
     try:
-        found = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        converted = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     except OverflowError:
-        found = None
-    if found is None or not math.isfinite(found):
+        converted = None
+    if converted is None or not math.isfinite(converted):
         _refuse(value, where, "a finite number")
     return float(value)
 
 
 def optional(check: Check[T]) -> Check[T | None]:
-    """The same, or nothing."""
+    """A check that accepts None too."""
     return lambda value, where: None if value is None else check(value, where)
 
 
@@ -80,17 +80,17 @@ def integers(value: Any, where: str) -> tuple[int, ...]:
 
 def record(value: Any, where: str, fields: Mapping[str, Check[Any]], required: Iterable[str]) -> dict[str, Any]:
     """An object with these fields and no others, each of them checked."""
-    found = mapping(value, where)
-    missing = [name for name in required if name not in found]
-    unknown = [name[:40] for name in found if name not in fields]
+    entries = mapping(value, where)
+    missing = [name for name in required if name not in entries]
+    unknown = [name[:40] for name in entries if name not in fields]
     if missing:
         raise WireError(f"{where} has no {', '.join(missing)}")
     if unknown:
         shown = ", ".join(repr(name) for name in unknown[:_MAX_NAMES])
         raise WireError(f"{where} has unknown fields: {shown}; known are {', '.join(fields)}")
-    return {name: fields[name](item, f"{where}.{name}") for name, item in found.items()}
+    return {name: fields[name](item, f"{where}.{name}") for name, item in entries.items()}
 
 
-def _refuse(value: Any, where: str, wanted: str) -> Any:
+def _refuse(value: Any, where: str, expected: str) -> Any:
     found = f"{value!r}" if isinstance(value, float | bool) else type(value).__name__
-    raise WireError(f"{where} must be {wanted}, got {found}")
+    raise WireError(f"{where} must be {expected}, got {found}")

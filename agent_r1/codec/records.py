@@ -4,8 +4,8 @@
     >>> observation_from_json(json.loads(json.dumps(observation_to_json(observation)))) == observation
     True
 
-Images, in messages too, travel as base64: bytes as they are, pictures of Pillow as PNG. Arrays and numbers of numpy
-become plain lists and numbers. What comes from the other side is checked: anything unexpected is a `WireError`.
+Images, also in messages, are encoded as base64: bytes unchanged, Pillow images as PNG. Numpy arrays and numbers become
+lists and numbers. Received JSON is checked: anything unexpected is a `WireError`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_PIXELS = 64_000_000
 
 
 def dumps(value: Any) -> bytes:
-    """JSON text. Anything it cannot hold is refused by name."""
+    """JSON text. A value that JSON cannot hold is a TypeError that names its type."""
     return json.dumps(value, default=_plain).encode()
 
 
@@ -54,7 +54,7 @@ def _plain(value: Any) -> Any:
 
 
 def task_to_json(task: Task) -> Json:
-    """A row."""
+    """A task as JSON."""
     return {
         "task_id": task.task_id,
         "prompt": _messages(task.prompt, _image_to_json),
@@ -67,7 +67,7 @@ def task_to_json(task: Task) -> Json:
 
 
 def task_from_json(value: Any) -> Task:
-    """The row again."""
+    """The task of `task_to_json`."""
     fields = {
         "task_id": text,
         "prompt": _received_messages,
@@ -81,7 +81,7 @@ def task_from_json(value: Any) -> Task:
 
 
 def action_to_json(action: Action) -> Json:
-    """An action."""
+    """An action as JSON."""
     calls = [{"name": c.name, "arguments": c.arguments, "call_id": c.call_id} for c in action.tool_calls]
     return {
         "text": action.text,
@@ -96,7 +96,7 @@ def action_to_json(action: Action) -> Json:
 
 
 def action_from_json(value: Any) -> Action:
-    """The action again."""
+    """The action of `action_to_json`."""
     fields = {
         "text": text,
         "content": text,
@@ -116,7 +116,7 @@ def _received_call(value: Any, where: str) -> ToolCall:
 
 
 def observation_to_json(observation: Observation) -> Json:
-    """An observation."""
+    """An observation as JSON."""
     return {
         "messages": None if observation.messages is None else _messages(observation.messages, _image_to_json),
         "text": observation.text,
@@ -129,7 +129,7 @@ def observation_to_json(observation: Observation) -> Json:
 
 
 def observation_from_json(value: Any) -> Observation:
-    """The observation again."""
+    """The observation of `observation_to_json`."""
     fields = {
         "messages": optional(_received_messages),
         "text": optional(text),
@@ -139,18 +139,18 @@ def observation_from_json(value: Any) -> Observation:
         "anchor": optional(text),
         "privileged": optional(text),
     }
-    found = record(value, "observation", fields, ())
+    entries = record(value, "observation", fields, ())
     try:
-        return Observation(**found)
+        return Observation(**entries)
     except ValueError as error:
         raise WireError(str(error)) from None
 
 
 def result_to_json(result: StepResult) -> Json:
-    """What a step returned."""
-    seen = result.observation
+    """A step result as JSON."""
+    observation = result.observation
     return {
-        "observation": None if seen is None else observation_to_json(seen),
+        "observation": None if observation is None else observation_to_json(observation),
         "reward": result.reward,
         "done": result.done,
         "truncated": result.truncated,
@@ -159,9 +159,9 @@ def result_to_json(result: StepResult) -> Json:
 
 
 def result_from_json(value: Any) -> StepResult:
-    """The step result again."""
+    """The step result of `result_to_json`."""
     fields = {
-        "observation": lambda given, where: None if given is None else observation_from_json(given),
+        "observation": lambda entry, where: None if entry is None else observation_from_json(entry),
         "reward": number,
         "done": flag,
         "truncated": flag,
@@ -172,14 +172,14 @@ def result_from_json(value: Any) -> StepResult:
 
 def _received_messages(value: Any, where: str) -> tuple[Message, ...]:
     messages = each(mapping)(value, where)
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if isinstance(message.get("content"), list):
-            each(mapping)(message["content"], f"{where}[{place}].content")
+            each(mapping)(message["content"], f"{where}[{index}].content")
     return tuple(_messages(messages, lambda image: _received_image(image, f"an image of {where}")))
 
 
 def _messages(messages: Iterable[Message], convert: Callable[[Any], Any]) -> list[Message]:
-    """The messages with `convert` done to the images among their content parts."""
+    """The messages, with `convert` applied to the images among their content parts."""
     return [
         {**message, "content": [_part(part, convert) for part in message["content"]]}
         if isinstance(message.get("content"), list)
@@ -203,7 +203,7 @@ def _image_to_json(image: Any) -> Any:
 
 
 def _received_image(value: Any, where: str) -> Any:
-    """An image again: what `_image_to_json` made of it."""
+    """The image of `_image_to_json`."""
     kinds = {"value", "bytes", "png"}
     if not isinstance(value, dict) or len(value) != 1 or not value.keys() <= kinds:
         raise WireError(f"{where} must be an object with one of {', '.join(sorted(kinds))}")

@@ -1,4 +1,4 @@
-"""JSON without surprises: what others wrote is a value or one `ValueError`, and what is written has no NaN in it."""
+"""Strict JSON: reading gives a value or a `ValueError`, writing never produces NaN."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 
 def read_json(text: str | bytes) -> Any:
-    """The value of a JSON text, read strictly: each way in which it is no JSON is a plain `ValueError` that says so.
+    """The value of a JSON text, parsed strictly; any problem is a `ValueError` that names it.
 
-    Python's own reader takes NaN and keys that stand twice, and fails on deep nesting and long numbers in ways of its
-    own.
+    Python's own parser accepts NaN and duplicate keys, and raises other errors for deep nesting and long numbers.
     """
     try:
         whole = text.decode() if isinstance(text, bytes) else text
@@ -24,7 +23,7 @@ def read_json(text: str | bytes) -> Any:
     except RecursionError:
         raise ValueError(f"nested too deeply: {whole[:60]!r}") from None
     except ValueError as error:
-        raise ValueError(_digits_explained(str(error))) from None
+        raise ValueError(_explain_digits(str(error))) from None
 
 
 def _refuse_constant(name: str) -> Any:
@@ -32,15 +31,15 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         seen: set[str] = set()
         repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {repeated!r:.60} stands twice in one object")
-    return made
+    return entries
 
 
-def _digits_explained(message: str) -> str:
+def _explain_digits(message: str) -> str:
     return "an integer of thousands of digits; write it as text" if "integer string conversion" in message else message
 
 

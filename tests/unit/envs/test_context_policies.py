@@ -31,7 +31,7 @@ from agent_r1.flows import AgentEnvLoop
 from agent_r1.runs.trajectories import read_trajectories, write_trajectories
 from agent_r1.tools import FunctionTool
 from agent_r1.types import Action, Episode, Group, Observation, StepResult, StopReason, Task, ToolCall, Trajectory
-from tests.unit.envs.test_envs_and_flows import DONE, ListEnv, call_text, context_of, going_on, reply, script
+from tests.unit.flows.test_flows import DONE, ListEnv, call_text, context_of, going_on, reply, script
 
 TASK = Task(
     task_id="t",

@@ -17,7 +17,7 @@ from agent_r1.errors import ConfigError, MissingExtraError, UnknownNameError
 from agent_r1.flows import AgentEnvLoop
 from agent_r1.types import Action, StepResult, StopReason, Task
 from tests.helpers.tiny_gym import GuessWord, Line
-from tests.unit.envs.test_envs_and_flows import context_of, script
+from tests.unit.flows.test_flows import context_of, script
 
 TASK = Task(task_id="t", prompt=({"role": "system", "content": "Play."},))
 WORD = Task(task_id="t", prompt=TASK.prompt, env_kwargs={"options": {"word": "b"}})

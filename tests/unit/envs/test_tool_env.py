@@ -1,0 +1,273 @@
+"""`ToolEnv`, and what an environment's `step` may return."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.chat import ChatRenderer
+from agent_r1.engines import ScriptedEngine
+from agent_r1.envs import AgentEnv, ToolEnv, as_step_result
+from agent_r1.errors import ConfigError
+from agent_r1.flows import AgentEnvLoop, FlowContext
+from agent_r1.tools import FunctionTool, ToolContext, calculate
+from agent_r1.types import (
+    Action,
+    Episode,
+    Observation,
+    SamplingParams,
+    StepResult,
+    Task,
+    TokenIds,
+    ToolCall,
+)
+
+TASK = Task(
+    task_id="apples",
+    prompt=({"role": "user", "content": "What do 3 apple cost?"},),
+    env_kwargs={"prices": {"apple": 7, "pear": 5}},
+)
+
+
+def look_up(item: str, context: ToolContext) -> tuple[str, float]:
+    """The price of one item."""
+    if item not in context.task.env_kwargs["prices"]:
+        raise ValueError(f"there is no {item} here")
+    return str(context.task.env_kwargs["prices"][item]), 0.25
+
+
+def count_calls(context: ToolContext) -> str:
+    """How often this was called in the episode."""
+    context.state["calls"] = context.state.get("calls", 0) + 1
+    return str(context.state["calls"])
+
+
+LOOK_UP, COUNT_CALLS = FunctionTool(look_up), FunctionTool(count_calls)
+
+
+def reply(renderer: ChatRenderer, text: str, *, closed: bool = True) -> TokenIds:
+    """What a model samples to say a text, with the end of turn."""
+    ids = tuple(renderer.tokenizer.encode(text, add_special_tokens=False))
+    return (*ids, renderer.stop_ids[0]) if closed else ids
+
+
+def script(renderer: ChatRenderer, *texts: str, context_length: int = 4096) -> ScriptedEngine:
+    return ScriptedEngine([reply(renderer, text) for text in texts], context_length=context_length)
+
+
+def context_of(
+    renderer: ChatRenderer, engine: Any, env: AgentEnv | None = None, *, max_tokens: int = 256, **more: Any
+) -> FlowContext:
+    make_env = None if env is None else (lambda task: env)
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return FlowContext(engine=engine, renderer=renderer, sampling=sampling, make_env=make_env, **more)
+
+
+def run_loop(renderer: ChatRenderer, engine: Any, env: AgentEnv, **more: Any) -> Episode:
+    return asyncio.run(AgentEnvLoop(context_of(renderer, engine, env, **more)).run(TASK))
+
+
+def act_on(env: ToolEnv, *actions: Action, task: Task = TASK) -> list[StepResult]:
+    """What the environment answers to the actions of one episode; an episode that takes seconds has hung."""
+
+    async def run() -> list[StepResult]:
+        await env.reset(task)
+        return [await asyncio.wait_for(env.step(action), 5) for action in actions]
+
+    return asyncio.run(run())
+
+
+def calling(*calls: tuple[str, dict[str, Any]]) -> Action:
+    made = tuple(ToolCall(name=name, arguments=given, call_id=f"call{i:05d}") for i, (name, given) in enumerate(calls))
+    return Action(text="calls", tool_calls=made)
+
+
+# ToolEnv
+
+
+def test_reset_shows_the_rows_messages_and_the_tools_schemas() -> None:
+    observation = asyncio.run(ToolEnv([LOOK_UP, "calculate"]).reset(TASK))
+    assert observation.messages == TASK.prompt
+    assert observation.tools == (LOOK_UP.tool_schema, calculate.tool_schema)
+    assert ToolEnv([LOOK_UP, "calculate"]).preview(TASK) == observation
+
+
+def test_calls_of_several_tools_are_answered_in_order() -> None:
+    action = calling(("calculate", {"expression": "3*7"}), ("look_up", {"item": "pear"}))
+    [result] = act_on(ToolEnv([LOOK_UP, calculate]), action)
+    assert result.observation is not None
+    assert result.observation.messages == (
+        *TASK.prompt,
+        action.as_message(),
+        {"role": "tool", "name": "calculate", "tool_call_id": "call00000", "content": "21"},
+        {"role": "tool", "name": "look_up", "tool_call_id": "call00001", "content": "5"},
+    )
+    assert not result.done
+
+
+def test_calls_of_one_action_run_at_the_same_time() -> None:
+    async def left(context: ToolContext) -> str:
+        """Wait for the right hand."""
+        context.state["left"].set()
+        await context.state["right"].wait()
+        return "left"
+
+    async def right(context: ToolContext) -> str:
+        """Wait for the left hand."""
+        context.state["right"].set()
+        await context.state["left"].wait()
+        return "right"
+
+    async def prepare(context: ToolContext) -> str:
+        """Give both hands something to wait for."""
+        context.state.update(left=asyncio.Event(), right=asyncio.Event())
+        return "ready"
+
+    env = ToolEnv([FunctionTool(left), FunctionTool(right), FunctionTool(prepare)])
+    *_, result = act_on(env, calling(("prepare", {})), calling(("left", {}), ("right", {})))
+    assert result.observation is not None
+    assert [message["content"] for message in (result.observation.messages or ())[-2:]] == ["left", "right"]
+
+
+def test_rewards_of_the_calls_are_summed_on_their_step() -> None:
+    twice = calling(("look_up", {"item": "apple"}), ("look_up", {"item": "pear"}))
+    first, second = act_on(ToolEnv([LOOK_UP, calculate]), twice, calling(("calculate", {"expression": "1+1"})))
+    assert (first.reward, second.reward) == (0.5, 0.0)
+
+
+def test_calls_are_counted_by_tool_and_invented_names_together() -> None:
+    action = calling(
+        ("look_up", {"item": "apple"}), ("look_up", {"item": "gold"}), ("look_up", {}), ("a", {}), ("b", {})
+    )
+    [result] = act_on(ToolEnv([LOOK_UP]), action)
+    counts = {name: value for name, value in result.info["metrics"].items() if not name.endswith("/seconds")}
+    assert counts == {
+        "tool/look_up/calls": 3,
+        "tool/look_up/errors": 1,
+        "tool/look_up/invalid": 1,
+        "tool/unknown/calls": 2,
+        "tool/unknown/invalid": 2,
+    }
+
+
+def test_error_of_a_tool_and_an_unknown_tool_are_answers_and_the_episode_goes_on() -> None:
+    [result] = act_on(ToolEnv([LOOK_UP]), calling(("look_up", {"item": "gold"}), ("lookup", {"item": "pear"})))
+    assert result.observation is not None
+    assert [message["content"] for message in (result.observation.messages or ())[-2:]] == [
+        "Error: there is no gold here",
+        "Error: unknown tool 'lookup'. Did you mean 'look_up'? Known: look_up.",
+    ]
+    assert not result.done
+
+
+def test_malformed_action_is_told_what_was_wrong_and_the_episode_goes_on() -> None:
+    malformed = Action(text="<tool_call>{", content="<tool_call>{", parse_error="Tool call 1 is malformed.")
+    result, last = act_on(ToolEnv([LOOK_UP]), malformed, calling(("look_up", {"item": "pear"})))
+    assert result.observation is not None
+    assert result.observation.messages == (
+        *TASK.prompt,
+        {"role": "assistant", "content": "<tool_call>{"},
+        {"role": "tool", "content": "Error: Tool call 1 is malformed."},
+    )
+    assert (result.reward, result.done, result.info) == (0.0, False, {"metrics": {"tool/parse_errors": 1.0}})
+    assert last.reward == 0.25
+
+
+def test_mended_calls_are_counted(renderer: ChatRenderer) -> None:
+    engine = script(renderer, '<tool_call>{"name": "look_up", "arguments": {"item": "pear",}}</tool_call>', "21")
+    episode = run_loop(renderer, engine, ToolEnv([LOOK_UP]))
+    assert episode.steps[0].action.repairs == ("call 1: trailing comma",)
+    assert episode.metrics["tool/repaired_calls"] == 1.0
+
+
+def test_action_without_a_call_ends_the_episode() -> None:
+    [result] = act_on(ToolEnv([LOOK_UP]), Action(text="21", content="21"))
+    assert (result.done, result.reward, result.observation) == (True, 0.0, None)
+
+
+def test_tools_of_a_row_replace_the_configured_ones() -> None:
+    task = Task(task_id="sum", prompt=TASK.prompt, env_kwargs={"tools": ["calculate"]})
+    env = ToolEnv([LOOK_UP])
+    observation = asyncio.run(env.reset(task))
+    assert observation.tools == (calculate.tool_schema,)
+    [result] = act_on(env, calling(("look_up", {"item": "apple"})), task=task)
+    assert result.observation is not None
+    assert "unknown tool 'look_up'" in (result.observation.messages or ())[-1]["content"]
+
+
+def test_row_without_any_tool_is_refused() -> None:
+    with pytest.raises(ConfigError, match="task 'apples' has no tools"):
+        asyncio.run(ToolEnv().reset(TASK))
+
+
+def test_state_of_the_tools_lasts_for_one_episode() -> None:
+    env = ToolEnv([COUNT_CALLS])
+    for _ in range(2):
+        results = act_on(env, calling(("count_calls", {})), calling(("count_calls", {})))
+        answers = [result.observation.messages[-1]["content"] for result in results]  # type: ignore[union-attr, index]
+        assert answers == ["1", "2"]
+
+
+# What step may return
+
+
+def test_plain_tuple_is_a_step_result() -> None:
+    observation = Observation(text="more")
+    assert as_step_result((observation, 1, False, {"a": 1})) == StepResult(
+        observation=observation, reward=1.0, done=False, info={"a": 1}
+    )
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_reward_that_is_not_finite_is_refused(reward: float) -> None:
+    with pytest.raises(ValueError, match="rewards must be finite"):
+        as_step_result(StepResult(observation=None, reward=reward, done=True))
+    with pytest.raises(ValueError, match="rewards must be finite"):
+        as_step_result((None, reward, True, {}))
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated"), [(False, False), (True, False), (False, True), (True, True), (np.True_, np.False_)]
+)
+def test_gymnasiums_tuple_of_five_is_a_step_result(terminated: bool, truncated: bool) -> None:
+    observation = Observation(text="more")
+    assert as_step_result((observation, np.float32(0.5), terminated, truncated, {"a": 1})) == StepResult(
+        observation=observation, reward=0.5, done=bool(terminated), truncated=bool(truncated), info={"a": 1}
+    )
+    assert type(as_step_result((observation, 0, terminated, truncated, {})).done) is bool
+
+
+@pytest.mark.parametrize(
+    ("returned", "form"),
+    [(None, "NoneType"), (1.0, "float"), ((None, 1.0, True), "a tuple of 3"), ((None,) * 6, "6")],
+)
+def test_anything_else_from_step_is_refused(returned: Any, form: str) -> None:
+    with pytest.raises(ConfigError, match=f"must return a StepResult, .*terminated, truncated, info.*got .*{form}"):
+        as_step_result(returned)
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ((None, 1.0, True, False), "the info in the tuple of 4 .* must be a mapping, got bool"),
+        ((None, 1.0, {}, True), "the done in the tuple of 4 .* must be True or False, got dict"),
+        ((None, 1.0, True, {}, {}), "the truncated in the tuple of 5 .* must be True or False, got dict"),
+        ((None, 1.0, None, False, {}), "the terminated in the tuple of 5 .* must be True or False, got NoneType"),
+        ((None, 1.0, np.array([True, False]), False, {}), "the terminated .* got ndarray"),
+        ((None, "much", True, False, {}), "the reward in the tuple of 5 .* must be a number, got str"),
+        (("text", 1.0, True, {}), "a str as observation"),
+        (StepResult(observation=("a message",)), "a tuple as observation"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_entry_of_what_step_returned_is_named(returned: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        as_step_result(returned)
+
+
+def test_step_that_goes_on_needs_an_observation() -> None:
+    with pytest.raises(ConfigError, match="no observation although the episode is not done"):
+        as_step_result(StepResult(observation=None))
