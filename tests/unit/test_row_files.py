@@ -22,7 +22,7 @@ LINES = '{"text": "Köln", "meta": {"year": 1}}\n{"text": "b", "meta": {"page": 
     [
         ("rows.jsonl", LINES),
         ("rows.ndjson", LINES),
-        ("rows.jsonl.gz", gzip.compress(LINES), mtime=0),
+        ("rows.jsonl.gz", gzip.compress(LINES, mtime=0)),
         ("rows.jsonl.xz", lzma.compress(LINES)),
     ],
 )
