@@ -53,4 +53,4 @@ $(SETUP): pyproject.toml constraints.txt
 	touch $(SETUP)
 
 clean:
-	rm -rf .venv runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*

@@ -2,7 +2,7 @@
 
     with stop_signals() as stop:
         ...                           # a signal raises `RunInterrupted` at once
-        with stop.deferred():         # a signal is only noted: weights may be changing
+        with stop.deferred():         # a signal is only recorded: weights may be changing
             with stop.cancelling():   # a signal cancels what this task waits for, such as rollouts
                 await rollouts()
             stop.check()              # raises `RunInterrupted` when a signal has come
@@ -57,11 +57,11 @@ class _Waiting(NamedTuple):
 
 
 class StopSignals:
-    """What came in, and what to do about it."""
+    """Which signals were received, and how to react to them."""
 
     def __init__(self, *, quiet: bool = True, blocks_loop: bool = False) -> None:
         self.received: int | None = None
-        """The first signal that came in."""
+        """The first signal received."""
         self._blocks_loop = blocks_loop
         self._thread: int | None = None
         self._raised: RunInterrupted | None = None
@@ -74,11 +74,11 @@ class StopSignals:
 
     @property
     def name(self) -> str:
-        """The signal's name, for people."""
+        """The signal's name, for the user."""
         return signal.Signals(self.received).name if self.received is not None else ""
 
     def install(self) -> None:
-        """Handle signals that have no handler of somebody else's; ignored signals, as under nohup, stay ignored.
+        """Handle signals that have no other handler; ignored signals, as under nohup, stay ignored.
 
         With `blocks_loop`, the handler of `asyncio.run` is replaced too: it cancels the main task, which cannot notice
         while it blocks the loop.
@@ -93,7 +93,7 @@ class StopSignals:
                 signal.signal(number, self._handle)
 
     def uninstall(self) -> None:
-        """Handle them as before."""
+        """Restore the previous handlers."""
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before.clear()
@@ -111,7 +111,7 @@ class StopSignals:
 
     @contextmanager
     def leaving(self, outcome: str) -> Iterator[None]:
-        """Inside, this is what an interruption leaves, for the user."""
+        """Inside, an interruption tells the user this outcome."""
         before, self._outcome = self._outcome, outcome
         try:
             yield
@@ -120,7 +120,7 @@ class StopSignals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Inside, a signal is noted and raises nothing by itself."""
+        """Inside, a signal is recorded and raises nothing by itself."""
         self._num_deferred += 1
         try:
             yield
@@ -173,7 +173,7 @@ class StopSignals:
             self._raise()
             return
         if not self._quiet:
-            what = "stopping" if self._waiting is not None else "stopping after the step under way"
+            what = "stopping" if self._waiting is not None else "stopping after the current step"
             _write(f"{self.name}: {what}; a second Ctrl-C quits at once\n".encode())
         if self._waiting is not None:
             with suppress(RuntimeError):  # the loop is closed
@@ -228,7 +228,7 @@ def ours_to_end() -> Iterator[None]:
 
 
 def _leave_closed_terminals() -> None:
-    """Every write to a terminal that was closed fails: print to nowhere instead, so that the run can save."""
+    """Redirect closed terminals to /dev/null: every write to them would fail, and the run must still save."""
     with suppress(OSError, AttributeError):
         for descriptor in (sys.__stdout__, sys.__stderr__):
             if descriptor is None:
@@ -242,6 +242,6 @@ def _leave_closed_terminals() -> None:
 
 
 def _write(text: bytes) -> None:
-    """Straight to standard error: a handler must not enter a buffered writer that it may have interrupted."""
+    """Write to standard error unbuffered: a handler must not enter a buffered writer that it may have interrupted."""
     with suppress(OSError):
         os.write(2, text)

@@ -14,10 +14,10 @@ import torch
 from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import agent_r1
 from agent_r1.chat import ChatRenderer
 from agent_r1.models.tiny import train_tokenizer
 from recipes.quickstart.shop import demonstration, draw_basket
+from tests.helpers import commands
 from tests.helpers.fuzzing import cases
 from tests.helpers.tiny_runs import score_variety, tiny_overrides
 
@@ -66,7 +66,7 @@ def uninterrupted(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     @cache
     def train(*overrides: str) -> Path:
         folder = tmp_path_factory.mktemp("uninterrupted")
-        agent_r1.train(overrides=tiny_overrides(folder, model_folder, *overrides), quiet=True, reward=score_variety)
+        commands.train(*tiny_overrides(folder, model_folder, *overrides), quiet=True, reward=score_variety)
         return folder / "tiny"
 
     return train

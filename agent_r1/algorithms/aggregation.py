@@ -1,7 +1,7 @@
 """Aggregations: the weight of each token in the loss, over the whole batch at once.
 
-An aggregation gives weights, not a mean: the loss of a batch is `sum(weight * token loss)`. The weights are worked out
-before the batch is cut into micro-batches or spread over ranks, so neither can change a gradient. Keyword arguments are
+An aggregation returns weights, not a mean: the loss of a batch is `sum(weight * token loss)`. The weights are computed
+before the batch is split into micro-batches or over ranks, so neither changes a gradient. Keyword arguments are
 the keys of `algorithm.aggregation`.
 """
 
@@ -37,19 +37,19 @@ def _num_owners(credited_N: Tensor, owner_N: Tensor) -> int:
 
 @aggregations.register("token-mean")
 def token_mean(credited_N: Tensor, step_N: Tensor, trajectory_N: Tensor) -> Tensor:
-    """Every credited token weighs the same: three tokens weigh 1/3 each."""
+    """All credited tokens have equal weight: three tokens weigh 1/3 each."""
     return credited_N.double() / max(1, int(credited_N.sum()))
 
 
 @aggregations.register("step-mean-token-mean")
 def step_mean_token_mean(credited_N: Tensor, step_N: Tensor, trajectory_N: Tensor) -> Tensor:
-    """Every step weighs the same; within it every token. Steps of 1 and 2 tokens: weights 1/2, 1/4, 1/4."""
+    """All steps have equal weight, and all tokens of a step. Steps of 1 and 2 tokens: weights 1/2, 1/4, 1/4."""
     return _share(credited_N, step_N) / max(1, _num_owners(credited_N, step_N))
 
 
 @aggregations.register("trajectory-mean-token-mean")
 def trajectory_mean_token_mean(credited_N: Tensor, step_N: Tensor, trajectory_N: Tensor) -> Tensor:
-    """Every trajectory weighs the same, however many steps it has; within it every token."""
+    """All trajectories have equal weight, however many steps they have, and all tokens of a trajectory."""
     return _share(credited_N, trajectory_N) / max(1, _num_owners(credited_N, trajectory_N))
 
 

@@ -1,4 +1,4 @@
-"""The algorithm a configuration names, as functions; the learner knows no other form of it."""
+"""`Algorithm`: the functions that a configuration selects, checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from agent_r1.types import Observation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """What is learned, as functions."""
+    """An algorithm as functions."""
 
     estimate: Callable[[StepTable], Credit]
-    """From the step table to credit."""
+    """Computes credit from the step table."""
     loss: Callable[[LossInputs], TokenLosses]
-    """From log-probs and credit to a loss per token."""
+    """Computes a loss per token from log-probs and credit."""
     aggregate: Aggregation
     """The weight of each token."""
     correct: Correction
@@ -35,7 +35,7 @@ class Algorithm:
     kl: KLEstimator
     """Divergence from the reference, per token."""
     settings: AlgorithmConfig
-    """The numbers."""
+    """The configuration."""
 
     @property
     def num_updates(self) -> int:
@@ -44,7 +44,7 @@ class Algorithm:
 
     @property
     def bypasses_old_policy(self) -> bool:
-        """The engine's own log-probs stand for the old policy: no pass of the trainer is spent on them."""
+        """The engine's log-probs are used as the old policy's, without a pass of the trainer."""
         if self.settings.old_logprobs != "auto":
             return self.settings.old_logprobs == "rollout"
         return self.num_updates == 1 and not self.corrects_off_policy and not self.kl_in_reward
@@ -56,25 +56,25 @@ class Algorithm:
 
     @property
     def accounts_for_stale_tokens(self) -> bool:
-        """A token counts by how likely it has become since it was sampled: through a correction, or through the loss's
-        own ratio when that starts from the log-probs the token was sampled with."""
+        """Tokens are weighted by how likely they have become since they were sampled: through a correction, or through
+        the loss's ratio when that starts from the log-probs the token was sampled with."""
         return self.corrects_off_policy or (self.bypasses_old_policy and _reads_ratio(self.loss))
 
     @property
     def values_within_steps(self) -> bool:
-        """The estimator asks for values before all action tokens, not only before the first token of a step."""
+        """The estimator needs values before all action tokens, not only before the first token of a step."""
         valued_N = self.estimate(_two_trajectories(self.settings)).valued_N
         return valued_N is not None and bool(valued_N[1])
 
     @property
     def kl_in_reward(self) -> bool:
-        """Divergence is taken off the reward."""
+        """Divergence is subtracted from the reward."""
         return bool(self.settings.kl.coefficient) and self.settings.kl.place == "reward"
 
 
 def bind_algorithm(config: AlgorithmConfig) -> Algorithm:
-    """The algorithm a configuration names; wrong names and arguments, and parts that do not fit, are refused. Its
-    `settings` have every argument of every part."""
+    """The algorithm a configuration selects; its `settings` have every argument of every part. Raises `ConfigError` for
+    wrong names and arguments, and for parts that do not fit."""
     algorithm = Algorithm(
         estimate=bind_part(estimators, "algorithm.estimator", config.estimator),
         loss=bind_part(policy_losses, "algorithm.loss", config.loss),
@@ -100,14 +100,14 @@ def _with_defaults(config: AlgorithmConfig) -> AlgorithmConfig:
 
 
 def _refuse_contradictions(config: AlgorithmConfig) -> None:
-    """Settings that exclude each other, or that nothing would read."""
+    """Raise for settings that exclude each other or would have no effect."""
     critic = config.critic
-    given = {
+    settings = {
         "bootstrap": critic.bootstrap,
         "privileged": critic.privileged is not None,
         "warmup_steps": critic.warmup_steps > 0,
     }
-    unread = [name for name, is_set in given.items() if is_set]
+    unread = [name for name, is_set in settings.items() if is_set]
     if unread and not critic.enabled:
         raise ConfigError(
             f"algorithm.critic.{unread[0]} is set, but this algorithm has no critic; use one that has (ppo, steppo, "
@@ -129,7 +129,7 @@ def _refuse_contradictions(config: AlgorithmConfig) -> None:
 
 
 def _two_trajectories(settings: AlgorithmConfig) -> StepTable:
-    """A tiny batch, with all that the algorithm's settings promise an estimator."""
+    """A tiny batch, with everything that the algorithm's settings provide to an estimator."""
     critic = settings.critic.enabled
     return StepTable(
         rewards_S=torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64),
@@ -138,13 +138,13 @@ def _two_trajectories(settings: AlgorithmConfig) -> StepTable:
         group_R=torch.tensor([0, 0]),
         values_N=torch.zeros(6, dtype=torch.float64) if critic else None,
         bootstrap_R=torch.zeros(2, dtype=torch.float64) if critic else None,
-        greedy_returns_R=torch.zeros(2, dtype=torch.float64) if settings.greedy_baseline else None,
+        greedy_returns_R=torch.zeros(2, dtype=torch.float64) if settings.group_plan != "sampled" else None,
         observations_S=(Observation(text="a"), Observation(text="b"), Observation(text="a")),
     )
 
 
 def _rehearse(algorithm: Algorithm) -> None:
-    """Run the parts once on two tiny trajectories, so that what cannot work is known before a model is loaded."""
+    """Run the parts once on two tiny trajectories, so that errors are raised before a model is loaded."""
     settings = algorithm.settings
     critic, table = settings.critic.enabled, _two_trajectories(settings)
     logprobs_N, step_N = torch.full((6,), -1.0), table.step_of_token_N
@@ -170,9 +170,9 @@ def _rehearse(algorithm: Algorithm) -> None:
 
 
 def _reads_ratio(loss: Callable[[LossInputs], TokenLosses]) -> bool:
-    """Whether other old log-probs give another loss: `clip` and `cispo` do, the plain policy gradient does not."""
+    """Whether the loss depends on the old log-probs: `clip` and `cispo` do, the plain policy gradient does not."""
     now_N, step_N = torch.full((2,), -1.0), torch.tensor([0, 1])
-    found = [
+    losses = [
         loss(
             LossInputs(
                 policy_logprobs_N=now_N, old_logprobs_N=old_N, advantages_N=torch.tensor([1.0, -1.0]), step_N=step_N
@@ -180,7 +180,7 @@ def _reads_ratio(loss: Callable[[LossInputs], TokenLosses]) -> bool:
         ).loss_N
         for old_N in (now_N, now_N - 0.5)
     ]
-    return not torch.equal(*found)
+    return not torch.equal(*losses)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def k2(policy_logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
 
 @kl_estimators.register("k3")
 def k3(policy_logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
-    """`exp(-d) + d - 1`: unbiased and never negative. d = 0 gives 0. Bounded: |d| counts up to 20, the value to 10."""
+    """`exp(-d) + d - 1`: unbiased and never negative. d = 0 gives 0. d is clamped to +-20, the value to +-10."""
     difference_N = (policy_logprobs_N - reference_logprobs_N).clamp(-20.0, 20.0)
     return (torch.expm1(-difference_N) + difference_N).clamp(-10.0, 10.0)
 
@@ -66,7 +66,7 @@ def adapted_coefficient(
     """The coefficient after a batch, moved towards the target divergence (Ziegler et al. 2019, arXiv:1909.08593).
 
     `beta (1 + clip(KL / target - 1, +-.2) n / horizon)`. Twice the target over 100 of a horizon of 1000 trajectories
-    raises it by 2 %. One batch moves it by a fifth at most, and not at all when its divergence is not a finite number.
+    raises it by 2 %. One batch changes it by a fifth at most, and not at all when its divergence is not finite.
     """
     if not math.isfinite(observed):
         return coefficient

@@ -1,4 +1,4 @@
-"""Policy losses and the value loss: one number per action token. Aggregation is someone else's business.
+"""Policy losses and the value loss: one number per action token. Aggregation is separate (`aggregation.py`).
 
 To add one, register a function of `LossInputs` and name it in the configuration (`algorithm.loss.name=mine`); its
 keyword arguments are the keys of `algorithm.loss`:
@@ -63,8 +63,8 @@ def step_log_ratio(inputs: LossInputs) -> Tensor:
     The value is the step's; the gradient of each token's entry flows to its own log-probability alone, so the mean
     over the step's tokens has the gradient of the step's log-ratio. Log-ratios (0, .2) of one step give (.1, .1).
     """
-    own_N = log_ratio(inputs).detach()
-    step_ratio_N = mean_of_step(own_N, inputs.step_N)
+    log_ratio_N = log_ratio(inputs).detach()
+    step_ratio_N = mean_of_step(log_ratio_N, inputs.step_N)
     # The bracket is exactly 0; added one after the other, rounding would give each token a ratio of its own.
     return step_ratio_N + (inputs.policy_logprobs_N - inputs.policy_logprobs_N.detach())
 
@@ -120,7 +120,7 @@ _LOG_RATIOS: Mapping[str, Callable[[LossInputs], Tensor]] = {"token": log_ratio,
 
 @policy_losses.register("reinforce")
 def reinforce(inputs: LossInputs) -> TokenLosses:
-    """`-A log pi`: the plain policy gradient, right for one update a batch. A = 2 and log pi = -1 give 2."""
+    """`-A log pi`: the plain policy gradient, correct for one update per batch. A = 2 and log pi = -1 give 2."""
     metrics_N = {"approx_kl": -log_ratio(inputs).detach()}
     return TokenLosses(loss_N=-inputs.advantages_N * inputs.policy_logprobs_N, metrics_N=metrics_N)
 
@@ -129,7 +129,7 @@ def reinforce(inputs: LossInputs) -> TokenLosses:
 def cispo(inputs: LossInputs, *, clip_high: Positive = 4.0) -> TokenLosses:
     """CISPO: `-min(ratio, 1 + clip_high) A log pi` with the ratio detached (MiniMax 2025, arXiv:2506.13585).
 
-    The importance weight is bounded, but no token loses its gradient. Ratio 9, A = 1, log pi = -1, bound 5: 5.
+    The importance weight is bounded, and every token keeps its gradient. Ratio 9, A = 1, log pi = -1, bound 5: 5.
     """
     ratio_N = log_ratio(inputs).detach().exp()
     weight_N = ratio_N.clamp(max=1 + clip_high)
@@ -143,7 +143,7 @@ def cispo(inputs: LossInputs, *, clip_high: Positive = 4.0) -> TokenLosses:
 
 @policy_losses.register("nll")
 def negative_log_likelihood(inputs: LossInputs) -> TokenLosses:
-    """`-log pi`, whatever the credit: imitation of the given tokens, which is what a warm start minimises."""
+    """`-log pi`, independent of the credit: imitation of the given tokens, the loss of a warm start."""
     return TokenLosses(loss_N=-inputs.policy_logprobs_N)
 
 

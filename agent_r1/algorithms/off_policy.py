@@ -1,7 +1,7 @@
-"""Off-policy correction: engine and trainer never compute exactly the same probabilities.
+"""Off-policy correction: the engine and the trainer do not compute exactly the same probabilities.
 
-A correction gives each token a weight made of `w = pi_old / pi_rollout`, the trainer's probability of the sampled token
-over the engine's. The weight is a constant: no gradient flows through it. Its keyword arguments are the keys of
+A correction gives each token a weight derived from `w = pi_old / pi_rollout`, the trainer's probability of the sampled
+token over the engine's. The weight is a constant: no gradient flows through it. Its keyword arguments are the keys of
 `algorithm.off_policy`.
 """
 
@@ -53,7 +53,7 @@ def sequence(old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, step_N: Tensor,
 def mask(
     old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, step_N: Tensor, *, low: NotNegative = 0.5, high: Positive = 2.0
 ) -> Tensor:
-    """1 where `low <= w <= high`, else 0: tokens on which engine and trainer disagree do not teach."""
+    """1 where `low <= w <= high`, else 0: tokens on which engine and trainer disagree are ignored."""
     weight_N = _weight(old_logprobs_N - rollout_logprobs_N)
     return ((weight_N >= low) & (weight_N <= high)).to(weight_N.dtype)
 

@@ -1,18 +1,18 @@
-"""A value head in closed form: ridge regression of returns on hidden states, from sums that forget.
+"""A value head in closed form: ridge regression of returns on hidden states, from decaying sums.
 
 A linear head by gradient steps is limited by its conditioning: hidden states have a few large directions and many small
-ones, and the information sits in the small ones. The normal equations do not care. What is kept between batches is
+ones, and the information is in the small ones. The normal equations are not affected. What is kept between batches is
 `n`, `sum phi`, `sum G`, `sum phi phi^T` and `sum phi G`, each multiplied by `decay` per batch, because the policy that
-the hidden states come from moves.
+the hidden states come from changes.
 
 **Cross-fitting.** A state is never valued by a head that was fitted to its own return. States belong to units, and
-units are dealt into folds; the states of one fold are valued by a head fitted to the earlier batches and to the *other*
-folds of this batch. With episodes as units a value knows how the other rollouts of the same task went, as a group
+units are split into folds; the states of one fold are valued by a head fitted to the earlier batches and to the *other*
+folds of this batch. With episodes as units a value uses the other rollouts of the same task, as a group
 baseline does, and does not depend on the episode's own actions: as a baseline it leaves the policy gradient unbiased.
-Single states would not do as units, because the states of an episode share their return.
+Single states cannot be units, because the states of an episode share their return.
 
-**The ridge** is the candidate that has had the least squared error so far, always on returns that its heads were not
-fitted to. This batch's returns choose the ridge of the next.
+**The ridge** is the candidate with the lowest squared error so far, always on returns that its heads were not fitted
+to. This batch's returns choose the ridge of the next batch.
 
 Left out: the noise of the targets is taken to be the same everywhere.
 """
@@ -31,18 +31,18 @@ NUM_FOLDS = 8
 """Folds per batch. With groups of up to eight members, and episodes as units, no two members share a fold."""
 
 RIDGES = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, float("inf"))
-"""Candidates, in units of the mean variance of a feature; the last one knows nothing but the mean return."""
+"""Candidates, in units of the mean variance of a feature; the last one predicts the mean return."""
 
 FIRST_RIDGE = RIDGES.index(0.1)
-"""Of the first batch, when no candidate has been tried yet."""
+"""The ridge of the first batch, when no candidate has been tried yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moments:
-    """Sums over states: all that a linear fit needs to know of them. They add up, over batches and over processes."""
+    """Sums over states: all that a linear fit needs. They add up over batches and over processes."""
 
     count: Tensor
-    """How many states, less what was forgotten."""
+    """The number of states, decayed."""
     feature_sum: Tensor
     """[D]"""
     target_sum: Tensor
@@ -90,7 +90,7 @@ class Moments:
         )
 
     def decayed(self, decay: float) -> Moments:
-        """The same sums, forgotten in part."""
+        """The same sums times `decay`."""
         return self.plus(self, decay - 1.0)
 
 
@@ -118,7 +118,7 @@ def solve(moments: Moments, ridges: tuple[float, ...] = RIDGES) -> list[LinearHe
     mean, mean_target = moments.feature_sum / count, moments.target_sum / count
     covariance = moments.products / count - torch.outer(mean, mean)
     cross = moments.cross / count - mean * mean_target
-    # Where features hardly vary, what rounding left of their variance must not be taken for it.
+    # Where features hardly vary, rounding errors must not be taken for their variance.
     squares = (moments.products.diagonal() / count).mean()
     scale = torch.maximum(covariance.diagonal().mean(), 1e-8 * squares).clamp(min=1e-12)
     identity = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
@@ -127,7 +127,7 @@ def solve(moments: Moments, ridges: tuple[float, ...] = RIDGES) -> list[LinearHe
         if ridge == float("inf"):
             weights = torch.zeros_like(mean)
         else:
-            # The jitter keeps the factorisation alive when features repeat each other and the ridge is 0.
+            # The jitter keeps the matrix positive definite when features are collinear and the ridge is 0.
             factor = torch.linalg.cholesky(covariance + (ridge + 1e-9) * scale * identity)
             weights = torch.cholesky_solve(cross[:, None], factor).squeeze(1)
         heads.append(LinearHead(weights=weights, bias=mean_target - mean @ weights))
@@ -152,7 +152,7 @@ class RidgeValues:
 
     @property
     def best(self) -> int:
-        """Which ridge has had the least error."""
+        """The index of the ridge with the lowest error."""
         return int(self.errors.argmin()) if bool(self.errors.any()) else FIRST_RIDGE
 
     def head(self) -> LinearHead:
@@ -166,10 +166,10 @@ class RidgeValues:
         return self.head()(features_M).clamp(*self.bounds)
 
     def fit(self, features_M: Tensor, targets_M: Tensor, unit_M: Tensor) -> Tensor:
-        """Take a batch in; gives the values of its states, none of them touched by the returns of its own unit.
+        """Fit to a batch. Returns the values of its states, none fitted to the returns of its own unit.
 
-        With a single unit there is nothing else to fit to: its values come from earlier batches. States whose return is
-        not finite are valued and not fitted to.
+        The values of a single unit come from earlier batches alone. States whose return is not finite are valued and
+        not fitted to.
         """
         fold_M, finite_M = _folds(unit_M), targets_M.isfinite()
         folds = [fold_M == fold for fold in range(int(fold_M.max()) + 1 if len(fold_M) else 0)]
@@ -195,18 +195,18 @@ class RidgeValues:
         return {**sums, "errors": self.errors, "bounds": self.bounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         device = self.errors.device
         self.moments = replace(self.moments, **{name: state[name].to(device) for name in Moments.__slots__})
         self.errors, self.bounds = state["errors"].to(device), state["bounds"].to(device)
 
 
 def _values_by_ridge(features_M: Tensor, moments: Moments, bounds: Tensor) -> Tensor:
-    """[ridges, M] The values of states by the head of each ridge; 0 when the head would be fitted to nothing."""
+    """[ridges, M] The values of states by the head of each ridge; 0 when there is nothing to fit a head to."""
     if not bool(moments.count > 0.5):
         return torch.zeros(len(RIDGES), len(features_M), dtype=torch.float64, device=features_M.device)
     features_M = features_M.double()
-    # A line goes on for ever, returns do not.
+    # A linear head is unbounded, returns are not.
     return torch.stack([head(features_M).clamp(*bounds) for head in solve(moments)])
 
 
@@ -224,6 +224,6 @@ def _widest(bounds: Sequence[Tensor]) -> Tensor:
 
 
 def _folds(unit_M: Tensor) -> Tensor:
-    """The fold of each state: units are dealt out in the order of their numbers. Units (4, 4, 7) give (0, 0, 1)."""
+    """The fold of each state: units are assigned in turn, in their order. Units (4, 4, 7) give (0, 0, 1)."""
     index_M: Tensor = torch.unique(unit_M, return_inverse=True)[1]
     return index_M % NUM_FOLDS

@@ -1,7 +1,7 @@
-"""`StepTable`: a batch of trajectories as flat arrays. What estimators read.
+"""`StepTable`: a batch of trajectories as flat arrays, the input of estimators.
 
-Shape letters: `_N` action tokens, `_S` steps, `_R` trajectories. Steps stand in order, trajectory after trajectory, and
-tokens in order, step after step. Failed rollouts are not in the table.
+Shape letters: `_N` action tokens, `_S` steps, `_R` trajectories. Steps are ordered by trajectory, tokens by step.
+Failed rollouts are not in the table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StepTable:
     """
 
     rewards_S: Tensor
-    """Process reward of the step, plus the outcome reward on the last, minus KL if it is taken in the reward."""
+    """Process reward of the step, plus the outcome reward on the last, minus KL if that is part of the reward."""
     lengths_S: Tensor
     """Action tokens of the step."""
     trajectory_S: Tensor
@@ -38,10 +38,10 @@ class StepTable:
     values_N: Tensor | None = None
     """The critic's value of the state before each action token."""
     bootstrap_R: Tensor | None = None
-    """What stands for the future after the last step: the critic's value of the next state where a trajectory was cut
-    and its outcome left out of the rewards, 0 where it ended or was scored. None: 0 everywhere."""
+    """The value after the last step: the critic's value of the next state where a trajectory was truncated and its
+    outcome left out of the rewards, 0 where it ended or was scored. None: 0 everywhere."""
     greedy_returns_R: Tensor | None = None
-    """What the greedy rollout of the same task earned; NaN where there is none."""
+    """The return of the greedy rollout of the same task; NaN where there is none."""
     observations_S: tuple[Observation, ...] | None = None
     """What the model saw before each step."""
 
@@ -79,7 +79,7 @@ class StepTable:
 
     @property
     def returns_R(self) -> Tensor:
-        """What each trajectory earned in all.
+        """The total reward of each trajectory.
 
         For the example above: [1.1, 0].
         """
@@ -87,7 +87,7 @@ class StepTable:
 
     @property
     def task_rewards_S(self) -> Tensor:
-        """`rewards_S` without what single tokens were charged (`token_rewards_N`)."""
+        """`rewards_S` without the rewards of single tokens (`token_rewards_N`)."""
         if self.token_rewards_N is None:
             return self.rewards_S
         charged_S = torch.zeros_like(self.rewards_S).index_add(0, self.step_of_token_N, self.token_rewards_N)
@@ -95,12 +95,12 @@ class StepTable:
 
     @property
     def task_returns_R(self) -> Tensor:
-        """`returns_R` without what single tokens were charged."""
+        """`returns_R` without the rewards of single tokens."""
         return self._sum_R(self.task_rewards_S)
 
     @property
     def step_index_S(self) -> Tensor:
-        """The place of each step in its trajectory, from 0: [0, 1, 0] for the example above."""
+        """The index of each step in its trajectory, from 0: [0, 1, 0] for the example above."""
         num_steps_R = torch.bincount(self.trajectory_S, minlength=self.num_trajectories)
         first_R = num_steps_R.cumsum(0) - num_steps_R
         return torch.arange(len(self.trajectory_S)) - first_R[self.trajectory_S]
@@ -112,8 +112,7 @@ class StepTable:
     def step_values_S(self) -> Tensor:
         """The critic's value before each step's first token.
 
-        A step without tokens is worth what comes next: the following step of its trajectory, else what
-        `after_last_R` says of its end.
+        A step without tokens has the value of the next step of its trajectory, else that of `after_last_R`.
         """
         values_N, owner_N = _required(self.values_N), self.trajectory_of_token_N
         values_S = self.after_last_R[self.trajectory_S].to(values_N.dtype)
@@ -138,15 +137,15 @@ class StepTable:
         reward falls on the token before it in the trajectory, else on the one after.
         """
         rewards_N = torch.zeros(self.num_tokens, dtype=self.rewards_S.dtype)
-        own_S = self.task_rewards_S
+        step_rewards_S = self.task_rewards_S
         if self.token_rewards_N is not None:
             rewards_N += self.token_rewards_N
         if self.num_tokens:
             owner_N = self.trajectory_of_token_N
             last = (self.lengths_S.cumsum(0) - 1).clamp(min=0)
             target = torch.where(owner_N[last] == self.trajectory_S, last, (last + 1).clamp(max=self.num_tokens - 1))
-            present = owner_N[target] == self.trajectory_S  # a trajectory without any token has no place for a reward
-            rewards_N = rewards_N.index_add(0, target[present], own_S[present])
+            present = owner_N[target] == self.trajectory_S  # a trajectory without tokens cannot carry a reward
+            rewards_N = rewards_N.index_add(0, target[present], step_rewards_S[present])
         return StepTable(
             rewards_S=rewards_N,
             lengths_S=torch.ones(self.num_tokens, dtype=torch.long),

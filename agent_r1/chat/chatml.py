@@ -1,7 +1,7 @@
-"""A chat template for ChatML models whose own does not show tools: Hermes form, and it only ever appends.
+"""A chat template with tools in Hermes form, for ChatML models whose own template shows none. It only ever appends.
 
-It writes what `toolless` would make of the conversation, as a template that other programs (vLLM, `transformers`) read
-from the exported folder too.
+It writes what `tools_as_text` would make of the conversation, as a template that other programs (vLLM, `transformers`)
+read from the exported folder too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from agent_r1.chat.tools_as_text import knows_tools
 
 TURN_MARKS = ("<|im_start|>", "<|im_end|>")
-"""What a vocabulary must hold whole for the template to make sense to its model."""
+"""Tokens that a vocabulary must contain for the template to make sense to its model."""
 
 CHATML_WITH_TOOLS = """\
 {%- macro text(content) %}
@@ -51,10 +51,10 @@ CHATML_WITH_TOOLS = """\
 {%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif %}"""
 
 
-def template_with_tools(own: str | None, vocabulary: dict[str, int]) -> str | None:
-    """The chat template a model should have: its own when that shows tools or is not ChatML, else `CHATML_WITH_TOOLS`.
+def template_with_tools(template: str | None, vocabulary: dict[str, int]) -> str | None:
+    """The chat template a model should have: its own if that shows tools or is not ChatML, else `CHATML_WITH_TOOLS`.
 
-    A model whose vocabulary has no ChatML marks keeps what it has; tools reach it as plain text (see `toolless`).
+    A model whose vocabulary has no ChatML marks keeps what it has; tools reach it as plain text (see `tools_as_text`).
     """
     is_chatml = all(mark in vocabulary for mark in TURN_MARKS)
-    return own if (own and knows_tools(own)) or not is_chatml else CHATML_WITH_TOOLS
+    return template if (template and knows_tools(template)) or not is_chatml else CHATML_WITH_TOOLS

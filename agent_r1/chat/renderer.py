@@ -5,16 +5,16 @@ new messages only extend the old ones, the next prompt is
 
     previous prompt ids + sampled ids + rendered delta
 
-so sampled ids are never decoded and encoded again. The delta is what the template writes after the sampled turn, with
-every separator it puts between turns (see `bridge`). When the template would have written the earlier turns differently
-(some drop earlier thinking), the bridge notices and the prompt is rendered afresh instead.
+so sampled ids are never decoded and encoded again. The delta is what the template writes after the sampled turn,
+including the separators between turns (see `bridge`). When the template would have written the earlier turns
+differently (some drop earlier thinking), the bridge notices and the prompt is rendered from scratch instead.
 
-A chat template that never mentions tools is shown a conversation without any (see `toolless`); so is every template
-when the format is plain text that no template writes (`react`). One that refuses a tool's answer to no call (what a
-malformed action is answered with) is shown it as the user's.
+A chat template that never mentions tools gets the tools as text (see `tools_as_text`); so does every template when the
+format is plain text that no template writes (`react`). A template that refuses a tool's answer without a call (the
+answer to a malformed action) gets it as a user message.
 
 Text that did not come from the template never becomes control tokens (see `control_tokens`). Messages of a data row
-that asks for control tokens are `trusted`: they are encoded as they stand.
+that asks for control tokens are `trusted`: they are encoded unchanged.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One model input, and what the next turn's bridge needs to know about it."""
+    """One model input, and what the bridge to the next turn needs."""
 
     observation: Observation
     """What was rendered."""
@@ -70,7 +70,7 @@ class Prompt:
     bridged: bool = False
     """The ids continue the previous step's prompt and sampled ids."""
     before: RenderedPrefix | None = None
-    """What was rendered afresh last, and how it went on from there; None for raw text or ids."""
+    """What was last rendered from scratch, and the turns since then; None for raw text or ids."""
 
 
 class ChatRenderer:
@@ -91,7 +91,7 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.format: ToolFormat = tool_formats.get(tool_format)()
         self._end_of_turn = end_of_turn_of(self.format)
-        self._known_ids = lru_cache(maxsize=512)(self._encode)
+        self._encode_cached = lru_cache(maxsize=512)(self._encode)
         self._beginnings: deque[tuple[Any, tuple[tuple[Message, ...], str]]] = deque(maxlen=4)
         self.template_shows_tools = knows_tools(tokenizer.chat_template) and not writes_as_text(self.format)
         eos = tokenizer.eos_token_id
@@ -104,7 +104,7 @@ class ChatRenderer:
         self.control_tokens = ControlTokens(tokenizer, ends, marks_of_own_turn(self.format))
 
     def render(self, observation: Observation, *, trusted: Collection[Message] = ()) -> Prompt:
-        """The prompt of an observation, from nothing. Control tokens count in messages that equal one of `trusted`, and
+        """The prompt of an observation, from scratch. Control tokens count in messages that equal one of `trusted`, and
         in a raw text that is the content of one; everywhere else their characters are ordinary text. Raises
         `UnsupportedMediaError` for an observation with images."""
         refuse_media("the observation", observation.messages or (), observation.images)
@@ -126,29 +126,29 @@ class ChatRenderer:
     def _beginning(
         self, messages: tuple[Message, ...], observation: Observation, trusted: tuple[Message, ...]
     ) -> tuple[tuple[Message, ...], str]:
-        """Messages as the template takes them, and what it writes; for the members of a group it is asked once."""
-        asked = messages, observation.tools, trusted
-        for known_asked, known in self._beginnings:
-            if known_asked == asked:
+        """Messages as the template accepts them, and what it writes; the members of a group render it once."""
+        key = messages, observation.tools, trusted
+        for known_key, known in self._beginnings:
+            if known_key == key:
                 return known
         plain = self.control_tokens.messages(messages, trusted)
         try:
-            found = plain, self._template(plain, observation)
+            rendered = plain, self._template(plain, observation)
         except ChatTemplateError:
-            stray = orphan_tool_results_as_user(plain)
-            if stray == plain:
+            changed = orphan_tool_results_as_user(plain)
+            if changed == plain:
                 raise
-            found = stray, self._template(stray, observation)
+            rendered = changed, self._template(changed, observation)
         if all(message.keys() == {"role", "content"} and isinstance(message["content"], str) for message in messages):
-            # Copies: an environment may go on writing in the messages it gave.
+            # Copies: an environment may change the messages it returned.
             copies = tuple(map(dict, messages)), observation.tools, tuple(map(dict, trusted))
-            self._beginnings.appendleft((copies, found))
-        return found
+            self._beginnings.appendleft((copies, rendered))
+        return rendered
 
     def next_prompt(
         self, previous: Prompt, action: Action, observation: Observation, *, trusted: Collection[Message] = ()
     ) -> Prompt:
-        """The prompt after `action`: bridged when `observation` extends what `previous` showed, else rendered afresh.
+        """The prompt after `action`: bridged when `observation` extends that of `previous`, else rendered from scratch.
 
         With previous ids [1, 2, 3], sampled ids [7, 8, EOS] and a tool answer whose rendering after EOS is
         [NL, 4, 5], the next prompt is [1, 2, 3, 7, 8, EOS, NL, 4, 5]. `trusted` is as in `render`.
@@ -157,20 +157,20 @@ class ChatRenderer:
         return self._bridge(previous, action, observation, trusted) or self.render(observation, trusted=trusted)
 
     def own_turn(self, completion: Completion) -> Completion:
-        """What was sampled, up to where the model went on after its call (`end_of_turn` of the format).
+        """What was sampled, up to where the model continued after its call (`end_of_turn` of the format).
 
-        Nothing that is sampled depends on what comes after it, so this is what sampling that stopped there would give.
+        No sampled token depends on later ones, so this is what sampling that stopped there would have given.
         """
         if self._end_of_turn is None:
             return completion
         ids = completion.token_ids
-        text = self._spoken(ids)
+        text = self._text_of(ids)
         end = self._end_of_turn(text)
         if end is None:
             return completion
-        # The most ids that write nothing beyond the end; a token may end a call and its line at once.
+        # As many ids as write nothing beyond the end; one token may end both a call and its line.
         end = len(text) - len(text[end:].lstrip())
-        count = bisect_right(range(len(ids) + 1), end, key=lambda number: len(self._spoken(ids[:number]))) - 1
+        count = bisect_right(range(len(ids) + 1), end, key=lambda number: len(self._text_of(ids[:number]))) - 1
         if not count:
             return completion
         return replace(
@@ -181,15 +181,15 @@ class ChatRenderer:
             finish_reason="stop",
         )
 
-    def _spoken(self, ids: TokenIds) -> str:
+    def _text_of(self, ids: TokenIds) -> str:
         """The text of sampled ids without the end of turn."""
-        spoken = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        return str(self.tokenizer.decode(list(spoken), skip_special_tokens=False))
+        without_stop = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        return str(self.tokenizer.decode(list(without_stop), skip_special_tokens=False))
 
     def parse(self, token_ids: Sequence[int], *, truncated: bool) -> Action:
-        """The action that the sampled ids are."""
+        """The action of the sampled ids."""
         ids = tuple(token_ids)
-        text = self._spoken(ids)
+        text = self._text_of(ids)
         parsed = self.format.parse(text, truncated=truncated)
         return Action(
             text=text,
@@ -205,7 +205,7 @@ class ChatRenderer:
     def encode_turn(self, prompt: Prompt, message: Message, *, trusted: Collection[Message] = ()) -> TokenIds:
         """The ids an assistant message is written as after `prompt`, up to and including its end of turn.
 
-        This is what a demonstration teaches the model to say. Raises ValueError when the template does not write the
+        This is what a demonstration trains on. Raises ValueError when the template does not write the
         message directly after the prompt. `trusted` is as in `render`.
         """
         [message] = self.control_tokens.messages([message], trusted)
@@ -239,26 +239,26 @@ class ChatRenderer:
         so_far = Rendered(skeleton=previous.skeleton, template_text=previous.template_text)
         turn, answers = new[len(old)], self.control_tokens.messages(new[len(old) + 1 :], trusted)
         action = self.control_tokens.action(action)
-        found = self._deltas.find(template, so_far, previous.before, action, answers)
-        if found is None:
+        delta = self._deltas.find(template, so_far, previous.before, action, answers)
+        if delta is None:
             _, *rest = orphan_tool_results_as_user((turn, *answers))
-            stray = tuple(rest)
-            if stray != answers:
-                found = self._deltas.find(template, so_far, previous.before, action, stray)
-        if found is None:
+            changed = tuple(rest)
+            if changed != answers:
+                delta = self._deltas.find(template, so_far, previous.before, action, changed)
+        if delta is None:
             return None
-        delta = self._after_own_end(action.token_ids, self.encode_rendered(found.text))
+        delta_ids = self._without_end_of_turn(action.token_ids, self.encode_rendered(delta.text))
         return Prompt(
             observation=observation,
-            token_ids=previous.token_ids + action.token_ids + delta,
-            skeleton=found.skeleton,
-            template_text=found.template_text,
+            token_ids=previous.token_ids + action.token_ids + delta_ids,
+            skeleton=delta.skeleton,
+            template_text=delta.template_text,
             bridged=True,
             before=previous.before.after(action),
         )
 
-    def _after_own_end(self, sampled: TokenIds, delta: TokenIds) -> TokenIds:
-        """The delta without the end of turn that the model wrote itself, and without spaces before that."""
+    def _without_end_of_turn(self, sampled: TokenIds, delta: TokenIds) -> TokenIds:
+        """The delta without the end of turn that the model sampled itself, and without spaces before it."""
         if not sampled or sampled[-1] not in self.stop_ids or sampled[-1] not in delta:
             return delta
         end = delta.index(sampled[-1])
@@ -285,7 +285,7 @@ class ChatRenderer:
         return rendered
 
     def _single_ids(self, tokens: Sequence[str]) -> list[int]:
-        """The ids of those `tokens` that the vocabulary holds whole."""
+        """The ids of those `tokens` that are one token of the vocabulary."""
         encoded = [(token, self.encode_rendered(token)) for token in tokens]
         return [
             ids[0]
@@ -300,11 +300,11 @@ class ChatRenderer:
     def encode_rendered(self, text: str) -> TokenIds:
         """The ids of what a chat template or a model writes: control tokens count, unless they are cut.
 
-        Members of a group ask for the same prompt: it is tokenised once.
+        Cached: the members of a group have the same prompt.
         """
-        return self._known_ids(text)
+        return self._encode_cached(text)
 
     def _encode(self, text: str) -> TokenIds:
-        # A JSON escape can name half a character, which no tokenizer takes.
+        # A JSON escape can be half a surrogate pair, which no tokenizer accepts.
         text = text.encode("utf-8", "replace").decode("utf-8")
         return tuple(encode_pieces(lambda piece: self.tokenizer.encode(piece, add_special_tokens=False), text))

@@ -1,7 +1,7 @@
-"""Conversations with tools for chat templates that know none: everything about tools becomes plain text.
+"""Conversations with tools for chat templates without tools: everything about tools becomes plain text.
 
-The schemas go into the system message, an assistant's calls into its text as the tool format writes them, and tools'
-answers into a message of the user.
+The schemas go into the system message, the assistant's calls into its text as the tool format writes them, and tool
+answers into user messages.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ def knows_tools(chat_template: Any) -> bool:
 
 
 def without_tools(messages: Sequence[Message], tools: Sequence[ToolSchema], tool_format: ToolFormat) -> list[Message]:
-    """The same conversation, in messages of system, user and assistant alone.
+    """The same conversation with system, user and assistant messages only.
 
     With the hermes format `[user "Price?", assistant calling price, tool "7"]` becomes `[system "You can call these
     tools: ...", user "Price?", assistant "<tool_call>...", user "<tool_response>7</tool_response>"]`. Answers that
-    follow one another share one message, for templates that insist on turns.
+    follow one another share one message, for templates that require alternating turns.
     """
     schemas = tool_format.schemas_text(tools)
     first = messages[0] if messages and messages[0]["role"] == "system" else None
-    spoken = f"{_text_of(first['content'])}\n\n{schemas}" if first else schemas
-    written: list[Message] = [{"role": "system", "content": spoken}]
+    system_text = f"{_text_of(first['content'])}\n\n{schemas}" if first else schemas
+    rewritten: list[Message] = [{"role": "system", "content": system_text}]
     answers: list[str] = []
     for message in messages[1:] if first else messages:
         if message["role"] == "tool":
             answers.append(tool_format.result_text(str(message.get("name") or ""), _text_of(message["content"])))
             continue
-        written.extend(_as_user(answers))
+        rewritten.extend(_as_user(answers))
         answers = []
-        written.append(_with_calls_as_text(message, tool_format))
-    return [*written, *_as_user(answers)]
+        rewritten.append(_with_calls_as_text(message, tool_format))
+    return [*rewritten, *_as_user(answers)]
 
 
 def orphan_tool_results_as_user(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The same conversation, with every tool's answer that follows no call said by the user.
+    """The same conversation, with every tool answer that follows no call as a user message.
 
     >>> orphan_tool_results_as_user([{"role": "assistant", "content": "{"}, {"role": "tool", "content": "Error: ..."}])
     ({'role': 'assistant', 'content': '{'}, {'role': 'user', 'content': 'Error: ...'})
     """
-    written: list[Message] = []
+    rewritten: list[Message] = []
     may_answer = False
     for message in messages:
         if message["role"] != "tool":
             may_answer = bool(message.get("tool_calls"))
-            written.append(message)
+            rewritten.append(message)
         else:
-            written.append(message if may_answer else {"role": "user", "content": message["content"]})
-    return tuple(written)
+            rewritten.append(message if may_answer else {"role": "user", "content": message["content"]})
+    return tuple(rewritten)
 
 
 def _as_user(answers: Sequence[str]) -> list[Message]:

@@ -124,10 +124,8 @@ async def gold_result(reward: RewardFunction, tasks: Sequence[Task]) -> GoldResu
     if not with_truth:
         seen = "no row has a ground truth"
         return GoldResult(findings=tuple(findings), seen=seen, skipped=not findings)
-    form: Callable[[Task], str] | None
-    if recipe_form is not None:
-        name, form = "gold_answer", recipe_form
-    else:
+    name, form = "gold_answer", recipe_form
+    if form is None:
         name, form = await _best_form(reward, with_truth[:_TRIED_ROWS])
     if form is None:
         observed = f"none of {', '.join(USUAL_FORMS)} scores full marks on the first rows"

@@ -1,7 +1,7 @@
 """Tasks, actions, observations and step results as JSON and back, exactly.
 
     >>> observation = Observation(token_ids=(1, 2))
-    >>> observation_from_json(observation_to_json(observation)) == observation
+    >>> observation_from_json(json.loads(json.dumps(observation_to_json(observation)))) == observation
     True
 
 Images, in messages too, travel as base64: bytes as they are, pictures of Pillow as PNG. Arrays and numbers of numpy

@@ -94,8 +94,9 @@ class AlgorithmConfig:
     """Weight of the entropy bonus."""
     refill_rounds: CountOrZero = 0
     """Maximum further rounds of rollouts that replace groups whose members all got the same reward."""
-    greedy_baseline: bool = False
-    """Add one greedy rollout per task, as a baseline."""
+    group_plan: str = "sampled"
+    """Rollouts of a task's group. sampled: `rollout.group_size` alike. with_greedy: a greedy one too, as a baseline. Or
+    a plan of your own, `module:function`."""
     overlong_fraction: Fraction = 0.0
     """The last fraction of `rollout.max_tokens`, in which actions are penalised by up to 1 at the limit; 0: never."""
     process: ProcessConfig = field(default_factory=ProcessConfig)

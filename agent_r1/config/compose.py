@@ -25,7 +25,7 @@ from agent_r1.constraints import field_problems, unusable_parts
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 from agent_r1.paths import cache_dir
 
-OPEN_KEYS = ("env", "rollout.group_plan", *(f"algorithm.{key}" for key in PART_KEYS))
+OPEN_KEYS = ("env", *(f"algorithm.{key}" for key in PART_KEYS))
 """Keys whose arguments are checked against a signature rather than the schema. On the command line `key=name` replaces
 the part and drops the arguments of the old one."""
 
@@ -62,8 +62,8 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
     if isinstance(recipe, Config):
         names_algorithm = any(entry.lstrip("+").startswith("algorithm=") for entry in overrides)
         # A preset replaces the whole algorithm, not only the keys it names.
-        node = replace(recipe, algorithm=AlgorithmConfig()) if names_algorithm else recipe
-        ConfigStore.instance().store(name=name, node=node)
+        base = replace(recipe, algorithm=AlgorithmConfig()) if names_algorithm else recipe
+        ConfigStore.instance().store(name=name, node=_node(base))
     elif not _is_file(folder / f"{name}.yaml"):
         raise ConfigError(
             f"'{folder}' is not a recipe: there is no file {folder / 'base.yaml'}. "
@@ -194,7 +194,12 @@ def to_plain(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     """The resolved configuration as YAML, every key included."""
-    return OmegaConf.to_yaml(OmegaConf.merge(OmegaConf.structured(Config), to_plain(config)))
+    return OmegaConf.to_yaml(_node(config))
+
+
+def _node(config: Config) -> DictConfig:
+    """The configuration for OmegaConf, which knows the schema but no `Part`."""
+    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), to_plain(config)))
 
 
 def value_problems(config: Config) -> list[str]:

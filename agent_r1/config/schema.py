@@ -125,9 +125,6 @@ class RolloutConfig:
     """Tasks per training step."""
     group_size: Count = 8
     """Rollouts per task."""
-    group_plan: dict[str, Any] = field(default_factory=lambda: {"name": "auto"})
-    """Which rollouts the group of a task has: a group plan and its arguments. sampled: `group_size` alike. with_greedy:
-    a greedy one too. auto: with_greedy if `algorithm.greedy_baseline` is set, else sampled."""
     max_steps: Count = 8
     """Maximum steps per episode."""
     max_tokens: Count = 256

@@ -1,4 +1,4 @@
-"""Rows of files as tasks, demonstrations, and the public files recipes are made from."""
+"""Data: rows as tasks, demonstrations, and downloads of the public files that recipes use."""
 
 from agent_r1.data.demonstrations import DemonstrationRow, load_demonstrations, tokenise_conversation
 from agent_r1.data.downloads import DATA_VARIABLE, find_files, locate, read_raw

@@ -1,8 +1,8 @@
-"""Demonstrations as token rows, built exactly as a rollout would build them.
+"""Demonstrations as rows of tokens, built exactly as a rollout builds them.
 
 A demonstration is a whole conversation in OpenAI form (`messages`, optional `tools`). Every assistant message becomes
-an action after the prompt that a flow would have shown; between turns the same bridge is used, so what the warm start
-teaches is what reinforcement learning later sees, token for token.
+an action after the prompt that a flow would have shown, with the same bridge between turns: the warm start trains on
+the very tokens that reinforcement learning sees later.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The public files a recipe makes its rows from: given in a folder, or downloaded once.
+"""The public files that a recipe makes its rows from: taken from a folder, or downloaded once.
 
     files = locate("gsm8k", {"train": [URL], "test": [URL]}, folder=None)
     rows = list(read_raw(files["train"]))
 
-The first of these that is given is taken:
+The first of these that is set is used:
 
 1. `folder`, what `--local_dataset_path` names: `train.jsonl`, `train.jsonl.xz`, `train.jsonl.gz`, `train.parquet` or
    the hub's `train-00000-of-00001.parquet`;
 2. the environment variable `AGENT_R1_DATA`: a folder with a folder for each task, with the same files;
-3. the addresses. What they give stays in `$AGENT_R1_CACHE` (else `~/.cache/agent-r1`) and is not asked for again.
+3. the addresses. Downloads stay in `$AGENT_R1_CACHE` (else `~/.cache/agent-r1`) and are not fetched again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def find_files(folder: Path, name: str) -> list[Path]:
 
 
 def read_raw(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """The rows of all files in order; the first that is no object is an error."""
+    """The rows of all files in order. Raises DataError at the first row that is not an object."""
     for file in files:
         for number, row in enumerate(read_rows(file)):
             if not isinstance(row, dict):
@@ -79,11 +79,11 @@ def read_raw(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 
 def download(address: str, file: Path) -> None:
-    """Fetch `address` into `file`, showing how far it is. The file is whole or not there; `OSError` says why not."""
+    """Download `address` into `file` with a progress bar. On failure there is no file, and an `OSError` says why."""
     file.parent.mkdir(parents=True, exist_ok=True)
     print(f"downloading {address}", file=sys.stderr)
     request = Request(address, headers={"User-Agent": "agent-r1"})
-    # A name of its own: two runs that start together must not write into one file.
+    # A temporary name: two runs that start together must not write into one file.
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as beside:
         try:
             with urlopen(request, timeout=_TIMEOUT_SECONDS) as response, progress_counter("kB") as show:
@@ -103,7 +103,7 @@ def download(address: str, file: Path) -> None:
 
 
 def _copy(response: Any, into: Any) -> Iterator[int]:
-    """Copy an answer, yielding the bytes so far; one that ends early is an error, which `http` does not make of it."""
+    """Copy a response, yielding the bytes so far. One that ends early raises OSError, which `http` does not do."""
     announced = response.headers.get("Content-Length")
     done = 0
     while chunk := response.read(_CHUNK):
@@ -111,7 +111,7 @@ def _copy(response: Any, into: Any) -> Iterator[int]:
         done += len(chunk)
         yield done
     if announced is not None and done != int(announced):
-        raise OSError(f"the answer ended after {done} of {announced} bytes")
+        raise OSError(f"the response ended after {done} of {announced} bytes")
 
 
 def _given_folder(task: str, folder: Path | None) -> Path | None:

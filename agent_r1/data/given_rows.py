@@ -72,8 +72,11 @@ def _plain_row(row: Any) -> dict[str, Any] | None:
         columns = {name: value for name, value in asdict(row).items() if value}
         if row.agent_name == "env_loop":
             del columns["agent_name"]
-        row = columns
-    return {name: _as_lists(value) for name, value in row.items()} if isinstance(row, Mapping) else None
+    elif isinstance(row, Mapping):
+        columns = dict(row)
+    else:
+        return None
+    return {name: _as_lists(value) for name, value in columns.items()}
 
 
 def _as_lists(value: Any) -> Any:

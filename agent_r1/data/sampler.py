@@ -12,7 +12,7 @@ from agent_r1.types import Task
 class TaskSampler:
     """An endless, shuffled, resumable sequence of batches: batch `n` is a function of the seed and `n` alone.
 
-    Every epoch shows each task once, in its own order; a batch may span two epochs.
+    Every epoch has each task once, in an order of its own; a batch may span two epochs.
     """
 
     def __init__(self, tasks: Sequence[Task], *, batch_size: int, seed: int) -> None:
@@ -27,12 +27,12 @@ class TaskSampler:
         return [self.at(position) for position in range(start, start + self._batch_size)]
 
     def extra(self, number: int, round_number: int, count: int) -> list[Task]:
-        """Further tasks for batch `number`, drawn outside the epochs' order and also from the seed alone."""
+        """Further tasks for batch `number`, drawn outside of the epochs' order; also a function of the seed alone."""
         rng = random.Random(mix_seed(self._seed, number, round_number, Stream.EXTRA_TASKS))
         return [self._tasks[rng.randrange(len(self._tasks))] for _ in range(count)]
 
     def at(self, position: int) -> Task:
-        """The task at a place of the sequence, counted from 0: batches of 4 have 4 to 7 in batch 1."""
+        """The task at a position of the sequence, counted from 0: batches of 4 have 4 to 7 in batch 1."""
         epoch, index = divmod(position, len(self._tasks))
         if epoch not in self._orders:
             order = list(range(len(self._tasks)))

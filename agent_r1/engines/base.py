@@ -22,11 +22,11 @@ from agent_r1.types import Completion, SamplingParams
 class Engine(Protocol):
     """Anything that can sample from the policy.
 
-    `generate` may be called by any number of episodes at once; an engine batches them as it likes. A request depends
-    only on its prompt, its sampling parameters (the seed among them) and the weights.
+    `generate` may be called by any number of episodes concurrently; an engine batches them as it likes. A request
+    depends only on its prompt, its sampling parameters (the seed among them) and the weights.
 
-    Weights may change while requests are under way. What was sampled stays; what is sampled from then on is what the
-    new weights say after the prompt and all that was sampled, and `Completion.policy_versions` tells the two apart:
+    Weights may change during a request. Tokens sampled before stay; tokens sampled after come from the new weights,
+    given the prompt and everything sampled so far. `Completion.policy_versions` says which is which:
 
         4 ids sampled at version 0, then `update_weights(..., version=1)`, then 2 more: (0, 0, 0, 0, 1, 1)
     """
@@ -58,8 +58,8 @@ class Engine(Protocol):
         ...
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Take over the trainer's weights (name, tensor). Every id sampled from here on carries `version`, those of
-        requests under way too."""
+        """Load the trainer's weights (name, tensor). Every id sampled from here on carries `version`, also those of
+        running requests."""
         ...
 
     def paused(self) -> AbstractAsyncContextManager[None]:

@@ -1,4 +1,4 @@
-"""`ScriptedEngine`: an engine that says what it is told. The public test double for flows, environments and rewards."""
+"""`ScriptedEngine`: an engine that plays given replies. The public test double for flows, environments and rewards."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from agent_r1.errors import EngineError
 from agent_r1.types import Completion, SamplingParams, TokenIds
 
 Script = Callable[[TokenIds, SamplingParams], Sequence[int]]
-"""From the prompt to the ids to say."""
+"""Maps a prompt to the ids of the reply."""
 
 
 class ScriptedEngine:
-    """Plays a list of replies in order, or asks a function for each.
+    """Plays a list of replies in order, or calls a function for each.
 
     >>> engine = ScriptedEngine([[5, 6, 2]])
     >>> asyncio.run(engine.generate([1], SamplingParams(stop=(2,)))).token_ids
@@ -40,7 +40,7 @@ class ScriptedEngine:
 
     @property
     def context_length(self) -> int:
-        """What the test said it is."""
+        """As given."""
         return self._context_length
 
     @property

@@ -1,4 +1,4 @@
-"""Evaluating a policy, numbers about rollouts, and a monitor that says when learning goes wrong."""
+"""Evaluating a policy, metrics of rollouts, and a monitor that warns when learning goes wrong."""
 
 from agent_r1.evaluation.evaluate import Evaluation, evaluate, sample_eval_tasks
 from agent_r1.evaluation.health import HealthMonitor

@@ -14,23 +14,23 @@ from agent_r1.rollout import Rollout
 from agent_r1.seeds import Stream, mix_seed
 from agent_r1.types import Group, SamplingParams, Task, Trajectory
 
-_PANEL_SEED = 0
+_SAMPLE_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What an evaluation found."""
+    """The result of an evaluation."""
 
     metrics: dict[str, float]
-    """Of each data source, and of all rows under `all`: `eval/<source>/{greedy,mean,best@k,maj@k}`, the outcome reward
+    """Per data source, and over all rows under `all`: `eval/<source>/{greedy,mean,best@k,maj@k}`, the outcome reward
     and its parts (`reward`, `em`, ...), `rows`, `steps`, `tool_calls`, `response_tokens`, and `failed` when greedy
     rollouts failed, which count as not solved."""
     greedy: tuple[Group, ...]
-    """The greedy rollouts, one a task."""
+    """The greedy rollouts, one per task."""
     sampled: tuple[Group, ...] = ()
-    """The sampled rollouts, k a task."""
+    """The sampled rollouts, k per task."""
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """The 95 % confidence intervals, over tasks, of those metrics that have one."""
+    """The 95 % confidence intervals over tasks, for the metrics that have one."""
 
     @property
     def success(self) -> float:
@@ -47,25 +47,24 @@ class Evaluation:
         }
 
     def worst_first(self) -> list[Trajectory]:
-        """The greedy rollouts, those that were solved last; else in the order of the tasks."""
+        """The greedy rollouts, unsolved ones first, otherwise in the order of the tasks."""
         return sorted((trajectory for group in self.greedy for trajectory in group), key=_success)
 
 
 def sample_eval_tasks(tasks: Sequence[Task], max_tasks: int | None) -> list[Task]:
-    """The rows an evaluation uses: all, or `max_tasks` of them, as many of each data source as there are.
+    """The rows an evaluation uses: all, or `max_tasks` of them, evenly over the data sources.
 
-    The same number gives the same rows, whatever the run's seed, and a smaller panel is part of a larger one. Of 90
-    rows of `math` and 10 of `shop`, a panel of 30 has 20 and 10.
+    The same number gives the same rows, whatever the run's seed, and a smaller sample is part of a larger one. Of 90
+    rows of `math` and 10 of `shop`, a sample of 30 has 20 and 10.
     """
     if max_tasks is None or len(tasks) <= max_tasks:
         return list(tasks)
-    rng = random.Random(_PANEL_SEED)
-    drawn: dict[str, list[int]] = defaultdict(list)
-    for place in rng.sample(range(len(tasks)), len(tasks)):
-        drawn[tasks[place].data_source].append(place)
-    rounds = [(turn, source, place) for source, places in drawn.items() for turn, place in enumerate(places)]
-    chosen = sorted(place for _, _, place in sorted(rounds)[:max_tasks])
-    return [tasks[place] for place in chosen]
+    rng = random.Random(_SAMPLE_SEED)
+    shuffled: dict[str, list[int]] = defaultdict(list)
+    for index in rng.sample(range(len(tasks)), len(tasks)):
+        shuffled[tasks[index].data_source].append(index)
+    ranked = [(rank, source, index) for source, indices in shuffled.items() for rank, index in enumerate(indices)]
+    return [tasks[index] for index in sorted(index for _, _, index in sorted(ranked)[:max_tasks])]
 
 
 async def evaluate(
@@ -77,7 +76,7 @@ async def evaluate(
     seed: int,
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> Evaluation:
-    """Evaluate the engine's current weights. `sampling` is used for the sampled rollouts, at temperature 0 for greedy.
+    """Evaluate the engine's current weights. Greedy rollouts use `sampling` at temperature 0.
 
     A rollout that fails counts as not solved: an evaluation must not look better because something broke.
     """
@@ -98,14 +97,14 @@ async def evaluate(
     metrics: dict[str, float] = {}
     intervals: dict[str, tuple[float, float]] = {}
     by_source = _by_source(greedy)
-    values = {eval_metric(name, source): found for source in by_source for name, found in _scores(by_source[source])}
+    values = {eval_metric(name, source): scores for source in by_source for name, scores in _scores(by_source[source])}
     for source, groups in _by_source(sampled).items():
         values[eval_metric("mean", source)] = [mean(map(_success, group)) for group in groups]
         values[eval_metric(f"best@{num_samples}", source)] = [best_of(group.valid) for group in groups]
         values[eval_metric(f"maj@{num_samples}", source)] = [majority(group.valid) for group in groups]
-    for name, found in values.items():
-        metrics[name] = mean(found)
-        if (pair := interval(found)) is not None:
+    for name, scores in values.items():
+        metrics[name] = mean(scores)
+        if (pair := interval(scores)) is not None:
             intervals[name] = pair
     for source, groups in by_source.items():
         metrics.update({eval_metric(name, source): value for name, value in _counts(groups).items()})
@@ -113,9 +112,9 @@ async def evaluate(
 
 
 def _scores(groups: Sequence[Group]) -> list[tuple[str, list[float]]]:
-    """What the greedy rollouts of a source earned: success, reward and each part of it, one value a task.
+    """Success, reward and each part of the reward of the greedy rollouts of a source, one value per task.
 
-    A failed rollout has no parts and counts 0; a part that only some tasks have is a mean over those.
+    A failed rollout has no parts and counts as 0; a part that only some tasks have is a mean over those.
     """
     trajectories = [trajectory for group in groups for trajectory in group]
     scores = [

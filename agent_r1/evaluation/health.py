@@ -1,8 +1,8 @@
-"""Says in plain words when learning goes wrong, and what to change.
+"""Warns when learning goes wrong, and says which keys to change.
 
-`HealthMonitor` reads the metrics of one step after the other. Each kind of trouble is reported when it begins, and
-again only after it had gone for some steps. It has no other memory than the metrics it was shown, so a resumed run
-shows it the old ones first. A number that is missing or not finite says nothing.
+`HealthMonitor` reads the metrics of each step. A problem is reported when it begins, and again only after it has been
+gone for some steps. Its only state is the metrics it has seen, so a resumed run replays the old ones first. Metrics
+that are missing or not finite are ignored.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from agent_r1.metric_names import (
 Metrics = Mapping[str, float]
 
 WINDOW = 3
-"""Steps over which a number is averaged before it is judged: one odd batch is no trouble."""
+"""Steps over which a metric is averaged before it is judged: one odd batch is not a problem."""
 
 LONG_WINDOW = 10
-"""Steps that tell what is usual, and how long a trouble must be gone before it is reported again."""
+"""Steps that define what is usual, and how long a problem must be gone before it is reported again."""
 
 MEMORY = 50
-"""Steps before the last ones among which a number is called usual: looking costs the same in the longest run."""
+"""Steps before the last window whose median is the usual value; bounded, so that long runs cost no more."""
 
 SOLVED = 0.9
-"""Above this success a policy may well be sure of itself, and its groups may all succeed."""
+"""Above this success, low entropy and groups without spread are expected."""
 
 MUCH_MOVED = 0.2
-"""A mean change of log-probs since sampling beyond which tokens of older policies say little about this one."""
+"""A mean change of log-probs since sampling beyond which tokens of older policies are of little use."""
 
 
 class HealthMonitor:
@@ -83,25 +83,24 @@ class HealthMonitor:
         return new
 
     def observe_evaluation(self, metrics: Metrics) -> list[str]:
-        """The warning that begins with this evaluation of held-out tasks; the first one is what others are held to."""
+        """The warnings that begin with this evaluation of held-out tasks, which is compared with the first one."""
         success, rows = metrics.get(EVAL_GREEDY, math.nan), metrics.get(EVAL_ROWS, 0.0)
         if not math.isfinite(success) or rows < 1:
             return []
         if self._before is None:
             self._before = success
-        # Twice the standard error of a difference: other tasks might have shown the opposite of less.
+        # Twice the standard error of the difference: less than that may be chance.
         chance = 2.0 * math.sqrt((self._before * (1 - self._before) + success * (1 - success)) / rows)
-        fell, told = success < self._before - max(chance, 0.02), self._held_out_fell
+        fell, was_reported = success < self._before - max(chance, 0.02), self._held_out_fell
         self._held_out_fell = fell
-        if not fell or told:
+        if not fell or was_reported:
             return []
         message = _held_out_falls(self, success, self._before)
         self.warnings.append(f"step {len(self._history)}: {message}")
         return [message]
 
     def replay(self, lines: Iterable[Metrics]) -> None:
-        """Look at steps and evaluations that were reported before; lines that only count what failed beside them are
-        neither."""
+        """Observe the logged steps and evaluations of a resumed run; lines that only count failures are skipped."""
         for metrics in lines:
             if EVAL_GREEDY in metrics:
                 self.observe_evaluation(metrics)
@@ -118,7 +117,7 @@ class HealthMonitor:
             if mean is not None:
                 self._best[name] = max(mean, self._best.get(name, mean))
 
-    # --- what the checks ask ---------------------------------------------------------------------------------------
+    # --- queries of the checks ---------------------------------------------------------------------------------------
 
     @property
     def has_tools(self) -> bool:
@@ -135,7 +134,7 @@ class HealthMonitor:
         return [step[name] for step in self._history[-WINDOW - MEMORY : -WINDOW] if name in step]
 
     def at_first(self, name: str) -> float | None:
-        """The mean over the first steps that had it; None while these are the last ones too."""
+        """The mean over the first steps that had it; None while these are also the last ones."""
         first = self._first.get(name, [])
         return sum(first) / WINDOW if len(first) == WINDOW and len(self._history) > WINDOW else None
 
@@ -145,7 +144,7 @@ class HealthMonitor:
 
     @property
     def solved(self) -> bool:
-        """The task is as good as solved."""
+        """Whether the task is practically solved."""
         return (self.recent(SUCCESS) or 0.0) >= SOLVED
 
 
@@ -158,8 +157,8 @@ def _tools_never_called(monitor: HealthMonitor) -> str | None:
     if not monitor.has_tools or best is None or best > 0.01 or monitor.solved:
         return None
     return (
-        "the model calls no tool at all: it cannot learn to. Warm-start it on a few demonstrations (agent-r1 sft), say "
-        "in the prompt how a call looks, or check that model.tool_format is the one this model was trained with"
+        "the model never calls a tool, so it cannot learn to. Warm-start it on a few demonstrations (agent-r1 sft), "
+        "show a call in the prompt, or check that model.tool_format is the one this model was trained with"
     )
 
 
@@ -168,7 +167,7 @@ def _tool_calls_collapse(monitor: HealthMonitor) -> str | None:
     if not monitor.has_tools or recent is None or best is None or best < 0.5 or recent > 0.3 * best or monitor.solved:
         return None
     return (
-        f"tool calls are collapsing: {recent:.2f} an episode, once {best:.2f}, and the task is not solved. Reward "
+        f"tool calls are collapsing: {recent:.2f} per episode, once {best:.2f}, and the task is not solved. Reward "
         "useful calls (process rewards, reward.process_weight), lower optimizer.learning_rate, or hold the policy with "
         "algorithm.kl.coefficient"
     )
@@ -179,8 +178,8 @@ def _malformed_calls(monitor: HealthMonitor) -> str | None:
     if not monitor.has_tools or recent is None or recent <= 0.5:
         return None
     return (
-        f"{recent:.0%} of the answers are malformed tool calls. Check that model.tool_format is the one this model was "
-        "trained with, give answers room (rollout.max_tokens), or warm-start on well-formed calls (agent-r1 sft)"
+        f"{recent:.0%} of the actions are malformed tool calls. Check that model.tool_format is the one this model was "
+        "trained with, allow longer actions (rollout.max_tokens), or warm-start on well-formed calls (agent-r1 sft)"
     )
 
 
@@ -189,9 +188,9 @@ def _success_falls(monitor: HealthMonitor) -> str | None:
     if recent is None or best is None or best < 0.3 or recent > 0.5 * best:
         return None
     return (
-        f"success has fallen to {recent:.2f}, once {best:.2f}: the policy unlearns. Lower optimizer.learning_rate or "
-        "optimizer.gradient_clip, hold the policy with algorithm.kl.coefficient, and go back to a checkpoint from "
-        "before"
+        f"success has fallen to {recent:.2f}, once {best:.2f}: the policy is getting worse. Lower "
+        "optimizer.learning_rate or optimizer.gradient_clip, hold the policy with algorithm.kl.coefficient, and resume "
+        "from an earlier checkpoint"
     )
 
 
@@ -200,12 +199,12 @@ def _held_out_falls(monitor: HealthMonitor, success: float, before: float) -> st
     recent, start = monitor.recent(PROCESS), monitor.at_first(PROCESS)
     if recent is not None and start is not None and recent > 1.2 * start:
         return message + (
-            f"meanwhile process rewards rise from {start:.3f} to {recent:.3f} an episode and may be what is learned. "
+            f"meanwhile process rewards rise from {start:.3f} to {recent:.3f} per episode and may be what is learned. "
             "Read conversations in the run's trajectories, and try reward.process_weight=0"
         )
     return message + (
-        "what is rewarded in training is not what is evaluated, or the policy unlearns. Read conversations in the "
-        "run's trajectories, and lower optimizer.learning_rate"
+        "what is rewarded in training is not what is evaluated, or the policy is getting worse. Read conversations in "
+        "the run's trajectories, and lower optimizer.learning_rate"
     )
 
 
@@ -223,7 +222,7 @@ def _entropy_collapse(monitor: HealthMonitor) -> str | None:
 
 
 def _no_spread(monitor: HealthMonitor) -> str | None:
-    """Groups that never had any are seen at once; where there was some, a few batches without any may be chance."""
+    """Reported early if groups never had any spread; otherwise a few batches without any may be chance."""
     name = GROUPS_WITH_SPREAD
     never_had_any = monitor.best_window(name) == 0.0
     alive = monitor.recent(name, WINDOW if never_had_any else LONG_WINDOW)
@@ -239,8 +238,8 @@ def _no_spread(monitor: HealthMonitor) -> str | None:
         )
     return (
         f"no group has any spread of reward (mean {reward:.2f}), so nothing is learned. Raise rollout.group_size or "
-        "rollout.temperature, use easier tasks, reward parts of the way, or check that the reward function can tell a "
-        "good answer from a bad one"
+        "rollout.temperature, use easier tasks, reward partial progress, or check that the reward function tells good "
+        "answers from bad ones"
     )
 
 
@@ -249,12 +248,12 @@ def _truncated(monitor: HealthMonitor) -> str | None:
     steps = monitor.recent(EPISODE_STEPS)
     if cut is not None and steps and cut / steps > 0.5:
         return (
-            f"{cut / steps:.0%} of the answers are cut by the token limit: the model cannot finish what it says. Raise "
-            "rollout.max_tokens, ask for shorter answers, or charge long ones (algorithm.overlong_fraction)"
+            f"{cut / steps:.0%} of the actions are cut by the token limit: the model cannot finish them. Raise "
+            "rollout.max_tokens, ask for shorter ones, or penalise long ones (algorithm.overlong_fraction)"
         )
     if episodes is not None and episodes > 0.5:
         return (
-            f"{episodes:.0%} of the episodes are cut before their end: most never earn their outcome. Raise "
+            f"{episodes:.0%} of the episodes are truncated: most never earn their outcome. Raise "
             "rollout.max_steps, rollout.max_tokens or rollout.context_length, or make the task shorter"
         )
     return None
@@ -270,7 +269,7 @@ def _kl_spike(monitor: HealthMonitor) -> str | None:
         usual = statistics.median(earlier) if earlier else 0.0
         if recent is not None and len(earlier) >= num_known and abs(recent) > max(10.0 * usual, 0.1):
             return (
-                f"the policy moves too far {what}: a divergence of {abs(recent):.3f} a token, usually {usual:.3f}. "
+                f"the policy moves too far {what}: a divergence of {abs(recent):.3f} per token, usually {usual:.3f}. "
                 "Lower optimizer.learning_rate or algorithm.epochs, or raise algorithm.kl.coefficient"
             )
     return None
@@ -281,7 +280,7 @@ def _engine_difference(monitor: HealthMonitor) -> str | None:
     usual = statistics.median(earlier) if earlier else 0.0
     age = monitor.recent(STALENESS_MEAN)
     if age and recent is not None:
-        # Older policies sampled some of the tokens: that engine and trainer differ there is what an update does.
+        # Older policies sampled some of the tokens: there, a difference between engine and trainer is expected.
         return _stale_tokens(age, recent) if recent > MUCH_MOVED else None
     if recent is None or recent < 0.05 or (earlier and recent < 3.0 * usual and usual < 0.05):
         return None
@@ -295,8 +294,8 @@ def _engine_difference(monitor: HealthMonitor) -> str | None:
 def _stale_tokens(age: float, difference: float) -> str:
     return (
         f"the policy moves far between sampling and training: tokens are {age:.1f} updates old, and their log-probs "
-        f"changed by {difference:.3f} on average. Lower rollout.max_staleness or optimizer.learning_rate, or leave out "
-        "what changed most with algorithm.off_policy.name=mask"
+        f"changed by {difference:.3f} on average. Lower rollout.max_staleness or optimizer.learning_rate, or mask the "
+        "tokens that changed most with algorithm.off_policy.name=mask"
     )
 
 

@@ -1,5 +1,5 @@
-"""Numbers about a batch of trajectories, and how sure one may be of a mean. Failed rollouts are counted and otherwise
-left out."""
+"""Metrics of a batch of trajectories, and confidence intervals of means. Failed rollouts are counted and otherwise left
+out."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _Z = 1.959964  # 95 % of a normal distribution lies within this many standard de
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean; 0 of nothing."""
+    """The mean; 0 without values."""
     listed = list(values)
     return sum(listed) / len(listed) if listed else 0.0
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the mean of values that are one a task; None when one value says nothing.
+    """The 95 % confidence interval of a mean of one value per task; None for a single value that is not 0 or 1.
 
     Values that are all 0 or 1 are a share and have Wilson's interval, which has a width at 0 and 1 too: 8 of 10 give
-    (0.490, 0.943), 10 of 10 give (0.722, 1). Others have the normal one, mean +- 1.96 s / sqrt(n), cut to 0 and 1 when
-    all lie between.
+    (0.490, 0.943), 10 of 10 give (0.722, 1). Others have the normal interval, mean +- 1.96 s / sqrt(n), clipped to
+    [0, 1] when all values are in it.
     """
     count, centre = len(values), mean(values)
     if count and all(value in (0.0, 1.0) for value in values):
@@ -50,7 +50,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What a batch of rollouts earned and how it went."""
+    """Rewards, lengths, tool calls and failures of a batch of rollouts."""
     everything = [trajectory for group in groups for trajectory in group]
     valid = [trajectory for trajectory in everything if not trajectory.is_failure]
     metrics = {
@@ -87,7 +87,7 @@ def best_of(group: Sequence[Trajectory]) -> float:
 
 
 def majority(group: Sequence[Trajectory]) -> float:
-    """The success of the answer most members gave; ties go to the answer given first. No answer is no vote.
+    """The success of the most frequent answer; ties go to the answer given first. An empty answer casts no vote.
 
     Answers (4, 5, 4) with successes (1, 0, 1) give 1; ("", "", 4) with successes (0, 0, 1) give 1.
     """

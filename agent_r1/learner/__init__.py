@@ -1,4 +1,4 @@
-"""The learner: experience to credit to updates."""
+"""The learner: from experience to credit to updates."""
 
 from agent_r1.learner.base import Learner
 from agent_r1.learner.compute import Compute, cpu_row_tokens, make_compute

@@ -22,43 +22,47 @@ ResultT = TypeVar("ResultT")
 
 
 def cpu_row_tokens(hidden_size: int) -> int:
-    """How long a row may be on a CPU, where a dense mask costs the square of its length.
+    """The longest row on a CPU, where a dense mask costs the square of its length.
 
-    A layer spends about 24 h^2 operations a token on its matrices and 4 h T on attention over a row of T tokens; up to
-    T = 3 h attention is the smaller part. 576 gives 1728.
+    A layer spends about 24 h^2 operations per token on its matrices and 4 h T on attention over a row of T tokens; up
+    to T = 3 h attention is the smaller part. 576 gives 1728.
     """
     return min(4096, max(512, 3 * hidden_size))
 
 
 CUDA_ROW_TOKENS = 8192
-"""Going backward, a block of keys is one loop over all queries that see it: a preamble shared by a whole micro-batch
-would be one long loop that everybody waits for. Cutting the trie repeats the preamble a few times instead."""
+"""The longest row on a GPU. In the backward pass a block of keys is one loop over all queries that see it: a preamble
+shared by a whole micro-batch would be one long loop that all others wait for. Cutting the trie repeats the preamble a
+few times instead."""
 
 CUDA_WIDTH_MULTIPLE = 1024
 """Rows on a GPU are padded to multiples of this, so that few different shapes are compiled."""
 
 CUDA_PORTION = 8
-"""Samples of so many micro-batches' tokens are sorted before the first micro-batch is computed: what they share makes
-them about one."""
+"""This many micro-batches' worth of tokens are sorted before the first micro-batch is computed; shared prefixes shrink
+them to about one micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
-    """How a pass over samples is made."""
+    """How models are run over samples."""
 
     device: torch.device
     """Where the models are."""
     pack: Packer
     """How samples become micro-batches."""
     temperature: float = 1.0
-    """Of the rollouts: the policy that is trained is the one at this temperature."""
+    """The rollouts' temperature: the policy is trained at the temperature it was sampled at."""
     autocast_dtype: torch.dtype | None = None
-    """Matrix products are made in this type; the weights keep their own. None: everything in the weights' type."""
+    """The type of matrix products; the weights keep theirs. None: everything is computed in the weights' type."""
 
     def autocast(self) -> torch.autocast:
         """The context in which models are run."""
         enabled = self.autocast_dtype is not None
         return torch.autocast(self.device.type, dtype=self.autocast_dtype or torch.bfloat16, enabled=enabled)
+
+
+_WAKE_SECONDS = 0.2
 
 
 class UpdateThread:
@@ -89,7 +93,9 @@ class UpdateThread:
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
             try:
-                await asyncio.wait([future])
+                # Wakes up now and then: Python handles a signal in the main thread, which one that was delivered to
+                # another thread does not wake.
+                await asyncio.wait([future], timeout=_WAKE_SECONDS)
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:
@@ -99,7 +105,7 @@ class UpdateThread:
 
 
 def make_compute(config: Config, policy: nn.Module) -> Compute:
-    """As the configuration says; `trainer.precision=auto` is bfloat16 on a GPU and `model.dtype` elsewhere."""
+    """How a run's models are run; `trainer.precision=auto` is bfloat16 on a GPU and `model.dtype` elsewhere."""
     device = next(policy.parameters()).device
     by_default = device.type == "cuda" or config.model.dtype == "bfloat16"
     bfloat16 = {"auto": by_default, "bfloat16": True, "float32": False}[config.trainer.precision]
@@ -112,7 +118,7 @@ def make_compute(config: Config, policy: nn.Module) -> Compute:
 
 
 def _packer(config: Config, policy: nn.Module, device: torch.device) -> Packer:
-    """`trie`: shared prefixes are computed once. `rows`: one padded row a step, the slow and simple form."""
+    """`trie`: shared prefixes are computed once. `rows`: one padded row per step, slow and simple."""
     max_tokens = config.trainer.micro_batch_tokens
     if config.trainer.packing == "rows":
         return partial(pack, max_tokens=max_tokens)

@@ -1,4 +1,4 @@
-"""What must be known before the first update of a batch: old and reference log-probs, values, and the credit."""
+"""What is computed before the first update of a batch: old and reference log-probs, values, and credit."""
 
 from __future__ import annotations
 
@@ -20,62 +20,62 @@ from agent_r1.models import adapters_off
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenArrays:
-    """What the losses need of each token of a batch, where the models are: sent once, picked from for each micro-batch.
+    """What the losses need per token of a batch, on the models' device: sent once, indexed for each micro-batch.
 
-    None where the algorithm has no use for it.
+    None where the algorithm does not need it.
     """
 
     step_N: Tensor
-    """The step it belongs to."""
+    """The step the token belongs to."""
     rollout_logprobs_N: Tensor
-    """Under the engine."""
+    """Log-prob under the engine."""
     advantages_N: Tensor
-    """Its credit."""
+    """Advantage."""
     old_logprobs_N: Tensor | None
-    """Under the policy the updates start from; None: those of the one update's own pass."""
+    """Log-prob under the policy the updates start from; None: that of the single update's own pass."""
     reference_logprobs_N: Tensor | None
-    """Under the reference; None without one."""
+    """Log-prob under the reference; None without one."""
     returns_N: Tensor | None
-    """What the critic should say."""
+    """The critic's target."""
     valued_N: Tensor | None
-    """Whether the critic learns from it."""
+    """Whether the critic learns from the token."""
     old_values_N: Tensor | None
-    """What the critic said before the updates."""
+    """The critic's value before the updates."""
 
     def at(self, tokens_N: Tensor) -> TokenArrays:
-        """Those of some tokens."""
+        """The arrays of some tokens."""
         return self._each(lambda tensor: tensor[tokens_N])
 
     def to(self, device: torch.device) -> TokenArrays:
-        """The same on a device, numbers in float32."""
+        """The same on a device, floating-point numbers as float32."""
         return self._each(lambda tensor: send(tensor.float() if tensor.is_floating_point() else tensor, device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> TokenArrays:
-        given: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        changed: dict[str, Any] = {name: None if old is None else change(old) for name, old in given.items()}
+        arrays: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        changed: dict[str, Any] = {name: None if array is None else change(array) for name, array in arrays.items()}
         return TokenArrays(**changed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreditedBatch:
-    """Experience with everything the updates need, at token granularity."""
+    """Experience with everything the updates need, per token."""
 
     experience: Experience
     """The rollouts."""
     credit: Credit
-    """Who deserves what."""
+    """Advantages and the critic's targets."""
     arrays: TokenArrays
-    """What the losses read, where the models are."""
+    """What the losses read, on the models' device."""
     critic_hidden_N: Tensor | None
-    """What a critic that is trained by gradient read before each token, before the updates; None without one."""
+    """The hidden states before each token, before the updates, for a critic trained by gradient; None without one."""
     metrics: Mapping[str, float]
-    """What was found."""
+    """Measurements made on the way."""
 
 
 def assign_credit(
     experience: Experience, models: Models, algorithm: Algorithm, *, kl_coefficient: float
 ) -> CreditedBatch:
-    """Score the batch under the old policy, the reference and the critic, then let the estimator judge it."""
+    """Score the batch under the old policy, the reference and the critic, then run the estimator."""
     metrics: dict[str, float] = dict(experience.metrics)
     old_N = _old_logprobs(experience, models, algorithm, metrics)
     reference_N = _reference_logprobs(experience, models)
@@ -86,7 +86,7 @@ def assign_credit(
         metrics["reward/kl_penalty"] = float(kl_coefficient * kl_N.sum() / max(1, table.num_trajectories))
         table = with_token_penalty(table, kl_coefficient * kl_N)
     if models.critic is not None:
-        table = replace(table, bootstrap_R=_values_after_the_cut(experience, models, models.critic))
+        table = replace(table, bootstrap_R=_bootstrap_values(experience, models, models.critic))
         values_N, hidden_N = _values(experience, table, models, algorithm, metrics)
         table = replace(table, values_N=values_N.double())
     credit = algorithm.estimate(table)
@@ -128,7 +128,7 @@ def _old_logprobs(
 
 
 def engine_metrics(trainer_logprobs_N: Tensor, rollout_logprobs_N: Tensor) -> dict[str, float]:
-    """How far the engine's probabilities are from the trainer's, for the same weights."""
+    """The difference between the engine's and the trainer's probabilities for the same weights."""
     if not len(trainer_logprobs_N):
         return {}
     return {
@@ -138,7 +138,7 @@ def engine_metrics(trainer_logprobs_N: Tensor, rollout_logprobs_N: Tensor) -> di
 
 
 def with_token_penalty(table: StepTable, penalty_N: Tensor) -> StepTable:
-    """The table with a penalty per token taken off the reward of its step."""
+    """The table with a penalty per token subtracted from the reward of its step."""
     penalty_S = torch.zeros_like(table.rewards_S).index_add(0, table.step_of_token_N, penalty_N)
     return replace(table, rewards_S=table.rewards_S - penalty_S, token_rewards_N=-penalty_N)
 
@@ -146,11 +146,11 @@ def with_token_penalty(table: StepTable, penalty_N: Tensor) -> StepTable:
 def _values(
     experience: Experience, table: StepTable, models: Models, algorithm: Algorithm, metrics: dict[str, float]
 ) -> tuple[Tensor, Tensor | None]:
-    """The critic's value before each action token [N], from what it knew before it saw this return; and what a critic
-    that is trained read there.
+    """The critic's value before each action token [N], not fitted to the token's own return; and, for a critic trained
+    by gradient, the hidden states it read there.
 
-    A critic in closed form takes the batch in on the way, see `RidgeValues.fit`; it values only the tokens that the
-    estimator asks for.
+    A critic in closed form is fitted to the batch on the way, see `RidgeValues.fit`; it values only the tokens that the
+    estimator needs.
     """
     critic = models.critic
     assert critic is not None
@@ -160,12 +160,12 @@ def _values(
         with torch.no_grad():
             return critic.value_of(hidden_N).cpu(), hidden_N
     values_N = torch.zeros(table.num_tokens, dtype=torch.float64)
-    # What was earned does not depend on values, so the estimator can say it before there are any.
+    # Observed returns do not depend on values, so the estimator can compute them before there are any.
     blank = algorithm.estimate(replace(table, values_N=values_N))
     if blank.valued_N is not None and blank.valued_N.any():
         hidden_M = hidden_before(critic, experience.critic_samples, models.compute, blank.valued_N)
-        place_N = blank.valued_N.cumsum(0) - 1
-        begin_M = place_N[table.first_token_S[table.step_of_token_N[blank.valued_N]]]
+        index_N = blank.valued_N.cumsum(0) - 1
+        begin_M = index_N[table.first_token_S[table.step_of_token_N[blank.valued_N]]]
         earned_M, episode_M = observed_returns(blank), table.trajectory_of_token_N[blank.valued_N]
         values_N[blank.valued_N], earlier_M = critic.fit(hidden_M, begin_M, earned_M, episode_M)
         metrics |= explained_variance(earned_M, earlier_M, "critic/explained_variance_new_tasks")
@@ -173,7 +173,7 @@ def _values(
 
 
 def explained_variance(earned_M: Tensor, predicted_M: Tensor, name: str) -> dict[str, float]:
-    """The share of the returns' variance that predictions explain, under a name; nothing when returns do not vary.
+    """The share of the returns' variance that predictions explain, as metric `name`; empty when returns do not vary.
 
     Returns (1, 3) predicted as (1, 2): what is left varies by 0.25, where returns vary by 1, so 0.75.
     """
@@ -184,15 +184,16 @@ def explained_variance(earned_M: Tensor, predicted_M: Tensor, name: str) -> dict
 
 
 def observed_returns(credit: Credit) -> Tensor:
-    """What was earned after each valued token."""
+    """The return observed after each valued token."""
     assert credit.valued_N is not None
     earned_N = credit.returns_N if credit.observed_N is None else credit.observed_N
     assert earned_N is not None
     return earned_N[credit.valued_N]
 
 
-def _values_after_the_cut(experience: Experience, models: Models, critic: AnyCritic) -> Tensor:
-    """The critic's value of the state each bootstrapped trajectory was cut in; 0 for all that ended or were scored."""
+def _bootstrap_values(experience: Experience, models: Models, critic: AnyCritic) -> Tensor:
+    """The critic's value of the state each bootstrapped trajectory was truncated in; 0 for those that ended or were
+    scored."""
     values_R = torch.zeros(len(experience.trajectories), dtype=torch.float64)
     cut = sorted(experience.cut_states)
     if cut:
@@ -202,7 +203,7 @@ def _values_after_the_cut(experience: Experience, models: Models, critic: AnyCri
 
 
 def _credit_metrics(credit: Credit, table: StepTable) -> dict[str, float]:
-    """How much of the batch can be learned from."""
+    """How much of the batch has credit, and how well the critic predicts it."""
     credited_R = torch.zeros(table.num_trajectories).index_add(
         0, table.trajectory_of_token_N, credit.credited_N.float()
     )

@@ -1,9 +1,9 @@
-"""Critics: what values the state before an action.
+"""Critics: estimates of the value of the state before an action.
 
 | `algorithm.critic.kind` | trunk | head |
 |---|---|---|
-| `closed_form` | the policy's, as it is | solved from sums over batches; nothing is trained |
-| `own` | a copy of the policy's, trained | trained by gradient, after a start in closed form |
+| `closed_form` | the policy's, unchanged | solved from sums over batches; nothing is trained |
+| `own` | a copy of the policy's, trained | trained by gradient, initialised in closed form |
 | `shared` | the policy's, the value loss reaches it | the same |
 """
 
@@ -23,7 +23,7 @@ from agent_r1.learner.packing.trie_attention import last_hidden
 
 
 class Critic(nn.Module):
-    """Values the state after each token: a language model's trunk of its own with one linear output."""
+    """Values the state after each token: a separate copy of the policy's trunk with one linear output."""
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
@@ -40,15 +40,16 @@ class Critic(nn.Module):
 
 
 class SharedCritic(nn.Module):
-    """A value head on the policy's own trunk. Only the head is its own: it alone is saved and counted as parameters.
+    """A value head on the policy's trunk. Its only parameters are the head's: only the head is saved.
 
-    Asked for `hidden` states it takes the trunk as given: no gradient reaches the policy. The policy's own pass shows
-    its hidden states to `value_of`, with gradient.
+    `hidden` sends no gradient to the policy. The policy's own pass gives its hidden states to `value_of`, with
+    gradient.
     """
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
-        self._borrowed: tuple[nn.Module] = (cast(Any, policy).get_decoder(),)  # a tuple: not a part of this module
+        # In a tuple, so that it is not registered as a submodule.
+        self._borrowed: tuple[nn.Module] = (cast(Any, policy).get_decoder(),)
         self.head = _value_head(policy)
 
     @property
@@ -57,17 +58,17 @@ class SharedCritic(nn.Module):
         return self._borrowed[0]
 
     def hidden(self, batch: MicroBatch) -> Tensor:
-        """The hidden states of a micro-batch [rows, width, hidden], taken as given: without gradient."""
+        """The hidden states of a micro-batch [rows, width, hidden], without gradient."""
         with torch.no_grad():
             return last_hidden(self.trunk, batch)
 
     def value_of(self, hidden: Tensor, trunk_weight: float = 1.0) -> Tensor:
-        """The values of hidden states; the weight is that of what flows back into the trunk, not into the head."""
+        """The values of hidden states; `trunk_weight` scales the gradient into the trunk, not into the head."""
         return _values(self.head, hidden.detach() + trunk_weight * (hidden - hidden.detach()))
 
 
 def _value_head(policy: nn.Module) -> nn.Linear:
-    """From zero: an untrained critic must not invent differences between states."""
+    """Initialised to zero: an untrained critic must not invent differences between states."""
     parameter = next(policy.parameters())
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     head = nn.Linear(_hidden_size(policy), 1, device=parameter.device, dtype=dtype)
@@ -77,9 +78,9 @@ def _value_head(policy: nn.Module) -> nn.Linear:
 
 
 VALUE_REACH = 256
-"""About how far one optimizer step can move a value, in learning rates, however wide the model is and however large its
-hidden states are. A step changes every weight of the head by about the rate, so a value by the rate times the sum of a
-hidden state's entries. Taken as they come these are 600 in SmolLM2-135M and 3,900 in Qwen2.5-Coder-1.5B: a rate of 1e-4
+"""About how far one optimizer step can move a value, in learning rates, whatever the model's width and the size of its
+hidden states. A step changes every weight of the head by about the rate, so a value by the rate times the sum of a
+hidden state's entries. Without scaling these are 600 in SmolLM2-135M and 3,900 in Qwen2.5-Coder-1.5B: a rate of 1e-4
 would let the second's values jump by 0.4 in each step, where rewards are between 0 and 1."""
 
 
@@ -90,20 +91,20 @@ def _values(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 def _reach(width: int) -> float:
-    """What features are multiplied with before a head that is trained by gradient reads them."""
+    """The factor on features before a head that is trained by gradient reads them."""
     return VALUE_REACH / width
 
 
 def features_of(hidden: Tensor) -> Tensor:
-    """Hidden states brought to a common size: what every value head reads."""
+    """Hidden states normalised to a common size: the input of every value head."""
     return nn.functional.rms_norm(hidden, (hidden.shape[-1],))
 
 
 def correct_head(head: nn.Linear, hidden_M: Tensor, errors_M: Tensor, group_M: Tensor, *, share: float) -> bool:
     """Move a head that is trained by gradient part of the way to where its errors are explained in closed form.
 
-    `errors_M` are returns minus values. Where nothing but their mean generalises from one group to the others, the
-    ridge is infinite and only the bias moves. False without a finite error.
+    `errors_M` are returns minus values. Where only their mean generalises from one group to the others, the ridge is
+    infinite and only the bias moves. Returns False when no error is finite.
     """
     device = _float64_device(hidden_M.device)
     ridge = RidgeValues(head.in_features, decay=1.0, device=device)
@@ -118,20 +119,20 @@ def correct_head(head: nn.Linear, hidden_M: Tensor, errors_M: Tensor, group_M: T
 
 
 def _float64_device(device: torch.device) -> torch.device:
-    """Where normal equations are solved: some accelerators have no float64."""
+    """The device on which normal equations are solved: some accelerators have no float64."""
     return device if device.type == "cuda" else torch.device("cpu")
 
 
 DECAY = 0.7
-"""How much of the earlier batches' sums a critic in closed form keeps per batch."""
+"""The factor on earlier batches' sums per batch, for a critic in closed form."""
 
 
 class ClosedFormCritic:
-    """A value head on the policy's own trunk, solved from sums instead of trained: no model, no optimizer of its own.
+    """A value head on the policy's trunk, solved from sums instead of trained: it has no model and no optimizer.
 
-    See `agent_r1.algorithms.ridge`. It takes the trunk as given: no gradient reaches the policy. Where states within a
-    step are valued too (`within_steps`), the head reads the hidden state its step began with beside the state's own: in
-    the middle of a call a hidden state is busy with the next characters, and says little of how the episode will end.
+    See `agent_r1.algorithms.ridge`. No gradient reaches the policy. Where states within a step are valued too
+    (`within_steps`), the head also reads the hidden state at the beginning of the step: in the middle of a call a
+    hidden state encodes the next characters and little about how the episode will end.
     """
 
     def __init__(self, policy: nn.Module, *, within_steps: bool) -> None:
@@ -147,10 +148,10 @@ class ClosedFormCritic:
             return last_hidden(self.trunk, batch)
 
     def fit(self, hidden_M: Tensor, begin_M: Tensor, returns_M: Tensor, episode_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Take a batch's states in; gives their values [M] on the CPU, none fitted to its own episode's return, and the
-        values that the earlier batches alone would have given them.
+        """Fit to a batch's states. Returns their values [M] on the CPU, none fitted to its own episode's return, and
+        the values that the earlier batches alone would have given them.
 
-        `begin_M` says which of the states each one's step began with.
+        `begin_M` is the index of the state at the beginning of each one's step.
         """
         device = self.ridge.errors.device
         features_M = features_of(hidden_M.float()).to(device)
@@ -160,7 +161,7 @@ class ClosedFormCritic:
         return self.ridge.fit(features_M, returns_M.to(device), episode_M.to(device)).cpu(), earlier_M.cpu()
 
     def value_of(self, hidden: Tensor) -> Tensor:
-        """The values of states in which a step begins, by all that was seen so far; 0 before the first batch."""
+        """The values of states in which a step begins, fitted to all batches so far; 0 before the first."""
         features = features_of(hidden.float()).to(self.ridge.errors.device)
         return self.ridge.predict(torch.cat([features, features], -1) if self.within_steps else features)
 
@@ -169,7 +170,7 @@ class ClosedFormCritic:
         return self.ridge.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.ridge.load_state_dict(state)
 
 
@@ -182,7 +183,7 @@ AnyCritic = TrainedCritic | ClosedFormCritic
 def make_critic(policy: nn.Module, settings: CriticConfig, *, within_steps: bool) -> AnyCritic:
     """The critic that `algorithm.critic.kind` names, for a policy that has no adapters yet.
 
-    `within_steps`: the estimator asks for values before all action tokens, not only before the first of a step.
+    `within_steps`: the estimator needs values before all action tokens, not only before the first of a step.
     """
     if settings.kind == "closed_form":
         return ClosedFormCritic(policy, within_steps=within_steps)

@@ -1,4 +1,4 @@
-"""From scored rollouts to what a learner needs: samples, the step table, and the log-probs the engine gave."""
+"""Experience: scored rollouts as samples, a step table and the engine's log-probs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Experience:
     samples: tuple[Sample, ...]
     """One per step, in the table's order: what the policy reads."""
     critic_samples: tuple[Sample, ...]
-    """The same for the critic, which may read more."""
+    """The same for the critic, which may see more."""
     cut_states: Mapping[int, TokenIds]
-    """By trajectory: the state a bootstrapped one was cut in, as the critic reads it. Others are scored."""
+    """By trajectory: the state in which a bootstrapped one was truncated, as the critic sees it. Others are scored."""
     table: StepTable
     """Rewards and structure; no values yet."""
     rollout_logprobs_N: Tensor
@@ -35,9 +35,9 @@ class Experience:
 
 
 class CriticView:
-    """What a critic reads before a step's own tokens: privileged text the policy never sees, or nothing.
+    """What a critic sees before a step's tokens: privileged text that the policy never sees, or nothing.
 
-    `ground_truth` is the row's; `observation` is what the environment hides in `Observation.privileged`.
+    `ground_truth` is the row's; `observation` is what the environment puts into `Observation.privileged`.
     """
 
     def __init__(self, source: str | None, encode: Callable[[str], TokenIds], *, max_tokens: int | None = None) -> None:
@@ -46,7 +46,7 @@ class CriticView:
         self._max_tokens = max_tokens
 
     def prefix(self, task: Task, privileged: str | None, length: int) -> TokenIds:
-        """The ids that stand before a row of `length` tokens; cut to what a micro-batch has room for."""
+        """The ids that precede a row of `length` tokens, cut to what fits into a micro-batch."""
         if self._source is None:
             return ()
         text = task.ground_truth if self._source == "ground_truth" else privileged

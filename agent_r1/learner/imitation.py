@@ -31,7 +31,7 @@ def fit_demonstrations(
     seed: int,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Train `policy` in place to say what the demonstrations say. `on_step` hears of each step's mean token loss."""
+    """Train `policy` in place on demonstrations. `on_step` is called with each step and its mean token loss."""
     adam = make_optimizer(policy, optimizer, learning_rate)
     skips = SkipCounter(what="policy", limit=5)
     order: list[int] = []
@@ -55,7 +55,7 @@ def fit_demonstrations(
 
 
 def _accumulate(policy: nn.Module, rows: Sequence[DemonstrationRow], compute: Compute) -> float:
-    """Gradients of the mean token loss of a batch of rows; gives that loss."""
+    """Accumulate gradients of the mean token loss of a batch of rows; returns that loss."""
     samples = [Sample(token_ids=row.token_ids, action_positions=row.actions) for row in rows]
     num_tokens = sum(len(sample.action_positions) for sample in samples)
     everywhere_N = torch.ones(num_tokens, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""One optimizer step that can be trusted: on float32 weights, clipped, and skipped when anything is not finite."""
+"""Optimizer steps: on float32 weights, clipped, scheduled, and skipped when anything is not finite."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from agent_r1.errors import DivergenceError
 from agent_r1.models import train_in_float32
 
 _BETAS = (0.9, 0.95)
-"""Decay of the mean gradient and of the mean squared gradient; the second forgets faster than AdamW's own 0.999, as is
-usual for language models: rewards change what gradients look like within a run."""
+"""Decay of the mean gradient and of the mean squared gradient; the second decays faster than AdamW's default 0.999, as
+is usual for language models: rewards change the gradients' scale within a run."""
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, learning_rate: float) -> torch.optim.AdamW:
@@ -67,10 +67,10 @@ def guarded_step(
     gradient_clip: float,
     learning_rate: float,
 ) -> Tensor:
-    """Clip and step; a non-finite loss or gradient never reaches the weights. Gives the norm before clipping.
+    """Clip and step; a non-finite loss or gradient never reaches the weights. Returns the norm before clipping.
 
-    On a GPU nothing here waits: the optimizer's own kernel looks whether all is finite, so it can be started while the
-    backward pass is still computed.
+    On a GPU nothing here waits for the device: the optimizer's kernel checks for finite values, so it can be queued
+    while the backward pass is still running.
     """
     norm = nn.utils.clip_grad_norm_(list(parameters), gradient_clip)
     finite = torch.isfinite(norm) & torch.isfinite(loss)

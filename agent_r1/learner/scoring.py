@@ -19,12 +19,12 @@ from agent_r1.types import TokenIds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """What the policy says about the action tokens of a micro-batch."""
+    """The policy's scores of the action tokens of a micro-batch."""
 
     logprobs_N: Tensor
     """Log-probability of each action token, at the rollout's temperature."""
     entropy_N: Tensor
-    """Entropy of the distribution each was drawn from."""
+    """Entropy of the distribution each was sampled from."""
     values_N: Tensor | None = None
     """The value of the state before each, when a value head shares the trunk."""
 
@@ -39,7 +39,7 @@ def score(
 ) -> Scores:
     """Score the action tokens of a micro-batch, at the temperature they were sampled at.
 
-    `value_of` values the trunk's last hidden states; it sees those of the same pass.
+    `value_of` computes values from the last hidden states of the same pass.
     """
     with compute.autocast():
         hidden_N = last_hidden(cast(Any, policy).get_decoder(), batch)[batch.rows_N, batch.columns_N]
@@ -54,13 +54,13 @@ def score(
 def score_all(policy: nn.Module, samples: Sequence[Sample], compute: Compute) -> Tensor:
     """Log-probabilities of all action tokens [N], without gradient, on the CPU. The host waits for the device once."""
     result_N = torch.zeros(sum(len(sample.action_positions) for sample in samples))
-    tokens, found = [], []
+    tokens, logprobs = [], []
     with torch.no_grad():
         for batch in compute.pack(samples, range(len(samples))):
             tokens.append(batch.tokens_N)
-            found.append(score(policy, batch.to(compute.device), compute).logprobs_N)
-    if found:
-        result_N[torch.cat(tokens)] = torch.cat(found).cpu()
+            logprobs.append(score(policy, batch.to(compute.device), compute).logprobs_N)
+    if logprobs:
+        result_N[torch.cat(tokens)] = torch.cat(logprobs).cpu()
     return result_N
 
 
@@ -71,15 +71,15 @@ def value(critic: TrainedCritic, batch: MicroBatch, compute: Compute) -> Tensor:
     return critic.value_of(hidden[batch.rows_N, batch.columns_N])
 
 
-def hidden_before(critic: AnyCritic, samples: Sequence[Sample], compute: Compute, wanted_N: Tensor) -> Tensor:
-    """The critic's hidden state before each wanted action token [M, hidden], without gradient, where the models are."""
-    return _hidden_rows(critic, samples, compute, wanted_N, lambda batch: batch.columns_N)
+def hidden_before(critic: AnyCritic, samples: Sequence[Sample], compute: Compute, valued_N: Tensor) -> Tensor:
+    """The hidden state before each valued action token [M, hidden], without gradient, on the models' device."""
+    return _hidden_rows(critic, samples, compute, valued_N, lambda batch: batch.columns_N)
 
 
 def value_of_states(critic: AnyCritic, states: Sequence[TokenIds], compute: Compute) -> Tensor:
     """The critic's value at the end of each token sequence, for bootstrapping truncated trajectories; on the CPU."""
     samples = [Sample(token_ids=state, action_positions=(len(state) - 1,)) for state in states]
-    # The marked token is the state's last: its own column, not the one before it.
+    # The action token is the state's last: its own column, not the one before it.
     everywhere_N = torch.ones(len(states), dtype=torch.bool)
     hidden = _hidden_rows(critic, samples, compute, everywhere_N, lambda batch: batch.action_columns_N)
     with torch.no_grad():
@@ -90,18 +90,18 @@ def _hidden_rows(
     critic: AnyCritic,
     samples: Sequence[Sample],
     compute: Compute,
-    wanted_N: Tensor,
+    valued_N: Tensor,
     columns_of: Callable[[MicroBatch], Tensor],
 ) -> Tensor:
-    """The hidden states [M, hidden] in the columns that `columns_of` names, in the order of their tokens."""
-    tokens, found = [], []
+    """The hidden states [M, hidden] in the columns that `columns_of` returns, in the order of their tokens."""
+    tokens, rows = [], []
     with torch.no_grad():
         for batch in compute.pack(samples, range(len(samples))):
-            chosen = wanted_N[batch.tokens_N].nonzero().squeeze(1)
+            chosen = valued_N[batch.tokens_N].nonzero().squeeze(1)
             moved, here = batch.to(compute.device), send(chosen, compute.device)
             with compute.autocast():
                 hidden = critic.hidden(moved)
-            found.append(hidden[moved.rows_N[here], columns_of(moved)[here]])
+            rows.append(hidden[moved.rows_N[here], columns_of(moved)[here]])
             tokens.append(batch.tokens_N[chosen])
     order = torch.cat(tokens).argsort()
-    return torch.cat(found)[send(order, compute.device)]
+    return torch.cat(rows)[send(order, compute.device)]

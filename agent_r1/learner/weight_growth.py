@@ -1,9 +1,9 @@
-"""Weights that have exploded: noticed in the step in which it happens, and never exported as a success.
+"""Detects exploded weights in the step in which it happens, so that they are never exported as a success.
 
 A loss can stay finite while a learning rate that is far too large makes weights a million times what they were. Healthy
 training changes the size of a model's weights by some percent: their size is the norm over all of them, which for
-adapters is that of the weights they add up to. The limit of a hundred times the size at the start is as far from any
-healthy run as it is near to any exploded one.
+adapters is that of the merged weights. The limit is a hundred times the size at the start: healthy runs stay far below
+it, exploded ones pass it at once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LARGEST_GROWTH = 100.0
 
 
 class WeightGrowth:
-    """Knows how large a policy's weights were when the run started, and refuses those that have exploded."""
+    """Compares the size of a policy's weights with their size when this was made."""
 
     def __init__(self, policy: nn.Module) -> None:
         self._policy = policy
-        self._still = _norm([parameter for parameter in policy.parameters() if not parameter.requires_grad])
+        self._frozen = _norm([parameter for parameter in policy.parameters() if not parameter.requires_grad])
         self._start = self._size()
 
     def check(self, **rate: float) -> None:
@@ -36,10 +36,10 @@ class WeightGrowth:
         size = self._size()
         if size <= LARGEST_GROWTH * self._start:
             return
-        found = f"{size / self._start:.3g} times as large as at the start" if math.isfinite(size) else "not finite"
+        growth = f"{size / self._start:.3g} times as large as at the start" if math.isfinite(size) else "not finite"
         [(key, used)] = rate.items()
         raise DivergenceError(
-            f"the weights of the policy have exploded: they are {found}, and they are not exported. The learning rate "
+            f"the weights of the policy have exploded: they are {growth}, and they are not exported. The learning rate "
             f"is too large: lower {key} (it is {used:g})"
         )
 
@@ -47,7 +47,7 @@ class WeightGrowth:
         factors = adapter_factors(self._policy)
         adapters = {id(matrix) for _, up, down in factors for matrix in (up, down)}
         trained = [p for p in self._policy.parameters() if p.requires_grad and id(p) not in adapters]
-        return math.hypot(self._still, _norm(trained), _product_norm(factors))
+        return math.hypot(self._frozen, _norm(trained), _product_norm(factors))
 
 
 @torch.no_grad()
@@ -71,6 +71,6 @@ def _product_norm(factors: list[tuple[float, Tensor, Tensor]]) -> float:
 
 
 def _total(square: Tensor) -> float:
-    """The root of a sum of squares; what is not a number counts as infinite."""
+    """The root of a sum of squares; NaN counts as infinite."""
     root = float(square.clamp(min=0.0).sqrt())
     return root if math.isfinite(root) else math.inf

@@ -1,4 +1,4 @@
-"""Models: loading and exporting them, adapters, precision, and the parts of a decoder that engine and learner share."""
+"""Models: loading, export, LoRA, precision, and the parts of a decoder that engine and learner share."""
 
 from agent_r1.models.attention_features import check_attention, layer_windows, refuse_features
 from agent_r1.models.export import Rounding, export_policy, stored_bytes

@@ -1,9 +1,9 @@
-"""Which features of a model's attention are applied here; all others are refused by name.
+"""Which features of a model's attention are supported; models with others are refused, and the feature is named.
 
-`transformers` hands the features of a model's attention to the attention function as keyword arguments: a cap on the
-scores, a window, sinks, a bias. A function that ignores one of them computes another model without a word. Both of
-ours, the engine's and the trainer's, apply what is in APPLIED and refuse the rest, once when a model is loaded
-(`check_attention`) and again in every call (`refuse_features`).
+`transformers` passes the features of a model's attention to the attention function as keyword arguments: a cap on the
+scores, a window, sinks, a bias. A function that ignores one of them silently computes another model. Ours, the engine's
+and the learner's, apply what is in APPLIED and refuse the rest, once when a model is loaded (`check_attention`) and
+again in every call (`refuse_features`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from agent_r1.errors import EngineError, raising, report_problems
 
 APPLIED = frozenset({"scaling", "sliding_window", "softcap"})
-"""Keyword arguments that change what a layer computes, and that the engine and the trainer both apply."""
+"""Keyword arguments that change what a layer computes, and that the engine and the learner both apply."""
 
 NOT_ATTENTION = frozenset(
     {
@@ -36,7 +36,7 @@ NOT_ATTENTION = frozenset(
         "use_cache",
     }
 )
-"""Keyword arguments that change nothing: what decoders pass through to every layer, and what was applied before."""
+"""Keyword arguments that change nothing: decoders pass them to every layer, or they were applied before."""
 
 NAMES = {
     "dropout": "dropout",
@@ -47,7 +47,7 @@ NAMES = {
     "position_bias": "a bias by position",
     "s_aux": "attention sinks",
 }
-"""What these keyword arguments are called in the field; any other is named as it is written."""
+"""The usual names of these keyword arguments; others are named as they are."""
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _RECORDER = "agent_r1_recorder"
@@ -55,7 +55,7 @@ _ADVICE = "Choose a model without it: training would compute another model than 
 
 
 class AttentionCall(NamedTuple):
-    """What a model handed to the attention of one layer."""
+    """What a model passed to the attention function of one layer."""
 
     layer: int | None
     module: nn.Module
@@ -63,31 +63,31 @@ class AttentionCall(NamedTuple):
     features: Mapping[str, Any]
 
 
-def refuse_features(module: nn.Module, given: Mapping[str, Any]) -> None:
-    """Raise `EngineError` when a layer asks for a feature that is not applied; None, False and 0 ask for nothing."""
-    if given:
-        unknown = _unknown(given)
+def refuse_features(module: nn.Module, features: Mapping[str, Any]) -> None:
+    """Raise `EngineError` when a layer uses a feature that is not applied; None, False and 0 mean it is not used."""
+    if features:
+        unknown = _unknown(features)
         if unknown:
             raise EngineError(f"{type(module).__name__} uses {', '.join(unknown)}, which is not applied. {_ADVICE}")
 
 
-def _unknown(given: Mapping[str, Any]) -> list[str]:
+def _unknown(features: Mapping[str, Any]) -> list[str]:
     """
     >>> _unknown({"scaling": 0.1, "dropout": 0.0, "is_causal": True, "s_aux": torch.ones(4), "tilt": 2})
     ['attention sinks (s_aux)', 'tilt']
     """
-    found = []
-    for name, setting in given.items():
+    unknown = []
+    for name, setting in features.items():
         if name in APPLIED or name in NOT_ATTENTION or setting is None:
             continue
         is_neutral = setting is True if name == "is_causal" else isinstance(setting, (bool, int, float)) and not setting
         if not is_neutral:
-            found.append(f"{NAMES[name]} ({name})" if name in NAMES else name)
-    return found
+            unknown.append(f"{NAMES[name]} ({name})" if name in NAMES else name)
+    return unknown
 
 
 def layer_windows(config: Any) -> list[int | None]:
-    """How many tokens each layer sees, itself among them; None for a layer that sees all before it.
+    """How many tokens each layer attends to, including the token itself; None for a layer without a window.
 
     Gemma 3 with a window of 512 in five of six layers: [512, 512, 512, 512, 512, None, 512, ...].
     """
@@ -97,15 +97,15 @@ def layer_windows(config: Any) -> list[int | None]:
     if window is None or not getattr(text_config, "use_sliding_window", True):
         return [None] * num_layers
     layer_types = getattr(text_config, "layer_types", None)
-    if not layer_types:  # a window without layer types is every layer's
+    if not layer_types:  # a window without layer types applies to every layer
         return [int(window)] * num_layers
     return [int(window) if kind == "sliding_attention" else None for kind in layer_types]
 
 
 def check_attention(model: nn.Module) -> None:
-    """Refuse a model whose attention we would not compute as it is meant; every reason is named at once.
+    """Raise `EngineError` for a model whose attention we would compute differently; the error names every reason.
 
-    A pass over two tokens records what each layer hands to its attention function. Nothing is learned from its results.
+    A forward pass over two tokens records what each layer passes to its attention function. Its results are not used.
     """
     name, config = type(model).__name__, _config(model)
     problems = _config_problems(config)
@@ -129,13 +129,13 @@ def _config_problems(config: Any) -> list[str]:
     kinds = {str(part.get("rope_type")) for part in (rope, *rope.values()) if isinstance(part, dict)}
     by_length = sorted(kinds & {"dynamic", "longrope"})
     if by_length:
-        # Their frequencies follow the longest request of a step: what one says would depend on its company.
+        # Their frequencies follow the longest request of a step: logits would depend on batch composition.
         problems.append(f"it has rotary embeddings of type {by_length}, which depend on the length of other requests")
     return problems
 
 
 def _call_problems(calls: list[AttentionCall], windows: list[int | None]) -> list[str]:
-    problems: dict[str, None] = {}  # in order, each once: layers repeat each other
+    problems: dict[str, None] = {}  # in order, without the repetitions of further layers
     missing = sorted(set(range(len(windows))) - {call.layer for call in calls if call.layer is not None})
     if missing:
         problems[f"layers {missing} do not call the attention function"] = None

@@ -1,4 +1,4 @@
-"""The export of a run: the type its weights are written in, and what rounding to that type costs."""
+"""Export of a policy as a Hugging Face folder, and what rounding its weights costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rounding:
-    """What was lost when trained weights were rounded for their export."""
+    """What rounding the trained weights for the export changed."""
 
     dtype: torch.dtype
     """The type of the exported weights."""
@@ -43,14 +43,14 @@ class Rounding:
 def export_policy(
     policy: nn.Module, tokenizer: Any, folder: Path, config: Config, *, sampling: SamplingParams | None = None
 ) -> Rounding | None:
-    """Write what a run trained to `folder`; gives what rounding cost, None when nothing was rounded.
+    """Write the policy of a run to `folder`. Returns what rounding changed, None when nothing was rounded.
 
-    Whatever fails is a `StorageError` or an `ExportError`.
+    Any failure is a `StorageError` or an `ExportError`.
     """
     with raising(ExportError, f"{folder} cannot be exported"):
         dtype = export_dtype(config)
         export_model(policy, tokenizer, folder, dtype=dtype, sampling=sampling)
-        with suppress(ConfigError):  # a base model that is gone takes only the figure with it
+        with suppress(ConfigError):  # without the base model only the figure is missing
             return _rounding(policy, config, dtype)
     return None
 
@@ -64,7 +64,7 @@ def export_dtype(config: Config) -> torch.dtype:
 
     chosen: torch.dtype = getattr(torch, config.model.dtype)
     stored: Any = None
-    with suppress(OSError, ValueError):  # what was made of a base model that is gone is still written
+    with suppress(OSError, ValueError):  # the export also works after the base model was deleted
         stored = AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code).dtype
     if isinstance(stored, str):
         stored = getattr(torch, stored)
@@ -96,8 +96,8 @@ def export_model(
 ) -> None:
     """Write a Hugging Face folder that `from_pretrained` (and vLLM, and `model.path`) can open.
 
-    Weights are written as `dtype`, by default each as its own. What the folder says about generation is which tokens
-    end it and, with `sampling`, how the policy was sampled from; what its base model said is left out.
+    Weights are written as `dtype`, by default each in its own type. The generation config has the stop tokens and, with
+    `sampling`, the sampling parameters of training; those of the base model are left out.
     """
     beside = folder.with_name(f"{folder.name}.partial")
     weights = _exported_weights(policy, dtype)
@@ -113,26 +113,27 @@ def export_model(
 
 
 def _exported_weights(policy: nn.Module, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The merged weights as they are written. Copies wait on the CPU: a second model might not fit beside a run's."""
+    """The merged weights in the types they are written in. Copies are on the CPU: a second model might not fit on a
+    GPU."""
     parameters = policy.named_parameters(remove_duplicate=False)
     types = {name.replace(".base_layer.", "."): dtype or parameter.dtype for name, parameter in parameters}
-    own = {parameter.data_ptr() for parameter in policy.parameters()}
+    pointers = {parameter.data_ptr() for parameter in policy.parameters()}
     weights: dict[str, Tensor] = {}
-    copies: dict[int, Tensor] = {}  # of the policy's own weights: those that are tied stay tied
+    copies: dict[int, Tensor] = {}  # of the policy's weights: tied ones stay tied
     for name, tensor in merged_weights(policy, device=torch.device("cpu")):
-        wanted, place = types.get(name, tensor.dtype), tensor.data_ptr()
-        if tensor.dtype == wanted:
+        target, pointer = types.get(name, tensor.dtype), tensor.data_ptr()
+        if tensor.dtype == target:
             weights[name] = tensor
-        elif place in own:
-            weights[name] = copies.setdefault(place, tensor.detach().to(wanted).cpu())
+        elif pointer in pointers:
+            weights[name] = copies.setdefault(pointer, tensor.detach().to(target).cpu())
         else:
-            weights[name] = tensor.to(wanted)
+            weights[name] = tensor.to(target)
     return weights
 
 
 def _set_generation(policy: nn.Module, sampling: SamplingParams | None) -> None:
-    """Let the model say how to generate as it was trained. Its base model's temperature or penalties belong to other
-    weights, and `transformers` refuses to write some of them."""
+    """Set the generation config to that of training. The base model's temperature or penalties belong to other weights,
+    and `transformers` refuses to write some of them."""
     from transformers import GenerationConfig
 
     model = cast(Any, policy)
@@ -147,12 +148,13 @@ def _set_generation(policy: nn.Module, sampling: SamplingParams | None) -> None:
             "top_k": sampling.top_k,
         }
     model.generation_config = GenerationConfig(**settings)  # type: ignore[no-untyped-call]
-    for name in getattr(model.config, "_get_generation_parameters", dict)():  # refused in a model's configuration
+    # `transformers` refuses these in a model's configuration.
+    for name in getattr(model.config, "_get_generation_parameters", dict)():
         setattr(model.config, name, None)
 
 
 def _note_dtype(file: Path, dtype: torch.dtype) -> None:
-    """`transformers` writes down the type of the weights in memory; note that of the weights in the folder."""
+    """Write the type of the exported weights: `transformers` writes that of the weights in memory."""
     written = json.loads(file.read_text())
     for part in (written, *(part for part in written.values() if isinstance(part, dict) and "dtype" in part)):
         part["dtype"] = str(dtype).removeprefix("torch.")
@@ -160,7 +162,7 @@ def _note_dtype(file: Path, dtype: torch.dtype) -> None:
 
 
 def stored_bytes(state: Any) -> int:
-    """Bytes of the tensors in a nested state; what two of them share is stored once."""
+    """Bytes of the tensors in a nested state; shared storage counts once."""
     sizes: dict[int, int] = {}
     unseen = [state]
     while unseen:

@@ -1,13 +1,13 @@
-"""Projections that read the same input as one matrix product.
+"""Fuses projections of the same input into one matrix product.
 
-A decoder layer has five products where two would do: one for queries, keys and values, one for gate and up. Decoding a
-small model is bound by the number of kernels; training one by how often the same input is read, and its gradient added
-up. The modules that stood for the projections stay, under their names, as parts of the one product. No model code is
-changed, and weights are still loaded and saved by the names they had.
+A decoder layer has five products where two are enough: one for queries, keys and values, one for gate and up. Decoding
+a small model is bound by the number of kernels; training one by how often the same input is read and its gradient added
+up. The modules of the projections stay, under their names, as parts of the fused product. No model code is changed, and
+weights are loaded and saved under the same names.
 
-Weights that only an engine writes are laid side by side in memory once, and so are their adapters. Weights that are
-trained stay where they are and are joined in each pass: a compiler does so while it casts them, which a pass in
-bfloat16 has to do anyway.
+Weights that only an engine writes are concatenated in memory once, and so are their adapters. Trained weights stay
+where they are and are concatenated in each pass: a compiler does that while it casts them, which a bfloat16 pass needs
+anyway.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from agent_r1.models.unmerged_adapters import AdaptedLinear, LaidAdapters
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of projections that decoders call one after the other on the same input."""
+"""Names of projections that decoders call one after another on the same input."""
 _LINEAR = (nn.Linear, AdaptedLinear)
 
 
 def fuse_projections(model: nn.Module, *, trained: bool = False) -> int:
-    """Fuse all known siblings in a model, in place; gives how many products were made of them.
+    """Fuse all known siblings in a model, in place. Returns the number of fused products.
 
     A layer without such names, or whose projections are not plain linear layers, is left as it is. With `trained` the
     parameters stay the objects they are, gradients and all.
@@ -43,7 +43,7 @@ def fuse_projections(model: nn.Module, *, trained: bool = False) -> int:
 
 
 class _Product:
-    """The one product. Not a module: its weights are its parts' parameters."""
+    """A fused product. Not a module: its weights are the parameters of its parts."""
 
     def __init__(self, parts: list[Any]) -> None:
         self.sizes = [part.out_features for part in parts]
@@ -63,18 +63,18 @@ class _Product:
         return nn.functional.linear(hidden, *self.joined())
 
     def part(self, index: int, hidden: Tensor) -> Tensor:
-        """The part of the output that a projection gives; computed when the first of them asks."""
+        """The output of one projection; the product is computed when the first projection is called."""
         if self.input is not hidden:
             joint = self.whole(hidden)
             self.input, self.outputs = hidden, torch.split(joint, self.sizes, dim=-1)
         output = self.outputs[index]
         if index == len(self.sizes) - 1:
-            self.input, self.outputs = None, ()  # nothing is kept alive
+            self.input, self.outputs = None, ()  # keep no tensor alive
         return output
 
 
 class _LaidProduct(_Product):
-    """A product whose weight is one parameter (to a compiler: of fixed shape), and its parts' are views of it."""
+    """A product whose weight is one parameter (of fixed shape to a compiler), with the parts' weights as views."""
 
     def __init__(self, parts: list[Any]) -> None:
         super().__init__(parts)
@@ -95,7 +95,7 @@ class _LaidProduct(_Product):
 
 
 class _AdaptedProduct(_LaidProduct):
-    """The same for projections of which some have adapters, with these laid out beside the weights."""
+    """The same when some projections have adapters, which are laid out beside the weights."""
 
     def __init__(self, parts: list[Any]) -> None:
         super().__init__(parts)
@@ -119,7 +119,7 @@ def _laid_product(parts: list[Any]) -> _LaidProduct:
 
 
 class _Part(nn.Module):
-    """Stands where a linear layer stood."""
+    """Replaces a linear layer."""
 
     def __init__(self, product: _Product, index: int) -> None:
         super().__init__()

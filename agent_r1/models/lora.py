@@ -1,12 +1,11 @@
-"""LoRA through peft: small matrices are trained beside weights that stand still (https://arxiv.org/abs/2106.09685).
+"""LoRA through peft: small matrices are trained beside frozen weights (https://arxiv.org/abs/2106.09685).
 
 A linear layer `W x` becomes `W x + (alpha / rank) B A x`. A [rank, in] starts random and B [out, rank] at zero, so a
-run starts from the model itself. The exported folder and a float32 engine never hear of it: they get
-`W + (alpha / rank) B A` under the plain model's names. An engine of coarser weights, in which most of that sum would be
-rounded away, gets W, A and (alpha / rank) B. All but `add_adapters` take models without adapters too, so that nobody
-has to ask.
+run starts from the model itself. The exported folder and a float32 engine get merged weights, `W + (alpha / rank) B A`
+under the plain model's names. An engine with coarser weights, in which most of that sum would be rounded away, gets W,
+A and (alpha / rank) B. All functions but `add_adapters` also accept models without adapters.
 
-Left out: dropout, adapters on embeddings, head and fused experts, quantised base weights.
+Not supported: dropout, adapters on embeddings, head and fused experts, quantised base weights.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from agent_r1.errors import CheckpointError, ConfigError, MissingExtraError, did
 from agent_r1.models.precision import train_in_float32
 
 ALL_LINEAR = "all-linear"
-"""The target that is every linear layer of the decoder."""
+"""The target that means every linear layer of the decoder."""
 
 _ADAPTER = "default"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -42,7 +41,7 @@ def require_peft(settings: LoraConfig) -> Any:
 
 
 def check_form(settings: LoraConfig) -> None:
-    """Refuse targets that no model could have."""
+    """Raise `ConfigError` for targets that no model could have."""
     if not settings.targets:
         raise ConfigError(f"model.lora.targets is empty; name linear layers such as q_proj, or [{ALL_LINEAR}]")
     if ALL_LINEAR in settings.targets and len(settings.targets) > 1:
@@ -50,7 +49,7 @@ def check_form(settings: LoraConfig) -> None:
 
 
 def check_targets(model: ModelConfig) -> None:
-    """Refuse targets that this model does not have. The model is built without weights to see."""
+    """Raise `ConfigError` for targets that this model does not have. The model is built without weights for that."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
@@ -60,7 +59,7 @@ def check_targets(model: ModelConfig) -> None:
 
 
 def find_targets(model: nn.Module, targets: Sequence[str]) -> list[str]:
-    """The full names of the decoder's linear layers that are meant.
+    """The full names of the targeted linear layers of the decoder.
 
     `["q_proj"]` in a model of two layers is `["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"]`.
     """
@@ -89,22 +88,22 @@ def _means(target: str, name: str) -> bool:
 
 
 def add_adapters(policy: nn.Module, settings: LoraConfig, *, seed: int) -> None:
-    """Put adapters into a policy, in place. They alone are trained from here on; all else stands still.
+    """Put adapters into a policy, in place. They alone are trained from here on; all other weights are frozen.
 
     The model keeps its class, its decoder and its head. Adapters are float32 whatever the weights are.
     """
     peft = require_peft(settings)
-    wanted = peft.LoraConfig(
+    lora_config = peft.LoraConfig(
         r=settings.rank, lora_alpha=settings.alpha, target_modules=find_targets(policy, settings.targets)
     )
-    torch.manual_seed(seed)  # A is drawn from the global generator
-    peft.inject_adapter_in_model(wanted, policy, adapter_name=_ADAPTER)
+    torch.manual_seed(seed)  # A is sampled from the global generator
+    peft.inject_adapter_in_model(lora_config, policy, adapter_name=_ADAPTER)
     train_in_float32(policy)
 
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before anything was trained, for as long as the context lasts."""
+    """Within the context, the model computes without its adapters, as before training."""
     layers = list(_adapted(model).values())
     for layer in layers:
         layer.enable_adapters(False)
@@ -118,13 +117,14 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 def merged_weights(
     policy: nn.Module, *, device: torch.device | None = None, apart: Collection[str] = ()
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights of the plain model that says what the policy says, one by one, under the plain model's names.
+    """The weights of the equivalent plain model, one by one, under the plain model's names.
 
     W = [[1, 0], [0, 1]], B = [[1], [2]], A = [[3, 4]], alpha / rank = 0.5 -> [[2.5, 2], [3, 5]]. What is merged is
-    float32, whatever W is: whoever takes it rounds it, and knows what that costs. The policy's own weights are not
-    touched. What is merged is put on `device`, by default where it was made.
+    float32, whatever W is: the receiver rounds it. The policy's weights are not changed. Merged weights are put on
+    `device`, by default that of W.
 
-    Layers named in `apart` are not merged: they give `weight`, `lora_A` and `lora_B`, the last times alpha / rank.
+    Layers named in `apart` are not merged: they give `weight`, `lora_A` and `lora_B`, the latter scaled by alpha /
+    rank.
     """
     layers, state = _adapted(policy), policy.state_dict()
     adapters = _adapter_names(layers)
@@ -156,7 +156,7 @@ def adapter_factors(policy: nn.Module) -> list[tuple[float, Tensor, Tensor]]:
 
 
 def saved_state(policy: nn.Module) -> dict[str, Any]:
-    """What a checkpoint keeps of a policy: all of it, or with adapters these alone and how to know the rest again."""
+    """What a checkpoint keeps of a policy: all weights; with adapters only these and a fingerprint of the rest."""
     layers, state = _adapted(policy), policy.state_dict()
     if not layers:
         return state
@@ -168,11 +168,11 @@ def saved_state(policy: nn.Module) -> dict[str, Any]:
 
 
 def restore_state(policy: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Take over what `saved_state` gave, from a policy of the same settings and the same base model."""
+    """Load what `saved_state` gave, from a policy with the same settings and the same base model."""
     layers = _adapted(policy)
     if bool(layers) != ("adapters" in saved):
-        found = "without" if layers else "with"
-        raise CheckpointError(f"the checkpoint was written {found} LoRA; set model.lora as it was, or start afresh")
+        state = "without" if layers else "with"
+        raise CheckpointError(f"the checkpoint was written {state} LoRA; set model.lora as it was, or start a new run")
     if not layers:
         policy.load_state_dict(saved)
         return
@@ -190,12 +190,12 @@ def restore_state(policy: nn.Module, saved: Mapping[str, Any]) -> None:
 
 
 def _scales(layers: Mapping[str, Any]) -> dict[str, float]:
-    """By how much each adapter counts: alpha / rank."""
+    """The scale of each adapter: alpha / rank."""
     return {name: float(scale) for name, layer in layers.items() for scale in layer.scaling.values()}
 
 
 def _fingerprint(policy: nn.Module) -> Tensor:
-    """The sum of each frozen weight's bits, read as whole numbers: the same on every device."""
+    """The sum of each frozen weight's bits, read as integers: the same on every device."""
     adapters = _adapter_names(_adapted(policy))
     frozen = [tensor for name, tensor in policy.state_dict().items() if name not in adapters]
     return torch.tensor(
@@ -204,7 +204,7 @@ def _fingerprint(policy: nn.Module) -> Tensor:
 
 
 def _adapted(model: nn.Module) -> dict[str, Any]:
-    """The layers that have adapters, by the plain model's names; known by their parts, since peft may be missing."""
+    """The layers with adapters, by the plain model's names; recognised by attribute, since peft may be missing."""
     return {name: part for name, part in model.named_modules() if hasattr(part, "lora_A")}
 
 

@@ -1,5 +1,5 @@
-"""A model for recipes that train at once, offline: a tokenizer trained on the spot, a Llama of about a million
-parameters, a chat template that has tools, and a warm start on the recipe's demonstrations.
+"""A tiny model for recipes that train offline: a tokenizer trained on the recipe's demonstrations, a Llama of about a
+million parameters with random weights, and a chat template with tools. A warm start follows in training.
 
     model:
       path: ${run.folder}/shop_warm_start/hf
@@ -69,7 +69,8 @@ def build_tiny_model(demonstrations: Sequence[dict[str, Any]], folder: Path) -> 
 
 
 def train_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> Any:
-    """A byte-level BPE: any text can be written, digits stand alone, frequent words and bits of JSON are one token."""
+    """A byte-level BPE: any text can be encoded, each digit is a token, frequent words and pieces of JSON are one
+    token."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -78,7 +79,7 @@ def train_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> Any:
         ]
     )
     bpe.decoder = decoders.ByteLevel()
-    # Tags are single tokens but ordinary text: parsers must see them in what the model wrote.
+    # Tags are single tokens but not special: parsers must see them in the decoded text.
     bpe.add_tokens([AddedToken(text, normalized=False) for text in MARKUP])
     bpe.add_special_tokens([AddedToken(text, normalized=False) for text in (END_OF_TURN, PADDING)])
     tokenizer = _wrapped(bpe)

@@ -1,13 +1,12 @@
-"""Linear layers with LoRA adapters beside them, for an engine whose weights are too coarse to merge them.
+"""Linear layers with unmerged LoRA adapters, for an engine whose weights are too coarse to merge them into.
 
-An adapter changes a layer's weight by far less than the weight's own size. Added to a bfloat16 weight, which has eight
-bits, most of such a change is rounded away: `W + B A` is the same number as `W`. Kept apart, A and B are rounded
-relative to their own size, and the change arrives. The outputs have eight bits too: `B (A x)` added to a `W x` that was
-rounded already would be lost in the same way. So both are one product, `[W | B] [x; A x]`, which is summed up in
-float32 and rounded once. Weights of float32 have the bits: a float32 engine takes merged weights and needs none of
-this.
+An adapter changes a layer's weight by far less than the weight's size. Added to a bfloat16 weight, which has eight
+bits, most of the change is rounded away: `W + B A` is the same number as `W`. Kept separate, A and B are rounded
+relative to their own size, and the change survives. The outputs have eight bits too: `B (A x)` added to an already
+rounded `W x` would be lost in the same way. So both are one product, `[W | B] [x; A x]`, accumulated in float32 and
+rounded once. A float32 engine takes merged weights and needs none of this.
 
-B comes scaled by alpha / rank. Both are zero until the first update, and are only ever changed in place.
+B is scaled by alpha / rank. Both are zero until the first update, and are only ever changed in place.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class LaidAdapters:
 
 
 class AdaptedLinear(nn.Module):
-    """Stands where a linear layer stood, with its parameters and an adapter."""
+    """Replaces a linear layer: its parameters and an adapter."""
 
     def __init__(self, layer: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -79,10 +78,10 @@ class AdaptedLinear(nn.Module):
         self.bias = cast("nn.Parameter | None", layer.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The projection of hidden states, with what the adapter adds to it."""
+        """The projection of hidden states, adapter included."""
         return self._laid.product(hidden, self.bias)
 
 
 def _fixed(tensor: Tensor) -> nn.Parameter:
-    """A parameter (to a compiler: of fixed shape) that an engine changes in place."""
+    """A parameter (of fixed shape to a compiler) that an engine changes in place."""
     return nn.Parameter(tensor, requires_grad=False)

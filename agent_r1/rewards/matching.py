@@ -1,11 +1,11 @@
-"""Comparing what a model wrote with what is right: the one place that decides whether an answer matches.
+"""Answer matching: the one place that decides whether an answer is right.
 
     exact_match("the Beatles!", ["Beatles", "Fab Four"])     text, up to case, punctuation, articles and spaces
     same_text(" 14 ", "14")                                  text, up to the spaces around it
     number_matches(find_last_number("so 1,250.50."), 1250.5)  numbers, by their exact value
 
-Two rules hold for all of them. What is empty in its normal form (`""`, `"!!!"`) matches nothing, not even itself. And a
-missing ground truth is an error, never a match and never a zero: `truth_problem` says what is wrong with one.
+Two rules hold for all of them. Text that is empty in its normal form (`""`, `"!!!"`) matches nothing, not even itself.
+A missing ground truth is an error, never a match and never a zero: `truth_problem` says what is wrong with one.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def exact_match(answer: str, accepted: Sequence[str] | str) -> bool:
     >>> exact_match("the Beatles!", ["Beatles", "Fab Four"]), exact_match("", ["Beatles"]), exact_match("!!!", ["!!!"])
     (True, False, False)
     """
-    wanted = normalise_text(answer)
-    return bool(wanted) and any(wanted == normalise_text(right) for right in accepted_answers(accepted))
+    normal = normalise_text(answer)
+    return bool(normal) and any(normal == normalise_text(right) for right in accepted_answers(accepted))
 
 
 def same_text(answer: str, truth: Any) -> bool:
@@ -92,8 +92,8 @@ def same_text(answer: str, truth: Any) -> bool:
     (True, False, False)
     """
     _refuse(truth, "exact")
-    said = answer.strip()
-    return bool(said) and any(said == right.strip() for right in accepted_answers(truth))
+    text = answer.strip()
+    return bool(text) and any(text == right.strip() for right in accepted_answers(truth))
 
 
 def number_matches(number: Fraction | None, truth: Any) -> bool:
@@ -125,24 +125,24 @@ def marked_number(text: str) -> float | None:
 
 
 def f1_score(answer: str, accepted: Sequence[str] | str) -> float:
-    """How many words an answer shares with the nearest one that is right: the harmonic mean of the share of its words
-    that are wanted and the share of the wanted words that it has. Of "yes" and "no" nothing is shared.
+    """The F1 score of an answer's words against the nearest right answer: the harmonic mean of precision and recall.
+    "yes" and "no" share nothing with any other answer.
 
-    "Nick Hexum" for "Nicholas Lofton Hexum": 1 of 2 words is wanted, 1 of 3 is there, 2 * (1/2 * 1/3) / (1/2 + 1/3) =
+    "Nick Hexum" for "Nicholas Lofton Hexum": precision 1/2, recall 1/3, 2 * (1/2 * 1/3) / (1/2 + 1/3) =
 
     >>> round(f1_score("Nick Hexum", ["Nicholas Lofton Hexum", "Nicholas L. Hexum Jr."]), 3)
     0.4
     """
-    said = normalise_text(answer)
-    return max((_words_in_common(said, normalise_text(right)) for right in accepted_answers(accepted)), default=0.0)
+    normal = normalise_text(answer)
+    return max((_words_in_common(normal, normalise_text(right)) for right in accepted_answers(accepted)), default=0.0)
 
 
 def _words_in_common(answer: str, right: str) -> float:
     if answer != right and {answer, right} & _VERDICTS:
         return 0.0
-    given, wanted = answer.split(), right.split()
-    shared = (Counter(given) & Counter(wanted)).total()
-    return 2 * shared / (len(given) + len(wanted)) if shared else 0.0
+    answer_words, right_words = answer.split(), right.split()
+    shared = (Counter(answer_words) & Counter(right_words)).total()
+    return 2 * shared / (len(answer_words) + len(right_words)) if shared else 0.0
 
 
 def _refuse(truth: Any, kind: TruthKind) -> None:

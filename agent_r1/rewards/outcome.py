@@ -1,10 +1,10 @@
-"""Outcome rewards: one number for a whole episode, given once, at its end.
+"""Outcome rewards: one number per episode, at its end.
 
     def score(task: Task, episode: Episode) -> float:
         return float(episode.answer == task.ground_truth)
 
 `episode.answer` is the text of a finished last turn: "" when the episode was cut, or ended in a tool call. A reward
-that compares with the row's ground truth says so, and a run refuses rows without one before it trains:
+that compares with the row's ground truth declares it, and a run refuses rows without one before it trains:
 
     @needs_ground_truth("number")
     def score(task: Task, episode: Episode) -> float:
@@ -61,7 +61,7 @@ _FunctionT = TypeVar("_FunctionT", bound=RewardFunction)
 
 
 def needs_ground_truth(kind: TruthKind) -> Callable[[_FunctionT], _FunctionT]:
-    """Say that a reward function compares with `task.ground_truth`: "text" by its normal form, "exact" letter for
+    """Declare that a reward function compares with `task.ground_truth`: "text" by its normal form, "exact" letter for
     letter, "number" by its value. A run refuses the rows that no answer can match before it trains."""
 
     def mark(function: _FunctionT) -> _FunctionT:
@@ -72,7 +72,7 @@ def needs_ground_truth(kind: TruthKind) -> Callable[[_FunctionT], _FunctionT]:
 
 
 def row_problem(function: RewardFunction, task: Task) -> str | None:
-    """Why a reward function cannot score a row; None when it can, or does not say what it needs."""
+    """Why a reward function cannot score a row; None when it can, or when it does not declare what it needs."""
     kind: TruthKind | None = getattr(function, "needs_ground_truth", None)
     return None if kind is None else truth_problem(task.ground_truth, kind)
 

@@ -1,7 +1,7 @@
-"""Process rewards: what the steps themselves earned, balanced against the outcome.
+"""Process rewards, which steps earn themselves, and their balance against the outcome reward.
 
-They stay on their steps; the estimator decides how far they travel. Balancing only divides them, so that neither part
-drowns the other:
+They stay on their steps; the estimator decides how far back they are credited. Balancing only divides them, so that
+neither part dominates:
 
 | normalisation | divides by |
 |---|---|
@@ -10,7 +10,7 @@ drowns the other:
 | `group_std` | the standard deviation of the trajectories' process sums in their group |
 | `running` | a running standard deviation of all discounted process returns-to-go of the run |
 
-Where a divisor would be 0 (nothing was earned, or everyone earned the same) it is 1. One outlier shrinks a whole batch
+A divisor of 0 (nothing was earned, or all members earned the same) is replaced by 1. One outlier shrinks a whole batch
 under `return_max`; `bound` cuts single process rewards before anything is divided.
 """
 
@@ -29,7 +29,7 @@ _TINY = 1e-8
 
 @dataclass
 class RunningSpread:
-    """Count, mean and spread of all numbers seen so far (Chan's parallel form of Welford's method)."""
+    """Running count, mean and spread (Chan's parallel form of Welford's method)."""
 
     count: float = 0.0
     mean: float = 0.0
@@ -37,7 +37,7 @@ class RunningSpread:
     """The sum of squared distances from the mean."""
 
     def add(self, numbers: Sequence[float]) -> None:
-        """Take in some numbers: after (1, 3) the standard deviation is 1.4142."""
+        """Add numbers: after (1, 3) the standard deviation is 1.4142."""
         if not numbers:
             return
         count, mean = len(numbers), math.fsum(numbers) / len(numbers)
@@ -71,7 +71,7 @@ class ProcessBalance:
         self.running = RunningSpread()
 
     def observe(self, groups: Sequence[Sequence[Trajectory]]) -> list[float]:
-        """The factor of each group's process rewards, after learning from this batch what it needs."""
+        """The factor of each group's process rewards, after updating the running statistics with this batch."""
         rewards = [[self._bounded(trajectory) for trajectory in group] for group in groups]
         togo = [number for group in rewards for steps in group for number in returns_to_go(steps, self.gamma)]
         if self.normalisation == "return_max":
@@ -83,7 +83,7 @@ class ProcessBalance:
             divisors = [self.running.std] * len(groups)
         else:
             divisors = [1.0] * len(groups)
-        # What is left of equal numbers after rounding is no spread.
+        # Rounding errors of equal numbers are no spread.
         smallest = _TINY * max(1.0, max(map(abs, togo), default=0.0))
         return [self.weight / (divisor if divisor > smallest else 1.0) for divisor in divisors]
 
@@ -102,12 +102,12 @@ class ProcessBalance:
         return {"count": self.running.count, "mean": self.running.mean, "squares": self.running.squares}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.running = RunningSpread(**state)
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
-    """What was earned from each step on.
+    """The discounted return from each step on.
 
     >>> returns_to_go([0.0, 1.0], 0.5)
     [0.5, 1.0]

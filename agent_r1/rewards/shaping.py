@@ -34,18 +34,18 @@ def overlong_penalty(num_tokens: int, *, max_tokens: int, fraction: float) -> fl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapedRewards:
-    """What the members of a batch earned."""
+    """The rewards of a batch, step by step."""
 
     steps: tuple[tuple[float, ...], ...]
     """The rewards of each trajectory's steps: trajectory after trajectory, group after group."""
     greedy_returns: Mapping[int, float]
-    """What the greedy rollout of a group earned in all, by group id; absent where there was none."""
+    """The return of each group's greedy rollout, by group id; absent where there was none."""
     metrics: Mapping[str, float]
     """The parts, as means over trajectories."""
 
 
 class RewardShaping:
-    """Puts the parts of the reward together.
+    """Adds up the parts of the reward.
 
     Process rewards (.1, .1, 0) and an outcome of 1 with a process weight of .5 give (.05, .05, 1). With `bootstrap`, a
     trajectory that was cut earns (.05, .05, 0), and the critic's value of its next state stands for the rest.
@@ -60,7 +60,7 @@ class RewardShaping:
         self._overlong_fraction = overlong_fraction
 
     def __call__(self, groups: Sequence[Group]) -> ShapedRewards:
-        """The rewards of the valid members of each group. A greedy rollout is measured with its group's own scale."""
+        """The rewards of the valid members of each group. A greedy rollout is scaled as its group is."""
         members = [group.learnable for group in groups]
         factors = self.process.observe(members)
         steps, process_sums, penalties = [], [], []
@@ -80,7 +80,7 @@ class RewardShaping:
         return ShapedRewards(steps=tuple(steps), greedy_returns=greedy, metrics=metrics)
 
     def plain_return(self, trajectory: Trajectory) -> float:
-        """What a trajectory earned in all, before process rewards are brought to another scale."""
+        """The return of a trajectory, before process rewards are rescaled."""
         return sum(self._steps(trajectory, self.process.weight))
 
     def is_bootstrapped(self, trajectory: Trajectory) -> bool:
@@ -92,7 +92,7 @@ class RewardShaping:
 
     def _steps(self, trajectory: Trajectory, factor: float) -> tuple[float, ...]:
         process, penalties = self.process.balanced(trajectory, factor), self._overlong(trajectory)
-        rewards = [own + penalty for own, penalty in zip(process, penalties, strict=True)]
+        rewards = [earned + penalty for earned, penalty in zip(process, penalties, strict=True)]
         if rewards and not self.is_bootstrapped(trajectory):
             rewards[-1] += trajectory.outcome_reward
         return tuple(rewards)

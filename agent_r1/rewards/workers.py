@@ -1,4 +1,4 @@
-"""Reward functions in worker processes, so that one that hangs is killed and not just waited for."""
+"""Reward functions in worker processes, so that one that hangs can be killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent_r1.types import Episode, Task
 
 
 class Workers(Protocol):
-    """What runs a function elsewhere; `agent_r1.tools.workers.pool.WorkerPool` is one."""
+    """Runs functions in other processes; `agent_r1.tools.workers.pool.WorkerPool` is one."""
 
     async def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
         """What `function(*args)` returns; raises when it raises, dies or takes longer than `timeout` seconds."""
@@ -25,7 +25,7 @@ def in_workers(function: RewardFunction, workers: Workers, *, timeout: float) ->
     if isinstance(function, RewardSum):
         return function.with_functions(lambda term: in_workers(term, workers, timeout=timeout))
 
-    @functools.wraps(function)  # with what it says it needs
+    @functools.wraps(function)  # keeps `needs_ground_truth`
     async def score(task: Task, episode: Episode) -> RewardValue:
         value: RewardValue = await workers.call(function, task, episode, timeout=timeout)
         return value

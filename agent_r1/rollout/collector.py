@@ -10,7 +10,7 @@ from agent_r1.config import Config
 from agent_r1.data import TaskSampler
 from agent_r1.metric_names import GROUPS_WITH_SPREAD
 from agent_r1.rewards import RewardShaping, returns_differ
-from agent_r1.rollout.group_plans import bind_group_plan, members_of
+from agent_r1.rollout.group_plans import group_plans, members_of
 from agent_r1.rollout.runner import Rollout
 from agent_r1.seeds import Stream, mix_seed
 from agent_r1.types import Group, SamplingParams, Task, Trajectory
@@ -32,7 +32,7 @@ class Collector:
     def __init__(self, config: Config, rollout: Rollout, tasks: Sequence[Task], shaping: RewardShaping) -> None:
         self._settings = config.rollout
         self._algorithm = config.algorithm
-        self._plan = bind_group_plan(config)
+        self._plan = group_plans.get(config.algorithm.group_plan)
         self._shaping = shaping
         self._seed = config.trainer.seed
         self._rollout = rollout

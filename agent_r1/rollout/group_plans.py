@@ -1,12 +1,9 @@
 """Group plans: which rollouts are made of a task.
 
-    # shapes.py, in a recipe's folder; chosen with rollout.group_plan.name=shapes:warm_and_cold
-    def warm_and_cold(task, group_size, sampling, *, cold=0.3):
-        cooler = replace(sampling, temperature=cold)
-        return [Member(number=n, sampling=cooler if n % 2 else sampling) for n in range(group_size)]
-
-By default (`rollout.group_plan.name=auto`) the algorithm decides: `with_greedy` for one with a greedy baseline (ReMax),
-else `sampled`.
+# shapes.py, in a recipe's folder; chosen with algorithm.group_plan=shapes:warm_and_cold
+def warm_and_cold(task, group_size, sampling):
+    cold = replace(sampling, temperature=0.3)
+    return [Member(number=n, sampling=cold if n % 2 else sampling) for n in range(group_size)]
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from typing import Literal
 
 from agent_r1.config import Config
 from agent_r1.errors import AgentR1Error, ConfigError
-from agent_r1.registry import Registry, bind_part, takes
+from agent_r1.registry import Registry, takes
 from agent_r1.types import SamplingParams, Task
 
 GREEDY_MEMBER = -1
@@ -39,7 +36,7 @@ class Member:
 GroupPlan = Callable[[Task, int, SamplingParams], Sequence[Member]]
 """From a task, `rollout.group_size` and the configured sampling parameters to the members of the task's group."""
 
-group_plans: Registry[Callable[..., Sequence[Member]]] = Registry(
+group_plans: Registry[GroupPlan] = Registry(
     "group plan", accepts=takes(3), expected="a function of a task, the group size and the sampling parameters"
 )
 
@@ -60,15 +57,6 @@ def greedy_member(sampling: SamplingParams) -> Member:
     """The greedy member of a group: temperature 0, all tokens allowed."""
     greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
     return Member(number=GREEDY_MEMBER, sampling=greedy, role="greedy")
-
-
-def bind_group_plan(config: Config) -> GroupPlan:
-    """The group plan of a run: `rollout.group_plan`, or the one its algorithm needs."""
-    part = config.rollout.group_plan
-    if part == {"name": "auto"}:
-        return with_greedy_member if config.algorithm.greedy_baseline else sampled_members
-    plan: GroupPlan = bind_part(group_plans, "rollout.group_plan", part)
-    return plan
 
 
 def members_of(plan: GroupPlan, task: Task, group_size: int, sampling: SamplingParams) -> tuple[Member, ...]:
@@ -92,18 +80,11 @@ def members_of(plan: GroupPlan, task: Task, group_size: int, sampling: SamplingP
 def check_group_plan(config: Config, task: Task) -> None:
     """Ask the group plan for the members of one task, so that a plan that cannot work is found before a model is
     loaded."""
-    part, sampling = config.rollout.group_plan, SamplingParams(max_tokens=config.rollout.max_tokens)
-    plan = bind_group_plan(config)
+    name, sampling = config.algorithm.group_plan, SamplingParams(max_tokens=config.rollout.max_tokens)
+    plan = group_plans.get(name)
     try:
-        members = members_of(plan, task, config.rollout.group_size, sampling)
+        members_of(plan, task, config.rollout.group_size, sampling)
     except AgentR1Error:
         raise
     except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise ConfigError(
-            f"rollout.group_plan={dict(part)} does not work for task '{task.task_id}': {error!r}"
-        ) from error
-    if config.algorithm.greedy_baseline and all(member.role != "greedy" for member in members):
-        raise ConfigError(
-            f"algorithm.greedy_baseline=true needs a greedy member in each group, and rollout.group_plan={part} gives "
-            "none; add greedy_member(sampling) to it, or set rollout.group_plan.name=auto"
-        )
+        raise ConfigError(f"algorithm.group_plan={name} does not work for task '{task.task_id}': {error!r}") from error

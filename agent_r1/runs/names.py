@@ -15,7 +15,7 @@ _MAX_BYTES = 200
 def name_problem(name: str) -> str | None:
     """What is wrong with a run's name; None for a valid one.
 
-    >>> name_problem("grpo-seed=1"), name_problem("../x")
+    >>> name_problem("grpo-seed=1"), name_problem("a/b")
     (None, "contains '/'")
     """
     if not name.strip():

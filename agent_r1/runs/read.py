@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from agent_r1.config import algorithm_name, from_yaml
-from agent_r1.errors import CheckpointError, ConfigError, DataError, did_you_mean
+from agent_r1.errors import ConfigError, DataError, did_you_mean
 from agent_r1.metric_names import EVAL_GREEDY, PEAK_GPU_GB, STEP_SECONDS
 from agent_r1.runs.folder import RunFolder
 
@@ -103,11 +104,15 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 
 
 def _summary(folder: RunFolder) -> Mapping[str, Any]:
-    """Empty for an unfinished run."""
+    """Empty for an unfinished run. Unlike a run that resumes, a report needs no key of it."""
+    text = _text(folder.summary)
     try:
-        return folder.read_summary() or {}
-    except CheckpointError as error:
-        raise DataError(str(error)) from None
+        summary = json.loads(text) if folder.summary.is_file() else {}
+    except json.JSONDecodeError:
+        summary = None
+    if not isinstance(summary, dict):
+        raise DataError(f"{folder.summary} is not the summary of a run; delete it, and the run counts as unfinished")
+    return summary
 
 
 def _text(path: Path) -> str:

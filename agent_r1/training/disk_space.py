@@ -1,4 +1,4 @@
-"""What a run will write, and what is said when the disk has less room than that."""
+"""Warns before a run starts when the disk has too little space for what it will write."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from agent_r1.runs import RunFolder, list_checkpoints
 
 
 def disk_space_warning(config: Config, learner: Learner, folder: RunFolder) -> str | None:
-    """What a run without enough room on its disk is told before it starts; None where there is enough.
+    """The warning for a run without enough disk space; None where there is enough.
 
-    With keep_checkpoints=2 there are three while the third is written, then two and the exported model. A run that goes
-    on has some of them already.
+    With keep_checkpoints=2 there are three while the third is written, then two and the exported model. A resumed run
+    already has some of them.
     """
     settings = config.trainer
     there = [step for step, _ in list_checkpoints(folder.checkpoints)]

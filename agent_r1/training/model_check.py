@@ -85,4 +85,4 @@ def _check_model_exists(config: Config) -> None:
     try:
         AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={path} is no folder and cannot be had from the hub: {error}") from error
+        raise ConfigError(f"model.path={path} is not a folder and cannot be fetched from the hub: {error}") from error

@@ -1,4 +1,4 @@
-"""What is said when a GPU has too little memory for an update: who holds it, and which keys need less."""
+"""Explains CUDA out-of-memory errors of an update: which processes hold the memory, and which keys reduce it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_r1.errors import DeviceMemoryError
 
 @contextmanager
 def explain_cuda_oom(config: Config) -> Iterator[None]:
-    """Inside, running out of memory is a `DeviceMemoryError` that says what to change."""
+    """Inside, running out of memory raises a `DeviceMemoryError` that names the keys to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -21,17 +21,17 @@ def explain_cuda_oom(config: Config) -> Iterator[None]:
 
 
 def _holders() -> str:
-    """`: this process holds 24.0 GB and others 115.1 GB of 139.8 GB`; nothing where no GPU can be asked."""
+    """`: this process holds 24.0 GB and others 115.1 GB of 139.8 GB`; empty without a GPU."""
     if not torch.cuda.is_available():
         return ""
     free, total = torch.cuda.mem_get_info()
-    own = torch.cuda.memory_reserved()
-    others = max(0, total - free - own)
-    return f": this process holds {own / 1e9:.1f} GB and others {others / 1e9:.1f} GB of {total / 1e9:.1f} GB"
+    ours = torch.cuda.memory_reserved()
+    others = max(0, total - free - ours)
+    return f": this process holds {ours / 1e9:.1f} GB and others {others / 1e9:.1f} GB of {total / 1e9:.1f} GB"
 
 
 def _advice(config: Config) -> str:
-    """The keys that need less memory, those first that cost least."""
+    """The keys that reduce memory, cheapest first."""
     settings = config.trainer
     ways = [f"a smaller trainer.micro_batch_tokens (it is {settings.micro_batch_tokens})"]
     if not settings.gradient_checkpointing:

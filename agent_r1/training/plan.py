@@ -34,12 +34,12 @@ _TITLE = "the configuration cannot be used:"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
-    """A run that has been checked: everything but the models."""
+    """A checked run: everything but the models."""
 
     config: Config
     """The configuration, with every argument of the algorithm's parts."""
     algorithm: Algorithm
-    """What is learned."""
+    """Estimator, loss and their settings."""
     reward: RewardFunction
     """The outcome reward."""
     train_tasks: list[Task]
@@ -60,21 +60,21 @@ class _Problems:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Note an error instead of raising it."""
+        """Inside, an error is recorded instead of raised."""
         try:
             yield
         except AgentR1Error as error:
             self.found.append(str(error))
 
     def run(self, check: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a check, or None after noting what was wrong."""
+        """The result of a check, or None if it raised."""
         with self.collect():
             return check(*arguments)
         return None
 
 
 def tool_policies(config: Config) -> dict[str, Any]:
-    """What the configuration changes in the tools' policies, by the tool's name."""
+    """The configuration's changes to the policies of tools, by tool name."""
     return {name: changes for name, changes in config.tools.items() if name != "mcp"}
 
 
@@ -83,7 +83,7 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
     problems = _Problems()
     wrong_values = value_problems(config)
     for module in config.imports:
-        if isinstance(module, str):  # what is not is among the wrong values
+        if isinstance(module, str):  # others are among the wrong values
             problems.run(find_module, module, f"module '{module}' of imports")
     problems.found.extend(wrong_values)
     if all(isinstance(name, str) for name in (config.run.name, config.run.folder, config.sft.folder or "")):
@@ -133,7 +133,7 @@ def make_plan(config: Config) -> RunPlan:
 
 
 def first_observation(plan: RunPlan, task: Task) -> Observation:
-    """What the model sees first of a task, without starting anything."""
+    """The first observation of a task, without starting anything."""
     flow = AgentFlowBase.registry.get(task.agent_name)
     return plan.make_env(task).preview(task) if issubclass(flow, AgentEnvLoop) else Observation(messages=task.prompt)
 
@@ -159,7 +159,7 @@ def _check_env(config: Config, are_tools_ready: bool) -> None:
     if are_tools_ready:
         _find_tools(config)
     for entry in listed:
-        # What stands beside a tool's name may be there only after the preparation, as an index is.
+        # Arguments of a tool, such as an index, may exist only after the preparation.
         if isinstance(entry, Mapping):
             BaseTool.registry.get(str(entry.get("name")))
 
@@ -172,7 +172,7 @@ def _mcp_section(config: Config) -> Mapping[str, Any]:
 
 
 def _listed_tools(config: Config, keys: Sequence[str] = ("tools", "row_tools")) -> list[Any]:
-    """The entries of `env.tools` and `env.row_tools`; anything that is no list of entries is refused."""
+    """The entries of `env.tools` and `env.row_tools`; anything else than a list of entries is refused."""
     listed: list[Any] = []
     for key in keys:
         entries = config.env.get(key, [])
@@ -194,10 +194,10 @@ def _find_tools(config: Config) -> None:
 
 def tools_in_use(config: Config, tasks: Sequence[Task]) -> list[BaseTool]:
     """The tools of the configuration, and those that rows name."""
-    found = [tool for entry in _listed_tools(config, ["tools"]) for tool in BaseTool.find(entry)]
+    tools = [tool for entry in _listed_tools(config, ["tools"]) for tool in BaseTool.find(entry)]
     for task in distinct_setups(tasks):
-        found.extend(_tools_of(config, task))
-    return found
+        tools.extend(_tools_of(config, task))
+    return tools
 
 
 def _tools_of(config: Config, task: Task) -> list[BaseTool]:
@@ -209,7 +209,7 @@ def _tools_of(config: Config, task: Task) -> list[BaseTool]:
 
 
 def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
-    """Refuse policies for tools that do not exist, keys no policy has, and process tools that no process could find."""
+    """Refuse policies of unknown tools, unknown keys of policies, and process tools that a process could not import."""
     used = tools_in_use(config, tasks)
     known = {*BaseTool.registry.names(), *(tool.name for tool in used)}
     problems = _Problems()
@@ -271,7 +271,7 @@ def _check_env_of_row(config: Config, task: Task) -> None:
 
 
 def _check_ground_truths(name: str, reward: RewardFunction, tasks: Sequence[Task]) -> None:
-    """Refuse rows that the reward function says it cannot score: no answer to them would ever be right."""
+    """Refuse rows that the reward function declares it cannot score: no answer to them would ever be right."""
     problems = [(task.task_id, problem) for task in tasks if (problem := row_problem(reward, task)) is not None]
     if problems:
         shown = "\n".join(f"  - row '{task_id}': {problem}" for task_id, problem in problems[:10])
@@ -287,6 +287,6 @@ def _name_of(function: RewardFunction, config: Config) -> str:
 
 
 def distinct_setups(tasks: Sequence[Task]) -> list[Task]:
-    """One task for each combination of names, so that a million rows are not a million look-ups."""
+    """One task per combination of names, so that a million rows are not a million look-ups."""
     unique = {(t.agent_name, str(t.env_kwargs.get("env")), str(t.env_kwargs.get("tools"))): t for t in tasks}
     return list(unique.values())

@@ -1,8 +1,8 @@
-"""Warm starts: a model tuned on demonstrations, as a run of its own or as what a recipe's runs start from.
+"""Warm starts: tuning a model on demonstrations, as a run of its own or as the model that a recipe's runs start from.
 
     agent-r1 sft recipes/quickstart model.path=MODEL sft.data=[demos.jsonl] run.name=warm     # runs/warm/hf
 
-A recipe that sets `sft.folder` has all its runs start from the model in there, which the first of them makes.
+All runs of a recipe that sets `sft.folder` start from the model in there, which the first of them makes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     if not config.sft.data:
         raise ConfigError("sft.data is empty; give one or more .jsonl or .parquet files of demonstrations")
     conversations = load_demonstrations(config.sft.data, renderer)
-    # A warm start has no checkpoints to go on from, and must not write into a run that has.
+    # A warm start has no checkpoints to resume from, and must not write into a run that has.
     folder, _ = open_run(replace(config, run=replace(config.run, resume="never")), say=console.info, lock=lock)
     device = choose_device(config.trainer.device)
     policy = load_policy(
@@ -89,10 +89,10 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
 
 
 def ensure_warm_start(config: Config, console: RunConsole) -> Config:
-    """The configuration of a run that starts from the model in `sft.folder`, which is made when it is not there; as it
-    is when it names none.
+    """The configuration of a run that starts from the model in `sft.folder`, which is made when it is missing;
+    unchanged without `sft.folder`.
 
-    One made of another model, of other demonstrations or with other settings is moved aside.
+    A model made from another model, other demonstrations or other settings is moved aside.
     """
     if config.sft.folder is None:
         return config
@@ -103,22 +103,24 @@ def ensure_warm_start(config: Config, console: RunConsole) -> Config:
 
 
 def _make_warm_start(folder: RunFolder, config: Config, console: RunConsole) -> None:
-    """Of runs that start together one makes the warm start, and the others wait for it."""
+    """Of several runs that start together, one makes the warm start and the others wait for it."""
     with lock_folder(folder.path, wait=True, on_wait=console.info) as lock:
         if not _is_made(folder, config):
-            there = (
-                "is of another model, other demonstrations or settings" if folder.path.exists() else "is not there yet"
+            reason = (
+                "was made from another model, other demonstrations or settings"
+                if folder.path.exists()
+                else "is not there yet"
             )
-            console.info(f"{folder.path} {there}: warm-starting {config.model.path}")
+            console.info(f"{folder.path} {reason}: warm-starting {config.model.path}")
             tune(warm_start_recipe(config, folder.path), console, lock)
             write_atomically(folder.demonstrations_digest, _digest(config.sft.data))
-            if torch.cuda.is_available():  # what it held is no part of the run that comes
+            if torch.cuda.is_available():  # its memory must not count as that of the run
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
 
 
 def started_config(config: Config) -> Config:
-    """The configuration of a run that starts from the model in `sft.folder`, once that is there."""
+    """The configuration of a run that starts from the finished model in `sft.folder`."""
     if config.sft.folder is None:
         return config
     return replace(
@@ -143,30 +145,30 @@ def warm_start_recipe(config: Config, folder: Path) -> Config:
 
 
 def _is_made(folder: RunFolder, config: Config) -> bool:
-    """Whether a folder holds what this configuration would make: of the same model, demonstrations and settings."""
+    """Whether a folder holds what this configuration would make: same model, demonstrations and settings."""
     recipe = warm_start_recipe(config, folder.path)
     try:
-        made = from_yaml(folder.config.read_text())
+        present = from_yaml(folder.config.read_text())
         digest = folder.demonstrations_digest.read_text()
     except (OSError, ConfigError):
         return False
-    same_model = replace(made.model, prepare=None) == replace(recipe.model, prepare=None)
+    same_model = replace(present.model, prepare=None) == replace(recipe.model, prepare=None)
     known = fingerprints.read_fingerprints(folder.path)
     same_weights = not known or not fingerprints.fingerprint_differences(
         _of_model(known), _of_model(fingerprints.run_fingerprints(recipe))
     )
-    same_settings = same_model and made.sft == recipe.sft
+    same_settings = same_model and present.sft == recipe.sft
     return folder.model.is_dir() and same_settings and same_weights and digest == _digest(config.sft.data)
 
 
 def _of_model(known: Mapping[str, str]) -> dict[str, str]:
-    """Only what is of the model: a warm start reads no rows of a run."""
+    """Only the model's fingerprints: a warm start reads no rows of a run."""
     return {name: value for name, value in known.items() if name.startswith("model.path ")}
 
 
 def _digest(paths: Sequence[str]) -> str:
-    """What is in the demonstrations' files, in short."""
-    known = hashlib.sha256()
+    """A hash of the demonstrations' files."""
+    digest = hashlib.sha256()
     for path in map(Path, paths):
-        known.update(path.read_bytes() if path.is_file() else b"")
-    return known.hexdigest()
+        digest.update(path.read_bytes() if path.is_file() else b"")
+    return digest.hexdigest()

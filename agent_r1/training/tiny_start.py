@@ -1,4 +1,4 @@
-"""The warm start of a tiny model, for recipes that train at once and offline."""
+"""The warm start of a tiny model, for recipes that train immediately and offline."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from agent_r1.training.sft import warm_start_recipe
 def make_warm_start(config: Config) -> None:
     """Make `model.path`: a tiny model, trained on `sft.data` by the settings of `sft`.
 
-    Only those settings and the data shape it, not the run's seed, algorithm or optimizer: all runs of a recipe start
-    from the same weights, whatever the first one was asked for.
+    It depends only on those settings and the data, not on the run's seed, algorithm or optimizer: all runs of a recipe
+    start from the same weights.
     """
     warm = Path(config.model.path).parent
     untrained = warm.with_name(f"{warm.name}_untrained")
@@ -33,8 +33,8 @@ def _read_demonstrations(paths: Sequence[str]) -> list[dict[str, Any]]:
     missing = [path for path in paths if not Path(path).is_file()]
     if missing or not paths:
         raise DataError(
-            f"the tiny model learns to speak from sft.data, and there is no {', '.join(missing) or 'file in it'}. "
-            "Make the recipe's own data first, or give a model of yours with model.path"
+            f"the tiny model is trained on sft.data, and there is no {', '.join(missing) or 'file in it'}. "
+            "Make the recipe's data first, or set model.path to a model of your own"
         )
     rows = [row for path in paths for row in read_rows(Path(path))]
     bad = next((row for row in rows if not isinstance(row, dict) or "messages" not in row), None)

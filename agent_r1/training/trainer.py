@@ -1,7 +1,8 @@
 """The training loop: roll out, learn, push weights, log, save; evaluate before and after.
 
-It knows no algorithm: the learner is given experience, the engine weights, and everything else is bookkeeping. All that
-is random is a function of the seed and the step, so a checkpoint is weights, optimizer state and a few counters.
+It knows no algorithm: the learner receives experience, the engine receives weights, and the rest is bookkeeping.
+Everything random is a function of the seed and the step, so a checkpoint holds weights, optimizer state and a few
+counters.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ class Trainer:
     async def run(self, *, resume: Checkpoint | None) -> Summary:
         """Train to the last step; with `resume`, from a checkpoint that the learner has loaded.
 
-        Whatever ends the run early leaves a checkpoint of its last finished step: an error, and a signal, which raises
-        `RunInterrupted`. What cannot be written and cannot be done without, and a model that cannot be exported, is an
-        error that says what is kept.
+        A run that ends early leaves a checkpoint of its last finished step, whether an error or a signal ended it (a
+        signal raises `RunInterrupted`). When an essential file cannot be written or the model cannot be exported, the
+        error says what is kept.
         """
         with self.stop.deferred():
             try:
@@ -226,7 +227,7 @@ class Trainer:
     # --- saving ----------------------------------------------------------------------------------------------------
 
     def _export(self) -> AgentR1Error | None:
-        """Write the model; gives the error when that fails."""
+        """Write the model; returns the error if that fails."""
         settings = self.config.rollout
         sampling = SamplingParams(temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k)
         try:
@@ -245,9 +246,9 @@ class Trainer:
             self._last_step.save()
 
     def _load(self, checkpoint: Checkpoint, logged: Sequence[Mapping[str, Any]]) -> None:
-        """Take over what the learner does not hold."""
+        """Restore what the learner does not hold."""
         self.shaping.process.load_state_dict(checkpoint.state["process_balance"])
-        # Checkpoints from before groups could outlive a step have no entry: batch after batch was trained.
+        # Checkpoints of versions without overlapping rollouts have no entry: batches were trained in order.
         started = {"pending": [], "next": checkpoint.step * self.config.rollout.groups_per_step}
         self.collector.load_state_dict(checkpoint.state.get("collector", started))
         self.health.replay(logged)
@@ -260,6 +261,6 @@ class Trainer:
         self.console.info(f"resuming from step {checkpoint.step} of {self.folder.path}")
 
     def _last_metrics(self, logged: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
-        """Those of the step that a resumed run resumes from."""
+        """The metrics of the step that a resumed run starts from."""
         lines = [line for line in logged if line["step"] == self._progress.step and STEP_SECONDS in line]
         return {name: value for name, value in lines[-1].items() if name != "step"} if lines else {}

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -150,7 +150,6 @@ def run_fault(
     recipe: Path = RECIPE,
     rate: float | None = None,
     die_at: int = 2000,
-    start: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
     """A whole run under one fault, and its books."""
     import agent_r1
@@ -167,10 +166,8 @@ def run_fault(
     started = time.perf_counter()
     server = _kept_up([part.replace("PORT", port) for part in fault.server]) if fault.server else nullcontext()
     with server:
-        summary = (start or agent_r1.train)(
-            str(recipe), f"run.folder={folder}", f"run.name=faults_{name}", "run.resume=never", *overrides, *settings,
-            quiet=True,
-        )  # fmt: skip
+        names = (f"run.folder={folder}", f"run.name=faults_{name}", "run.resume=never")
+        summary = agent_r1.train(recipe, overrides=[*names, *overrides, *settings], quiet=True)
     row = {"fault": name, "success": summary.success_after, "steps": summary.steps}
     return {
         **row,
@@ -201,7 +198,8 @@ def keep_books(name: str, books: Path, run: Path) -> dict[str, Any]:
         failed, dropped = failed + num_failed, dropped + int(line["error/dropped_groups"])
         attempts = [attempt for one in trajectories for attempt in one.failed_attempts]
         failures = [one for one in trajectories if one.is_failure]
-        if num_failed != len(failures) or not all(entry.error for entry in (*attempts, *failures)):
+        errors = [entry.error for entry in attempts] + [entry.error for entry in failures]
+        if num_failed != len(failures) or not all(errors):
             problems.append(f"step {line['step']}: {num_failed} failed rollouts counted, {len(failures)} recorded")
         if fault.counted_as == "attempts":
             counted += line["error/retries"] + num_failed

@@ -34,6 +34,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from agent_r1.algorithms import (
     LossInputs,
@@ -46,7 +47,7 @@ from agent_r1.algorithms import (
     policy_losses,
     value_loss,
 )
-from agent_r1.learner import score, with_token_penalty
+from agent_r1.learner import Compute, score, with_token_penalty
 from agent_r1.learner.packing import Sample, pack
 
 TOLERANCE = 1e-6
@@ -486,15 +487,27 @@ def off_policy(quantity: str, name: str, level: str, threshold: float | str, dif
 
 
 class FixedLogits(nn.Module):
-    """A policy that says the given logits [R, L, V]: those of the row whose number is the prompt."""
+    """A policy with the given logits [R, L, V], those of the row whose number is the prompt. They are its hidden
+    states, and its output layer is the identity."""
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__()
         self.rows = rows
+        self.config = PretrainedConfig()
+        self.head = nn.Linear(rows.shape[-1], rows.shape[-1], bias=False, dtype=rows.dtype)
+        self.head.weight = nn.Parameter(torch.eye(rows.shape[-1], dtype=rows.dtype), requires_grad=False)
+
+    def get_decoder(self) -> nn.Module:
+        """The trunk: this module itself."""
+        return self
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The output layer."""
+        return self.head
 
     def forward(self, input_ids: Tensor, **_: Any) -> types.SimpleNamespace:
         """The prompt is one token, so column 0 predicts the first action token."""
-        return types.SimpleNamespace(logits=self.rows[input_ids[:, 0]])
+        return types.SimpleNamespace(last_hidden_state=self.rows[input_ids[:, 0]])
 
 
 def scored(verl: Verl, batch: Batch, *, entropy: bool) -> Difference:
@@ -503,11 +516,12 @@ def scored(verl: Verl, batch: Batch, *, entropy: bool) -> Difference:
     actions_N = torch.randint(vocabulary, (len(batch.owner_N),), generator=batch.generator)
     rows = zip(batch.padded(actions_N).tolist(), batch.lengths_R.tolist(), strict=True)
     samples = [Sample.of_step((number,), tuple(row[:length])) for number, (row, length) in enumerate(rows)]
-    (micro,) = pack(samples, range(len(samples)), max_tokens=1_000_000)
+    compute = Compute(device=torch.device("cpu"), pack=partial(pack, max_tokens=1_000_000), temperature=temperature)
+    (micro,) = compute.pack(samples, range(len(samples)))
 
     def ours(logits_N: Tensor) -> Tensor:
         policy = FixedLogits(batch.padded(logits_N))
-        scores = score(policy, micro, temperature=temperature, with_entropy_gradient=True)
+        scores = score(policy, micro, compute, with_entropy_gradient=True)
         return (scores.entropy_N if entropy else scores.logprobs_N).double().mean()
 
     def verls(logits_N: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ SHAPES: dict[str, Any] = {
         num_attention_heads=9,
         num_key_value_heads=3,
         tie_word_embeddings=True,
-        rope_theta=1e5,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
         max_position_embeddings=8192,
     ),
     "random-qwen2-1.5b": lambda: Qwen2Config(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ def make_learner(model: SampleModel, config: Config) -> TorchLearner:
         raise ValueError("model.lora: these rows train all weights, and their FLOPs are counted so")
     policy = model.load(getattr(torch, config.model.dtype), choose_device(config.trainer.device))
     if config.trainer.compile:
-        compile_layers(policy.get_decoder())
+        compile_layers(cast(Any, policy).get_decoder())
     if config.trainer.gradient_checkpointing:
         checkpoint_layers(policy)
     return grpo_learner(policy, make_compute(config, policy))

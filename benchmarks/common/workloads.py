@@ -13,6 +13,7 @@ from agent_r1.algorithms import bind_algorithm
 from agent_r1.config import AlgorithmConfig, OptimizerConfig
 from agent_r1.engines import Engine
 from agent_r1.learner import Compute, CriticView, Experience, Models, TorchLearner, gather_experience
+from agent_r1.registry import Part
 from agent_r1.rewards import ProcessBalance, RewardShaping
 from agent_r1.types import (
     Action,
@@ -130,7 +131,7 @@ def multi_turn_experience(shape: Conversations, *, vocabulary: int, seed: int = 
 def grpo_learner(policy: nn.Module, compute: Compute, *, gradient_clip: float = 1.0) -> TorchLearner:
     """Makes one GRPO update a batch. The ratio starts from the update's own pass, so invented rollout log-probs do not
     clip anything away."""
-    algorithm = AlgorithmConfig(estimator={"name": "group"}, old_logprobs="trainer")
+    algorithm = AlgorithmConfig(estimator=Part("group"), old_logprobs="trainer")
     return TorchLearner(
         models=Models(policy=policy, reference=None, critic=None, compute=compute),
         algorithm=bind_algorithm(algorithm),

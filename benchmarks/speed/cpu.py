@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -112,7 +112,8 @@ def main() -> None:
     if chosen.only != "generation":
         shape = Conversations(groups=1, members=8, turns=4, preamble=128, question=1, action=16, answer=16)
         experience = multi_turn_experience(shape, vocabulary=vocabulary)
-        tries: Packer = partial(pack_tries, max_tokens=4096, row_tokens=cpu_row_tokens(int(policy.config.hidden_size)))
+        hidden_size = int(cast(Any, policy).config.hidden_size)
+        tries: Packer = partial(pack_tries, max_tokens=4096, row_tokens=cpu_row_tokens(hidden_size))
         rows: Packer = partial(pack, max_tokens=4096)
         everything = range(len(experience.samples))
         with console.status("updating"):

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the clone: agent_r1, benchmarks, recipes
@@ -124,7 +125,7 @@ def summarise(pieces: Sequence[Piece], *, seconds: float, prompt_seconds: float)
 def pieces_of(profiler: profile, device: torch.device) -> list[Piece]:
     """Kernels and copies of a GPU, else operators that call no others."""
     if device.type == "cuda":
-        wanted = [event for event in profiler.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+        wanted = [event for event in profiler.events() or () if event.device_type == DeviceType.CUDA]
     else:
         wanted = [event for event in profiler.events() or () if not event.cpu_children]
     return [Piece(name=event.name, start=event.time_range.start, end=event.time_range.end) for event in wanted]

@@ -1,4 +1,4 @@
-"""The context policy `search_notes`: every step begins afresh, with the question and notes of what was found.
+"""The context policy `search_notes`: each prompt is the question with notes of what was found.
 
     agent-r1 train recipes/hotpotqa 'env.context={name: search_notes, characters: 3000}'
 

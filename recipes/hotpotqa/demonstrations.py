@@ -99,7 +99,7 @@ def conversations(
 ) -> Iterator[dict[str, Any]]:
     """A demonstration as rows for the warm start, as an environment with this context policy would show it.
 
-    One row where the policy keeps all of the history; one a step where it rewrites it.
+    One row where the policy keeps all of the history; one per step where it rewrites it.
     """
     conversation = Conversation(policy, question_messages(str(row["question"])))
     said = [search_message(search.queries, search.thought) for search in searches]

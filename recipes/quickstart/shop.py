@@ -1,6 +1,6 @@
 """The quickstart's world: baskets, hidden prices, and a shopper who shows how it is done, carelessly.
 
-A task asks what a basket costs. Prices are drawn anew for every task and can only be had from the `price` tool, and the
+A task asks what a basket costs. Prices are drawn at random for every task and only the `price` tool knows them, and the
 sum is left to the `calculate` tool, so an answer takes several turns and both tools.
 """
 

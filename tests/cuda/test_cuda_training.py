@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import subprocess
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_r1.learner.compute import Compute
+from agent_r1.learner.compute import Compute, UpdateThread
 from agent_r1.learner.packing.flex_attention import LARGE_BLOCK, SMALL_BLOCK, block_tokens, patch_backward_tiles, tiles
 from agent_r1.learner.packing.samples import Packer, Sample, pack
 from agent_r1.learner.packing.trie import pack_tries
@@ -181,6 +182,18 @@ def test_a_torch_with_other_tiles_is_an_error_that_names_its_version(monkeypatch
         assert patch_backward_tiles()
         with pytest.raises(RuntimeError, match=rf"of torch {re.escape(torch.__version__)} gives other records"):
             InductorChoices().get_flex_attention_bwd_configs(64)  # type: ignore[call-arg]
+
+
+@on_a_gpu
+def test_an_update_thread_has_the_callers_device_and_stream() -> None:
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    stream = torch.cuda.Stream(device)
+
+    async def main() -> tuple[int, torch.cuda.Stream]:
+        with torch.cuda.stream(stream):
+            return await UpdateThread(device).run(lambda: (torch.cuda.current_device(), torch.cuda.current_stream()))
+
+    assert asyncio.run(main()) == (device.index, stream)
 
 
 @on_a_gpu

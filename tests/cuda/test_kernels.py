@@ -187,8 +187,8 @@ def test_keys_and_values_land_in_their_slots_and_nowhere_else(kv_heads: int, dim
     slots = torch.tensor([0, 37, -1, 5, -7, 79, 16], device=DEVICE)
     found = [torch.zeros(5, 16, kv_heads, dim, dtype=dtype, device=DEVICE) for _ in range(2)]
     expected = [cache.clone() for cache in found]
-    write_kv(keys, values, *found, slots)
-    reference_write_kv(keys, values, *expected, slots)
+    write_kv(keys, values, found[0], found[1], slots)
+    reference_write_kv(keys, values, expected[0], expected[1], slots)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
     assert sum(int(row.any()) for row in found[0].flatten(0, 1)) == 5
@@ -199,7 +199,7 @@ def test_strided_keys_are_written_without_a_copy() -> None:
     projected = random_rows(6, 4 * 3, 64)  # queries, keys and values side by side, as a fused projection gives them
     keys, values = projected[:, 4:7], random_rows(3, 6, 64).transpose(0, 1)
     found = [torch.zeros(2, 4, 3, 64, device=DEVICE) for _ in range(2)]
-    write_kv(keys, values, *found, torch.arange(6, device=DEVICE))
+    write_kv(keys, values, found[0], found[1], torch.arange(6, device=DEVICE))
     assert torch.equal(found[0].flatten(0, 1)[:6], keys)
     assert torch.equal(found[1].flatten(0, 1)[:6], values)
 

@@ -218,8 +218,8 @@ def test_rows_without_what_they_need_say_how_to_get_it(tmp_path: Path) -> None:
     [row] = run(tmp_path, "--only", "grpo_step", "--model", "S=random-smollm2-135m")
     assert "no tokenizer" in row["note"]
     bench = gpu.make_bench(gpu.parse(["--model", "S=folder"]))
-    [row] = gpu.grpo_step_rows(bench, sample_models.parse_model("S=folder"))
-    assert "--gsm8k" in row.note
+    [refused] = gpu.grpo_step_rows(bench, sample_models.parse_model("S=folder"))
+    assert "--gsm8k" in refused.note
 
 
 def test_a_peer_that_is_not_installed_is_said_to_be(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 import pyarrow
 import pyarrow.parquet
@@ -447,7 +447,7 @@ def write_model(made: Made, folder: Path) -> Path:
     config.max_position_embeddings = 4096
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(folder)
-    made.renderer.tokenizer.save_pretrained(folder)
+    cast(Any, made.renderer.tokenizer).save_pretrained(folder)
     return folder
 
 

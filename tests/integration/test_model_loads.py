@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import agent_r1
+from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides
 
 LIBRARY = str(Path(agent_r1.__file__).parent)
@@ -38,17 +39,17 @@ ONCE = {"AutoConfig": 1, "AutoModelForCausalLM": 1, "AutoTokenizer": 1}
 
 
 def test_an_evaluation_reads_its_model_once(tmp_path: Path, model_folder: Path, loads: Counter[str]) -> None:
-    agent_r1.evaluate(overrides=tiny_overrides(tmp_path, model_folder), quiet=True)
+    commands.evaluate(*tiny_overrides(tmp_path, model_folder), quiet=True)
     assert loads == ONCE
 
 
 def test_a_check_reads_its_model_once(tmp_path: Path, model_folder: Path, loads: Counter[str]) -> None:
-    agent_r1.check(overrides=tiny_overrides(tmp_path, model_folder), groups=1, members=2, quiet=True)
+    commands.check(*tiny_overrides(tmp_path, model_folder), groups=1, members=2, quiet=True)
     assert loads == ONCE
 
 
 def test_training_reads_its_model_once_and_its_dtype_again_for_the_export(
     tmp_path: Path, model_folder: Path, loads: Counter[str]
 ) -> None:
-    agent_r1.train(overrides=[*tiny_overrides(tmp_path, model_folder), "trainer.steps=1"], quiet=True)
+    commands.train(*tiny_overrides(tmp_path, model_folder), "trainer.steps=1", quiet=True)
     assert loads == ONCE | {"AutoConfig": 2}

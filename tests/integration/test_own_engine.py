@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from agent_r1.errors import ConfigError
+from agent_r1.rollout import Rollout
 from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 
@@ -40,11 +42,11 @@ CALLS = []
 class PlainEngine:
     policy_version = 0
     adapters = ()
-    pauses_during_update = True
 
-    def __init__(self, path, context_length, greeting):
+    def __init__(self, path, context_length, greeting, pauses):
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         self.context_length = context_length
+        self.pauses_during_update = pauses
         CALLS.append(greeting)
 
     @torch.no_grad()
@@ -81,8 +83,8 @@ class PlainEngine:
 
 
 @engine_factories.register("plain")
-def make_plain(config, policy, context_length, *, greeting="hello"):
-    return PlainEngine(config.model.path, context_length, greeting)
+def make_plain(config, policy, context_length, *, greeting="hello", pauses=True):
+    return PlainEngine(config.model.path, context_length, greeting, pauses)
 
 
 def score(task, episode):
@@ -139,6 +141,22 @@ def test_an_engine_of_a_recipe_folder_is_checked(run: list[str]) -> None:
     assert results["engine and trainer"].status == "ok"
     assert results["tokens in the loss"].status == "ok"
     assert calls_of() == ["hello", "closed"]
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+def test_deadlines_stop_during_an_update_only_if_the_engine_pauses(
+    run: list[str], monkeypatch: pytest.MonkeyPatch, pauses: bool
+) -> None:
+    stopped: list[Rollout] = []
+    stop = Rollout.clock_stopped
+
+    def counted(rollout: Rollout) -> AbstractContextManager[None]:
+        stopped.append(rollout)
+        return stop(rollout)
+
+    monkeypatch.setattr(Rollout, "clock_stopped", counted)
+    commands.train(*run, f"engine.arguments.pauses={pauses}", quiet=True)
+    assert len(stopped) == (2 + 2 if pauses else 2)  # two checkpoints, which always block, and two updates
 
 
 @pytest.mark.parametrize(

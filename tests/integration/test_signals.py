@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from agent_r1 import interrupts
 from agent_r1.interrupts import RunInterrupted
 from agent_r1.learner import imitation
 from agent_r1.learner import learner as learner_module
 from agent_r1.learner.learner import TorchLearner
+from agent_r1.learner.optimizer import guarded_step
 from agent_r1.runs.checkpoints import list_checkpoints
 from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
@@ -117,7 +119,7 @@ def test_a_signal_during_an_update_lets_the_step_finish_and_saves_it(
 ) -> None:
     run = [*run, "algorithm.minibatches=2"]
     # Two updates a step: the fourth is the second one of the second step.
-    stepping = calling(learner_module.guarded_step, 4, lambda: send(signal.SIGTERM))
+    stepping = calling(guarded_step, 4, lambda: send(signal.SIGTERM))
     monkeypatch.setattr(learner_module, "guarded_step", stepping)
     with pytest.raises(RunInterrupted, match="Interrupted by SIGTERM"):
         commands.train(*run, quiet=True, reward=score_variety)
@@ -144,9 +146,12 @@ def test_a_run_that_never_resumes_is_told_how_to(run: list[str]) -> None:
 def test_a_second_signal_ends_the_run_after_the_update_and_saves_nothing(
     run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def twice() -> None:  # from the learner's thread; two at once would be one
+    def twice() -> None:  # from the learner's thread: two that come before the first is handled would be one
+        stop = interrupts._active.get()
+        assert stop is not None
         send(signal.SIGINT)
-        time.sleep(0.2)
+        while stop.received is None:
+            time.sleep(0.01)
         send(signal.SIGINT)
 
     monkeypatch.setattr(TorchLearner, "learn_sync", calling(TorchLearner.learn_sync, 2, twice))
@@ -212,7 +217,7 @@ def test_a_signal_during_a_warm_start_says_that_it_starts_over(
 ) -> None:
     row = {"messages": [{"role": "user", "content": "2 egg?"}, {"role": "assistant", "content": "6"}]}
     (tmp_path / "demonstrations.jsonl").write_text(json.dumps(row) + "\n")
-    stepping = calling(imitation.guarded_step, 3, lambda: send(signal.SIGHUP))
+    stepping = calling(guarded_step, 3, lambda: send(signal.SIGHUP))
     monkeypatch.setattr(imitation, "guarded_step", stepping)
     with pytest.raises(RunInterrupted, match="A warm start has no checkpoints"):
         commands.sft(*run, f"sft.data=[{tmp_path}/demonstrations.jsonl]", quiet=True)
@@ -288,7 +293,7 @@ def test_weights_that_a_failed_update_has_changed_are_not_saved_as_a_step(
     uninterrupted: Callable[..., Path],
 ) -> None:
     run = [*run, "algorithm.minibatches=2", "trainer.save_every=1"]
-    monkeypatch.setattr(learner_module, "guarded_step", calling(learner_module.guarded_step, 4, raise_error))
+    monkeypatch.setattr(learner_module, "guarded_step", calling(guarded_step, 4, raise_error))
     with pytest.raises(ValueError, match="nobody thought of"):
         commands.train(*run, "trainer.save_every=100", reward=score_variety)
     monkeypatch.undo()
@@ -429,7 +434,7 @@ def test_a_second_ctrl_c_quits_the_command_at_once(run: list[str], tmp_path: Pat
         time.sleep(0.3)
     output, _ = process.communicate(timeout=10)
     assert process.returncode == 130
-    assert "stopping after the step under way; a second Ctrl-C quits at once" in output
+    assert "stopping after the current step; a second Ctrl-C quits at once" in output
     assert "quitting at once" in output
 
 

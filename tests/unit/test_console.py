@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from agent_r1 import console as console_module
 from agent_r1.console import RunConsole
 
 
@@ -12,7 +11,7 @@ from agent_r1.console import RunConsole
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time in seconds, in a list of one."""
     now = [1000.0]
-    monkeypatch.setattr(console_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("agent_r1.console.time.monotonic", lambda: now[0])
     return now
 
 

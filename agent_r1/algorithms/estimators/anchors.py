@@ -30,7 +30,7 @@ def gigpo(
     """The episode's advantage plus `step_weight` times the step's (Feng et al. 2025).
 
     The episode's is GRPO's. The step's compares the discounted return-to-go of all steps of the group that started from
-    the same anchor observation; alone in its cluster it is 0. `mean_norm` leaves out both standard deviations.
+    the same anchor observation; it is 0 for a step alone in its cluster. `mean_norm` omits both standard deviations.
     `similarity` joins observations that are at least so similar (0 to 1) to a cluster's first member, instead of equal.
 
     Two single-step members with returns (1, 0) and the same observation: (.7071 + .7071, -.7071 - .7071).
@@ -42,11 +42,11 @@ def gigpo(
     returns_to_go_S = reverse_scan(table.rewards_S, gamma, table.trajectory_S)
     cluster_S = anchor_clusters(table.observations_S, table.group_R[table.trajectory_S], similarity)
     clusters = group_statistics(returns_to_go_S, cluster_S)
-    # Whether a cluster is alive is asked of the task's own rewards, as for groups. A trajectory that comes back to a
+    # Whether a cluster's returns differ is decided by the task's rewards, as for groups. A trajectory that returns to a
     # state is not compared with itself alone.
-    task_togo_S = reverse_scan(table.task_rewards_S, gamma, table.trajectory_S)
+    task_returns_to_go_S = reverse_scan(table.task_rewards_S, gamma, table.trajectory_S)
     several_S = group_statistics(table.trajectory_S.double(), cluster_S).has_spread_R
-    compared_S = several_S & group_statistics(task_togo_S, cluster_S).has_spread_R
+    compared_S = several_S & group_statistics(task_returns_to_go_S, cluster_S).has_spread_R
     step_S = torch.where(compared_S, returns_to_go_S - clusters.mean_R, torch.zeros_like(returns_to_go_S))
     if not mean_norm:
         episode_R = standardize(episode_R, episodes.std_R, epsilon)
@@ -80,7 +80,7 @@ def anchor_clusters(observations: Sequence[Observation], group_S: Tensor, simila
 
 
 def anchor_of(observation: Observation) -> str:
-    """What says which state a step started from: the environment's own anchor, else all that the model saw.
+    """What identifies the state a step started from: the environment's anchor, else everything that the model saw.
 
     >>> anchor_of(Observation(text="a room with two doors", anchor="room 2"))
     'room 2'

@@ -1,4 +1,4 @@
-"""What every estimator gives, and the statistics several of them use."""
+"""`Credit`, the result of every estimator, and statistics that several of them use."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from agent_r1.rewards import SPREAD_TOLERANCE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credit:
-    """What each action token is credited with, aligned with the table's tokens."""
+    """The credit of each action token, aligned with the table's tokens."""
 
     advantages_N: Tensor
     """How much better the action was than expected."""
     credited_N: Tensor
-    """False: no credit could be assigned. Such tokens carry no loss and are in no denominator; it is not the same as
-    an advantage of 0."""
+    """False: no credit could be assigned. Such tokens carry no loss and are excluded from denominators, unlike tokens
+    with an advantage of 0."""
     returns_N: Tensor | None = None
     """The critic's targets, where `valued_N`."""
     valued_N: Tensor | None = None
     """The tokens before which the critic is trained."""
     observed_N: Tensor | None = None
-    """What was really earned from each token on, without any value of the critic but the bootstrap after a cut.
-    Explained variance is measured against it, and a critic in closed form is fitted to it. None: `returns_N` stands for
-    it."""
+    """The observed return from each token on, without any value of the critic but the bootstrap after a truncation.
+    Explained variance is measured against it, and a critic in closed form is fitted to it. None: use
+    `returns_N`."""
 
     @classmethod
     def of_trajectories(cls, table: StepTable, advantages_R: Tensor, credited_R: Tensor) -> Credit:
@@ -66,7 +66,7 @@ def whiten(values: Tensor) -> Tensor:
 
 
 def _differ(values: Tensor) -> bool:
-    """By more than rounding: dividing what rounding left of equal numbers by its own size would make it look large."""
+    """Whether values differ by more than rounding errors, which a division by their own size would make large."""
     return bool(values.max() - values.min() > 4 * torch.finfo(values.dtype).eps * values.abs().max())
 
 
@@ -125,7 +125,7 @@ def group_statistics(values_R: Tensor, group_R: Tensor) -> GroupStatistics:
 def has_spread(table: StepTable) -> Tensor:
     """[R] The trajectory's group earned different returns.
 
-    A penalty per token (KL in the reward) is left out: it differs always, and would make a group look alive in which
-    every member did equally well.
+    A penalty per token (KL in the reward) is left out: it always differs, also in a group in which all members did
+    equally well.
     """
     return group_statistics(table.task_returns_R, table.group_R).has_spread_R

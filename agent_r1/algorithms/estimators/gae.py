@@ -22,7 +22,7 @@ def _gae(table: StepTable, gamma: float, lam: float, values_S: Tensor) -> Tensor
 
 @estimators.register("step_gae")
 def step_gae(table: StepTable, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, whitened: bool = True) -> Credit:
-    """GAE whose time is steps: one value before each step, gamma and lambda act once a step.
+    """GAE whose time is steps: one value before each step, gamma and lambda are applied once per step.
 
     One trajectory, rewards (0, 1), values (.5, .5), gamma 1, lambda 1: advantages (.5, .5) and targets (1, 1).
     """
@@ -42,7 +42,7 @@ def step_gae(table: StepTable, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, w
 
 @estimators.register("token_gae")
 def token_gae(table: StepTable, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, whitened: bool = True) -> Credit:
-    """GAE whose time is action tokens, carried across steps; the tokens in between do not exist for it.
+    """GAE whose time is action tokens, carried across steps; tokens in between are skipped.
 
     The value of the next step's first token bootstraps a step's last token.
     """

@@ -1,7 +1,7 @@
 """Estimators whose baseline is the other rollouts of the same task.
 
-A group whose members all earned the same has nothing to compare: its tokens get no credit. Nor has a group of one,
-except for `step_group`, whose baseline is 0 where nobody else came.
+Tokens of a group whose members all earned the same get no credit. Neither do those of a group of one, except for
+`step_group`, whose baseline is 0 at steps that no other member reached.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def group_whitened(table: StepTable) -> Credit:
 def step_group(table: StepTable, *, gamma: Fraction = 1.0) -> Credit:
     """Step GRPO: a step's return-to-go minus the mean of it over the *other* members that reached the same step.
 
-    The baseline of a step that nobody else reached is 0, and nothing is divided by a std: a baseline made of other
+    The baseline of a step that no other member reached is 0, and nothing is divided by a std: a baseline made of other
     trajectories does not depend on this one's actions, so the gradient is unbiased even when the policy decides when to
     stop. Summing rewards normalised per turn index is not: it subtracts as many baselines as the trajectory itself has
     turns.
@@ -81,11 +81,11 @@ def step_group(table: StepTable, *, gamma: Fraction = 1.0) -> Credit:
     others_S = statistics.size_R - 1
     mean_of_others_S = (statistics.mean_R * statistics.size_R - returns_to_go_S) / others_S.clamp(min=1)
     baseline_S = torch.where(others_S > 0, mean_of_others_S, torch.zeros_like(returns_to_go_S))
-    # Alone, a trajectory is compared with 0. Together, a group is alive when its members differ in anything: in all
-    # they earned, or in what was left to earn at some step.
+    # A single trajectory is compared with 0. A group has credit when its members differ in their returns, or in their
+    # returns-to-go at some step.
     alone_R = group_statistics(table.returns_R, table.group_R).size_R < 2
-    task_togo_S = reverse_scan(table.task_rewards_S, gamma, table.trajectory_S)
-    differs_S = group_statistics(task_togo_S, cell_S).has_spread_R
+    task_returns_to_go_S = reverse_scan(table.task_rewards_S, gamma, table.trajectory_S)
+    differs_S = group_statistics(task_returns_to_go_S, cell_S).has_spread_R
     some_differ_S = group_statistics(differs_S.double(), group_S).mean_R > 0
     alive_S = (has_spread(table) | alone_R)[table.trajectory_S] | some_differ_S
     return Credit.of_steps(table, returns_to_go_S - baseline_S, alive_S)

@@ -12,7 +12,7 @@ from agent_r1.constraints import Fraction
 
 @estimators.register("return_to_go")
 def return_to_go(table: StepTable, *, gamma: Fraction = 1.0) -> Credit:
-    """REINFORCE: what was earned from this step on, without a baseline (Williams 1992). Gamma acts once a step.
+    """REINFORCE: the return from this step on, without a baseline (Williams 1992). Gamma is applied once per step.
 
     Rewards (.1, 1) with gamma 1 give (1.1, 1).
     """
@@ -23,8 +23,8 @@ def return_to_go(table: StepTable, *, gamma: Fraction = 1.0) -> Credit:
 def token_return(table: StepTable, *, gamma: Fraction = 1.0, whitened: bool = True) -> Credit:
     """REINFORCE++: the discounted return from each action token on, whitened over the batch's action tokens.
 
-    Hu et al. 2025 (arXiv:2501.03262). The return is carried across steps: what a tool wrote in between is not there
-    for it. Steps of 2 and 1 tokens with rewards (.1, 1), gamma .5, not whitened: (.3, .6, 1).
+    Hu et al. 2025 (arXiv:2501.03262). The return is carried across steps: tokens that a tool wrote in between are
+    skipped. Steps of 2 and 1 tokens with rewards (.1, 1), gamma .5, not whitened: (.3, .6, 1).
     """
     tokens = table.per_token()
     returns_N = reverse_scan(tokens.rewards_S, gamma, tokens.trajectory_S)
@@ -41,7 +41,7 @@ def greedy_baseline(table: StepTable) -> Credit:
     Returns (1, 0) against a greedy return of 1 give (0, -1). Without a greedy rollout there is no credit.
     """
     if table.greedy_returns_R is None:
-        raise ValueError("this estimator needs a greedy rollout of each task; set algorithm.greedy_baseline=true")
+        raise ValueError("this estimator needs a greedy rollout of each task; set algorithm.group_plan=with_greedy")
     advantages_R = table.returns_R - table.greedy_returns_R
     known_R = table.greedy_returns_R.isfinite()
     return Credit.of_trajectories(table, torch.where(known_R, advantages_R, torch.zeros_like(advantages_R)), known_R)

@@ -1,4 +1,4 @@
-"""Tool-call formats: how a model writes calls in its text, and how its mistakes are told to it."""
+"""Tool-call formats: how a model writes calls in its text, and how its mistakes are reported to it."""
 
 from agent_r1.chat.formats.base import ParsedText, ToolFormat, tool_formats
 from agent_r1.chat.formats.harmony import HarmonyFormat

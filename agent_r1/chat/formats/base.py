@@ -1,13 +1,14 @@
-"""What a tool-call format is, the registry of formats, and what all share: thinking, calls, telling what was wrong.
+"""The `ToolFormat` protocol, the registry of formats, and what all share: thinking, calls, error messages.
 
-A format reads the text of one action and never raises on what a model wrote: a malformed call becomes `parse_error`, a
-sentence the model can act upon. A call that could be mended is taken, and what was mended is told in `repairs`.
+A format parses the text of one action and never raises on what a model wrote: a malformed call becomes `parse_error`, a
+sentence the model can act upon. A call that could be repaired is accepted, and `repairs` lists what was repaired.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,44 +18,45 @@ from agent_r1.registry import Registry
 from agent_r1.types import ToolCall, ToolSchema
 
 THINK, THINK_END = "<think>", "</think>"
+THINKING = {THINK: THINK_END}
 CUT = "it was cut by the length limit"
-_MOST_ERRORS, _MOST_TOLD = 16, 3  # a model that writes a thousand broken calls is told about the first ones
+_MAX_ERRORS, _MAX_REPORTED = 16, 3  # of a thousand broken calls only the first ones are reported
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedText:
-    """What a format found in an action's text."""
+    """The parsed text of an action."""
 
     content: str
     """The text outside calls."""
     tool_calls: tuple[ToolCall, ...]
     """Well-formed calls, in order; empty when `parse_error` is set."""
     parse_error: str | None
-    """What was wrong, in words the model can use."""
+    """What was wrong, in words the model can act upon."""
     repairs: tuple[str, ...] = ()
-    """One entry for each call that was mended, such as `call 1: trailing comma`."""
+    """One entry per repaired call, such as `call 1: trailing comma`."""
     final_answer: str | None = None
-    """The answer, in formats that mark it; None: nothing is marked."""
+    """The final answer, in formats that mark it; None if nothing is marked."""
     history_text: str | None = None
-    """What stands for the text in a chat history, in formats whose marks templates write; None: the text itself."""
+    """Replaces the text in a chat history, in formats whose marks the template writes; None: the text itself."""
 
 
 class ToolFormat(Protocol):
     """How a model writes calls, and how tools and results are written for it."""
 
     stop_tokens: tuple[str, ...]
-    """Tokens that end a turn in this format, beside the tokenizer's own; those the vocabulary lacks do not count."""
+    """Tokens that end a turn in this format, besides the tokenizer's; those that the vocabulary lacks are ignored."""
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls in `text`; `truncated` says the text was cut by the token limit."""
         ...
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
-        """What a system message must say about the tools when the chat template cannot show them."""
+        """What the system message says about the tools when the chat template cannot show them."""
         ...
 
     def call_text(self, calls: Sequence[ToolCall], content: str) -> str:
-        """How a model writes these calls after `content`: `parse` gives both back."""
+        """How a model writes these calls after `content`; `parse` must give both back."""
         ...
 
     def result_text(self, name: str, text: str) -> str:
@@ -70,23 +72,23 @@ tool_formats: Registry[type[ToolFormat]] = Registry(
 
 
 def writes_as_text(tool_format: ToolFormat) -> bool:
-    """Whether tools are shown in the format's own words even to chat templates that could show them: it has
-    `always_as_text = True`. A format that says nothing leaves them to the template."""
+    """Whether the format writes tools itself even for chat templates that could: it has `always_as_text = True`. By
+    default the template writes them."""
     return bool(getattr(tool_format, "always_as_text", False))
 
 
 def end_of_turn_of(tool_format: ToolFormat) -> Callable[[str], int | None] | None:
-    """A format's `end_of_turn`, where it has one: formats of plain text, whose calls no token ends, do.
+    """A format's `end_of_turn`, if it has one: plain-text formats, whose calls end with no token, do.
 
-    It says where in a text a model that did not stop after its call went on, to write the tool's answer itself, say;
-    None: nowhere.
+    It returns the index at which a model that did not stop after its call continued (with the tool's answer, say), or
+    None.
     """
-    found: Callable[[str], int | None] | None = getattr(tool_format, "end_of_turn", None)
-    return found
+    end_of_turn: Callable[[str], int | None] | None = getattr(tool_format, "end_of_turn", None)
+    return end_of_turn
 
 
 def marks_of_own_turn(tool_format: ToolFormat) -> str:
-    """Text with the marks that a model writes inside its own turn: those of thinking, and of a call in this format."""
+    """Text with the marks that a model writes inside its turn: those of thinking and of a call in this format."""
     call = ToolCall(name="code_interpreter", arguments={"code": "1"})  # the one call that every format can write
     try:
         return f"{THINK} {THINK_END} {tool_format.call_text([call], '')}"
@@ -108,6 +110,8 @@ class CallParser:
         self.text = text
         self.example = example
         self.calls: list[ToolCall] = []
+        self.position = 0
+        """Where `marks` continues to search."""
         self.still_thinking = False
         self._kept: list[str] = []
         self._errors: list[str] = []
@@ -116,21 +120,37 @@ class CallParser:
 
     @property
     def next_number(self) -> int:
-        """What the next call is called when it is spoken about: the first is 1."""
+        """The number of the next call in messages; the first is 1."""
         return len(self.calls) + len(self._errors) + 1
 
     @property
     def gave_up(self) -> bool:
-        """There are so many mistakes that reading on would tell nothing."""
-        return len(self._errors) >= _MOST_ERRORS
+        """Whether there are so many errors that parsing stops."""
+        return len(self._errors) >= _MAX_ERRORS
+
+    def marks(self, pattern: re.Pattern[str], thinking: Mapping[str, str] = THINKING) -> Iterator[re.Match[str]]:
+        """The matches of `pattern` outside thinking, in order. Text before each is kept, and after the last.
+
+        Matches that are keys of `thinking` begin thinking, up to the text they map to. The search continues at
+        `position`, the end of the match unless the caller moves it; a caller that stops early has recorded an error.
+        """
+        self.position = end_of_given_thinking(self.text)
+        self.keep_text(0, self.position)
+        while not self.gave_up and (mark := pattern.search(self.text, self.position)):
+            if mark.group() in thinking:
+                self.position = self._keep_thinking(self.position, mark.end(), thinking[mark.group()])
+                continue
+            self.keep_text(self.position, mark.start())
+            self.position = mark.end()
+            yield mark
+        self.keep_text(self.position, len(self.text))
 
     def keep_text(self, start: int, end: int) -> None:
-        """This part of the text is no call."""
+        """Keep this part of the text as content."""
         self._kept.append(self.text[start:end])
 
-    def keep_thinking(self, start: int, opening: int, closing: str = THINK_END) -> int:
-        """The text from `start` is no call up to where the thinking that opens at `opening` is closed; gives the place
-        after it."""
+    def _keep_thinking(self, start: int, opening: int, closing: str) -> int:
+        """Keep the text from `start` to the end of the thinking that opens at `opening`. Returns the index after it."""
         end = self.text.find(closing, opening)
         self.still_thinking = end < 0
         end = len(self.text) if end < 0 else end + len(closing)
@@ -140,26 +160,26 @@ class CallParser:
     def add(
         self, name: str, arguments: Mapping[str, Any], repairs: Sequence[str] = (), *, is_cut: bool = False
     ) -> None:
-        """A call was found; `is_cut` says that the text was cut where the call ends."""
+        """Add a call; `is_cut` says that the text was cut where the call ends."""
         if is_cut and MISSING_BRACE in repairs:
             self.malformed(CUT)
             return
         if repairs:
             self._repairs.append(f"call {len(self.calls) + 1}: {', '.join(repairs)}")
-        # Nine letters and digits: Mistral's templates take nothing else.
+        # Nine letters and digits: Mistral's templates accept nothing else.
         self.calls.append(ToolCall(name=name, arguments=arguments, call_id=f"call{len(self.calls):05d}"))
 
     def malformed(self, reason: str) -> None:
-        """The next call is malformed."""
+        """Record that the next call is malformed."""
         self.error(f"Tool call {self.next_number} is malformed: {reason}", is_cut=reason == CUT)
 
     def error(self, sentence: str, *, is_cut: bool = False) -> None:
-        """Something else is wrong."""
+        """Record another error."""
         self._errors.append(sentence)
         self._only_cut = self._only_cut and is_cut
 
     def parsed(self, *, truncated: bool, content: str | None = None) -> ParsedText:
-        """All of it. One malformed call makes the whole action malformed, so that none runs half-understood."""
+        """The result. One malformed call makes the whole action malformed: no call of it runs."""
         if not self._errors and not self.calls:
             if truncated:
                 thinking = " in the middle of thinking" if self.still_thinking else ""
@@ -167,17 +187,19 @@ class CallParser:
             elif self.still_thinking:
                 self.error("The thinking was never closed: close it, then write the answer or a call")
         if self._errors:
-            return ParsedText(content=self.text, tool_calls=(), parse_error=self._told())
+            return ParsedText(content=self.text, tool_calls=(), parse_error=self._error_text())
         kept = "".join(self._kept).strip() if content is None else content
         return ParsedText(content=kept, tool_calls=tuple(self.calls), parse_error=None, repairs=tuple(self._repairs))
 
-    def _told(self) -> str:
-        told = self._errors[:_MOST_TOLD] + (["There are more mistakes"] if len(self._errors) > _MOST_TOLD else [])
-        return ". ".join(told) + "." + ("" if self._only_cut else f" Write a call as {self.example}")
+    def _error_text(self) -> str:
+        reported = self._errors[:_MAX_REPORTED]
+        if len(self._errors) > _MAX_REPORTED:
+            reported.append("There are more mistakes")
+        return ". ".join(reported) + "." + ("" if self._only_cut else f" Write a call as {self.example}")
 
 
 def end_of_given_thinking(text: str) -> int:
-    """Where thinking ends that the prompt has opened for the model; 0 when there is none.
+    """The index after thinking that the prompt opened for the model; 0 when there is none.
 
     >>> end_of_given_thinking("7 times 3</think>21")
     17
@@ -206,17 +228,17 @@ def call_parts(call: Any, arguments_key: str) -> tuple[str, Mapping[str, Any], t
     return name, arguments, repairs
 
 
-def _find_arguments(call: Mapping[str, Any], wanted: str) -> tuple[str, tuple[str, ...]]:
-    """The key under which the arguments stand, and the repair if it is the other format's."""
-    if wanted in call:
-        return wanted, ()
-    other = {"arguments": "parameters", "parameters": "arguments"}[wanted]
+def _find_arguments(call: Mapping[str, Any], key: str) -> tuple[str, tuple[str, ...]]:
+    """The key of the arguments, and the repair if it is the other format's key."""
+    if key in call:
+        return key, ()
+    other = {"arguments": "parameters", "parameters": "arguments"}[key]
     if other in call:
-        return other, (f'"{other}" instead of "{wanted}"',)
-    strange = [key for key in call if key not in ("name", "id", "type")]
-    if strange:
-        raise ValueError(f'"{wanted}" is missing, found {json.dumps(strange[0])} beside "name"')
-    return wanted, ()
+        return other, (f'"{other}" instead of "{key}"',)
+    unknown = [name for name in call if name not in ("name", "id", "type")]
+    if unknown:
+        raise ValueError(f'"{key}" is missing, found {json.dumps(unknown[0])} beside "name"')
+    return key, ()
 
 
 def _unquoted(arguments: str) -> Any:
@@ -239,7 +261,7 @@ def kind_of(value: Any) -> str:
 
 
 def schema_lines(tools: Sequence[ToolSchema]) -> str:
-    """The schemas, one JSON object a line."""
+    """The schemas, one JSON object per line."""
     return "\n".join(dump_json(tool.get("function", tool)) for tool in tools)
 
 

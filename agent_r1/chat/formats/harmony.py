@@ -1,10 +1,10 @@
-"""The harmony format of GPT-OSS: an action is a row of messages, each on a channel.
+"""The harmony format of GPT-OSS: an action is a sequence of messages, each on a channel.
 
     <|channel|>analysis<|message|>I need the price.<|end|>
     <|start|>assistant<|channel|>commentary to=functions.price <|constrain|>json<|message|>{"item": "apple"}<|call|>
 
-(one line in truth). `analysis` is thinking, `commentary` holds calls and remarks, `final` the answer. A message with a
-recipient is a call; thinking never is one. Marks never stand in what is told to the model: they are control tokens.
+(all on one line). `analysis` is thinking, `commentary` holds calls and remarks, `final` the answer. A message with a
+recipient is a call, unless it is thinking. Error messages to the model contain no marks: they are control tokens.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class HarmonyFormat:
         return replace(parsed, final_answer=answer, history_text=_MARKS.sub(" ", spoken).strip())
 
     def _parse(self, text: str, *, truncated: bool) -> tuple[ParsedText, str | None]:
-        """What was found, and the answer on the final channel."""
+        """The parsed text, and the answer on the final channel."""
         parser = CallParser(text, example=_EXAMPLE)
         parts = _parts(text)
         spoken = {"final": list[str](), "other": list[str]()}

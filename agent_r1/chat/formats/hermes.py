@@ -1,4 +1,4 @@
-"""The hermes format, which Qwen2.5 and Qwen3 speak too: JSON between `<tool_call>` tags."""
+"""The hermes format, also used by Qwen2.5 and Qwen3: JSON between `<tool_call>` tags."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Sequence
 
 from agent_r1.chat.formats.base import (
     CUT,
-    THINK,
     THINK_END,
     CallParser,
     ParsedText,
     after_content,
     call_parts,
-    end_of_given_thinking,
     schema_lines,
     tool_formats,
 )
@@ -39,16 +37,9 @@ class HermesFormat:
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls outside thinking."""
         parser = CallParser(text, example=_EXAMPLE)
-        position = end_of_given_thinking(text)
-        parser.keep_text(0, position)
-        while not parser.gave_up and (mark := _MARK.search(text, position)):
-            if mark.group() == THINK:
-                position = parser.keep_thinking(position, mark.end())
-                continue
-            parser.keep_text(position, mark.start())
+        for mark in parser.marks(_MARK):
             if mark.group() == _CLOSE:
                 parser.error(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
-                position = mark.end()
                 continue
             close = text.find(_CLOSE, mark.end())
             if close < 0:
@@ -58,11 +49,10 @@ class HermesFormat:
                 call, end, repairs = _read_body(text, mark.end(), close)
                 name, arguments, more = call_parts(call, "arguments")
                 parser.add(name, arguments, (*repairs, *more))
-                position = end + len(_CLOSE)
+                parser.position = end + len(_CLOSE)
             except ValueError as error:
                 parser.malformed(str(error))
-                position = close + len(_CLOSE)
-        parser.keep_text(position, len(text))
+                parser.position = close + len(_CLOSE)
         return parser.parsed(truncated=truncated)
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
@@ -84,7 +74,7 @@ class HermesFormat:
 
 
 def _read_body(text: str, start: int, close: int) -> JsonRead:
-    """The JSON of a call and where its closing tag stands. A closing tag inside a string of valid JSON is text."""
+    """The JSON of a call and the index of its closing tag. A closing tag inside a string of valid JSON is text."""
     try:
         return read_whole_json(text, start, close)._replace(end=close)
     except ValueError:

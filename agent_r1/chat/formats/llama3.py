@@ -7,13 +7,11 @@ from collections.abc import Sequence
 
 from agent_r1.chat.formats.base import (
     CUT,
-    THINK,
     THINK_END,
     CallParser,
     ParsedText,
     after_content,
     call_parts,
-    end_of_given_thinking,
     schema_lines,
     tool_formats,
 )
@@ -41,34 +39,26 @@ class Llama3Format:
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls outside thinking. What follows a malformed one is not read: nothing says where it ends."""
         parser = CallParser(text, example=_EXAMPLE)
-        position = end_of_given_thinking(text)
-        parser.keep_text(0, position)
-        while mark := _MARK.search(text, position):
-            if mark.group() == THINK:
-                position = parser.keep_thinking(position, mark.end())
-                continue
-            parser.keep_text(position, mark.start())
+        for mark in parser.marks(_MARK):
             tagged = mark.group().startswith(_TAG)
             start = mark.end() if tagged else mark.start()
             try:
                 call, end, repairs = read_json(text, start)
                 if not tagged and not (isinstance(call, dict) and call.keys() & {"parameters", "arguments"}):
                     parser.keep_text(start, end)
-                    position = end
+                    parser.position = end
                     continue
                 name, arguments, more = call_parts(call, "parameters")
                 parser.add(name, arguments, (*repairs, *more), is_cut=truncated and end == len(text))
             except ValueError as error:
                 if tagged or _ARGUMENTS.search(text, start):
                     parser.malformed(CUT if truncated else str(error))
-                    position = start
-                else:
-                    parser.keep_text(start, len(text))
-                    position = len(text)
-                break
+                    break
+                parser.keep_text(start, len(text))
+                parser.position = len(text)
+                continue
             separator = _SEPARATOR.match(text, end)
-            position = separator.end() if separator else end
-        parser.keep_text(position, len(text))
+            parser.position = separator.end() if separator else end
         return parser.parsed(truncated=truncated)
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:

@@ -8,13 +8,12 @@ from typing import Any
 
 from agent_r1.chat.formats.base import (
     CUT,
-    THINK,
     THINK_END,
+    THINKING,
     CallParser,
     ParsedText,
     after_content,
     call_parts,
-    end_of_given_thinking,
     kind_of,
     tool_formats,
 )
@@ -24,7 +23,7 @@ from agent_r1.types import ToolCall, ToolSchema
 _CALLS = "[TOOL_CALLS]"
 _MARK = re.compile(r"<think>|\[THINK\]|\[TOOL_CALLS\]")
 _NAME = re.compile(r"\s*([\w.-]{1,256})\s*(?:\[CALL_ID\][\w-]{0,64})?(?:\[ARGS\])?\s*")
-# In words: the marks are control tokens, which must not stand in an answer to the model.
+# In words: the marks are control tokens, which must not occur in an error message to the model.
 _EXAMPLE = 'the tool-calls mark, then [{"name": "NAME", "arguments": {"KEY": VALUE}}]'
 
 
@@ -42,22 +41,15 @@ class MistralFormat:
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls outside thinking."""
         parser = CallParser(text, example=_EXAMPLE)
-        position = end_of_given_thinking(text)
-        parser.keep_text(0, position)
-        while not parser.gave_up and (mark := _MARK.search(text, position)):
-            if mark.group() != _CALLS:
-                position = parser.keep_thinking(position, mark.end(), THINK_END if mark[0] == THINK else "[/THINK]")
-                continue
-            parser.keep_text(position, mark.start())
+        for mark in parser.marks(_MARK, THINKING | {"[THINK]": "[/THINK]"}):
             following = text.find(_CALLS, mark.end())
             try:
-                position = _read_calls(parser, mark.end(), following, is_cut=truncated and following < 0)
+                parser.position = _read_calls(parser, mark.end(), following, is_cut=truncated and following < 0)
             except ValueError as error:
                 parser.malformed(CUT if truncated and following < 0 else str(error))
                 if following < 0:
                     break
-                position = following
-        parser.keep_text(position, len(text))
+                parser.position = following
         return parser.parsed(truncated=truncated)
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
@@ -80,7 +72,7 @@ class MistralFormat:
 
 
 def _read_calls(parser: CallParser, start: int, following: int, *, is_cut: bool) -> int:
-    """Add the calls after one mark; gives the place after them. ValueError says what is wrong."""
+    """Add the calls after one mark; returns the index after them. ValueError says what is wrong."""
     text = parser.text
     limit = len(text) if following < 0 else following
     first = skip_spaces(text, start)

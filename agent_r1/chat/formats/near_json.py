@@ -1,11 +1,11 @@
-"""JSON as models write it: read strictly first, and mended only when that fails and only where one meaning is left.
+"""JSON as models write it: parsed strictly first, and repaired only when that fails and the meaning is unambiguous.
 
     {"name": "add", "arguments": {'a': None,}}   ->   {"name": "add", "arguments": {"a": null}}
 
-Mended: a code fence around the JSON, single quotes, `True` / `False` / `None`, trailing commas, raw newlines in
-strings, missing closing braces at the very end (at most two) and braces closed once too often. Not mended, because it
-would be a guess: unquoted keys, quotes inside strings, stray backslashes, a value that breaks off. One pass over the
-text, and whatever the text is, nothing but a ValueError comes of it.
+Repaired: a code fence around the JSON, single quotes, `True` / `False` / `None`, trailing commas, raw newlines in
+strings, missing closing braces at the very end (at most two) and surplus closing braces. Not repaired, because it would
+be a guess: unquoted keys, quotes inside strings, stray backslashes, a value that breaks off. One pass over the text;
+no text raises anything but a ValueError.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ _CLOSER = {"{": "}", "[": "]"}
 _NOT_A_VALUE = ("{", "[", ",", ":")
 _AFTER_A_VALUE = (",", ":", "}", "]")
 _JSON_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
-_MOST_MISSING_BRACES = 2  # the call's own and its arguments'
-_DEEPEST = 100
+_MAX_MISSING_BRACES = 2  # the call's own and its arguments'
+_MAX_DEPTH = 100
 _WINDOW = 4096
 
 
 class JsonRead(NamedTuple):
-    """A value that was read."""
+    """A parsed JSON value."""
 
     value: Any
-    """What it says."""
+    """The value."""
     end: int
-    """Where the text goes on after it."""
+    """The index after it."""
     repairs: tuple[str, ...]
-    """What was mended; empty for valid JSON."""
+    """What was repaired; empty for valid JSON."""
 
 
 def skip_spaces(text: str, start: int) -> int:
-    """Where the first character from `start` on stands that is not a space."""
-    found = _SPACES.match(text, start)
-    return found.end() if found else start
+    """The index of the first character from `start` on that is not whitespace."""
+    spaces = _SPACES.match(text, start)
+    return spaces.end() if spaces else start
 
 
 def read_json(text: str, start: int = 0, limit: int | None = None) -> JsonRead:
@@ -63,7 +63,7 @@ def read_json(text: str, start: int = 0, limit: int | None = None) -> JsonRead:
     limit = len(text) if limit is None else limit
     near = start + _WINDOW
     if near < limit:
-        # An error costs the decoder a look at all the text before it: many small values must not each pay for all.
+        # An error makes the decoder scan all text before it: with many small values that would be quadratic.
         try:
             read = _read_window(text[start:near])
             if read.end < _WINDOW:
@@ -75,7 +75,7 @@ def read_json(text: str, start: int = 0, limit: int | None = None) -> JsonRead:
 
 
 def read_valid_json(text: str, start: int) -> JsonRead | None:
-    """The valid JSON value that begins at `start`, if there is one; nothing is mended."""
+    """The valid JSON value that begins at `start`, if there is one; nothing is repaired."""
     try:
         value, end = _DECODER.raw_decode(text, skip_spaces(text, start))
     except (ValueError, RecursionError):
@@ -84,7 +84,7 @@ def read_valid_json(text: str, start: int) -> JsonRead | None:
 
 
 def read_whole_json(text: str, start: int, limit: int) -> JsonRead:
-    """The JSON value that fills `text[start:limit]`; braces closed once too often are mended too."""
+    """The JSON value that fills `text[start:limit]`; surplus closing braces are repaired too."""
     read = read_json(text, start, limit)
     rest = text[read.end : limit].strip()
     if not rest:
@@ -95,14 +95,14 @@ def read_whole_json(text: str, start: int, limit: int) -> JsonRead:
 
 
 def dump_json(value: Any, escaped: Sequence[str] = ()) -> str:
-    r"""The value as JSON on one line, with the marks in `escaped` written so that no reader takes them for marks.
+    r"""The value as JSON on one line, with the marks in `escaped` written so that no parser takes them for marks.
 
     >>> dump_json({"a": "</think>"}, ["</think>"])
     '{"a": "\\u003c/think>"}'
     """
     text = json.dumps(value, ensure_ascii=False)
     for mark in escaped:
-        # A mark can only stand inside a string, and there every backslash is one of a pair.
+        # A mark can only occur inside a string, where every backslash is one of a pair.
         for written in (mark, mark[0] + SPLIT + mark[1:]):
             text = text.replace(written, f"\\u{ord(mark[0]):04x}{mark[1:]}")
     return text
@@ -124,29 +124,30 @@ def _read_bare(text: str, start: int) -> JsonRead:
         return JsonRead(value, end, ())
     except json.JSONDecodeError as error:
         found = f"found {text[error.pos]!r}" if error.pos < len(text) else "found its end"
-        complaint = f"not valid JSON ({error.msg} at character {error.pos}, {found})"
+        message = f"not valid JSON ({error.msg} at character {error.pos}, {found})"
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     except ValueError:
         raise ValueError("a number in the JSON has too many digits") from None
-    mended = _mend(text, start)
-    if mended is None:
-        raise ValueError(complaint)
+    repaired = _repair(text, start)
+    if repaired is None:
+        raise ValueError(message)
     try:
-        return JsonRead(json.loads(mended.value), mended.end, mended.repairs)
+        return JsonRead(json.loads(repaired.value), repaired.end, repaired.repairs)
     except (ValueError, RecursionError):
-        raise ValueError(complaint) from None
+        raise ValueError(message) from None
 
 
-def _mend(text: str, start: int) -> JsonRead | None:
-    """The value that begins at `start` as JSON text, which may still be invalid; None when mending would be a guess."""
+def _repair(text: str, start: int) -> JsonRead | None:
+    """The value that begins at `start` as JSON text, which may still be invalid; None when repairing would be a
+    guess."""
     written: list[str] = []
     repairs: dict[str, None] = {}
     closers: list[str] = []
     position = start
     while position < len(text):
         match = _TOKEN.match(text, position)
-        if match is None or len(closers) > _DEEPEST:
+        if match is None or len(closers) > _MAX_DEPTH:
             return None
         token, position = match.group(), match.end()
         if token.isspace():
@@ -155,7 +156,7 @@ def _mend(text: str, start: int) -> JsonRead | None:
         if after_value == (token not in _AFTER_A_VALUE) and token not in ("}", "]"):
             return None
         if token[0] in "\"'":
-            token = _mend_string(token, repairs)
+            token = _repair_string(token, repairs)
         elif token in _CLOSER:
             closers.append(_CLOSER[token])
         elif token in ("}", "]"):
@@ -174,13 +175,13 @@ def _mend(text: str, start: int) -> JsonRead | None:
         if not closers:
             break
     if closers:
-        if len(closers) > _MOST_MISSING_BRACES or "]" in closers or written[-1] in _NOT_A_VALUE:
+        if len(closers) > _MAX_MISSING_BRACES or "]" in closers or written[-1] in _NOT_A_VALUE:
             return None
         repairs[MISSING_BRACE] = None
     return JsonRead(" ".join([*written, *closers]), position, tuple(repairs))
 
 
-def _mend_string(token: str, repairs: dict[str, None]) -> str:
+def _repair_string(token: str, repairs: dict[str, None]) -> str:
     """A quoted string as a JSON string."""
     inside = token[1:-1]
     if token[0] == "'":

@@ -23,12 +23,10 @@ from typing import Any
 from agent_r1.chat.control_tokens import without_cuts
 from agent_r1.chat.formats.base import (
     CUT,
-    THINK,
     THINK_END,
     CallParser,
     ParsedText,
     after_content,
-    end_of_given_thinking,
     schema_lines,
     tool_formats,
 )
@@ -59,25 +57,17 @@ class Qwen3CoderFormat:
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls outside thinking."""
         parser = CallParser(text, example=_EXAMPLE)
-        position = end_of_given_thinking(text)
-        parser.keep_text(0, position)
-        while not parser.gave_up and (mark := _MARK.search(text, position)):
-            if mark.group() == THINK:
-                position = parser.keep_thinking(position, mark.end())
-                continue
-            parser.keep_text(position, mark.start())
+        for mark in parser.marks(_MARK):
             if mark.group() == _CLOSE:
                 parser.error(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
-                position = mark.end()
                 continue
             wrapped = mark.group() == _OPEN
             try:
-                position = _read_call(text, mark.end() if wrapped else mark.start(), parser, wrapped=wrapped)
+                parser.position = _read_call(text, mark.end() if wrapped else mark.start(), parser, wrapped=wrapped)
             except ValueError as error:
                 end = text.find(_CLOSE, mark.end())
                 parser.malformed(CUT if truncated and end < 0 else str(error))
-                position = len(text) if end < 0 else end + len(_CLOSE)
-        parser.keep_text(position, len(text))
+                parser.position = len(text) if end < 0 else end + len(_CLOSE)
         return parser.parsed(truncated=truncated)
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
@@ -131,7 +121,7 @@ def _written(call: ToolCall) -> str:
 
 
 def _read_call(text: str, start: int, parser: CallParser, *, wrapped: bool) -> int:
-    """Add the call that begins at `start`; gives the place after it. ValueError says what is wrong with it."""
+    """Add the call that begins at `start`; returns the index after it. ValueError says what is wrong with it."""
     function = _FUNCTION.match(text, skip_spaces(text, start))
     if function is None:
         raise ValueError("<function=NAME> must come first")

@@ -4,10 +4,10 @@
     Action: price
     Action Input: {"item": "apple"}
 
-An input that is a JSON object is the arguments; any other text is the one argument `input`, or whatever the tool calls
-the one thing it needs. The answer of a tool comes as `Observation:`, and `Final Answer:` ends it. No token ends a call:
-a model that goes on after its actions, with an observation of its own making or with thoughts and answers that rest on
-none, is stopped there, as ReAct has it.
+An input that is a JSON object is the arguments; any other text is the single argument `input`, or the only argument the
+tool requires. The answer of a tool comes as `Observation:`, and `Final Answer:` ends the episode. No token ends a call:
+a model that continues after its actions, with an invented observation or with more thoughts and answers, is stopped
+there, as in the paper.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ReActFormat:
         return parsed if parsed.parse_error else replace(parsed, final_answer=answer)
 
     def end_of_turn(self, text: str) -> int | None:
-        """Where a model goes on after its actions instead of waiting for what they give.
+        """Where a model continues after its actions instead of waiting for their results.
 
         >>> text = "Action: price\\nAction Input: apple\\nObservation: 7\\nFinal Answer: 7"
         >>> text[: ReActFormat().end_of_turn(text)]
@@ -85,8 +85,8 @@ class ReActFormat:
         for section in _sections(text, CallParser(text, example=_EXAMPLE)):
             if section.label in ("Action", "Action Input"):
                 has_acted = True
-                given = section if section.label == "Action Input" else _unlabelled_input(section, text)
-                end = None if given is None else _end_of_object(given, text)
+                body = section if section.label == "Action Input" else _unlabelled_input(section, text)
+                end = None if body is None else _end_of_object(body, text)
                 if end is not None:
                     return end
             elif has_acted:
@@ -113,7 +113,7 @@ class ReActFormat:
 
 
 def _sections(text: str, parser: CallParser) -> list[_Section]:
-    """The labelled parts outside thinking; what stands before the first is kept."""
+    """The labelled parts outside thinking; text before the first is kept."""
     marks: list[tuple[str, int, int]] = []
     position = end_of_given_thinking(text)
     while mark := _LABEL.search(text, position):
@@ -184,8 +184,8 @@ def _read_input(
     arguments: Any = text
     if text.startswith(("{", "```")):
         try:
-            arguments, _, mended = read_whole_json(text, 0, len(text))
-            repairs += mended
+            arguments, _, more = read_whole_json(text, 0, len(text))
+            repairs += more
         except ValueError as error:
             if is_cut or text.startswith("{"):
                 parser.malformed(CUT if is_cut else f"Action Input is {error}")

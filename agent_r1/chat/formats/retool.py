@@ -40,27 +40,19 @@ class ReToolFormat:
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the code outside thinking."""
         parser = CallParser(text, example=_EXAMPLE)
-        position = end_of_given_thinking(text)
-        parser.keep_text(0, position)
-        while not parser.gave_up and (mark := _MARK.search(text, position)):
-            if mark.group() == THINK:
-                position = parser.keep_thinking(position, mark.end())
-                continue
-            parser.keep_text(position, mark.start())
-            position = mark.end()
+        for mark in parser.marks(_MARK):
             if mark.group() == _CLOSE:
                 parser.error(f"Tool call is malformed: {_CLOSE} without {_OPEN}")
             elif mark.group() == _OUTPUT:
                 parser.error(f"{_OUTPUT} is written for you: stop after {_CLOSE} and wait for the output")
                 break
             else:
-                close = text.find(_CLOSE, position)
+                close = text.find(_CLOSE, mark.end())
                 if close < 0:
                     parser.malformed(CUT if truncated else f"{_CLOSE} is missing")
                     break
-                _add_code(text[position:close], parser)
-                position = close + len(_CLOSE)
-        parser.keep_text(position, len(text))
+                _add_code(text[mark.end() : close], parser)
+                parser.position = close + len(_CLOSE)
         return parser.parsed(truncated=truncated)
 
     def end_of_turn(self, text: str) -> int | None:

@@ -26,11 +26,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from agent_r1.engines.local.futures import RequestFutures
 from agent_r1.engines.local.request import Request, check_request
 from agent_r1.engines.local.runner import ModelRunner, PendingSample
 from agent_r1.engines.local.scheduler import Chunk, Scheduler
 from agent_r1.engines.local.stats import EngineStats
-from agent_r1.errors import INTERRUPTIONS, EngineError, described, portable
+from agent_r1.errors import INTERRUPTIONS, described, portable
 from agent_r1.types import Completion, SamplingParams
 
 _LOOP_ROUNDS = 16
@@ -99,7 +100,7 @@ class LocalEngine:
         self._max_requests, self._prefill_tokens = max_requests, prefill_tokens
         self._scheduler = self._make_scheduler()
         self._counts = EngineStats()
-        self._futures: dict[Request, asyncio.Future[Completion]] = {}
+        self._futures = RequestFutures()
         self._version = 0
         self._serve_task: asyncio.Task[None] | None = None
         # Held while a step computes: on CUDA the event loop runs meanwhile, and weights must not change under it.
@@ -152,13 +153,11 @@ class LocalEngine:
             num_blocks=self._runner.num_blocks,
             vocabulary=self._runner.vocabulary,
         )
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Completion] = loop.create_future()
-        self._futures[request] = future
+        future = self._futures.add(request)
         self._scheduler.add(request)
         self._new_prompt_tokens += len(request.prompt)
         if self._serve_task is None or self._serve_task.done():
-            self._serve_task = loop.create_task(self._serve())
+            self._serve_task = asyncio.get_running_loop().create_task(self._serve())
         if self._new_prompt_tokens >= min(self._prefill_tokens, _EARLY_TOKENS):
             self._start_early()
         return await future
@@ -231,7 +230,8 @@ class LocalEngine:
 
     async def _step(self) -> None:
         """Start a step, if possible before the previous one is read, so that the device never waits for the host."""
-        self._drop_cancelled()
+        for request in self._futures.pop_cancelled():
+            self._scheduler.remove(request)
         pending = self._pending
         if pending is not None:
             ahead = self._scheduler.schedule_ahead(pending.chunks)
@@ -280,7 +280,7 @@ class LocalEngine:
                 await self._finish_step(_PendingStep([chunk], sample))
             except Exception as error:  # noqa: BLE001
                 self._scheduler.remove(chunk.request)
-                self._fail(chunk.request, f"generation failed: {type(error).__name__}: {error}", cause=error)
+                self._futures.fail(chunk.request, f"generation failed: {type(error).__name__}: {error}", cause=error)
 
     async def _finish_pending(self) -> None:
         """Read the pending step, if there is one."""
@@ -316,7 +316,7 @@ class LocalEngine:
         num_accepted = request.append(tokens, logprobs, self._version)
         if not math.isfinite(sum(request.logprobs[-num_accepted:])):
             self._scheduler.remove(request)
-            self._fail(request, "the model gave a log-probability of nan or inf; its weights may be broken")
+            self._futures.fail(request, "the model gave a log-probability of nan or inf; its weights may be broken")
             return False
         # All but the last of them were inputs of the same step.
         request.num_computed = chunk.end + num_accepted - 1
@@ -325,37 +325,13 @@ class LocalEngine:
         if not request.finished:
             self._scheduler.cache_full_blocks(request)
             return False
-        future = self._futures.pop(request)
-        if not future.done():
-            future.set_result(
-                Completion(
-                    token_ids=tuple(request.tokens[len(request.prompt) :]),
-                    logprobs=tuple(request.logprobs),
-                    finish_reason="stop" if request.stopped else "length",
-                    policy_versions=tuple(request.versions),
-                )
-            )
+        self._futures.resolve(request)
         return True
 
-    def _drop_cancelled(self) -> None:
-        """Remove requests whose caller was cancelled."""
-        for request in [request for request, future in self._futures.items() if future.done()]:
-            self._scheduler.remove(request)
-            del self._futures[request]
-
-    def _fail(self, request: Request, message: str, cause: BaseException | None = None) -> None:
-        future = self._futures.pop(request)
-        if not future.done():
-            error = EngineError(message)
-            error.__cause__ = cause
-            future.set_exception(error)
-
     def _fail_all(self, message: str) -> None:
-        """Fail every request. The scheduler is replaced: it may have been stopped half-way."""
-        for request in list(self._futures):
-            self._fail(request, message)
+        self._futures.fail_all(message)
         self._pending = None
-        self._scheduler = self._make_scheduler()
+        self._scheduler = self._make_scheduler()  # the old one may have been stopped half-way
 
     def _make_scheduler(self) -> Scheduler:
         return Scheduler(

@@ -1,4 +1,4 @@
-"""Samples as micro-batches: padded rows, or token tries in which shared prefixes are computed once."""
+"""Packing samples into micro-batches: padded rows, or token tries in which shared prefixes are computed once."""
 
 from agent_r1.learner.packing.samples import MicroBatch, Packer, Sample, pack
 from agent_r1.learner.packing.trie import build_rows, pack_tries

@@ -1,7 +1,7 @@
-"""The reference form of a batch: padded rows, one per step.
+"""Samples and micro-batches, and the reference packing: padded rows, one per step.
 
-Simple, and for that reason the oracle that faster forms are tested against. A step's row is its prompt followed by its
-action; only action tokens are scored.
+Padded rows are simple, so faster packings are tested against them. A step's row is its prompt followed by its action;
+only action tokens are scored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent_r1.types import TokenIds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One row of tokens and which of them the model is trained to say."""
+    """One row of tokens and which of them the model is trained on."""
 
     token_ids: TokenIds
     """All tokens of the row."""
@@ -36,7 +36,7 @@ class Sample:
         return cls(token_ids=prompt_ids + action_ids, action_positions=tuple(range(len(prompt_ids), total)))
 
     def with_prefix(self, prefix: TokenIds) -> Sample:
-        """The same row behind some more context.
+        """The same row after more context.
 
         >>> Sample.of_step((1, 2), (3,)).with_prefix((9,))
         Sample(token_ids=(9, 1, 2, 3), action_positions=(3,))
@@ -59,9 +59,9 @@ class MicroBatch:
         input_ids      [[1, 2, 3], [4, 5, 6]]
         rows_N, columns_N   (0, 1), (1, 0), (1, 1): the position *before* each action token, which predicts it
         targets_N      [3, 5, 6]
-        tokens_N       [0, 1, 2]: the tokens' places in the whole batch
+        tokens_N       [0, 1, 2]: the tokens' indices in the whole batch
 
-    Who sees whom is said in one of two ways: `attention_mask` for plain rows, `ends` for tries (see `trie.py`).
+    Which tokens attend to which is given by `attention_mask` for plain rows and by `ends` for tries (see `trie.py`).
     """
 
     input_ids: Tensor
@@ -75,7 +75,7 @@ class MicroBatch:
     targets_N: Tensor
     """The action tokens."""
     tokens_N: Tensor
-    """Each action token's place in the whole batch's flat arrays."""
+    """Each action token's index in the whole batch's flat arrays."""
     attention_mask: Tensor | None = None
     """1 on tokens, made from lengths: an id that happens to equal the padding is still a token."""
     position_ids: Tensor | None = None
@@ -84,7 +84,7 @@ class MicroBatch:
     """Where each token's subtree ends in its row."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on a device; `tokens_N` stays, it addresses arrays on the CPU."""
+        """The same on a device; `tokens_N` stays on the CPU, where it indexes arrays."""
         moved = {
             entry.name: send(getattr(self, entry.name), device)
             for entry in fields(self)
@@ -94,20 +94,20 @@ class MicroBatch:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device. A GPU goes on computing meanwhile: from ordinary memory a copy would wait for it."""
+    """The tensor on a device. It is copied from pinned memory, so the host does not wait for a busy GPU."""
     if device.type == "cuda" and not tensor.is_cuda:
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 Packer = Callable[[Sequence[Sample], Sequence[int]], Iterable[MicroBatch]]
-"""From samples and the chosen ones among them to micro-batches; to be walked through once."""
+"""From samples and the indices of the chosen ones to micro-batches; the result is iterated once."""
 
 
 def pack(samples: Sequence[Sample], chosen: Sequence[int], *, max_tokens: int) -> list[MicroBatch]:
     """The chosen samples as micro-batches of at most `max_tokens` tokens, padding included.
 
-    Rows of similar length go together. A sample that is longer than the budget is refused: it could never be trained.
+    Rows of similar length are packed together. A sample that is longer than the budget is a `ConfigError`.
     """
     refuse_too_long(samples, chosen, max_tokens)
     starts = first_tokens(samples)
@@ -124,7 +124,7 @@ def pack(samples: Sequence[Sample], chosen: Sequence[int], *, max_tokens: int) -
 
 
 def refuse_too_long(samples: Sequence[Sample], chosen: Sequence[int], max_tokens: int) -> None:
-    """A sample that is longer than a micro-batch could never be trained."""
+    """Raise `ConfigError` for a sample that is longer than a micro-batch."""
     longest = max((len(samples[index]) for index in chosen if samples[index].action_positions), default=0)
     if longest > max_tokens:
         raise ConfigError(f"a step of {longest} tokens does not fit trainer.micro_batch_tokens={max_tokens}; raise it")

@@ -1,15 +1,15 @@
 """Packing samples as token tries: every distinct prefix is computed once.
 
-A step's row repeats all that came before it, and the members of a group repeat their prompt. Sorted, equal prefixes
-stand next to each other: each sample adds only what its predecessor does not share, and the row is the depth-first
+A step's row repeats all that came before it, and the members of a group repeat their prompt. After sorting, equal
+prefixes are adjacent: each sample adds only what its predecessor does not share, and the row is the depth-first
 walk of a trie. Samples (1 2 3), (1 2 4 5) and (7) become
 
     token     1  2  3  4  5  7
-    position  0  1  2  2  3  0      depth: what the model takes for the position
+    position  0  1  2  2  3  0      depth: the model's position id
     end       5  5  3  5  5  6      where the token's subtree ends
 
 Token j is on the path of token i, and so visible to it, exactly when `j <= i < end[j]`. Everything downstream gathers
-by index and never knows a trie existed. A trie larger than a row is cut, and the shared prefix repeated in the next
+by index and is independent of tries. A trie larger than a row is cut, and the shared prefix repeated in the next
 row; rewritten history simply branches.
 """
 
@@ -29,7 +29,7 @@ from agent_r1.types import TokenIds
 Ids = npt.NDArray[np.int64]
 
 LEAST_FILLED = 0.75
-"""Rows go into one micro-batch while at least this much of each is tokens, not padding."""
+"""Rows share a micro-batch while at least this fraction of each is tokens, not padding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +114,7 @@ def _arrays(samples: Sequence[Sample], chosen: Sequence[int]) -> dict[int, Ids]:
         if not samples[index].action_positions:
             continue
         if longer[: len(token_ids)] != token_ids:
-            # By way of an array of machine words: several times faster than from a tuple.
+            # Through an array of machine words: several times faster than from a tuple.
             longer, known = token_ids, np.array(array("I", token_ids), dtype=np.int64)
         arrays[index] = known[: len(token_ids)]
     return arrays
@@ -162,10 +162,10 @@ def iter_tries(
 ) -> Iterator[MicroBatch]:
     """Micro-batches of trie rows, at most `max_tokens` tokens each, padding included.
 
-    One is made when it is asked for, so a GPU already computes the first while we make the second; with
-    `portion_tokens` the first is made after so many tokens of samples were sorted, not after all of them. `row_tokens`
+    They are made lazily, so a GPU computes the first while the second is made; with `portion_tokens` the first is made
+    after that many tokens of samples were sorted, not after all of them. `row_tokens`
     bounds a single row (by default the whole micro-batch): attention with a dense mask costs the square of a row's
-    length, so a CPU wants several shorter rows. Widths are padded to `width_multiple`.
+    length, so several shorter rows are faster on a CPU. Widths are padded to `width_multiple`.
     """
     refuse_too_long(samples, chosen, max_tokens)
     starts = first_tokens(samples)
@@ -211,7 +211,7 @@ def _padded(length: int, multiple: int) -> int:
 def _collate(
     samples: Sequence[Sample], rows: Sequence[TrieRow], starts: Sequence[int], width_multiple: int
 ) -> MicroBatch:
-    """Rows side by side; padding sees itself and is seen by nobody else."""
+    """Stack rows; padding attends to itself only, and no token attends to padding."""
     width = _padded(max(map(len, rows)), width_multiple)
     input_ids = np.zeros((len(rows), width), dtype=np.int64)
     position_ids = np.zeros((len(rows), width), dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Who sees whom in a micro-batch, in the form the model's attention wants.
+"""Attention masks of micro-batches, in the form the model's attention takes.
 
-Plain rows say it with a 0/1 mask over tokens and the model makes its own causal mask. Trie rows say it with `ends`:
+Plain rows have a 0/1 mask over tokens, and the model makes its own causal mask. Trie rows have `ends`:
 token j is visible to token i when `j <= i < end[j]`. On a CPU that becomes a dense mask for SDPA, on a GPU a block mask
-for FlexAttention, which skips every block of keys that nobody in a block of queries sees.
+for FlexAttention, which skips every block of keys that no token of a block of queries sees.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def dense_mask(batch: MicroBatch, window: int | None) -> Tensor:
 
 
 def block_mask(batch: MicroBatch, window: int | None, block: int = LARGE_BLOCK) -> BlockMask:
-    """The same for FlexAttention: which blocks of keys each block of queries reads, and which of them wholly.
+    """The same for FlexAttention: which blocks of keys each block of queries reads, and which of them in full.
 
     It follows from the ends of each block alone: keys before the queries are seen by some when the latest end lies
     behind the first query, by all when the earliest end lies behind the last.
@@ -146,7 +146,7 @@ def _capped_attention(
     scores = softcap * torch.tanh((query @ key.transpose(2, 3)).float() * (scale / softcap))
     if mask is None:
         mask = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
-    # Not minus infinity: a padding token that sees nobody would be NaN, and its gradient too.
+    # Not minus infinity: a padding token that sees no token would be NaN, and so would its gradient.
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     attended = torch.softmax(scores, dim=-1).to(value.dtype) @ value
     return attended.transpose(1, 2).contiguous()
@@ -164,7 +164,7 @@ def trie_attention(
 ) -> tuple[Tensor, None]:
     """Attention as `transformers` calls it: FlexAttention for block masks, SDPA for all others.
 
-    A window is part of the mask. SDPA knows no cap on the scores: capped attention over a dense mask is written out.
+    A window is part of the mask. SDPA has no cap on the scores: capped attention over a dense mask is written out.
     """
     refuse_features(module, kwargs)
     if not isinstance(attention_mask, BlockMask):
@@ -173,7 +173,7 @@ def trie_attention(
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling)
         return output, None
 
-    # Under autocast rotary embeddings leave queries and keys in float32; the values are what the layer multiplies in.
+    # Under autocast rotary embeddings leave queries and keys in float32; the values have the layer's type.
     query, key = query.to(value.dtype), key.to(value.dtype)
     attended = _flex()(
         query,

@@ -1,8 +1,8 @@
-"""Checkpoints that are there or not there, never half there.
+"""Atomic checkpoints: complete or not there at all.
 
-A checkpoint is written into a folder beside its place, flushed to disk, and renamed. Whatever is called `step_<n>` was
-complete when it was written. What a disk or a copy has damaged since is found before it is used: the file holds a
-checksum of each of its parts.
+A checkpoint is written into a temporary folder beside its place, flushed to disk, and renamed, so every `step_<n>` was
+complete when it was written. Later damage is detected before a checkpoint is used: the file holds a checksum of each of
+its parts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The checkpoint of the last finished step, whatever happens during the one after it.
+"""The checkpoint of the last finished step, whatever happens during the next one.
 
-A step under way changes more than the weights: counters of skipped updates, the balance of process rewards, which
-groups were started. What a checkpoint holds of these is noted when a step is finished. The weights are too large to be
-copied: an update that fails after it has changed some of them costs the steps since the last checkpoint.
+A step in progress changes more than the weights: counters of skipped updates, the balance of process rewards, which
+groups were started. These are recorded whenever a step is finished. The weights are too large to copy: an update that
+fails after it has changed some of them loses the steps since the last checkpoint.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from agent_r1.training.checkpoints.files import save_checkpoint
 
 @dataclass
 class Progress:
-    """What the training loop carries from step to step."""
+    """How far the training loop is."""
 
     step: int = 0
     train_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Noted:
-    """What was noted of the last finished step."""
+class _Snapshot:
+    """The state after the last finished step."""
 
     learner: Mapping[str, Any]
     """Its tensors are the learner's own, not copies."""
@@ -55,15 +55,15 @@ class LastStep:
         self._learner = learner
         self._process = process
         self._collector = collector
-        self._noted = self._now()
+        self._snapshot = self._now()
 
     def note(self) -> None:
         """A step is finished, or a checkpoint was loaded."""
-        self._noted = self._now()
+        self._snapshot = self._now()
 
-    def _now(self) -> _Noted:
+    def _now(self) -> _Snapshot:
         state = self._learner.state_dict()
-        return _Noted(
+        return _Snapshot(
             learner=state,
             versions=tuple(tensor._version for tensor in _tensors(state)),
             process=self._process.state_dict(),
@@ -74,17 +74,17 @@ class LastStep:
         """Write its checkpoint."""
         self._folder.ensure_owned()
         state: dict[str, Any] = {
-            "learner": self._noted.learner,
-            "process_balance": self._noted.process,
-            "collector": self._noted.collector,
+            "learner": self._snapshot.learner,
+            "process_balance": self._snapshot.process,
+            "collector": self._snapshot.collector,
             "train_seconds": self.progress.train_seconds,
         }
         keep = self._config.trainer.keep_checkpoints
         save_checkpoint(self._folder.checkpoints, step=self.progress.step, state=state, keep=keep)
 
     def save_if_missing(self, console: RunConsole, *, is_error: bool) -> None:
-        """Write its checkpoint when there is none, on the way out of a run. What fails here is a warning: the error to
-        report is the one that ended the run. Weights that an update under way has changed belong to no step and are
+        """Write its checkpoint if there is none, when a run ends early. A failure here is a warning: the error to
+        report is the one that ended the run. Weights that an unfinished update has changed belong to no step and are
         not saved."""
         step = self.progress.step
         if step <= self.last_saved():
@@ -101,21 +101,21 @@ class LastStep:
             console.info(f"a checkpoint of step {step} was saved: {self._how_to_resume()}")
 
     def _is_intact(self) -> bool:
-        """Whether the tensors noted still are those of the last finished step.
+        """Whether the tensors of the snapshot are unchanged since the last finished step.
 
-        Tensors that were replaced by others still are. Fused optimizers change weights without raising the tensors'
+        Tensors that were replaced by others are unchanged. Fused optimizers change weights without raising the tensors'
         versions, but count their steps in tensors, which a first step adds.
         """
-        versions = tuple(tensor._version for tensor in _tensors(self._noted.learner))
+        versions = tuple(tensor._version for tensor in _tensors(self._snapshot.learner))
         num_now = sum(1 for _ in _tensors(self._learner.state_dict()))
-        return versions == self._noted.versions and num_now == len(versions)
+        return versions == self._snapshot.versions and num_now == len(versions)
 
     def last_saved(self) -> int:
         """The step of the newest checkpoint; 0 when there is none."""
         return max((step for step, _ in list_checkpoints(self._folder.checkpoints)), default=0)
 
     def outcome(self) -> str:
-        """What a run that ends early leaves, for people."""
+        """What a run that ends early leaves, for the user."""
         saved = self.last_saved()
         if not saved:
             return "There is no checkpoint: the same command starts over"

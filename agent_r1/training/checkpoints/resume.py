@@ -1,4 +1,4 @@
-"""Resuming a run: its checkpoint is found, checked and loaded before anything in its folder changes."""
+"""Resuming a run: its checkpoint is checked and loaded before anything in its folder changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def resume_run(folder: RunFolder, learner: Learner, say: Callable[[str], None]) 
         reason = " ".join(str(error).split())
         raise CheckpointError(
             f"the checkpoint {checkpoint.path} is of another shape than this run's model, critic or optimizer; set "
-            "model, algorithm and optimizer as they were, or begin a new run with run.resume=never. "
+            "model, algorithm and optimizer as they were, or start a new run with run.resume=never. "
             f"{type(error).__name__}: {reason[:300]}"
         ) from error
     folder.rewind(checkpoint.step)

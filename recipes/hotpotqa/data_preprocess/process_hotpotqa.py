@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config, load_config
-from agent_r1.console import counting
+from agent_r1.console import progress_counter
 from agent_r1.data import write_rows
 from agent_r1.envs import make_policy
 from agent_r1.errors import ConfigError
@@ -69,7 +69,7 @@ def search_entry(config: Config) -> dict[str, Any]:
 def build_index(passages: Iterable[Passage], folder: Path) -> None:
     """Index passages by words, unless there is an index in the folder: one of another kind may be put there before."""
     if not folder.exists():
-        with counting("passages") as progress:
+        with progress_counter("passages") as progress:
             BM25Index.build(passages, folder, progress=progress)
 
 
@@ -101,6 +101,7 @@ def write_data(folder: Path, config: Config, dataset: Path | None = None) -> Non
     entry = search_entry(config)
     build_index(source.passages, Path(entry["index"]))
     [tool] = BaseTool.find(entry)
+    assert isinstance(tool, SearchTool)
     train = source.questions["train"]
     planned = asyncio.run(plan_all(train, tool))
     print(describe(planned, len(train)))

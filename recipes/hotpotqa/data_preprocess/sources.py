@@ -44,7 +44,7 @@ class Question:
     answers: list[str]
     """The right answer, then its other names."""
     supporting_titles: list[str]
-    """The passages that hold the answer; may be empty where nobody asks."""
+    """The passages that hold the answer; may be empty where it is not needed."""
     kind: str = ""
     """bridge, comparison ..."""
 

@@ -309,7 +309,7 @@ def test_a_task_without_a_greedy_rollout_has_no_credit() -> None:
 
 def test_a_batch_without_greedy_rollouts_is_refused() -> None:
     table = replace(table_of([Ragged([1.0], [1])]), greedy_returns_R=None)
-    with pytest.raises(ValueError, match=r"needs a greedy rollout of each task.*greedy_baseline=true"):
+    with pytest.raises(ValueError, match=r"needs a greedy rollout of each task.*group_plan=with_greedy"):
         greedy_baseline(table)
 
 

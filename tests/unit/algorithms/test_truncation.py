@@ -54,7 +54,7 @@ def test_a_cut_episode_ranks_with_wrong_ones(policy: LlamaForCausalLM, preset: s
             task=Task(task_id=str(g), prompt=()),
             group_id=g,
             trajectories=tuple(t for t in batch if t.group_id == g),
-            greedy=greedy if config.greedy_baseline else None,
+            greedy=greedy if config.group_plan == "with_greedy" else None,
         )
         for g in range(3)
     ]

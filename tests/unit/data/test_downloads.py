@@ -170,7 +170,7 @@ def test_files_of_one_name_from_two_places_do_not_meet(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"), [("/gone.jsonl", "HTTP Error 404"), ("/cut.jsonl", r"the answer ended after 10 of \d+ bytes")]
+    ("path", "reason"), [("/gone.jsonl", "HTTP Error 404"), ("/cut.jsonl", r"the response ended after 10 of \d+ bytes")]
 )
 def test_what_cannot_be_fetched_leaves_nothing_and_says_the_other_ways(server: Server, path: str, reason: str) -> None:
     with pytest.raises(DataError, match=reason) as caught:

@@ -70,12 +70,11 @@ ARCHITECTURES: dict[str, Callable[[int], PreTrainedModel]] = {
     # Plain attention code applies Gemma 2's cap on the scores in eager mode alone.
     "gemma2, scores capped, one layer with a window": lambda window: Gemma2ForCausalLM(
         Gemma2Config(
-            **SHAPE,
+            **{**SHAPE, "attn_implementation": "eager"},
             head_dim=8,
             sliding_window=window,
             layer_types=MIXED,
             attn_logit_softcapping=2.0,
-            attn_implementation="eager",
         )
     ),
 }

@@ -107,18 +107,18 @@ class Trouble:
 
 
 TROUBLES: Mapping[str, Trouble] = {
-    "tools never called": Trouble(stuck(episode__tool_calls=0.0), 3, "calls no tool at all", ("model.tool_format",)),
+    "tools never called": Trouble(stuck(episode__tool_calls=0.0), 3, "never calls a tool", ("model.tool_format",)),
     # 0.45 is three tenths of 1.5; the means of three are .97, .63, .33.
     "tool calls collapse": Trouble(
         after(stuck(6), "episode/tool_calls", [1.0, 0.6, 0.3, 0.1, 0.0, 0.0]),
         10,
-        "tool calls are collapsing: 0.33 an episode, once 1.50",
+        "tool calls are collapsing: 0.33 per episode, once 1.50",
         ("reward.process_weight", "optimizer.learning_rate", "algorithm.kl.coefficient"),
     ),
     "malformed calls": Trouble(
         stuck(step__parse_errors=0.8),
         3,
-        "80% of the answers are malformed",
+        "80% of the actions are malformed",
         ("model.tool_format", "rollout.max_tokens"),
     ),
     # Ten steps at .2 after .6: their mean is at most .3 at the tenth.
@@ -148,19 +148,19 @@ TROUBLES: Mapping[str, Trouble] = {
     "answers truncated": Trouble(
         stuck(episode__cut_actions=2.0, episode__truncated=0.9),
         3,
-        "80% of the answers are cut by the token limit",
+        "80% of the actions are cut by the token limit",
         ("rollout.max_tokens", "algorithm.overlong_fraction"),
     ),
     "episodes truncated": Trouble(
         stuck(episode__truncated=0.75),
         3,
-        "75% of the episodes are cut before their end",
+        "75% of the episodes are truncated",
         ("rollout.max_steps", "rollout.context_length"),
     ),
     "far from the reference": Trouble(
         after(stuck(20), "policy/reference_kl", [0.05, 0.2, 0.6, 1.0]),
         23,
-        "too far from the starting policy: a divergence of 0.283 a token, usually 0.010",
+        "too far from the starting policy: a divergence of 0.283 per token, usually 0.010",
         ("optimizer.learning_rate", "algorithm.epochs", "algorithm.kl.coefficient"),
     ),
     "far in one step": Trouble(

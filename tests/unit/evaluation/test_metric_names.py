@@ -12,6 +12,7 @@ import pytest
 
 import agent_r1
 from agent_r1 import metric_names
+from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 
 LIBRARY = Path(agent_r1.__file__).parent
@@ -36,7 +37,7 @@ def test_a_run_writes_every_metric_that_is_read(tmp_path: Path, model_folder: Pa
     held_out = write_tasks(tmp_path / "held_out.jsonl", count=2)
     run = tiny_overrides(tmp_path, model_folder, f"data.eval=[{held_out}]", "trainer.steps=2")
     overlap = ["rollout.max_staleness=1", "algorithm.off_policy.name=token", "algorithm.kl.coefficient=0.01"]
-    agent_r1.train(overrides=[*run, *overlap], quiet=True, reward=score_variety)
+    commands.train(*run, *overlap, quiet=True, reward=score_variety)
     lines = (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()
     written = {name for line in lines for name in json.loads(line)}
     assert written >= NAMES - ONLY_ON_A_GPU

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import agent_r1
 from agent_r1.algorithms import Credit
 from agent_r1.algorithms.algorithm import bind_algorithm
 from agent_r1.chat import ChatRenderer
@@ -35,7 +36,6 @@ from agent_r1.learner.scoring import score, value
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import read_trajectories
 from agent_r1.types import Action, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
-from tests.helpers import commands
 from tests.helpers.hand_made import (
     CPU,
     TOKEN_GAE,
@@ -711,17 +711,19 @@ def write_rows(folder: Path) -> Path:
 
 def train(folder: Path, model: Path, name: str, *overrides: str) -> dict[str, Any]:
     """A run of one step with `Guess`; gives its learner's state."""
-    commands.train(
-        "algorithm=ppo",
-        "algorithm.critic.kind=own",
-        f"run.folder={folder}",
-        f"run.name={name}",
-        "trainer.steps=1",
-        "rollout.groups_per_step=2",
-        "rollout.group_size=2",
-        "rollout.max_steps=2",
-        "rollout.max_tokens=4",
-        *overrides,
+    agent_r1.train(
+        overrides=[
+            "algorithm=ppo",
+            "algorithm.critic.kind=own",
+            f"run.folder={folder}",
+            f"run.name={name}",
+            "trainer.steps=1",
+            "rollout.groups_per_step=2",
+            "rollout.group_size=2",
+            "rollout.max_steps=2",
+            "rollout.max_tokens=4",
+            *overrides,
+        ],
         model=model,
         data=write_rows(folder),
         env=Guess,
@@ -752,8 +754,8 @@ def test_runs_whose_critics_read_more_show_the_policy_nothing_of_it(
         assert episode.next_privileged == "zebra two"
         assert episode.next_prompt_ids is not None
         seen = [step.prompt_ids for step in episode.steps] + [episode.next_prompt_ids]
-        assert all("guess" in renderer.tokenizer.decode(ids) for ids in seen)
-        assert all("zebra" not in renderer.tokenizer.decode(ids) for ids in seen)
+        assert all("guess" in renderer.tokenizer.decode(ids, skip_special_tokens=False) for ids in seen)
+        assert all("zebra" not in renderer.tokenizer.decode(ids, skip_special_tokens=False) for ids in seen)
 
 
 def test_an_episode_that_fills_the_context_can_be_valued_with_what_is_hidden(
@@ -783,7 +785,7 @@ def test_no_hidden_word_is_in_a_prompt_the_engine_sees_or_in_a_row_of_the_policy
     experience: Experience = gather(groups, view=CriticView(source, renderer.encode), bootstrap=True)
 
     def shown(rows: Sequence[TokenIds]) -> list[str]:
-        return [renderer.tokenizer.decode(ids) for ids in rows]
+        return [renderer.tokenizer.decode(ids, skip_special_tokens=False) for ids in rows]
 
     for text in shown([prompt for prompt, _ in engine.requests] + [s.token_ids for s in experience.samples]):
         assert "guess" in text

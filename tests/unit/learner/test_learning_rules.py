@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import agent_r1
 from agent_r1.algorithms import Credit, LossInputs, StepTable, TokenLosses
 from agent_r1.config import CriticConfig, KLConfig, OptimizerConfig
 from agent_r1.data.demonstrations import DemonstrationRow
@@ -33,7 +34,6 @@ from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
 from agent_r1.learner.scoring import score, score_all, value_of_states
 from agent_r1.models.load import load_policy
 from agent_r1.types import Episode, StopReason, Task, TokenIds
-from tests.helpers import commands
 from tests.helpers.fuzzing import cases
 from tests.helpers.hand_made import (
     CPU,
@@ -606,13 +606,15 @@ def test_a_run_loads_a_reference_only_when_it_has_a_use_for_it(
     rows = [{"prompt": f"say {number}", "agent_name": "single_step"} for number in range(2)]
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    commands.train(
-        f"run.folder={tmp_path}",
-        "trainer.steps=1",
-        "rollout.groups_per_step=2",
-        "rollout.group_size=2",
-        "rollout.max_tokens=4",
-        f"algorithm.kl.coefficient={coefficient}",
+    agent_r1.train(
+        overrides=[
+            f"run.folder={tmp_path}",
+            "trainer.steps=1",
+            "rollout.groups_per_step=2",
+            "rollout.group_size=2",
+            "rollout.max_tokens=4",
+            f"algorithm.kl.coefficient={coefficient}",
+        ],
         model=model_folder,
         data=data,
         reward=first_token,

@@ -409,7 +409,7 @@ def test_a_ratio_that_starts_at_the_engine_leaves_nothing_to_correct(correction:
 
 
 def test_a_baseline_that_is_not_rolled_out_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.greedy_baseline=true"):
+    with pytest.raises(ConfigError, match=r"algorithm\.group_plan=with_greedy"):
         bind_algorithm(AlgorithmConfig(estimator={"name": "greedy_baseline"}))
 
 

@@ -246,7 +246,7 @@ def test_fused_adapters_say_what_single_ones_say_and_take_new_weights_in_place(p
                 if parameter.requires_grad:
                     parameter.mul_(500 * scale)
         for engine in engines:
-            engine.load(merged_weights(own, apart=ranks))
+            engine.load_weights(merged_weights(own, apart=ranks))
         assert {name: tensor.data_ptr() for name, tensor in fused.state_dict().items()} == places
         merged = copy.deepcopy(policy)
         merged.load_state_dict(dict(merged_weights(own)))

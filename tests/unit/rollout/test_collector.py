@@ -237,7 +237,7 @@ def test_process_rewards_are_spread_when_they_count(renderer: ChatRenderer, weig
 
 def test_a_greedy_baseline_is_one_more_rollout_a_task_at_temperature_0(renderer: ChatRenderer) -> None:
     engine, finished = ScriptedEngine(say_the_seed), list[Trajectory]()
-    collector = collector_of(renderer, MIXED, engine=engine, greedy_baseline=True)
+    collector = collector_of(renderer, MIXED, engine=engine, group_plan="with_greedy")
     collected = collect(collector, finished=finished)
     assert len(engine.requests) == len(finished) == collector.rollouts_per_batch == 15
     greedy = [sampling for _, sampling in engine.requests if sampling.temperature == 0]
@@ -256,7 +256,7 @@ def test_a_greedy_baseline_is_one_more_rollout_a_task_at_temperature_0(renderer:
 
 def test_a_greedy_rollout_changes_neither_its_group_nor_its_figures(renderer: ChatRenderer) -> None:
     plain = collect(collector_of(renderer, MIXED, refill_rounds=2))
-    beside = collect(collector_of(renderer, MIXED, refill_rounds=2, greedy_baseline=True))
+    beside = collect(collector_of(renderer, MIXED, refill_rounds=2, group_plan="with_greedy"))
     assert essence(beside.groups) == essence(plain.groups)
     assert rollout_metrics(beside.groups) == rollout_metrics(plain.groups)
     names = ("reward/groups_with_spread", "perf/refill_rounds", "perf/refilled_groups")
@@ -265,7 +265,7 @@ def test_a_greedy_rollout_changes_neither_its_group_nor_its_figures(renderer: Ch
 
 
 def test_a_greedy_rollout_is_recorded_as_member_minus_1_and_read_back(renderer: ChatRenderer, tmp_path: Path) -> None:
-    groups = collect(collector_of(renderer, MIXED, greedy_baseline=True)).groups
+    groups = collect(collector_of(renderer, MIXED, group_plan="with_greedy")).groups
     write_trajectories(tmp_path / "1.jsonl", groups, policy_step=0)
     read = list(read_trajectories(tmp_path / "1.jsonl"))
     assert [(t.group_id, t.member) for t in read] == [(n, member) for n in range(3) for member in (0, 1, 2, 3, -1)]
@@ -300,7 +300,7 @@ def compared_group(
 
 
 def test_members_are_compared_with_all_that_the_greedy_rollout_earned(policy: LlamaForCausalLM) -> None:
-    learner = make_learner(policy, estimator=REMAX, greedy_baseline=True)
+    learner = make_learner(policy, estimator=REMAX, group_plan="with_greedy")
     batch = credited(learner, gather([compared_group(policy, 0.5), compared_group(policy, 2.0, group_id=1)]))
     # .25 + .5 and .25 + 2: the members' 1.5 and 0 less .75, and less 2.25.
     expected = [0.75, 0.75, -0.75, -0.75, -0.75, -0.75, -2.25, -2.25]
@@ -317,7 +317,7 @@ def test_what_the_greedy_rollout_said_is_not_learned(policy: LlamaForCausalLM) -
 def test_a_group_whose_greedy_rollout_failed_has_no_credit_and_the_others_learn(policy: LlamaForCausalLM) -> None:
     good = compared_group(policy, 0.5)
     failed = compared_group(policy, 0.0, group_id=1, greedy_stop=StopReason.ENV_ERROR)
-    learner = make_learner(policy, estimator=REMAX, greedy_baseline=True)
+    learner = make_learner(policy, estimator=REMAX, group_plan="with_greedy")
     batch = credited(learner, gather([good, failed]))
     assert batch.credit.credited_N.tolist() == [True] * 4 + [False] * 4
     before = weights_of(policy)
@@ -332,7 +332,7 @@ def test_a_batch_whose_greedy_rollouts_all_failed_teaches_nothing_and_does_not_s
 ) -> None:
     groups = [compared_group(policy, 0.0, group_id=n, greedy_stop=StopReason.ENV_ERROR) for n in range(2)]
     before = weights_of(policy)
-    learner = make_learner(policy, estimator=REMAX, greedy_baseline=True)
+    learner = make_learner(policy, estimator=REMAX, group_plan="with_greedy")
     assert learner.learn_sync(gather(groups), step=0)["loss/updates"] == 0.0
     assert same_weights(policy, before)
 
@@ -344,7 +344,9 @@ def test_a_greedy_rollout_that_breaks_leaves_the_members_alone(renderer: ChatRen
         return say_the_seed(prompt, sampling)
 
     tasks = tasks_named("live-0", "live-1", "live-2")
-    collected = collect(collector_of(renderer, tasks, engine=ScriptedEngine(break_when_greedy), greedy_baseline=True))
+    collected = collect(
+        collector_of(renderer, tasks, engine=ScriptedEngine(break_when_greedy), group_plan="with_greedy")
+    )
     assert collected.metrics["reward/groups_with_spread"] == 1
     assert rollout_metrics(collected.groups)["error/failed_rollouts"] == 0
     for group in collected.groups:

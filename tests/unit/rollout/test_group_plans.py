@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_r1.chat import ChatRenderer
-from agent_r1.config import AlgorithmConfig, Config, load_config
+from agent_r1.config import AlgorithmConfig, Config, load_config, presets
 from agent_r1.config.schema import RolloutConfig
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv
@@ -33,6 +33,7 @@ from agent_r1.seeds import mix_seed
 from agent_r1.training.components import make_shaping
 from agent_r1.types import Action, Group, Observation, SamplingParams, StepResult, Task, TokenIds, Trajectory
 
+ALGORITHMS = presets("algorithm")
 TASKS = [Task(task_id=name, prompt=({"role": "user", "content": name},)) for name in ("a", "b")]
 SAMPLING = SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, top_k=7)
 
@@ -67,8 +68,8 @@ def run(renderer: ChatRenderer, plan: GroupPlan, *, group_size: int = 3) -> tupl
     return asyncio.run(running), engine
 
 
-def config_of(*, greedy_baseline: bool = False, **rollout: Any) -> Config:
-    return Config(rollout=RolloutConfig(**rollout), algorithm=AlgorithmConfig(greedy_baseline=greedy_baseline))
+def config_of(group_plan: str = "sampled", **rollout: Any) -> Config:
+    return Config(rollout=RolloutConfig(**rollout), algorithm=AlgorithmConfig(group_plan=group_plan))
 
 
 def test_sampled_members_are_alike_and_numbered() -> None:
@@ -144,8 +145,8 @@ from dataclasses import replace
 from agent_r1.rollout import Member, greedy_member
 
 
-def cool_with_greedy(task, group_size, sampling, *, temperature=0.5):
-    cool = replace(sampling, temperature=temperature)
+def cool_with_greedy(task, group_size, sampling):
+    cool = replace(sampling, temperature=0.3)
     return [*(Member(number=n, sampling=cool) for n in range(group_size - 1)), greedy_member(sampling)]
 """
 
@@ -162,12 +163,7 @@ def collect(renderer: ChatRenderer, config: Config) -> tuple[tuple[Group, ...], 
 @pytest.mark.parametrize("max_staleness", [0, 1])
 def test_a_plan_of_ones_own_is_one_file_and_one_key(renderer: ChatRenderer, tmp_path: Path, max_staleness: int) -> None:
     (tmp_path / "shapes.py").write_text(OWN_PLAN)
-    config = config_of(
-        groups_per_step=2,
-        group_size=4,
-        max_staleness=max_staleness,
-        group_plan={"name": "shapes:cool_with_greedy", "temperature": 0.3},
-    )
+    config = config_of("shapes:cool_with_greedy", groups_per_step=2, group_size=4, max_staleness=max_staleness)
     with recipe_folder(tmp_path):
         check_group_plan(config, TASKS[0])
         groups, finished, per_batch = collect(renderer, config)
@@ -182,16 +178,15 @@ def test_a_plan_of_ones_own_is_one_file_and_one_key(renderer: ChatRenderer, tmp_
 
 def test_a_registered_plan_is_found_by_its_name() -> None:
     group_plans.register("tests_broken_plan")(broken)
-    config = load_config(None, ["model.path=x", "rollout.group_plan=tests_broken_plan"])
-    with pytest.raises(ConfigError, match="'tests_broken_plan'} does not work"):
+    config = load_config(None, ["model.path=x", "algorithm.group_plan=tests_broken_plan"])
+    with pytest.raises(ConfigError, match="group_plan=tests_broken_plan does not work"):
         check_group_plan(config, TASKS[0])
 
 
-def test_without_a_choice_the_algorithm_decides(renderer: ChatRenderer) -> None:
-    plain, _, _ = collect(renderer, config_of(groups_per_step=2, group_size=3))
-    compared, _, _ = collect(renderer, config_of(groups_per_step=2, group_size=3, greedy_baseline=True))
-    assert [len(group.trajectories) for group in (*plain, *compared)] == [3] * 4
-    assert [group.greedy is not None for group in (*plain, *compared)] == [False, False, True, True]
+def test_of_the_presets_only_remax_has_a_greedy_member() -> None:
+    plans = {name: load_config(None, ["model.path=x", f"algorithm={name}"]).algorithm.group_plan for name in ALGORITHMS}
+    assert [name for name, plan in plans.items() if plan != "sampled"] == ["remax"]
+    assert plans["remax"] == "with_greedy"
 
 
 def broken(task: Task, group_size: int, sampling: SamplingParams) -> Sequence[Member]:
@@ -201,20 +196,13 @@ def broken(task: Task, group_size: int, sampling: SamplingParams) -> Sequence[Me
 @pytest.mark.parametrize(
     ("plan", "error", "problem"),
     [
-        ({"name": "sampld"}, UnknownNameError, "unknown group plan 'sampld'. Did you mean 'sampled'"),
-        ({"name": "sampled", "size": 3}, ConfigError, "takes no argument 'size'"),
-        ({"name": f"{__name__}:broken"}, ConfigError, r"does not work for task 'a': KeyError\('sampling'\)"),
-        ({"name": "builtins:len"}, ConfigError, "expected a function of a task, the group size and the sampling"),
+        ("sampld", UnknownNameError, "unknown group plan 'sampld'. Did you mean 'sampled'"),
+        (f"{__name__}:broken", ConfigError, r"does not work for task 'a': KeyError\('sampling'\)"),
+        ("builtins:len", ConfigError, "expected a function of a task, the group size and the sampling"),
     ],
 )
 def test_a_plan_that_cannot_work_is_found_before_a_model_is_loaded(
-    plan: dict[str, Any], error: type[Exception], problem: str
+    plan: str, error: type[Exception], problem: str
 ) -> None:
     with pytest.raises(error, match=problem):
-        check_group_plan(config_of(group_plan=plan), TASKS[0])
-
-
-def test_a_greedy_baseline_needs_a_plan_with_a_greedy_member() -> None:
-    check_group_plan(config_of(group_plan={"name": "with_greedy"}, greedy_baseline=True), TASKS[0])
-    with pytest.raises(ConfigError, match=r"algorithm\.greedy_baseline=true needs a greedy member"):
-        check_group_plan(config_of(group_plan={"name": "sampled"}, greedy_baseline=True), TASKS[0])
+        check_group_plan(config_of(plan), TASKS[0])

@@ -27,7 +27,7 @@ from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import AlgorithmConfig, Config
 from agent_r1.config.schema import RolloutConfig, TrainerConfig
-from agent_r1.data.tasks import TaskSampler
+from agent_r1.data import TaskSampler
 from agent_r1.engines import ScriptedEngine
 from agent_r1.engines.local import LocalEngine
 from agent_r1.envs import AgentEnv
@@ -354,7 +354,7 @@ def test_the_bound_holds_and_every_group_is_trained_once_whatever_takes_how_long
         groups=groups,
         group_size=group_size,
         concurrency=concurrency,
-        greedy_baseline=greedy,
+        group_plan="with_greedy" if greedy else "sampled",
         deadline=1e9,
         seed=seed,
     )

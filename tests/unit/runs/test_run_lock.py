@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import agent_r1
 from agent_r1.cli import app
 from agent_r1.errors import ConfigError, RunLockedError
 from agent_r1.runs import lock as run_lock
@@ -253,7 +252,7 @@ def test_a_run_in_a_live_runs_folder_is_refused_and_changes_nothing(
     run, folder = finished
     before = sorted(str(path) for path in folder.rglob("*"))
     with lock_folder(folder / "tiny"), pytest.raises(RunLockedError, match="this process"):
-        getattr(agent_r1, verb)(
+        getattr(commands, verb)(
             *run, "run.resume=never", "sft.steps=1", f"sft.data=[{folder}/demonstrations.jsonl]", quiet=True
         )
     assert sorted(str(path) for path in folder.rglob("*")) == before

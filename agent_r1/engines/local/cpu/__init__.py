@@ -1,1 +1,1 @@
-"""The engine on a CPU."""
+"""The parts of the engine for CPU."""

@@ -1,1 +1,1 @@
-"""The engine on CUDA: graphs and Triton kernels."""
+"""The parts of the engine for CUDA: graphs and Triton kernels."""

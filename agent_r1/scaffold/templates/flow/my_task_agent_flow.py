@@ -13,7 +13,7 @@ from .prompts import page
 class NotesFlow(AgentFlowBase):
     """`open WORD` adds an entry of the register to the notes. Anything else is the answer and ends the episode.
 
-    Every step is written on a fresh page, so the prompt grows by one line a step, whatever the model said.
+    Every step is written on a fresh page, so the prompt grows by one line per step, whatever the model said.
     """
 
     async def run(self, task: Task) -> Episode:

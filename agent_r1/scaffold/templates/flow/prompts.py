@@ -18,7 +18,7 @@ def page(messages: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) -> lis
 
 
 def demonstrations(person: str, locker: str, colour: str, *, careful: bool) -> list[dict[str, Any]]:
-    """One page a step: open the person, open the locker, say the colour. The careless stop at the locker."""
+    """One page per step: open the person, open the locker, say the colour. The careless stop at the locker."""
     found = {person: locker, locker: colour} if careful else {person: locker}
     notes: dict[str, str] = {}
     rows = []

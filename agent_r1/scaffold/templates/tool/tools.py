@@ -14,5 +14,5 @@ async def my_task_look_up(word: str, context: ToolContext) -> str:
     """
     register = context.task.env_kwargs["register"]
     if word not in register:
-        raise ValueError(f"the register has no {word}")  # the model reads this and goes on
+        raise ValueError(f"the register has no {word}")  # the model reads this and continues
     return str(register[word])

@@ -1,6 +1,6 @@
 """What the delta cache of chat templates saves: the time to render a tool turn with it and without it.
 
-    python -m benchmarks.delta_cache
+    python -m benchmarks.speed.delta_cache
 
 Episodes of TURNS tool calls are rendered turn by turn, with the templates of tests/unit/chat and tool answers of 4 and
 of 110 characters. `whole`: the template renders the whole conversation each turn. `short`: it renders the first prompt
