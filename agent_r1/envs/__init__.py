@@ -1,4 +1,4 @@
-"""Environments: `AgentEnv`, `ToolEnv`, adapters, limits, context policies and `check_env`."""
+"""Environments: `AgentEnv`, `make_env`, `ToolEnv`, adapters, wrappers, context policies and `check_env`."""
 
 from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.envs.check import check_env

@@ -46,14 +46,14 @@ class AgentEnv(ABC):
 
     @abstractmethod
     async def reset(self, task: Task) -> Observation:
-        """Begin an episode on `task`: the first model input."""
+        """Begin an episode on `task`. Returns the first model input."""
 
     @abstractmethod
     async def step(self, action: Action) -> StepReturn:
         """Take the model's action: the step's reward, whether the episode is over, and the next model input."""
 
     def preview(self, task: Task) -> Observation:
-        """What `reset` will show first, without starting anything; used to check that prompts fit the context."""
+        """What `reset` will return, without starting an episode; used to check that prompts fit the context."""
         return Observation(messages=task.prompt)
 
     def set_tool_runner(self, runner: ToolRunner) -> None:  # noqa: B027 - optional for subclasses
@@ -64,7 +64,7 @@ class AgentEnv(ABC):
 
     @classmethod
     def register(cls, name: str) -> Callable[[type[_EnvT]], type[_EnvT]]:
-        """Give an environment class a name that data rows and configurations can use."""
+        """Register an environment class under a name that data rows and configurations can use."""
         return cls.registry.register(name)  # type: ignore[return-value]
 
 

@@ -1,9 +1,9 @@
-"""`check_env`: what is wrong with an environment, found before a training run finds it.
+"""`check_env`: finds mistakes in an environment before a training run does.
 
     for finding in check_env(MyEnv, task):
         print(finding)
 
-The same actions are played in two episodes, each with an environment that `make_env` has just made.
+It plays the same actions in two episodes, each in a new environment from `make_env`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCRIPT = (
     Action(text="<tool_call>{", content="<tool_call>{", parse_error="Tool call 1 is malformed: not valid JSON."),
     Action(text="", content=""),
 )
-"""What is played when the caller gives no actions: words, a malformed call and silence."""
+"""The default actions: text, a malformed tool call and an empty action."""
 
 _BLOCKED_SECONDS = 0.1
 _TICK_SECONDS = 0.005
@@ -38,7 +38,7 @@ _TICK_SECONDS = 0.005
 def check_env(
     make_env: Callable[[], AgentEnv], task: Task, actions: Sequence[Action] = SCRIPT, *, call_seconds: float = 60.0
 ) -> list[Finding]:
-    """Everything that was found wrong; empty for a good environment. `actions` should lead through an episode.
+    """All findings; empty for a correct environment. `actions` should lead through an episode.
 
     A `step` that returns `observation=None, done=False` gives: a step that continues the episode needs an
     observation: step 0 gave observation=None and done=False. Give the whole next model input, or done=True.
@@ -52,7 +52,7 @@ async def _check(
     first = await _Play(task, call_seconds).run(make_env, actions)
     second = await _Play(task, call_seconds).run(make_env, actions)
     blocking = _blocking(first, second)
-    if blocking:  # a busy machine stands still now and then; only what does so every time is the environment's
+    if blocking:  # on a busy machine any call may block now and then: report only those that block every time
         blocking = _blocking(first, second, await _Play(task, call_seconds).run(make_env, actions))
     findings = [*first.findings, *second.findings, *_differences(first, second), *blocking]
     return list(dict.fromkeys(findings))
@@ -60,17 +60,17 @@ async def _check(
 
 @dataclass
 class _Play:
-    """One episode and what was seen in it."""
+    """One episode with its observations and findings."""
 
     task: Task
     call_seconds: float
     findings: list[Finding] = field(default_factory=list)
     shown: list[Observation] = field(default_factory=list)
-    """The observations as the environment gave them."""
+    """The observations as the environment returned them."""
     copies: list[Observation] = field(default_factory=list)
-    """The same, copied when they were given."""
+    """Copies of them, made when they were returned."""
     blocked: dict[str, float] = field(default_factory=dict)
-    """By call, the longest time the event loop stood still."""
+    """Per call, the longest time for which the event loop was blocked."""
 
     async def run(self, make_env: Callable[[], AgentEnv], actions: Sequence[Action]) -> _Play:
         try:
@@ -80,8 +80,8 @@ class _Play:
             self._raised("making the environment", failure)
             return self
         await self._episode(env, actions)
-        for index, (given, copied) in enumerate(zip(self.shown, self.copies, strict=True)):
-            if given != copied:
+        for index, (shown, copied) in enumerate(zip(self.shown, self.copies, strict=True)):
+            if shown != copied:
                 self._find(
                     "an observation never changes after it was given",
                     f"observation {index} was changed by a later step",
@@ -100,7 +100,7 @@ class _Play:
             self._find(
                 "close may be called twice",
                 f"the second close raised {_last_line(failure)}",
-                "Let close do nothing when there is nothing left to give back",
+                "Let close do nothing when there is nothing left to release",
             )
 
     async def _episode(self, env: AgentEnv, actions: Sequence[Action]) -> None:
@@ -154,7 +154,7 @@ class _Play:
         return result
 
     async def _step_after_done(self, env: AgentEnv, action: Action) -> None:
-        """An environment may refuse it in any way, but it may not go on as if nothing had happened."""
+        """A step after the end may raise or return done again, but may not continue the episode."""
         try:
             with boundary(StopReason.ENV_ERROR, "a step after the end"):
                 async with asyncio.timeout(self.call_seconds):
@@ -164,7 +164,7 @@ class _Play:
         if not (result.done or result.truncated):
             self._find(
                 "nothing happens after the end",
-                "a step after done went on with the episode",
+                "a step after done continued the episode",
                 "Raise, or answer done=True again",
             )
 
@@ -199,10 +199,10 @@ class _Play:
         last_line = _last_line(failure)
         if last_line == "TimeoutError":
             last_line = f"TimeoutError, after {self.call_seconds:g} s at the latest"
-        self._find("nothing raises", f"{where} raised {last_line}", f"Mend it; its traceback:\n{failure.details}")
+        self._find("nothing raises", f"{where} raised {last_line}", f"Fix it; the traceback:\n{failure.details}")
 
-    def _find(self, what: str, found: str, do: str) -> None:
-        self.findings.append(Finding(rule=what, observed=found, fix=do))
+    def _find(self, rule: str, observed: str, fix: str) -> None:
+        self.findings.append(Finding(rule=rule, observed=observed, fix=fix))
 
 
 _FAILED = object()
@@ -214,7 +214,7 @@ def _last_line(failure: EpisodeError) -> str:
 
 @asynccontextmanager
 async def _watched(blocked: dict[str, float], where: str) -> AsyncIterator[None]:
-    """Note how long the event loop stood still at most while the block ran."""
+    """Record the longest time for which the event loop was blocked inside this context."""
     longest = 0.0
     last = time.perf_counter()
 
@@ -252,10 +252,10 @@ def _differences(first: _Play, second: _Play) -> list[Finding]:
 
 
 def _blocking(*plays: _Play) -> list[Finding]:
-    """Calls that held up the event loop in every episode: once may be an import."""
+    """Calls that blocked the event loop in every episode; once may be an import."""
     return [
         Finding(
-            rule="no call holds up the event loop",
+            rule="no call blocks the event loop",
             observed=f"{where} blocked all other episodes for more than {1000 * _BLOCKED_SECONDS:.0f} ms",
             fix="Await what is slow, or run it with asyncio.to_thread",
         )

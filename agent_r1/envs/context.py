@@ -1,15 +1,15 @@
-"""Context policies: how much of its own history the model sees.
+"""Context policies: how much of its history the model sees.
 
-An environment keeps the whole history of an episode; a policy decides what the next observation shows of it.
+An environment keeps the whole history of an episode; a policy selects what the next observation shows.
 
     env: {name: tool, tools: [search], context: {name: window, turns: 4}}
 
-`append` shows all of it. `window` shows the task and the last turns. `drop_thinking` leaves out what the model thought
-in earlier turns. `summarise` has the model itself put a long history into a few sentences, as a step of the episode
-that is sampled, recorded and trained like any other.
+`append` shows all of it. `window` shows the task and the last turns. `drop_thinking` leaves out the thinking of earlier
+turns. `summarise` asks the model to summarise a long history, as a step of the episode that is sampled, recorded and
+trained like any other.
 
-Whatever a policy shows is what the step is trained on: a prompt whose history was rewritten is rendered afresh, and the
-ids sampled after it are kept as they are.
+A step is trained on what the policy showed: a prompt with a rewritten history is rendered again from its messages, and
+the ids sampled after it stay as they were sampled.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Messages = tuple[Message, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """What happened in an episode so far."""
+    """The history of an episode so far."""
 
     task: Messages
-    """What it began with."""
+    """The messages it began with."""
     turns: tuple[Messages, ...] = ()
-    """One entry an action: the assistant's message and what it was answered."""
+    """One entry per action: the assistant's message and the replies to it."""
     summary: Messages = ()
-    """What stands in for turns that are gone."""
+    """Messages that replace earlier turns."""
 
     @property
     def messages(self) -> Messages:
-        """All of it, in order."""
+        """All messages, in order."""
         return (*self.task, *self.summary, *(message for turn in self.turns for message in turn))
 
 
@@ -51,10 +51,10 @@ class ContextPolicy(ABC):
 
     @abstractmethod
     def show(self, history: History) -> Messages:
-        """What the model sees of `history`."""
+        """The messages that the model sees."""
 
     def question(self, history: History) -> Message | None:
-        """What the model is asked about its history before the episode goes on; None: nothing."""
+        """A question to the model about its history before the episode continues; None: no question."""
         return None
 
     def rewrite(self, history: History, answer: Action) -> History:
@@ -134,7 +134,7 @@ class DropThinking(ContextPolicy):
 class Summarise(ContextPolicy):
     """The whole history until it is longer than `characters`; then the model is asked to summarise it.
 
-    The answer is a step of its own, and the episode goes on from
+    The summary is a step of its own, and the episode continues with
 
         task, assistant: <the summary>, user: "That is your summary of the work so far. Go on from it."
     """
@@ -156,7 +156,7 @@ class Summarise(ContextPolicy):
         return history.messages
 
     def question(self, history: History) -> Message | None:
-        """The request for a summary, when the history is too long and something happened since the last one."""
+        """The request for a summary, when the history is too long and has turns since the last one."""
         if not history.turns or num_characters(history.messages) <= self.characters:
             return None
         return {"role": "user", "content": self.instruction}
@@ -171,7 +171,7 @@ class Summarise(ContextPolicy):
 
 
 class Conversation:
-    """The history of one episode as a policy shows it. What an environment uses to follow a policy.
+    """The history of one episode, as a policy shows it to the model; environments use this to apply a policy.
 
     conversation = Conversation(policy, task.prompt)
     if conversation.takes(action):            # it answers the policy, not the environment
@@ -191,7 +191,7 @@ class Conversation:
         return shown if self._question is None else (*shown, self._question)
 
     def takes(self, action: Action) -> bool:
-        """Whether the action answers the policy's own question; its answer then is in the history."""
+        """Whether the action answers the policy's question; if so, the answer is added to the history."""
         if self._question is None:
             return False
         self._history = self._policy.rewrite(self._history, action)
@@ -199,13 +199,13 @@ class Conversation:
         return True
 
     def add(self, *turn: Message) -> None:
-        """Add what the model said and what it was answered."""
+        """Add a turn: the model's message and the replies to it."""
         self._history = replace(self._history, turns=(*self._history.turns, turn))
         self._question = self._policy.question(self._history)
 
 
 def num_characters(messages: Sequence[Message]) -> int:
-    """How long messages are when written out; tool calls count as their JSON.
+    """The length of messages as text; tool calls count as their JSON.
 
     >>> num_characters([{"role": "user", "content": "four"}])
     4
@@ -214,7 +214,7 @@ def num_characters(messages: Sequence[Message]) -> int:
 
 
 def _length(part: Any) -> int:
-    """Of a text, of a list of content parts (their texts) or of tool calls."""
+    """The length of a text, of a list of content parts, or of tool calls."""
     if not part or isinstance(part, str):
         return len(part or "")
     return sum(0 if "image" in entry else len(json.dumps(entry, default=str)) for entry in part)
@@ -224,16 +224,16 @@ def _check(policy: type[ContextPolicy], **arguments: Any) -> None:
     check_arguments(policy, "env.context.", arguments, "context policy")
 
 
-_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+_THINKING = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 
 def strip_thinking(text: str) -> str:
-    """The text without its thoughts. A thought may lack its opening (the prompt wrote it) or its end (it was cut).
+    """The text without `<think>` blocks; the opening tag may be in the prompt, the closing one may be cut off.
 
     >>> strip_thinking("<think>6 * 7</think>42"), strip_thinking("6 * 7</think> 42"), strip_thinking("<think>6 *")
     ('42', '42', '')
     """
-    text = _THOUGHT.sub("", text)
+    text = _THINKING.sub("", text)
     text = text.rpartition("</think>")[2].lstrip() if "</think>" in text else text
     return text.partition("<think>")[0]
 

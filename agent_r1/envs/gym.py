@@ -1,9 +1,9 @@
-"""`GymEnv`: Gymnasium environments whose observations and actions are text, or can be put into words.
+"""`GymEnv`: Gymnasium environments whose observations and actions are text, or can be converted to text.
 
     env: {name: gym, make: my_envs:Maze, arguments: {size: 4}, observe: my_envs:describe, actions: [left, right]}
 
 The row's messages come first, then the environment's observation as a user message. The model acts by writing an
-action, alone or as `<action>left</action>`. `truncated` of Gymnasium is a truncation here, `terminated` is done.
+action, alone or as `<action>left</action>`. Gymnasium's `terminated` is `done`, its `truncated` is `truncated`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
 @AgentEnv.register("gym")
 class GymEnv(AgentEnv):
-    """An episode in a Gymnasium environment, which runs in a thread of its own.
+    """An episode in a Gymnasium environment, which runs in its own thread.
 
-    `make` is a Gymnasium id or `module:attribute`, called with `arguments`. `observe` (`module:function`) puts an
-    observation into words; it is needed when observations are not strings. `actions` names the actions of a Discrete
-    space, in order; without it the model writes their numbers. `act` (`module:function`) reads the action from the
-    model's text for any other space and raises ValueError for what the model got wrong.
+    `make` is a Gymnasium id or `module:attribute`, called with `arguments`. `observe` (`module:function`) converts an
+    observation to text; it is needed when observations are not strings. `actions` names the actions of a Discrete
+    space, in order; without it the model writes their numbers. `act` (`module:function`) parses the action from the
+    model's text for any other space, and raises ValueError with a message for the model.
 
-    A row may give `env_kwargs["seed"]` and `env_kwargs["options"]`; without a seed all rollouts of a task share one
-    made from its id.
+    A row may give `env_kwargs["seed"]` and `env_kwargs["options"]`; without a seed, all rollouts of a task share one
+    derived from its id.
     """
 
     def __init__(
@@ -61,44 +61,44 @@ class GymEnv(AgentEnv):
         require_installed("gymnasium", "gymnasium", "gym", "env.name=gym")
         self._make = make
         if isinstance(make, str) and ":" in make:
-            load_function(make, kind="environment")  # so that what cannot be called is known before an episode
+            load_function(make, kind="environment")  # raises before an episode when it cannot be called
         self._arguments = dict(arguments or {})
         self._observe = load_function(observe, kind="observation function") if isinstance(observe, str) else observe
         self._names = None if actions is None else [str(name) for name in actions]
         self._act = load_function(act, kind="action function") if isinstance(act, str) else act
         self._policy = make_policy(context)
-        self._thread: _OwnThread | None = None
+        self._thread: _EnvThread | None = None
         self._env: Any = None
         self._conversation: Conversation
 
     async def reset(self, task: Task) -> Observation:
-        """The row's messages and the first observation."""
-        self._thread = self._thread or _OwnThread()
+        """Returns the row's messages and the first observation."""
+        self._thread = self._thread or _EnvThread()
         if self._env is None:
             await self._thread.run(self._begin)
         seed, options = _seed_and_options(task)
-        seen, _ = await self._thread.run(lambda: self._env.reset(seed=seed, options=options))
-        self._conversation = Conversation(self._policy, (*task.prompt, self._spoken(seen)))
+        observation, _ = await self._thread.run(lambda: self._env.reset(seed=seed, options=options))
+        self._conversation = Conversation(self._policy, (*task.prompt, self._as_message(observation)))
         return Observation(messages=self._conversation.messages)
 
     def preview(self, task: Task) -> Observation:
-        """The row's messages; what the environment shows is known only when it runs."""
+        """The row's messages; the first observation is known only after a reset."""
         _seed_and_options(task)
         return super().preview(task)
 
     async def step(self, action: Action) -> StepResult:
-        """What the environment makes of the action; what is no action is answered with the ones there are."""
+        """Step the environment; text that is no action gets an error message that lists the actions."""
         if self._thread is None:
             raise RuntimeError("step of a GymEnv before its reset, or after its close")
         if self._conversation.takes(action):
-            return self._going_on(0.0, {"episode/summaries": 1.0})
+            return self._continue(0.0, {"episode/summaries": 1.0})
         try:
-            chosen = self._chosen(action)
+            chosen = self._parse_action(action)
         except ValueError as error:
             self._conversation.add(action.as_message(), {"role": "user", "content": f"Error: {error}"})
-            return self._going_on(0.0, {"episode/invalid_actions": 1.0})
-        seen, reward, terminated, truncated, _ = await self._thread.run(lambda: self._env.step(chosen))
-        self._conversation.add(action.as_message(), self._spoken(seen))
+            return self._continue(0.0, {"episode/invalid_actions": 1.0})
+        observation, reward, terminated, truncated, _ = await self._thread.run(lambda: self._env.step(chosen))
+        self._conversation.add(action.as_message(), self._as_message(observation))
         return StepResult(
             observation=Observation(messages=self._conversation.messages),
             reward=float(reward),
@@ -107,7 +107,7 @@ class GymEnv(AgentEnv):
         )
 
     async def close(self) -> None:
-        """Close the environment, unless its thread hangs in a call; then it is left to that thread."""
+        """Close the environment; if its thread hangs in a call, it is closed there after the call."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -147,43 +147,43 @@ class GymEnv(AgentEnv):
         if self._names is not None and (not isinstance(space, spaces.Discrete) or space.n != len(self._names)):
             raise ConfigError(f"env.actions has {len(self._names)} names, but the actions of {self._make} are {space}")
 
-    def _chosen(self, action: Action) -> Any:
-        """The Gymnasium action the text asks for; ValueError tells the model what was wrong."""
+    def _parse_action(self, action: Action) -> Any:
+        """The Gymnasium action that the text names; a ValueError is the message to the model."""
         text = strip_thinking(action.text)
         tagged = _ACTION.findall(text)
-        wanted = (tagged[-1] if tagged else text).strip()
+        name = (tagged[-1] if tagged else text).strip()
         if self._act is not None:
-            return self._act(wanted)
+            return self._act(name)
         space = self._env.action_space
         if hasattr(space, "n"):
-            return self._numbered(wanted, int(space.n), int(space.start))
-        if not space.contains(wanted):
-            raise ValueError(f"'{wanted}' is no action here; an action is {_described(space)}.")
-        return wanted
+            return self._discrete_action(name, int(space.n), int(space.start))
+        if not space.contains(name):
+            raise ValueError(f"'{name}' is no action here; an action is {_describe(space)}.")
+        return name
 
-    def _numbered(self, wanted: str, num_actions: int, start: int) -> int:
+    def _discrete_action(self, name: str, num_actions: int, start: int) -> int:
         names = self._names or [str(start + index) for index in range(num_actions)]
-        found = [index for index, name in enumerate(names) if name.casefold() == wanted.casefold()]
-        if not found:
-            raise ValueError(f"'{wanted}' is no action here. {did_you_mean(wanted, names)}")
-        return start + found[0]
+        matches = [index for index, known in enumerate(names) if known.casefold() == name.casefold()]
+        if not matches:
+            raise ValueError(f"'{name}' is no action here. {did_you_mean(name, names)}")
+        return start + matches[0]
 
-    def _spoken(self, seen: Any) -> Message:
-        text = seen if self._observe is None else self._observe(seen)
+    def _as_message(self, observation: Any) -> Message:
+        text = observation if self._observe is None else self._observe(observation)
         if not isinstance(text, str):
             raise ConfigError(
                 f"an observation of {self._make} is a {type(text).__name__}, not text: give "
-                "env.observe=module:function that puts it into words"
+                "env.observe=module:function that converts it to text"
             )
         return {"role": "user", "content": text}
 
-    def _going_on(self, reward: float, metrics: Mapping[str, float]) -> StepResult:
+    def _continue(self, reward: float, metrics: Mapping[str, float]) -> StepResult:
         observation = Observation(messages=self._conversation.messages)
         return StepResult(observation=observation, reward=reward, info={"metrics": dict(metrics)})
 
 
 def _seed_and_options(task: Task) -> tuple[int, Mapping[str, Any] | None]:
-    """What a row says about its episode, checked; without a seed of its own it has one made from its id."""
+    """The seed and options of a row, checked. The default seed is derived from the task's id."""
     seed = task.env_kwargs.get("seed", zlib.crc32(task.task_id.encode()))
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise DataError(f"task '{task.task_id}': env_kwargs.seed must be a whole number from 0, found {seed!r:.80}")
@@ -193,13 +193,13 @@ def _seed_and_options(task: Task) -> tuple[int, Mapping[str, Any] | None]:
     return seed, options
 
 
-def _described(space: Any) -> str:
+def _describe(space: Any) -> str:
     letters = "".join(space.characters)
     return f"text of {space.min_length} to {space.max_length} characters out of {letters}"
 
 
-class _OwnThread:
-    """Runs calls one after another in one thread. The process does not wait for a thread that hangs when it ends."""
+class _EnvThread:
+    """Runs calls one after another in one daemon thread, so that a call that hangs does not keep the process alive."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -208,11 +208,11 @@ class _OwnThread:
 
     @property
     def busy(self) -> bool:
-        """A call was begun and has not ended."""
+        """Whether a call is running or queued."""
         return self._num_running > 0
 
     async def run(self, call: Callable[[], Any]) -> Any:
-        """What the call returns or raises."""
+        """Run the call in the thread; returns or raises what it does."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
@@ -233,9 +233,9 @@ class _OwnThread:
                     result = call()
             except EpisodeError as error:
                 failure = portable(error.__cause__ or error)
-            except INTERRUPTIONS as error:  # in this thread nobody but the environment's code can raise them
+            except INTERRUPTIONS as error:  # only the environment's code can raise them in this thread
                 failure = RuntimeError(described(error))
-            with suppress(RuntimeError):  # the loop may be gone by the time a hung call ends
+            with suppress(RuntimeError):  # the event loop may be closed before a hung call returns
                 loop.call_soon_threadsafe(finish, result, failure)
 
         self._num_running += 1
@@ -243,7 +243,7 @@ class _OwnThread:
         return await answer
 
     def begin(self, call: Callable[[], Any]) -> None:
-        """Have the call made when the thread is free; nobody waits for it."""
+        """Queue the call without waiting for it."""
 
         def work() -> None:
             with suppress(EpisodeError), boundary(StopReason.ENV_ERROR, "the Gymnasium environment"):
@@ -252,7 +252,7 @@ class _OwnThread:
         self._calls.put(work)
 
     def end(self) -> None:
-        """No more calls: the thread ends after those it has."""
+        """Let the thread end after the queued calls."""
         self._calls.put(None)
 
     def _work(self) -> None:

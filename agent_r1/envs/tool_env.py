@@ -17,12 +17,12 @@ _COUNTED_AS = {"error": "errors", "invalid": "invalid", "timeout": "timeouts"}
 
 @AgentEnv.register("tool")
 class ToolEnv(AgentEnv):
-    """Runs the calls of each action (all at once) and shows the answers; ends when an action has no call.
+    """Runs the tool calls of each action concurrently and shows their results; ends at an action without a call.
 
-    The reward of a step is the sum of its calls' rewards. A malformed action is answered with what was wrong. A row's
-    `env_kwargs["tools"]`, when given, replaces `tools` for that row: it chooses among `tools`, `row_tools` (what only
-    rows that name it have) and registered names (`agent_r1/tools/row_tools.py`). `context` says how much of its history
-    the model sees: `{name: window, turns: 4}`.
+    The reward of a step is the sum of its calls' rewards. A malformed action gets an error message as its result. A
+    row's `env_kwargs["tools"]` replaces `tools` for that row: it chooses among `tools`, `row_tools` (only for rows that
+    name them) and registered names (`agent_r1/tools/row_tools.py`). `context` sets how much of its history the model
+    sees: `{name: window, turns: 4}`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ToolEnv(AgentEnv):
         self._runner = runner
 
     async def reset(self, task: Task) -> Observation:
-        """The row's messages, with the tools' schemas."""
+        """Returns the row's messages and the tools' schemas."""
         await self.close()
         self._tools = self._find_tools(task)
         self._tool_context = ToolContext(task=task)
@@ -52,24 +52,27 @@ class ToolEnv(AgentEnv):
         return self._observation()
 
     def preview(self, task: Task) -> Observation:
-        """What `reset` shows."""
+        """What `reset` returns."""
         return Observation(messages=task.prompt, tools=_schemas(self._find_tools(task)))
 
     def _find_tools(self, task: Task) -> dict[str, BaseTool]:
         if "tools" in task.env_kwargs:
-            named = task.env_kwargs["tools"]
-            found = tools_of_row(task.task_id, named, [*self._default_tools, *self._row_tools])
+            entries = task.env_kwargs["tools"]
+            tools = tools_of_row(task.task_id, entries, [*self._default_tools, *self._row_tools])
         else:
-            found = [tool for entry in self._default_tools for tool in BaseTool.find(entry)]
-        if not found:
+            tools = [tool for entry in self._default_tools for tool in BaseTool.find(entry)]
+        if not tools:
             raise ConfigError(f"task '{task.task_id}' has no tools: set env.tools, or env_kwargs.tools in its row")
-        return {tool.name: tool for tool in found}
+        return {tool.name: tool for tool in tools}
 
     def _observation(self) -> Observation:
         return Observation(messages=self._conversation.messages, tools=_schemas(self._tools))
 
     async def step(self, action: Action) -> StepResult:
-        """Run the calls, or tell what was wrong, or end; an answer to the context policy's question is neither."""
+        """Run the action's calls, report a malformed action, or end the episode when there is no call.
+
+        An action that answers the context policy's question (a summary) does none of these.
+        """
         if self._conversation.takes(action):
             return StepResult(observation=self._observation(), info={"metrics": {"episode/summaries": 1.0}})
         if action.parse_error is not None:
@@ -78,7 +81,7 @@ class ToolEnv(AgentEnv):
         if not action.tool_calls:
             return StepResult(observation=None, done=True)
         calls = [run_call(self._tools, call, self._tool_context, runner=self._runner) for call in action.tool_calls]
-        # Most actions have one call, and need no task beside their own for it.
+        # Most actions have one call, which needs no task of its own.
         outcomes = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
         answers = [
             {
@@ -95,7 +98,7 @@ class ToolEnv(AgentEnv):
         return self._continue(action, answers, sum(o.reward for o in outcomes), metrics)
 
     async def close(self) -> None:
-        """Close every tool; one that fails does not keep the others open."""
+        """Close every tool, also when closing one of them fails."""
         tools, self._tools = self._tools, {}
         closing = [_close(tool, self._tool_context) for tool in tools.values()]
         for error in await asyncio.gather(*closing, return_exceptions=True):
@@ -108,7 +111,7 @@ class ToolEnv(AgentEnv):
 
 
 async def _close(tool: BaseTool, context: ToolContext) -> None:
-    """Each tool is closed in a task of its own, which a `SystemExit` would take the event loop from."""
+    """Tools are closed in tasks, where a `SystemExit` would stop the event loop: `boundary` converts it."""
     with boundary(StopReason.ENV_ERROR, f"close of tool '{tool.name}'"):
         await tool.close(context)
 
@@ -118,7 +121,7 @@ def _schemas(tools: dict[str, BaseTool]) -> tuple[ToolSchema, ...]:
 
 
 def _count(outcomes: Sequence[CallOutcome], tools: dict[str, BaseTool]) -> Counter[str]:
-    """Per-tool numbers. Names the model invented share one entry, so that they cannot flood the log."""
+    """Metrics per tool. Tool names that do not exist are counted together as `unknown`."""
     metrics: Counter[str] = Counter()
     for outcome in outcomes:
         name = outcome.call.name if outcome.call.name in tools else "unknown"

@@ -1,9 +1,9 @@
-"""Limits around any environment.
+"""Environment wrappers, as in Gymnasium: limits around any environment.
 
     env: {name: tool, tools: [search], limits: [{name: time, seconds: 30}, {name: observation, characters: 4000}]}
     env = TimeLimit(ObservationLimit(MyEnv(), characters=4000), seconds=30)
 
-The first of a list is the innermost.
+The first entry of `env.limits` is the innermost wrapper.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ T = TypeVar("T")
 
 
 class EnvWrapper(AgentEnv):
-    """An environment around another one; as it stands it changes nothing."""
+    """Base class: an environment around another one. It passes everything through unchanged."""
 
     def __init__(self, env: AgentEnv) -> None:
         self.env = env
 
     async def reset(self, task: Task) -> Observation:
-        """What the inner environment shows."""
+        """Reset the inner environment."""
         return await self.env.reset(task)
 
     async def step(self, action: Action) -> StepResult:
-        """What the inner environment answers."""
+        """Step the inner environment."""
         return as_step_result(await self.env.step(action))
 
     def preview(self, task: Task) -> Observation:
-        """What the inner environment will show."""
+        """Preview the inner environment."""
         return self.env.preview(task)
 
     def set_tool_runner(self, runner: ToolRunner) -> None:
@@ -53,48 +53,48 @@ class EnvWrapper(AgentEnv):
 
     @property
     def inner_name(self) -> str:
-        """The class of the environment at the core, for messages."""
+        """The class name of the innermost environment, for messages."""
         return self.env.inner_name if isinstance(self.env, EnvWrapper) else type(self.env).__name__
 
 
 env_wrappers: Registry[type[EnvWrapper]] = Registry(
-    "environment limit",
+    "environment wrapper",
     accepts=lambda entry: isinstance(entry, type) and issubclass(entry, EnvWrapper),
     expected="a subclass of EnvWrapper",
 )
 
 
-def bind_wrapper(limit: Any) -> Callable[[AgentEnv], AgentEnv]:
-    """What puts an environment into the limit that `{name: ..., <argument>: ...}`, or a plain name, says."""
-    part = {"name": limit} if isinstance(limit, str) else limit
+def bind_wrapper(entry: Any) -> Callable[[AgentEnv], AgentEnv]:
+    """The wrapper that an entry of `env.limits` names: `{name: ..., <argument>: ...}`, or only its name."""
+    part = {"name": entry} if isinstance(entry, str) else entry
     if not isinstance(part, Mapping):
-        raise ConfigError(f"env.limits is a list of entries like {{name: time, seconds: 30}}; found {limit!r}")
+        raise ConfigError(f"env.limits is a list of entries like {{name: time, seconds: 30}}; found {entry!r}")
     return bind_part(env_wrappers, "env.limits", part)
 
 
-def check_wrappers(limits: Any) -> Sequence[Any]:
-    """The list of `env.limits`; null and an empty list are none."""
-    if limits is not None and not isinstance(limits, list | tuple):
-        raise ConfigError(f"env.limits is a list of entries like {{name: time, seconds: 30}}; found {limits!r:.80}")
-    return limits or ()
+def check_wrappers(entries: Any) -> Sequence[Any]:
+    """The entries of `env.limits`, checked to be a list; null is an empty one."""
+    if entries is not None and not isinstance(entries, list | tuple):
+        raise ConfigError(f"env.limits is a list of entries like {{name: time, seconds: 30}}; found {entries!r:.80}")
+    return entries or ()
 
 
-def wrap_env(env: AgentEnv, limits: Iterable[Any]) -> AgentEnv:
-    """The environment inside the limits that a configuration lists.
+def wrap_env(env: AgentEnv, entries: Iterable[Any]) -> AgentEnv:
+    """The environment inside the wrappers that `env.limits` lists.
 
     `wrap_env(env, [{"name": "steps", "steps": 4}])` is `StepLimit(env, steps=4)`.
     """
-    for limit in check_wrappers(limits):
-        env = bind_wrapper(limit)(env)
+    for entry in check_wrappers(entries):
+        env = bind_wrapper(entry)(env)
     return env
 
 
 @env_wrappers.register("time")
 class TimeLimit(EnvWrapper):
-    """A `reset` or `step` that takes more than `seconds` is cancelled, and the rollout is tried again.
+    """Cancels a `reset` or `step` that takes more than `seconds`; the rollout is retried.
 
-    It cancels what waits. Code that never waits cannot be cancelled from within its process: serve such an environment
-    (`agent-r1 env serve`) and it is the server that hangs.
+    Only code that awaits can be cancelled. Serve an environment that blocks (`agent-r1 env serve`), so that only its
+    server hangs.
     """
 
     def __init__(self, env: AgentEnv, seconds: Seconds = 60.0) -> None:
@@ -103,11 +103,11 @@ class TimeLimit(EnvWrapper):
         self._seconds = seconds
 
     async def reset(self, task: Task) -> Observation:
-        """Reset in time, or `EnvTimeoutError`."""
+        """Reset; raises `EnvTimeoutError` after `seconds`."""
         return await self._in_time("reset", super().reset(task))
 
     async def step(self, action: Action) -> StepResult:
-        """Step in time, or `EnvTimeoutError`."""
+        """Step; raises `EnvTimeoutError` after `seconds`."""
         return await self._in_time("step", super().step(action))
 
     async def _in_time(self, what: str, call: Awaitable[T]) -> T:
@@ -125,9 +125,9 @@ class TimeLimit(EnvWrapper):
 
 @env_wrappers.register("steps")
 class StepLimit(EnvWrapper):
-    """Cuts the episode after `steps` steps. That is a truncation: a critic still values the state it was cut in.
+    """Truncates the episode after `steps` steps: a critic still values the state after the last one.
 
-    With `ends` the limit is part of the task: whoever has not answered by then has failed, and nothing comes after.
+    With `ends` the limit is part of the task, and the episode is done there.
     """
 
     def __init__(self, env: AgentEnv, steps: Count = 8, ends: bool = False) -> None:
@@ -138,12 +138,12 @@ class StepLimit(EnvWrapper):
         self._taken = 0
 
     async def reset(self, task: Task) -> Observation:
-        """Begin to count."""
+        """Reset, and count from 0."""
         self._taken = 0
         return await super().reset(task)
 
     async def step(self, action: Action) -> StepResult:
-        """The inner answer, cut when it is the last allowed one."""
+        """Step; truncate or end the episode at the last allowed step."""
         self._taken += 1
         result = await super().step(action)
         if self._taken < self._steps or result.done:
@@ -155,10 +155,10 @@ class StepLimit(EnvWrapper):
 
 @env_wrappers.register("observation")
 class ObservationLimit(EnvWrapper):
-    """Cuts long answers of the environment in their middle, and says so where it cut.
+    """Cuts long messages of the environment in their middle, with a note where it cut.
 
-    With characters=4, "abcdefghij" becomes "ab\\n[... 6 of 10 characters left out ...]\\nij". What the task itself says
-    and what the model wrote is never cut.
+    With characters=4, "abcdefghij" becomes "ab\\n[... 6 of 10 characters left out ...]\\nij". The messages of
+    the task and of the model are never cut.
     """
 
     def __init__(self, env: AgentEnv, characters: Annotated[int, Field(ge=2)] = 8000) -> None:
@@ -186,11 +186,11 @@ class ObservationLimit(EnvWrapper):
 
     def _short_message(self, message: Message) -> Message:
         content = message.get("content")
-        own = message.get("role") in ("assistant", "system") or message in self._task
-        if own or not isinstance(content, str) or len(content) <= self._characters:
+        is_kept = message.get("role") in ("assistant", "system") or message in self._task
+        if is_kept or not isinstance(content, str) or len(content) <= self._characters:
             return message
         return {**message, "content": cut_middle(content, self._characters)}
 
 
-def _check(limit: type[EnvWrapper], name: str, **arguments: Any) -> None:
-    check_arguments(limit, f"env.limits {name}.", arguments, f"environment limit '{name}'")
+def _check(wrapper: type[EnvWrapper], name: str, **arguments: Any) -> None:
+    check_arguments(wrapper, f"env.limits {name}.", arguments, f"environment wrapper '{name}'")

@@ -1,4 +1,4 @@
-"""Flows: how an episode runs."""
+"""Flows: the code that runs one episode, from a task to its steps."""
 
 from agent_r1.flows.base import AgentFlowBase, FlowContext, Turn, checked_episode
 from agent_r1.flows.env_loop import AgentEnvLoop, SingleStepFlow

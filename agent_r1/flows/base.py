@@ -1,7 +1,7 @@
 """`AgentFlowBase`: how one episode runs, from a task to its steps.
 
-Most tasks need no flow of their own: `AgentEnvLoop` runs an environment, `SingleStepFlow` asks once. A subclass has
-full control over prompts, calls, branching and which steps are recorded:
+Most tasks need no flow of their own: `AgentEnvLoop` runs an environment, `SingleStepFlow` calls the model once. A
+subclass controls prompts, model calls, branching and which steps are recorded:
 
     @AgentFlowBase.register("twice")
     class AskTwice(AgentFlowBase):
@@ -12,8 +12,8 @@ full control over prompts, calls, branching and which steps are recorded:
                 self.record(turn, reward=0.0, done=False)
             return self.episode(StopReason.DONE)
 
-A flow object lives for one episode. `try_flow` plays one with replies that you write; docs/tutorials/your_own_flow.md
-goes from there to a trained model.
+A flow object lives for one episode. `try_flow` runs one with replies that you write; docs/tutorials/your_own_flow.md
+leads from there to a trained model.
 """
 
 from __future__ import annotations
@@ -48,44 +48,44 @@ from agent_r1.types import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowContext:
-    """Everything a flow works with."""
+    """What a flow has to work with."""
 
     engine: Engine
     """Samples from the policy."""
     renderer: ChatRenderer
-    """Messages to ids and back."""
+    """Converts messages to token ids and back."""
     sampling: SamplingParams
-    """How actions are drawn; the seed and the stop ids are filled in per call."""
+    """How actions are sampled; the seed and the stop ids are filled in per call."""
     make_env: Callable[[Task], AgentEnv] | None = None
-    """A fresh environment for a task, for flows that use one."""
+    """Makes a new environment for a task, for flows that use one."""
     tool_runner: ToolRunner | None = None
     """Runs tool calls, for flows that run tools themselves; `make_env` has given it to its environments already."""
     max_steps: int = 8
     """Maximum steps per episode."""
     seed: int = 0
-    """Seeds the episode: with the same weights it gives the same actions."""
+    """Seeds the episode: the same seed and weights give the same actions."""
     trusted: tuple[Message, ...] = ()
-    """Messages in which control tokens count: those of a data row with `control_tokens`."""
+    """Messages in which control tokens are encoded as such: those of a data row with `control_tokens`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One model call, before the environment has answered."""
+    """One model call, before the environment's step."""
 
     prompt: Prompt
     """What the model saw."""
     completion: Completion
-    """What it sampled."""
+    """The sampled ids and their log-probs."""
     action: Action
-    """The same, parsed."""
+    """The completion, parsed."""
     context_cut: bool
     """The action was cut because the context was full, not by `max_tokens`."""
     seconds: float
-    """How long the engine took."""
+    """Seconds that the call took."""
 
 
 class AgentFlowBase(ABC):
-    """Base class of flows: the tools of the trade, and `run` to implement."""
+    """Base class of flows: implement `run` with `render`, `act`, `record` and `episode`."""
 
     registry: ClassVar[Registry[type[AgentFlowBase]]] = Registry(
         "flow",
@@ -110,17 +110,17 @@ class AgentFlowBase(ABC):
         return self.context.renderer.next_prompt(after.prompt, after.action, observation, trusted=self.context.trusted)
 
     def fits(self, prompt: Prompt) -> bool:
-        """There is room in the context for at least one more token."""
+        """Whether the context has room for at least one more token."""
         return len(prompt.token_ids) < self.context.engine.context_length
 
     async def act(self, prompt: Prompt) -> Turn:
-        """Ask the model once."""
+        """Call the model once."""
         started = time.perf_counter()
         room = self.context.engine.context_length - len(prompt.token_ids)
-        wanted = self.context.sampling.max_tokens
+        max_tokens = self.context.sampling.max_tokens
         sampling = replace(
             self.context.sampling,
-            max_tokens=min(wanted, room),
+            max_tokens=min(max_tokens, room),
             stop=self.context.renderer.stop_ids,
             seed=mix_seed(self.context.seed, self._num_calls),
         )
@@ -133,7 +133,7 @@ class AgentFlowBase(ABC):
             prompt=prompt,
             completion=completion,
             action=self.context.renderer.parse(completion.token_ids, truncated=cut),
-            context_cut=cut and room < wanted,
+            context_cut=cut and room < max_tokens,
             seconds=time.perf_counter() - started,
         )
 
@@ -162,7 +162,7 @@ class AgentFlowBase(ABC):
         )
         self.steps.append(step)
         self.metrics.update(info.get("metrics", {}))
-        self.metrics["episode/cut_actions"] += turn.completion.finish_reason == "length"  # said also when there is none
+        self.metrics["episode/cut_actions"] += turn.completion.finish_reason == "length"  # also when it is 0
         return step
 
     def episode(
@@ -171,7 +171,7 @@ class AgentFlowBase(ABC):
         next_prompt_ids: TokenIds | None = None,
         next_privileged: str | None = None,
     ) -> Episode:
-        """What `run` returns: all recorded steps, and for a truncated episode the state it was cut in."""
+        """What `run` returns: all recorded steps, and for a truncated episode the state after the last one."""
         return Episode(
             steps=tuple(self.steps),
             stop_reason=stop_reason,
@@ -182,7 +182,7 @@ class AgentFlowBase(ABC):
 
     @classmethod
     def register(cls, name: str) -> Callable[[type[_FlowT]], type[_FlowT]]:
-        """Give a flow class a name that data rows can use as `agent_name`."""
+        """Register a flow class under a name that data rows can use as `agent_name`."""
         return cls.registry.register(name)  # type: ignore[return-value]
 
 
@@ -190,7 +190,7 @@ _FlowT = TypeVar("_FlowT", bound=AgentFlowBase)
 
 
 def checked_episode(flow: AgentFlowBase, returned: Any) -> Episode:
-    """What `flow.run` returned, when it is an episode from which something can be learned."""
+    """What `flow.run` returned, checked to be an episode with steps."""
     name = type(flow).__name__
     if not isinstance(returned, Episode):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The two flows nearly every task uses."""
+"""The two built-in flows: `AgentEnvLoop` runs an environment, `SingleStepFlow` calls the model once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from agent_r1.types import Episode, Observation, StepResult, StopReason, Task
 
 @AgentFlowBase.register("env_loop")
 class AgentEnvLoop(AgentFlowBase):
-    """Observation, action, feedback, until the environment is done or a limit is reached."""
+    """Alternates model calls and environment steps until the environment is done or a limit is reached."""
 
     async def run(self, task: Task) -> Episode:
-        """Run the environment of this task."""
+        """Run one episode in the task's environment."""
         if self.context.make_env is None:
             raise ConfigError("the flow 'env_loop' needs an environment: set env.name")
         with boundary(StopReason.ENV_ERROR, "making the environment"):
@@ -59,8 +59,8 @@ class AgentEnvLoop(AgentFlowBase):
         return self._cut(StopReason.CONTEXT_FULL, last, None)
 
     def _cut(self, reason: StopReason, turn: Turn, result: StepResult | None) -> Episode:
-        """An episode that is cut here, with the state a critic should value: the next prompt when there is one and it
-        fits, else the sampled turn's own end."""
+        """An episode truncated here, with the state that a critic values: the next prompt when there is one that fits,
+        else the last prompt and its action."""
         limit = self.context.engine.context_length
         if result is not None and result.observation is not None:
             following = self.render(result.observation, after=turn)
@@ -72,10 +72,10 @@ class AgentEnvLoop(AgentFlowBase):
 
 @AgentFlowBase.register("single_step")
 class SingleStepFlow(AgentFlowBase):
-    """One prompt, one answer, no environment."""
+    """One model call, no environment."""
 
     async def run(self, task: Task) -> Episode:
-        """Ask once."""
+        """Call the model once."""
         turn = await self.act(self.render(Observation(messages=task.prompt)))
         cut = turn.completion.finish_reason == "length"
         self.record(turn, reward=0.0, done=not cut)
@@ -86,6 +86,6 @@ class SingleStepFlow(AgentFlowBase):
 
 
 def _next_observation(result: StepResult) -> Observation:
-    if result.observation is None:  # as_step_result has refused this already
+    if result.observation is None:  # as_step_result has raised already
         raise ConfigError("the environment gave no next observation")
     return result.observation

@@ -1,4 +1,4 @@
-"""`try_flow`: one episode of a flow in which the model's replies are given, without a model.
+"""`try_flow`: runs one episode of a flow with scripted replies, without a model.
 
 episode = try_flow(SecondLook, task, ["4", "no", "9"])
 assert [step.action.text for step in episode.steps] == ["4", "no", "9"]
@@ -21,7 +21,7 @@ _END = "\x03"
 
 
 class _PlainTokenizer:
-    """A token is a character, a turn ends with one that nobody types, and a chat reads like a play."""
+    """A tokenizer for tests: one token per character, turns end with \\x03, the chat template is `role: content`."""
 
     eos_token_id = ord(_END)
     chat_template = "role: content"
@@ -46,9 +46,9 @@ def try_flow(
     make_env: Callable[[Task], AgentEnv] | None = None,
     max_steps: int = 8,
 ) -> Episode:
-    """The episode of `flow` on `task` when the model says `replies`, one after the other.
+    """The episode of `flow` on `task` when the model's replies are `replies`, in order.
 
-    What the flow raises comes out as it is. Tool calls are written as `<tool_call>{"name": ...}</tool_call>`.
+    Exceptions of the flow are raised unchanged. Tool calls are written as `<tool_call>{"name": ...}</tool_call>`.
     """
     engine = ScriptedEngine([[*map(ord, reply), ord(_END)] for reply in replies], context_length=1_000_000)
     context = FlowContext(
@@ -59,8 +59,8 @@ def try_flow(
         max_steps=max_steps,
         trusted=task.trusted,
     )
-    made = flow(context)
-    episode = checked_episode(made, run_cancelling(lambda: made.run(task)))
+    instance = flow(context)
+    episode = checked_episode(instance, run_cancelling(lambda: instance.run(task)))
     if len(engine.requests) < len(replies):
         raise ConfigError(
             f"{flow.__name__} ended after {len(engine.requests)} calls of the model; "

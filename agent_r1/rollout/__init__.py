@@ -1,4 +1,4 @@
-"""Rollout: groups of episodes, retries, deadlines, the recorder."""
+"""Rollout: runs groups of episodes, with retries and deadlines, and collects the batches of training steps."""
 
 from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.group_plans import (

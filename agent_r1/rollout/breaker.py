@@ -1,4 +1,4 @@
-"""The circuit breaker: when one rollout after the other fails, something is broken that no retry will mend."""
+"""`CircuitBreaker`: stops a run in which too many rollouts in a row fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent_r1.types import Trajectory
 
 
 class CircuitBreaker:
-    """Counts rollouts that failed, after all their attempts, since the last one that did not.
+    """Counts consecutive rollouts that failed in all their attempts.
 
     breaker = CircuitBreaker(limit=100)
     breaker.note(trajectory)  # raises `RolloutsFailingError` at the hundredth failure in a row
@@ -20,7 +20,7 @@ class CircuitBreaker:
         self._reasons: Counter[str] = Counter()
 
     def note(self, trajectory: Trajectory) -> None:
-        """Count one rollout, in the order they end; batches do not matter."""
+        """Count one finished rollout; call it in the order in which rollouts end, over all batches."""
         if not trajectory.is_failure:
             self._reasons.clear()
             return
@@ -29,7 +29,7 @@ class CircuitBreaker:
             reasons = ", ".join(f"{reason} {count}" for reason, count in self._reasons.most_common())
             self._reasons.clear()
             raise RolloutsFailingError(
-                f"{self._limit} rollouts in a row failed ({reasons}); the run stops here instead of going on without "
-                "them. Mend what is broken and start it again; training goes on from its checkpoint. The last one, on "
+                f"{self._limit} rollouts in a row failed ({reasons}), so the run stops. Fix what is broken and start "
+                "it again: training resumes from its last checkpoint. The last failure, on "
                 f"task '{trajectory.task_id}':\n{trajectory.error}"
             )

@@ -1,4 +1,4 @@
-"""Collecting the rollouts of one training step: groups, their greedy rollouts, and refills of groups without spread."""
+"""`Collector`: rolls out the groups of one training step, and refills groups without spread."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Collected:
     """The rollouts of one training step."""
 
     groups: tuple[Group, ...]
-    """All of them, those without spread too: what they earned counts in the figures, not in the loss."""
+    """All groups. Those without spread count in the metrics, not in the loss."""
     metrics: dict[str, float]
-    """How many groups teach something, and what refilling cost."""
+    """How many groups have spread, and how many rollouts refilling cost."""
 
 
 class Collector:
-    """Rolls out one batch of tasks after the other. Batch `n` is a function of the seed, `n` and the weights."""
+    """Rolls out one batch of tasks per step. Batch `n` is a function of the seed, `n` and the weights."""
 
     def __init__(self, config: Config, rollout: Rollout, tasks: Sequence[Task], shaping: RewardShaping) -> None:
         self._settings = config.rollout
@@ -52,10 +52,10 @@ class Collector:
     async def collect(self, step: int, on_finished: Callable[[Trajectory], None]) -> Collected:
         """The rollouts of training step `step`.
 
-        With `refill_rounds`, each round rolls out as many further tasks as groups came back without spread (DAPO's
-        dynamic sampling). What is still missing after the last round stays missing.
+        With `refill_rounds`, each round rolls out one further task per group without spread (DAPO's dynamic sampling).
+        After the last round the batch may have fewer groups with spread than `groups_per_step`.
         """
-        wanted = self._settings.groups_per_step
+        num_groups = self._settings.groups_per_step
         groups: list[Group] = []
         tasks, rounds = self._sampler.batch(step), 0
         while True:
@@ -69,27 +69,27 @@ class Collector:
                 may_fail=bool(groups),
                 on_finished=on_finished,
             )
-            num_alive = sum(map(self.has_spread, groups))
-            if num_alive >= wanted or rounds == self._algorithm.refill_rounds:
+            num_with_spread = sum(map(self.has_spread, groups))
+            if num_with_spread >= num_groups or rounds == self._algorithm.refill_rounds:
                 break
             rounds += 1
-            tasks = self._sampler.extra(step, rounds, wanted - num_alive)
+            tasks = self._sampler.extra(step, rounds, num_groups - num_with_spread)
         metrics = self._count(groups)
         if self._algorithm.refill_rounds:
             metrics["perf/refill_rounds"] = float(rounds)
         return Collected(groups=tuple(groups), metrics=metrics)
 
     async def close(self) -> None:
-        """Stop what is still running: nothing, for a batch is waited for."""
+        """Stop running rollouts; here there are none, since `collect` waits for its batch."""
 
     def state_dict(self, steps_done: int) -> dict[str, Any]:
-        """Which groups come next: by number, counted over the whole run, those that were started and not trained, and
+        """Which groups come next: the numbers (over the whole run) of groups that were started and not trained, and of
         the first that was never started."""
         return {"pending": [], "next": steps_done * self._settings.groups_per_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state. A batch follows from its step alone: there is nothing to take over, and what a run
-        with overlap had in flight is not made up for."""
+        """Resume from a saved state. A batch depends only on its step, so nothing is restored; groups that a run with
+        overlap had in flight are not rolled out again."""
 
     def _count(self, groups: Sequence[Group]) -> dict[str, float]:
         num_greedy = sum(group.greedy is not None for group in groups)
@@ -102,6 +102,6 @@ class Collector:
         return metrics
 
     def has_spread(self, group: Group) -> bool:
-        """The members that did not fail earned different returns."""
+        """Whether the members that did not fail have different returns."""
         returns = [self._shaping.plain_return(trajectory) for trajectory in group.learnable]
         return returns_differ(returns)

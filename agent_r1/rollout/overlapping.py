@@ -1,13 +1,13 @@
-"""Collecting with overlap: a step is trained as soon as enough groups are complete, while the others go on.
+"""`OverlappingCollector`: a step is trained as soon as enough groups are complete, while the others keep running.
 
-As many episodes are alive as a batch has (or `rollout.concurrency`, when that is less). A place that falls free goes to
-the next group, so the engine stays full while stragglers finish. With two groups a step and a slow group 1:
+As many episodes are alive as a batch has (or `rollout.concurrency`, when that is less). A slot that becomes free goes
+to the next group, so the engine stays full while stragglers finish. With two groups per step and a slow group 1:
 
-    step 0: 0 and 1 start, 2 gets the places of 0, 3 those of 2; 0 and 2 are trained, 1 and 3 go on over the update
-    step 1: under the new weights 4 gets the places of 3; 1 and 3 are trained, 1 has tokens of both versions
+    step 0: 0 and 1 start, 2 gets the slots of 0, 3 those of 2; 0 and 2 are trained, 1 and 3 keep running
+    step 1: under the new weights 4 gets the slots of 3; 1 and 3 are trained, 1 has tokens of both versions
 
 A group started in step n has no token older than version n and is due in step n + `max_staleness`. The bound is strict:
-a step waits until what it leaves behind can still be trained in time, `groups_per_step` a step (`can_wait`).
+a step waits until all groups it leaves behind can still be trained in time, `groups_per_step` per step (`can_wait`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from agent_r1.types import Group, Task, Trajectory
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _PendingGroup:
-    """A group on its way."""
+    """A group whose rollouts are running, or complete and not yet trained."""
 
     number: int
-    """Its place among all groups of the run."""
+    """Its number among all groups of the run."""
     due: int
     """The last step that may train it."""
     num_unfinished: int
-    """Episodes that are alive or wait for a place."""
+    """Episodes that are running or waiting for a slot."""
     running: asyncio.Task[list[Group]] | None = None
     """Its rollouts."""
     has_spread: bool | None = None
-    """None while nobody has looked."""
+    """None: not computed yet."""
 
     @property
     def group(self) -> Group | None:
@@ -57,7 +57,7 @@ def can_wait(due: Sequence[int], *, step: int, per_step: int) -> bool:
 
 
 class OverlappingCollector(Collector):
-    """Rolls out a pool of groups, of which each step takes those that are complete. `max_staleness` is more than 0."""
+    """Rolls out a pool of groups; each step takes complete ones. For `max_staleness` above 0."""
 
     def __init__(self, config: Config, rollout: Rollout, tasks: Sequence[Task], shaping: RewardShaping) -> None:
         super().__init__(config, rollout, tasks, shaping)
@@ -73,28 +73,29 @@ class OverlappingCollector(Collector):
     async def collect(self, step: int, on_finished: Callable[[Trajectory], None]) -> Collected:
         """The groups that step `step` trains, those with the earliest due first.
 
-        With `refill_rounds`, groups that come back without spread are added to the batch and do not count, up to so
-        many batches of them: the step goes on waiting for others.
+        With `refill_rounds`, groups without spread are added to the batch without counting, up to that many batches of
+        them: the step keeps waiting for others.
         """
         self._on_finished = on_finished
-        dead: list[Group] = []
+        max_without_spread = self._algorithm.refill_rounds * self._settings.groups_per_step
+        without_spread: list[Group] = []
         try:
             while True:
                 self._changed.clear()
-                dead += self._take_dead(room=self._algorithm.refill_rounds * self._settings.groups_per_step - len(dead))
-                alive = self._take(step)
-                if alive:
+                without_spread += self._take_without_spread(room=max_without_spread - len(without_spread))
+                batch = self._take_batch(step)
+                if batch:
                     break
                 self._start(step)
                 await self._changed.wait()
         finally:
             self._on_finished = None
-        groups = sorted([*dead, *alive], key=lambda group: group.group_id)
+        groups = sorted([*without_spread, *batch], key=lambda group: group.group_id)
         raise_if_all_failed(groups)
         return Collected(groups=tuple(groups), metrics=self._count(groups) | self._count_stale(groups, step))
 
     async def close(self) -> None:
-        """Stop every group that is on its way."""
+        """Cancel every running group."""
         running = [pending.running for pending in self._pending_groups if pending.running is not None]
         for task in running:
             task.cancel()
@@ -102,25 +103,25 @@ class OverlappingCollector(Collector):
         self._pending_groups.clear()
 
     def state_dict(self, steps_done: int) -> dict[str, Any]:
-        """The groups that are on their way, and the first that was never started."""
+        """The numbers of the pending groups, and of the first group that was never started."""
         return {
             "pending": sorted([*self._pending, *(pending.number for pending in self._pending_groups)]),
             "next": self._next,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Groups that were on their way are started afresh, with the seeds they had, before any other."""
+        """Groups that were pending are rolled out again, with the seeds they had, before any other."""
         self._pending, self._next = list(state["pending"]), int(state["next"])
 
     # --- starting --------------------------------------------------------------------------------------------------
 
     def _start(self, step: int) -> None:
-        """Start groups while places are free, as many as can be trained in time and before the run ends."""
-        wanted = self._settings.groups_per_step
-        most = min(1 + self._settings.max_staleness, self._num_steps - step) * wanted
-        while len(self._pending_groups) < most:
+        """Start groups while slots are free, as many as can be trained in time and before the run ends."""
+        per_step = self._settings.groups_per_step
+        max_pending = min(1 + self._settings.max_staleness, self._num_steps - step) * per_step
+        while len(self._pending_groups) < max_pending:
             num_unfinished = sum(pending.num_unfinished for pending in self._pending_groups)
-            if len(self._pending_groups) >= wanted and num_unfinished >= self._num_slots:
+            if len(self._pending_groups) >= per_step and num_unfinished >= self._num_slots:
                 break
             self._start_group(self._next_number(), step)
 
@@ -159,37 +160,37 @@ class OverlappingCollector(Collector):
 
     # --- taking ----------------------------------------------------------------------------------------------------
 
-    def _take_dead(self, *, room: int) -> list[Group]:
-        """Up to `room` complete groups without spread leave the pool."""
+    def _take_without_spread(self, *, room: int) -> list[Group]:
+        """Take up to `room` complete groups without spread out of the pool."""
         if not room:
             return []
         complete = self._complete()
         for pending, group in complete:
             if pending.has_spread is None:
                 pending.has_spread = self.has_spread(group)
-        return self._leave([pending for pending, _ in complete if not pending.has_spread][:room])
+        return self._remove([pending for pending, _ in complete if not pending.has_spread][:room])
 
-    def _take(self, step: int) -> list[Group]:
-        """The groups of this step leave the pool; nobody does while there are too few, or one must be waited for."""
-        wanted = self._settings.groups_per_step
-        chosen = [pending for pending, _ in self._complete()][:wanted]
+    def _take_batch(self, step: int) -> list[Group]:
+        """Take the groups of this step out of the pool; none while too few are complete or one that is due is not."""
+        per_step = self._settings.groups_per_step
+        chosen = [pending for pending, _ in self._complete()][:per_step]
         others = [pending.due for pending in self._pending_groups if pending not in chosen]
-        if len(chosen) < wanted or not can_wait(others, step=step, per_step=wanted):
+        if len(chosen) < per_step or not can_wait(others, step=step, per_step=per_step):
             return []
-        return self._leave(chosen)
+        return self._remove(chosen)
 
     def _complete(self) -> list[tuple[_PendingGroup, Group]]:
         """The complete groups, the earliest due first."""
         by_due = sorted(self._pending_groups, key=lambda pending: (pending.due, pending.number))
         return [(pending, group) for pending in by_due if (group := pending.group) is not None]
 
-    def _leave(self, leaving: Sequence[_PendingGroup]) -> list[Group]:
-        groups = [group for pending in leaving if (group := pending.group) is not None]
-        self._pending_groups = [pending for pending in self._pending_groups if pending not in leaving]
+    def _remove(self, removed: Sequence[_PendingGroup]) -> list[Group]:
+        groups = [group for pending in removed if (group := pending.group) is not None]
+        self._pending_groups = [pending for pending in self._pending_groups if pending not in removed]
         return groups
 
     def _count_stale(self, groups: Sequence[Group], step: int) -> dict[str, float]:
-        """How many updates behind the tokens of a batch are, and how many groups go on over its update."""
+        """How many updates old the tokens of a batch are, and how many groups keep running during its update."""
         ages = [
             step - version
             for group in groups
@@ -205,6 +206,6 @@ class OverlappingCollector(Collector):
 
 
 def make_collector(config: Config, rollout: Rollout, tasks: Sequence[Task], shaping: RewardShaping) -> Collector:
-    """Batch after batch, or with overlap when `rollout.max_staleness` allows it."""
+    """A collector of whole batches, or one with overlap when `rollout.max_staleness` is above 0."""
     kind = OverlappingCollector if config.rollout.max_staleness else Collector
     return kind(config, rollout, tasks, shaping)

@@ -189,7 +189,7 @@ class Rollout:
                     outcome_reward=0.0,
                     stop_reason=failure.reason,
                     error=str(failure),
-                    metrics=_counted(flow, failure.reason),
+                    metrics=_metrics_of(flow, failure.reason),
                 )
             trajectory = trajectory if failed is None else _after(failed, trajectory)
             if not trajectory.is_failure:
@@ -212,14 +212,14 @@ class Rollout:
             )
         )
 
-    async def _scored(self, flow: AgentFlowBase, task: Task) -> tuple[Episode, Score]:
+    async def _run_and_score(self, flow: AgentFlowBase, task: Task) -> tuple[Episode, Score]:
         with boundary(StopReason.FLOW_ERROR, f"flow '{task.agent_name}' on task '{task.task_id}'"):
             episode = checked_episode(flow, await flow.run(task))
         return episode, await score_episode(self.reward, task, episode)
 
     async def _attempt(self, flow: AgentFlowBase, task: Task, group_id: int, number: int) -> Trajectory:
         deadline = self.limits.deadline_seconds
-        running = asyncio.create_task(self._scored(flow, task))
+        running = asyncio.create_task(self._run_and_score(flow, task))
         end = self._clock() + deadline
         try:
             while not running.done() and (left := end - self._clock()) > 0:
@@ -256,8 +256,8 @@ class Rollout:
         )
 
 
-def _counted(flow: AgentFlowBase | None, reason: StopReason) -> Mapping[str, float]:
-    """What a flow that failed had counted; nothing when its counts are what failed."""
+def _metrics_of(flow: AgentFlowBase | None, reason: StopReason) -> Mapping[str, float]:
+    """The metrics of a failed flow; none when computing them fails."""
     if flow is None:
         return {}
     with suppress(EpisodeError), boundary(StopReason.FLOW_ERROR, "the metrics of the flow"):
@@ -266,7 +266,7 @@ def _counted(flow: AgentFlowBase | None, reason: StopReason) -> Mapping[str, flo
 
 
 def _after(failed: Trajectory, trajectory: Trajectory) -> Trajectory:
-    """The rollout that was made anew after another had failed, with all that failed before it."""
+    """`trajectory`, a retry of `failed`, with all failed attempts before it."""
     last = FailedAttempt(
         stop_reason=failed.stop_reason,
         error=failed.error or "",

@@ -1,10 +1,10 @@
-"""Who may talk to an environment service.
+"""Access control of the environment server: which requests are served.
 
 - **Token**: with one, every request needs `Authorization: Bearer TOKEN`. It is required when other machines can reach
   the port.
-- **Host**: a name in the header `Host` must be ours. A web page can point a name of its own at our address (DNS
-  rebinding) and would then be let in by the browser; an IP address or `localhost` cannot be taken over in that way.
-- **Origin**: a request with this header comes from a web page, and no web page is a client of this service.
+- **Host**: a name in the header `Host` must be one of the server's. A web page can point a name of its own at the
+  server's address (DNS rebinding), and the browser would then let it in; IP addresses and `localhost` are safe.
+- **Origin**: a request with this header comes from a web page, and web pages are not served.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """What a request must show to be served."""
+    """What a request needs to be served."""
 
     token: str | None = field(default=None, repr=False)
     """The token, or None where none is needed."""
     host_names: frozenset[str] = frozenset()
-    """Names besides `localhost` and IP addresses by which clients may call us, in lower case."""
+    """Host names besides `localhost` and IP addresses that clients may use, in lower case."""
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Raise `RefusedError` unless a request with these headers may be served."""
@@ -53,27 +53,26 @@ class Access:
         if self.token is not None:
             self._check_token(values.get(b"authorization", []))
 
-    def _check_token(self, given: list[bytes]) -> None:
-        scheme, _, token = (given[0] if len(given) == 1 else b"").partition(b" ")
+    def _check_token(self, headers: list[bytes]) -> None:
+        scheme, _, token = (headers[0] if len(headers) == 1 else b"").partition(b" ")
         expected = (self.token or "").encode()
         if scheme.lower() != b"bearer" or not secrets.compare_digest(token.strip(), expected):
-            found = "a wrong one" if given else "none"
+            found = "a wrong one" if headers else "none"
             raise RefusedError(
                 401, "unauthorized", f"this server needs its token, found {found}: set env.token or {TOKEN_VARIABLE}"
             )
 
 
 def make_access(host: str, *, token: str | None, allowed: Iterable[str] = ()) -> Access:
-    """The access of a server that listens on `host`: without a token only where no other machine can reach it."""
+    """The access rules of a server that listens on `host`; a token is made unless only this machine can reach it."""
     if not token and not is_loopback(host):
         token = secrets.token_urlsafe(24)
-    own = {socket.gethostname(), host, *allowed}
-    names = {name.strip().lower().rstrip(".") for name in own}
+    names = {name.strip().lower().rstrip(".") for name in (socket.gethostname(), host, *allowed)}
     return Access(token=token or None, host_names=frozenset(names - {""}))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there.
+    """Whether a server that listens on `host` can be reached only from this machine.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -87,7 +86,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _host_name(header: str) -> str:
-    """The name in a Host header, without its port and in lower case.
+    """The host name of a Host header, without the port, in lower case.
 
     >>> _host_name("Node7:8700"), _host_name("[::1]:80")
     ('node7', '::1')
@@ -106,7 +105,7 @@ def _is_address(host: str) -> bool:
 
 
 class AccessControl:
-    """An ASGI application in front of another: it lets through what `access` allows."""
+    """ASGI middleware: passes on the requests that `access` allows and refuses the others."""
 
     def __init__(self, app: Callable[[_Scope, _Receive, _Send], Awaitable[None]], access: Access) -> None:
         self._app = app
@@ -121,7 +120,7 @@ class AccessControl:
                 await _send_refusal(refused, send)
                 return
         elif scope["type"] != "lifespan":
-            return  # there are no web sockets here
+            return  # no web sockets
         await self._app(scope, receive, send)
 
 

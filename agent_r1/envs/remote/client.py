@@ -1,12 +1,12 @@
-"""`RemoteEnv`: an environment that runs on a server (`agent-r1 env serve`), used like one that runs here.
+"""`RemoteEnv`: the client of an environment server (`agent-r1 env serve`), used like a local environment.
 
     env: {name: remote, url: "http://10.0.0.7:8700", args: {size: 4}}
 
 A server that other machines can reach needs a token: set the variable AGENT_R1_ENV_TOKEN, or `token`, which is saved
 with the configuration of a run.
 
-A step whose answer is lost is asked for again under the same request id, and the server answers it from memory. An
-episode that the server does not know any more raises `EpisodeLostError`: the rollout is tried again with a fresh one.
+A request whose response is lost is sent again with the same request id, and the server repeats its response. An
+episode that the server no longer knows raises `EpisodeLostError`: the rollout is retried with a new one.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _CLOSE_SECONDS = 5.0
 class RemoteEnv(AgentEnv):
     """One episode of the environment at `url`, made there with `args`.
 
-    `connect_seconds` and `read_seconds` bound one attempt. After a lost connection there are `retries` more, with
-    pauses that double from `pause_seconds`. On a full server `reset` waits up to `wait_seconds` for a place. `token` is
-    the server's, when it needs one; without it the variable AGENT_R1_ENV_TOKEN is read.
+    `connect_seconds` and `read_seconds` are the timeouts of one attempt. A lost connection is retried `retries` times,
+    with pauses that double from `pause_seconds`. On a full server `reset` waits up to `wait_seconds` for a slot.
+    `token` is the server's token, when it needs one; default: the variable AGENT_R1_ENV_TOKEN.
     """
 
     def __init__(
@@ -81,25 +81,25 @@ class RemoteEnv(AgentEnv):
         self._retries = retries
         self._pause_seconds = pause_seconds
         self._wait_seconds = wait_seconds
-        self._server: _Server | None = None
+        self._server: _Connections | None = None
         self._client: httpx.AsyncClient | None = None
         self._episode_id = ""
         self._num_steps = 0
-        self._num_lost = 0
+        self._num_retries = 0
 
     async def reset(self, task: Task) -> Observation:
         """Begin an episode on the server."""
         await self.close()
-        self._server = _Server.lease(self._url)
+        self._server = _Connections.lease(self._url)
         self._client = self._server.take_client()
         self._num_steps = 0
-        self._num_lost = 0
-        await self._server.healthy(self._check_health)
+        self._num_retries = 0
+        await self._server.wait_until_healthy(self._check_health)
         self._episode_id = uuid.uuid4().hex
         body = {"request_id": self._episode_id, "task": records.task_to_json(task), "args": self._args}
-        answer = await self._ask("POST", "/episodes", body, "reset")
+        response = await self._request("POST", "/episodes", body, "reset")
         with self._wire_errors("reset"):
-            return records.observation_from_json(answer.get("observation"))
+            return records.observation_from_json(response.get("observation"))
 
     async def step(self, action: Action) -> StepResult:
         """Take the next step of the episode."""
@@ -107,28 +107,28 @@ class RemoteEnv(AgentEnv):
             raise RuntimeError("step of a RemoteEnv before its reset, or after its close")
         number = self._num_steps + 1
         body = {"request_id": uuid.uuid4().hex, "step": number, "action": records.action_to_json(action)}
-        answer = await self._ask("POST", f"/episodes/{self._episode_id}/step", body, f"step {number}")
+        response = await self._request("POST", f"/episodes/{self._episode_id}/step", body, f"step {number}")
         self._num_steps = number
         with self._wire_errors(f"step {number}"):
-            return self._counted(records.result_from_json(answer.get("result")))
+            return self._with_retries(records.result_from_json(response.get("result")))
 
     @contextmanager
     def _wire_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except WireError as error:
-            raise EnvServerError(f"{what}: {self._url} answered what is no answer of this version: {error}") from error
+            raise EnvServerError(f"{what}: {self._url} sent a response that cannot be read: {error}") from error
 
-    def _counted(self, result: StepResult) -> StepResult:
-        """The result with what was lost on the way to it: an episode that asking again saved still tells of it."""
-        if not self._num_lost:
+    def _with_retries(self, result: StepResult) -> StepResult:
+        """The result, with the number of retries since the last one in its metrics."""
+        if not self._num_retries:
             return result
-        metrics = {**result.info.get("metrics", {}), "episode/env_retries": float(self._num_lost)}
-        self._num_lost = 0
+        metrics = {**result.info.get("metrics", {}), "episode/env_retries": float(self._num_retries)}
+        self._num_retries = 0
         return replace(result, info={**result.info, "metrics": metrics})
 
     async def close(self) -> None:
-        """End the episode on the server; one that cannot be told closes it when it has been idle for long enough."""
+        """End the episode on the server; a server that cannot be reached closes it after its idle time."""
         server, self._server = self._server, None
         client, self._client = self._client, None
         episode_id, self._episode_id = self._episode_id, ""
@@ -143,34 +143,34 @@ class RemoteEnv(AgentEnv):
             await server.release(client)
 
     async def _check_health(self) -> None:
-        await self._ask("GET", "/health", None, "health check")
+        await self._request("GET", "/health", None, "health check")
 
-    async def _ask(self, method: str, path: str, body: records.Json | None, what: str) -> records.Json:
-        """The answer to one request, which may take several attempts."""
+    async def _request(self, method: str, path: str, body: records.Json | None, what: str) -> records.Json:
+        """The response to one request, with retries."""
         server, client = self._server, self._client
         if server is None or client is None:
             raise RuntimeError(f"{what} of a RemoteEnv that is closed")
         clock = asyncio.get_running_loop().time
         content = None if body is None else records.dumps(body)
-        patience = clock() + self._wait_seconds
+        full_until = clock() + self._wait_seconds
         num_lost = 0
         pause = self._pause_seconds
         while True:
             try:
-                answer = await self._attempt(client, server.timeout(*self._timeouts), method, path, content)
-                if answer.status_code != 503:
-                    return self._read(answer, body, what)
+                response = await self._attempt(client, server.timeout(*self._timeouts), method, path, content)
+                if response.status_code != 503:
+                    return self._read(response, body, what)
                 problem = "it is full"
-                pause = max(pause, _seconds(answer.headers.get("Retry-After")))
-                if clock() + pause > patience:
+                pause = max(pause, _seconds(response.headers.get("Retry-After")))
+                if clock() + pause > full_until:
                     raise EnvServerError(
-                        f"{what}: the environment server at {self._url} had no place for another episode in "
+                        f"{what}: the environment server at {self._url} had no slot for another episode in "
                         f"{self._wait_seconds:g} s; raise its --max-episodes or lower rollout.concurrency"
                     )
-            except (server.httpx.TransportError, _WrongAnswerError) as error:
+            except (server.httpx.TransportError, _WrongResponseError) as error:
                 problem = f"{type(error).__name__}: {error}"
                 num_lost += 1
-                self._num_lost += 1
+                self._num_retries += 1
             if num_lost > self._retries:
                 raise EnvServerError(
                     f"{what}: no answer from the environment server at {self._url} in {num_lost} attempts ({problem}). "
@@ -185,27 +185,29 @@ class RemoteEnv(AgentEnv):
         url = self._url + path
         return await client.request(method, url, content=content, headers=self._headers, timeout=timeout)
 
-    def _read(self, answer: httpx.Response, body: records.Json | None, what: str) -> records.Json:
+    def _read(self, response: httpx.Response, body: records.Json | None, what: str) -> records.Json:
         try:
-            value = records.loads(answer.content)
+            value = records.loads(response.content)
         except ValueError as error:
-            raise _WrongAnswerError(f"HTTP {answer.status_code} and no JSON object: {answer.text[:200]!r}") from error
-        if answer.status_code == 200:
+            raise _WrongResponseError(
+                f"HTTP {response.status_code} and no JSON object: {response.text[:200]!r}"
+            ) from error
+        if response.status_code == 200:
             for key in ("request_id", "step"):
                 if body is not None and value.get(key) != body.get(key):
-                    raise _WrongAnswerError(f"it answered {key} {value.get(key)!r} where {body.get(key)!r} was asked")
+                    raise _WrongResponseError(f"it answered {key} {value.get(key)!r} where {body.get(key)!r} was asked")
             return value
         problem = value.get("error")
         if not isinstance(problem, dict):
             problem = {}
-        kind, message = problem.get("kind"), problem.get("message", answer.text[:200])
-        if answer.status_code in (401, 403):
-            raise EnvServerError(f"{what}: {self._url} refuses us (HTTP {answer.status_code}): {message}")
+        kind, message = problem.get("kind"), problem.get("message", response.text[:200])
+        if response.status_code in (401, 403):
+            raise EnvServerError(f"{what}: {self._url} refuses access (HTTP {response.status_code}): {message}")
         if kind == "unknown_episode":
-            raise EpisodeLostError(f"{what}: {message}; it was restarted, or the episode was idle for too long")
+            raise EpisodeLostError(f"{what}: {message}; the server was restarted, or the episode was idle for too long")
         if kind in ("env_error", "deadline"):
             raise EpisodeError(StopReason.ENV_ERROR, f"{what} on {self._url}", str(problem.get("traceback") or message))
-        raise EnvServerError(f"{what}: {self._url} answered HTTP {answer.status_code}: {message}")
+        raise EnvServerError(f"{what}: {self._url} answered HTTP {response.status_code}: {message}")
 
 
 def _check_url(url: str) -> None:
@@ -213,9 +215,9 @@ def _check_url(url: str) -> None:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"env.url={url} is no address ({error}); expected one like http://127.0.0.1:8700") from None
+        raise ConfigError(f"env.url={url} is not a URL ({error}); expected one like http://127.0.0.1:8700") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ConfigError(f"env.url={url} is no address; expected one like http://127.0.0.1:8700")
+        raise ConfigError(f"env.url={url} is not a URL; expected one like http://127.0.0.1:8700")
 
 
 def _headers(token: str | None) -> dict[str, str]:
@@ -227,8 +229,8 @@ def _headers(token: str | None) -> dict[str, str]:
     return headers
 
 
-class _WrongAnswerError(Exception):
-    """An answer that is not to this request."""
+class _WrongResponseError(Exception):
+    """A response that does not belong to the request."""
 
 
 def _seconds(retry_after: str | None) -> float:
@@ -238,68 +240,68 @@ def _seconds(retry_after: str | None) -> float:
         return 0.0
 
 
-def _end_the_search_for_sniffio() -> None:
-    """httpcore tries to import `sniffio` for every lock it makes. Where it is not installed, every try searches the
-    whole path, which is half of what a request costs; after this it fails at once."""
+def _block_sniffio_import() -> None:
+    """httpcore tries to import `sniffio` for every lock it makes. Where it is not installed, each import searches the
+    whole path, which is half the cost of a request; after this it fails at once."""
     try:
         import_module("sniffio")
     except ImportError:
         sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
 
 
-class _Server:
+class _Connections:
     """The connections to one server, shared by all episodes of one event loop and closed with the last of them.
 
-    An episode has a connection to itself while it lasts and leaves it to the next one. In a pool that all of them
-    share, every request looks at every connection: with hundreds of episodes that is most of what a step costs.
+    Each episode has its own connection, which a later episode reuses. In one pool shared by all, every request would
+    look at every connection: with hundreds of episodes that is most of the cost of a step.
     """
 
-    _open: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Server]]] = WeakKeyDictionary()
+    _open: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Connections]]] = WeakKeyDictionary()
 
-    def __init__(self, url: str, others: dict[str, _Server]) -> None:
+    def __init__(self, url: str, by_url: dict[str, _Connections]) -> None:
         import httpx
 
         self.httpx = httpx
-        _end_the_search_for_sniffio()
-        # Reading the certificates takes longer than all else: once, and only where they are needed.
+        _block_sniffio_import()
+        # Reading the certificates is slow: once per server, and only for https.
         self._verify = httpx.create_ssl_context() if url.startswith("https://") else False
         self._idle: list[httpx.AsyncClient] = []
         self._url = url
-        self._others = others
+        self._by_url = by_url
         self._num_users = 0
         self._health: asyncio.Task[None] | None = None
 
     @classmethod
-    def lease(cls, url: str) -> _Server:
-        """The server at `url`; to be given back with `release`."""
+    def lease(cls, url: str) -> _Connections:
+        """The connections to the server at `url`; call `release` at the end."""
         servers = cls._open.setdefault(asyncio.get_running_loop(), {})
         server = servers.get(url) or servers.setdefault(url, cls(url, servers))
         server._num_users += 1
         return server
 
     def take_client(self) -> httpx.AsyncClient:
-        """A connection for one episode: one that another has left, or a new one."""
+        """A connection for one episode: an idle one, or a new one."""
         if self._idle:
             return self._idle.pop()
-        # Environment servers stand in one's own network: a proxy for the outside is not asked.
+        # Environment servers are in the local network: proxies from the environment variables are not used.
         return self.httpx.AsyncClient(verify=self._verify, trust_env=False)
 
     def timeout(self, connect: float, read: float) -> httpx.Timeout:
-        """The bounds of one attempt."""
+        """The timeouts of one attempt."""
         return self.httpx.Timeout(connect=connect, read=read, write=read, pool=None)
 
     async def release(self, client: httpx.AsyncClient) -> None:
-        """One user less, whose connection another may have."""
+        """Return a connection for reuse; close all after the last user."""
         self._num_users -= 1
         self._idle.append(client)
         if self._num_users == 0:
-            self._others.pop(self._url, None)
+            self._by_url.pop(self._url, None)
             if self._health is not None:
                 self._health.cancel()
             await asyncio.gather(*(idle.aclose() for idle in self._idle))
 
-    async def healthy(self, check: Callable[[], Any]) -> None:
-        """Return when the server has answered a health check. Episodes that begin together share one."""
+    async def wait_until_healthy(self, check: Callable[[], Any]) -> None:
+        """Wait until the server has passed a health check; episodes that begin together share one."""
         if self._health is None:
             self._health = asyncio.create_task(check())
         checking = self._health

@@ -1,8 +1,8 @@
-"""The episodes of a served environment: who has a slot, what runs, and when it is given back.
+"""`EnvService`: the open episodes of a served environment, their calls, deadlines and slots.
 
-Nothing holds a slot forever. A call of `reset` or `step` has a deadline. One that nobody waits for any more is
-cancelled after some seconds: not at once, since a client whose connection broke asks again under the same id. An
-episode that nobody uses is closed. Code that refuses to be cancelled keeps its memory, but not its slot.
+No slot is held forever. A call of `reset` or `step` has a deadline. A call whose client is gone is cancelled after some
+seconds: not at once, since a client whose connection broke sends the request again with the same id. An idle episode is
+closed. Code that ignores cancellation keeps its memory, but not its slot.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ EnvFactory = Callable[..., AgentEnv]
 """An environment class, or a function that makes one; called with a client's `args`."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_LONGEST_PAUSE = 5.0
+_MAX_PAUSE = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceLimits:
-    """What a service gives to its clients."""
+    """The limits of a service."""
 
     max_episodes: int = 256
     """Episodes open at once."""
@@ -43,20 +43,20 @@ class ServiceLimits:
     idle_seconds: float = 600.0
     """An episode that was not used for this long is closed."""
     close_seconds: float = 10.0
-    """How long is waited for a cancelled call to stop, and then for `close`."""
+    """Timeout for a cancelled call to stop, and then for `close`."""
     body_mb: float = 32.0
     """The largest request."""
     body_seconds: float = 60.0
-    """A request must have arrived after this long."""
+    """A request must arrive within this time."""
 
     def __post_init__(self) -> None:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        wrong = [f"{name}={value}" for name, value in given.items() if not 0 < value < math.inf]
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        wrong = [f"{name}={value}" for name, value in values.items() if not 0 < value < math.inf]
         report_problems(wrong, ConfigError, "the limits of an environment service must be more than 0 and finite:")
 
 
 class RefusedError(Exception):
-    """A request that cannot be served, as the answer says it."""
+    """A request that is refused, with the status and body of the response."""
 
     def __init__(self, status: int, kind: str, message: str, traceback: str = "") -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class RefusedError(Exception):
 
 
 class _Episode:
-    """One environment with what is remembered of its last call."""
+    """One environment and its last call, whose response may be requested again."""
 
     def __init__(self, episode_id: str, env: AgentEnv) -> None:
         self.episode_id = episode_id
@@ -78,14 +78,14 @@ class _Episode:
         self._last_used = time.monotonic()
 
     def begin(self, request_id: str, call: Callable[[], Awaitable[bytes]], seconds: float, where: str) -> None:
-        """Run a call; its answer is kept until the next one."""
+        """Start a call; its response is kept until the next one."""
         self.last_request = request_id
         self._work = asyncio.create_task(_no_exit(call))
         self.last_call = asyncio.create_task(self._until_deadline(self._work, seconds, where))
 
     async def _until_deadline(self, work: asyncio.Task[bytes], seconds: float, where: str) -> bytes:
         try:
-            # Not `wait_for`, which waits for ever for what refuses to be cancelled.
+            # Not `wait_for`, which waits forever for a call that ignores cancellation.
             await asyncio.wait({work}, timeout=seconds)
             if not work.done():
                 raise RefusedError(
@@ -96,8 +96,8 @@ class _Episode:
             work.cancel()
             self._last_used = time.monotonic()
 
-    async def answer(self) -> bytes:
-        """What the last call gave, also for a client that asks again while it runs."""
+    async def response(self) -> bytes:
+        """The response of the last call, also for a client that repeats its request while it runs."""
         self.num_waiting += 1
         try:
             return await asyncio.shield(self.last_call)
@@ -106,16 +106,16 @@ class _Episode:
             self._last_used = time.monotonic()
 
     def is_over(self, limits: ServiceLimits) -> bool:
-        """Its time is up: nobody uses it, or nobody waits for what runs."""
+        """Whether it should be closed: it is idle, or no client waits for its running call."""
         if self.num_waiting:
             return False
         failure = _failure(self.last_call)
-        useless = not self.last_call.done() or (failure is not None and self.num_steps == 0)
-        seconds = limits.gone_seconds if useless else limits.idle_seconds
+        is_abandoned = not self.last_call.done() or (failure is not None and self.num_steps == 0)
+        seconds = limits.gone_seconds if is_abandoned else limits.idle_seconds
         return time.monotonic() - self._last_used > seconds or isinstance(failure, RefusedError)
 
     async def close(self, seconds: float) -> None:
-        """Stop what runs and close the environment. What its `close` raises helps nobody here."""
+        """Cancel the running call and close the environment; exceptions of its `close` are ignored."""
         self.last_call.cancel()
         self._work.cancel()
         await asyncio.wait({self.last_call, self._work}, timeout=seconds)
@@ -131,13 +131,13 @@ def _failure(call: asyncio.Task[bytes]) -> BaseException | None:
 
 
 def _forget_failure(task: asyncio.Task[Any]) -> None:
-    """A failure that nobody asked for is not a warning of the event loop."""
+    """Retrieve the exception, so that the event loop does not log it as never retrieved."""
     if not task.cancelled():
         task.exception()
 
 
 async def _no_exit(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Await a call of the environment. `sys.exit` in it, or a panic, would end the server instead of the episode."""
+    """Await a call of the environment; `sys.exit` in it must not end the server."""
     try:
         return await call()
     except (Exception, *INTERRUPTIONS):
@@ -159,7 +159,7 @@ class EnvService:
         self._started = time.monotonic()
 
     def health(self) -> records.Json:
-        """Who serves, and how much."""
+        """The response to `GET /health`."""
         return {
             "name": self.name,
             "version": __version__,
@@ -187,20 +187,20 @@ class EnvService:
             self._episodes[request_id] = episode
 
             async def reset() -> bytes:
-                seen = await episode.env.reset(task)
-                if not isinstance(seen, Observation):
-                    raise ConfigError(f"reset must return an Observation, got {type(seen).__name__}")
-                observation = records.observation_to_json(seen)
+                first = await episode.env.reset(task)
+                if not isinstance(first, Observation):
+                    raise ConfigError(f"reset must return an Observation, got {type(first).__name__}")
+                observation = records.observation_to_json(first)
                 return records.dumps({"request_id": request_id, "episode_id": request_id, "observation": observation})
 
             episode.begin(request_id, reset, self.limits.call_seconds, where)
         episode = self._episodes[request_id]
         if episode.num_steps:
             raise RefusedError(409, "out_of_order", f"the episode '{request_id}' has begun and taken steps already")
-        return await self._answer(episode, where)
+        return await self._response(episode, where)
 
     async def step(self, episode_id: str, body: records.Json) -> bytes:
-        """Take a step, or repeat the answer to one that was taken."""
+        """Take a step, or repeat the response of the last one."""
         request_id, number = _request_id(body), integer(body.get("step"), "step")
         action = records.action_from_json(body.get("action"))
         episode = self._episodes.get(episode_id)
@@ -222,12 +222,12 @@ class EnvService:
 
             episode.num_steps = number
             episode.begin(request_id, take, self.limits.call_seconds, where)
-        return await self._answer(episode, where)
+        return await self._response(episode, where)
 
-    async def _answer(self, episode: _Episode, where: str) -> bytes:
+    async def _response(self, episode: _Episode, where: str) -> bytes:
         try:
             with _env_errors(where):
-                return await episode.answer()
+                return await episode.response()
         except asyncio.CancelledError:
             if not episode.last_call.cancelled():
                 raise
@@ -240,7 +240,7 @@ class EnvService:
             raise
 
     async def end(self, episode_id: str) -> bytes:
-        """Close an episode, also when the one who asked for it goes away; one that is gone already is no error."""
+        """Close an episode, also when the client disconnects meanwhile; an unknown episode is no error."""
         ending = self._begin_end(episode_id)
         if ending is not None:
             await asyncio.shield(ending)
@@ -268,9 +268,9 @@ class EnvService:
         await asyncio.gather(*self._ending)
 
     async def expire(self) -> None:
-        """Close episodes whose time is up, for ever."""
+        """Close overdue episodes, in an endless loop."""
         while True:
-            await asyncio.sleep(min(self.limits.idle_seconds / 4, self.limits.gone_seconds / 4, _LONGEST_PAUSE))
+            await asyncio.sleep(min(self.limits.idle_seconds / 4, self.limits.gone_seconds / 4, _MAX_PAUSE))
             self._end_overdue()
 
 
@@ -283,7 +283,7 @@ def _request_id(body: records.Json) -> str:
 
 @contextmanager
 def _env_errors(where: str) -> Iterator[None]:
-    """Within this block an exception of the environment is the answer `env_error` with its traceback."""
+    """Inside, an exception of the environment becomes the error `env_error` with its traceback."""
     try:
         with boundary(StopReason.ENV_ERROR, where):
             yield

@@ -1,17 +1,17 @@
-"""Environments as a service: the server behind `agent-r1 env serve` (extra `serve`).
+"""The HTTP server behind `agent-r1 env serve` (extra `serve`).
 
     POST   /episodes               {request_id, task, args}      -> {request_id, episode_id, observation}
     POST   /episodes/{id}/step     {request_id, step, action}    -> {request_id, step, result}
     DELETE /episodes/{id}                                        -> {episode_id, closed}
     GET    /health                                               -> {name, version, episodes_open, ...}
 
-A request that is sent again, because its answer was lost, has the same `request_id`: it is answered with what the first
-one gave and nothing runs twice. An episode has the id of the request that began it, so that one whose first answer was
-lost can still be closed. What goes wrong is `{"error": {"kind", "message", "traceback"}}`:
+A request that is sent again because its response was lost has the same `request_id`: it gets the response of the first
+one, and nothing runs twice. An episode has the id of the request that began it, so that it can be closed even when that
+response was lost. Errors are `{"error": {"kind", "message", "traceback"}}`:
 
     bad_request      400   not JSON, or a broken header
     unauthorized     401   the token is missing or wrong
-    forbidden        403   a host name that is not ours, or a web page (`service_access.py`)
+    forbidden        403   a host name that is not the server's, or a web page (`access.py`)
     unknown_episode  404   never begun here, expired, or begun before a restart
     not_found        404   no such path
     not_allowed      405   no such method there
@@ -20,7 +20,7 @@ lost can still be closed. What goes wrong is `{"error": {"kind", "message", "tra
     too_large        413   the request is larger than --body-mb
     invalid          422   JSON, but not what this page says; the message names the field
     env_error        500   the environment raised; with its traceback
-    full             503   no slot for another episode; Retry-After says when to ask again
+    full             503   no slot for another episode; Retry-After says when to retry
     deadline         504   reset or step took longer than --call-seconds; the episode is closed
 """
 
@@ -49,11 +49,11 @@ except ImportError as missing:
 
 __all__ = ["Access", "EnvService", "ServiceLimits", "create_app", "find_factory", "make_access", "serve"]
 
-_CLIENT_IS_GONE = 499
+_CLIENT_DISCONNECTED = 499
 
 
 def create_app(service: EnvService, access: Access | None = None) -> FastAPI:
-    """The web application of a service. Without `access` it answers on loopback names and IP addresses only."""
+    """The web application of a service. Without `access` it serves requests to localhost and IP addresses only."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -74,7 +74,7 @@ def create_app(service: EnvService, access: Access | None = None) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        return _answer(records.dumps(service.health()))
+        return _response(records.dumps(service.health()))
 
     @app.post("/episodes")
     async def begin(request: Request) -> Response:
@@ -86,7 +86,7 @@ def create_app(service: EnvService, access: Access | None = None) -> FastAPI:
 
     @app.delete("/episodes/{episode_id}")
     async def end(episode_id: str) -> Response:
-        return _answer(await service.end(episode_id))
+        return _response(await service.end(episode_id))
 
     return app
 
@@ -96,13 +96,13 @@ async def _serve_request(
 ) -> Response:
     try:
         body = _parse(await _read_body(request, service.limits))
-        return _answer(await _while_connected(request, call(body)))
+        return _response(await _while_connected(request, call(body)))
     except RefusedError as refused:
         return _refusal(refused)
     except WireError as error:
         return _refusal(RefusedError(422, "invalid", str(error)[:1000]))
     except ClientDisconnect:
-        return Response(status_code=_CLIENT_IS_GONE)
+        return Response(status_code=_CLIENT_DISCONNECTED)
 
 
 def _parse(content: bytes) -> records.Json:
@@ -113,20 +113,20 @@ def _parse(content: bytes) -> records.Json:
 
 
 async def _read_body(request: Request, limits: ServiceLimits) -> bytes:
-    """The body, unless it is too large, whatever its header says, or too slow."""
-    most = int(limits.body_mb * (1 << 20))
+    """The body of a request; refused when it is too large, whatever its header says, or too slow."""
+    max_bytes = int(limits.body_mb * (1 << 20))
     too_large = RefusedError(413, "too_large", f"the request is larger than {limits.body_mb:g} MB (--body-mb)")
     declared = request.headers.get("content-length", "0")
     if not declared.isascii() or not declared.isdigit():
-        raise RefusedError(400, "bad_request", "Content-Length is no number")
-    if len(declared) > 18 or int(declared) > most:
+        raise RefusedError(400, "bad_request", "Content-Length is not a number")
+    if len(declared) > 18 or int(declared) > max_bytes:
         raise too_large
     content = bytearray()
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for chunk in request.stream():
                 content += chunk
-                if len(content) > most:
+                if len(content) > max_bytes:
                     raise too_large
     except TimeoutError:
         message = f"the request did not arrive in {limits.body_seconds:g} s"
@@ -135,9 +135,9 @@ async def _read_body(request: Request, limits: ServiceLimits) -> bytes:
 
 
 async def _while_connected(request: Request, call: Awaitable[bytes]) -> bytes:
-    """What a call gives, unless the client goes away first: then nobody waits for the call any more."""
+    """The result of a call; stops waiting for it when the client disconnects."""
     work = asyncio.ensure_future(call)
-    gone = asyncio.ensure_future(request.receive())  # after the body, the next message is that the client left
+    gone = asyncio.ensure_future(request.receive())  # after the body, the next message is the disconnect
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -149,7 +149,7 @@ async def _while_connected(request: Request, call: Awaitable[bytes]) -> bytes:
         await asyncio.gather(work, gone, return_exceptions=True)
 
 
-def _answer(content: bytes) -> Response:
+def _response(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 
@@ -160,7 +160,7 @@ def _refusal(refused: RefusedError) -> Response:
 
 
 def find_factory(reference: str) -> EnvFactory:
-    """What `MODULE` or `MODULE:ATTRIBUTE` names; a module must define exactly one environment."""
+    """The environment that `MODULE` or `MODULE:ATTRIBUTE` names; a module must define exactly one."""
     if ":" in reference:
         found = load_object(reference, kind="environment")
         if not callable(found):
@@ -171,15 +171,15 @@ def find_factory(reference: str) -> EnvFactory:
         module = load_module(reference)
     except ModuleNotFoundError as error:
         raise UnknownNameError(f"there is no module '{reference}' ({error}); run this where the module is") from error
-    own = [
+    classes = [
         value
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, AgentEnv) and value.__module__ == module.__name__
     ]
-    if len(own) != 1:
-        names = ", ".join(f"{reference}:{value.__name__}" for value in own) or "none"
+    if len(classes) != 1:
+        names = ", ".join(f"{reference}:{value.__name__}" for value in classes) or "none"
         raise ConfigError(f"'{reference}' must define exactly one environment, found: {names}. Name one of them")
-    only: EnvFactory = own[0]
+    only: EnvFactory = classes[0]
     return only
 
 
@@ -192,7 +192,7 @@ def serve(
     access: Access | None = None,
     shutdown_seconds: int = 5,
 ) -> None:
-    """Serve until a signal says stop; `announce` gets the address as soon as clients can connect."""
+    """Serve until a signal stops it; `announce` is called with the URL as soon as clients can connect."""
     listener = _listener(host, port)
     bound_host, bound_port = listener.getsockname()[:2]
     shown = f"[{bound_host}]" if ":" in bound_host else bound_host

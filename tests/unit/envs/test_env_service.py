@@ -414,7 +414,7 @@ def test_a_full_server_answers_503_and_a_client_waits_for_a_place() -> None:
             answer = await post(client, "/episodes", request_id="x", task=records.task_to_json(task_of()))
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
         impatient = RemoteEnv(url, wait_seconds=0.5)
-        with pytest.raises(EnvServerError, match=r"no place for another episode in 0\.5 s"):
+        with pytest.raises(EnvServerError, match=r"no slot for another episode in 0\.5 s"):
             await impatient.reset(task_of())
         await impatient.close()
         waiting = asyncio.create_task(second.reset(task_of("second")))
@@ -551,7 +551,7 @@ def test_a_module_of_the_current_folder_with_one_environment_needs_no_attribute(
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"env\.url=127\.0\.0\.1:8700 is no address"):
+    with pytest.raises(ConfigError, match=r"env\.url=127\.0\.0\.1:8700 is not a URL"):
         RemoteEnv("127.0.0.1:8700")
 
 

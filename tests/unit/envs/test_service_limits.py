@@ -293,7 +293,7 @@ def test_server_that_others_can_reach_prints_the_token_it_needs(monkeypatch: pyt
             "unauthorized",
         )
         started = time.monotonic()
-        with pytest.raises(EnvServerError, match=r"refuses us \(HTTP 401\): .*set env\.token or AGENT_R1_ENV_TOKEN"):
+        with pytest.raises(EnvServerError, match=r"refuses access \(HTTP 401\): .*env\.token or AGENT_R1_ENV_TOKEN"):
             play(url)
         assert time.monotonic() - started < 5, "a refusal is not asked for again"
         assert len(play(url, "a", token=token)) == 2
@@ -318,7 +318,7 @@ def test_token_that_no_header_can_hold_is_refused() -> None:
     "address", ["http://127.0.0.1:99999", "http://127.0.0.1:x", "http://", "ftp://a", "http://a:0"]
 )
 def test_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="is no address"):
+    with pytest.raises(ConfigError, match="is not a URL"):
         RemoteEnv(address)
 
 

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
+import agent_r1
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import AlgorithmConfig, Config
 from agent_r1.config.schema import RewardConfig, RolloutConfig, TrainerConfig
@@ -405,9 +406,9 @@ def rarely_pays(task: Task, episode: Episode) -> float:
 
 def resumed_equals_uninterrupted(folder: Path, stop_at: int, *run: str, **parts: Any) -> None:
     """Train to the end at once, and with a stop in between: weights, state and metrics are the same bit for bit."""
-    commands.train(*run, "run.name=whole", quiet=True, **parts)
-    commands.train(*run, f"trainer.steps={stop_at}", "run.name=parts", quiet=True, **parts)
-    commands.train(*run, "run.name=parts", quiet=True, **parts)
+    agent_r1.train(overrides=[*run, "run.name=whole"], quiet=True, **parts)
+    agent_r1.train(overrides=[*run, f"trainer.steps={stop_at}", "run.name=parts"], quiet=True, **parts)
+    agent_r1.train(overrides=[*run, "run.name=parts"], quiet=True, **parts)
     whole, parted = exported(folder / "whole"), exported(folder / "parts")
     assert all(torch.equal(whole[name], parted[name]) for name in whole)
     states = [state_of(folder / name, 3) for name in ("whole", "parts")]

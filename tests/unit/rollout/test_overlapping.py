@@ -25,7 +25,7 @@ import agent_r1
 from agent_r1.algorithms import LossInputs, TokenLosses, policy_losses
 from agent_r1.algorithms.algorithm import Algorithm, bind_algorithm
 from agent_r1.chat import ChatRenderer
-from agent_r1.config import AlgorithmConfig, Config
+from agent_r1.config import AlgorithmConfig, Config, load_config
 from agent_r1.config.schema import RolloutConfig, TrainerConfig
 from agent_r1.data import TaskSampler
 from agent_r1.engines import ScriptedEngine
@@ -55,7 +55,6 @@ from agent_r1.types import (
     Trajectory,
 )
 from tests.helpers import commands
-from tests.helpers.commands import resolve
 from tests.helpers.fuzzing import cases
 from tests.helpers.hand_made import row_logprobs, sharpened, shifted_copy, token_variety
 from tests.helpers.tiny_runs import tiny_overrides
@@ -660,9 +659,8 @@ def small(folder: Path, model: Path, *extra: str) -> list[str]:
 
 def test_a_run_with_slow_tools_keeps_its_bound(tmp_path: Path, model_folder: Path) -> None:
     run = small(tmp_path, model_folder, f"data.eval=[{tmp_path / 'rows.jsonl'}]", "eval.every=4")
-    commands.train(
-        *run, "run.name=overlapping", "rollout.max_staleness=2", quiet=True, env=SlowTurns, reward=token_variety
-    )
+    overlapping = [*run, "run.name=overlapping", "rollout.max_staleness=2"]
+    agent_r1.train(overrides=overlapping, quiet=True, env=SlowTurns, reward=token_variety)
     lines = [line for line in lines_of(tmp_path / "overlapping") if "reward/outcome" in line]
     assert max(line["offpolicy/staleness_max"] for line in lines) in (1.0, 2.0)
     assert max(line["perf/groups_in_flight"] for line in lines) >= 1
@@ -729,13 +727,13 @@ def test_a_run_that_broke_off_leaves_nothing_alive_and_goes_on_with_no_group_los
     folder = tmp_path / "broken"
     updates_left[0] = 6
     with pytest.raises(AgentR1Error, match="the lights went out"):
-        commands.train(*run, quiet=True, env=SlowTurns, reward=always_differs)
+        agent_r1.train(overrides=run, quiet=True, env=SlowTurns, reward=always_differs)
     gc.collect()
     assert not [record.message for record in caplog.records if record.name == "asyncio"]
     assert [line["step"] for line in lines_of(folder)] == [1, 2, 3, 4, 5]
     [*_, (_, newest)] = list_checkpoints(folder / "checkpoints")
     assert torch.load(newest / "state.pt", weights_only=True)["collector"]["pending"]
-    commands.train(*run, quiet=True, env=SlowTurns, reward=always_differs)
+    agent_r1.train(overrides=run, quiet=True, env=SlowTurns, reward=always_differs)
     assert [line["step"] for line in lines_of(folder)] == list(range(1, 9))
     groups = [sorted({t.group_id for t in trained_in(folder, step)}) for step in range(1, 9)]
     assert sorted(itertools.chain(*groups)) == list(range(16))
@@ -746,8 +744,7 @@ def test_a_run_that_broke_off_leaves_nothing_alive_and_goes_on_with_no_group_los
 
 
 def planned(folder: Path, model: Path, *extra: str) -> RunPlan:
-    _, config = resolve(small(folder, model, *extra))
-    return make_plan(config)
+    return make_plan(load_config(None, small(folder, model, *extra)))
 
 
 def preset(name: str, **more: Any) -> Algorithm:
