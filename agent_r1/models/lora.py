@@ -171,8 +171,8 @@ def restore_state(policy: nn.Module, saved: Mapping[str, Any]) -> None:
     """Load what `saved_state` gave, from a policy with the same settings and the same base model."""
     layers = _adapted(policy)
     if bool(layers) != ("adapters" in saved):
-        state = "without" if layers else "with"
-        raise CheckpointError(f"the checkpoint was written {state} LoRA; set model.lora as it was, or start a new run")
+        how = "without" if layers else "with"
+        raise CheckpointError(f"the checkpoint was written {how} LoRA; set model.lora as it was, or start a new run")
     if not layers:
         policy.load_state_dict(saved)
         return

@@ -251,7 +251,7 @@ class ServedShop(ToolEnv):
 
 def serve_late_and_swapped(port: int) -> None:
     """A server whose answers come late, or go to somebody else's request."""
-    from agent_r1.envs.remote import EnvService, ServiceLimits, serve
+    from agent_r1.envs.remote.server import EnvService, ServiceLimits, serve
 
     class Disturbed(EnvService):
         def __init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -46,3 +47,23 @@ def test_every_imported_package_is_declared() -> None:
 def test_every_dependency_has_a_lower_bound() -> None:
     entries = [entry for entry in declared([*PROJECT["optional-dependencies"]]) if not entry.startswith("agent-r1[")]
     assert [entry for entry in entries if not re.search(r">=\d", entry)] == []
+
+
+def test_every_package_is_imported_without_any_extra() -> None:
+    """Each face in one fresh process in which the packages of the extras cannot be imported."""
+    program = """
+import importlib, importlib.abc, pathlib, sys
+
+EXTRAS = {"uvicorn", "fastapi", "starlette", "httpx", "bm25s", "peft", "mcp", "gguf", "matplotlib", "gymnasium"}
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+import agent_r1
+for init in sorted(pathlib.Path(agent_r1.__file__).parent.glob("*/__init__.py")):
+    importlib.import_module(f"agent_r1.{init.parent.name}")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

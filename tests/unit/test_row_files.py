@@ -22,7 +22,7 @@ LINES = '{"text": "Köln", "meta": {"year": 1}}\n{"text": "b", "meta": {"page": 
     [
         ("rows.jsonl", LINES),
         ("rows.ndjson", LINES),
-        ("rows.jsonl.gz", gzip.compress(LINES)),
+        ("rows.jsonl.gz", gzip.compress(LINES, mtime=0)),
         ("rows.jsonl.xz", lzma.compress(LINES)),
     ],
 )
@@ -60,7 +60,7 @@ def test_a_line_that_is_not_json_is_a_row_with_a_problem(tmp_path: Path) -> None
     [
         ("rows.csv", b"x", "is neither .parquet nor .jsonl"),
         ("rows.jsonl.gz", b"not gzip", "is truncated, or not compressed as its name says"),
-        ("rows.jsonl.gz", gzip.compress(LINES)[:30], "is truncated"),
+        ("rows.jsonl.gz", gzip.compress(LINES, mtime=0)[:30], "is truncated"),
         ("rows.jsonl.xz", b"not xz", "is truncated, or not compressed as its name says"),
         ("rows.parquet", b"not parquet", "is not a parquet file that can be read"),
     ],

@@ -1,9 +1,4 @@
-"""Environments on a server: `agent-r1 env serve` and its client `RemoteEnv`."""
+"""Environments on a server: `agent-r1 env serve` and its client `RemoteEnv`.
 
-from agent_r1.envs.remote.server import EnvService, ServiceLimits, serve
-
-__all__ = [
-    "EnvService",
-    "ServiceLimits",
-    "serve",
-]
+The server needs the extra `serve`, so it is imported where it is used: `from agent_r1.envs.remote.server import serve`.
+"""

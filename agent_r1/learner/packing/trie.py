@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 
 from agent_r1.learner.packing.samples import MicroBatch, Sample, first_tokens, refuse_too_long
+from agent_r1.models import round_up
 from agent_r1.types import TokenIds
 
 Ids = npt.NDArray[np.int64]
@@ -174,7 +175,7 @@ def iter_tries(
         for row in sorted(rows, key=len, reverse=True):
             lengths = [len(row), *map(len, current)]
             wasteful = min(lengths) < LEAST_FILLED * max(lengths)
-            if current and (wasteful or len(lengths) * _padded(max(lengths), width_multiple) > max_tokens):
+            if current and (wasteful or len(lengths) * round_up(max(lengths), width_multiple) > max_tokens):
                 yield _collate(samples, current, starts, width_multiple)
                 current = []
             current.append(row)
@@ -203,16 +204,11 @@ def _portions(
     yield build_rows(samples, waiting, row_tokens=row_tokens)
 
 
-def _padded(length: int, multiple: int) -> int:
-    """The next multiple: 1024 for 700 and 512."""
-    return -(-length // multiple) * multiple
-
-
 def _collate(
     samples: Sequence[Sample], rows: Sequence[TrieRow], starts: Sequence[int], width_multiple: int
 ) -> MicroBatch:
     """Stack rows; padding attends to itself only, and no token attends to padding."""
-    width = _padded(max(map(len, rows)), width_multiple)
+    width = round_up(max(map(len, rows)), width_multiple)
     input_ids = np.zeros((len(rows), width), dtype=np.int64)
     position_ids = np.zeros((len(rows), width), dtype=np.int64)
     ends = np.tile(np.arange(1, width + 1), (len(rows), 1))

@@ -302,7 +302,7 @@ def test_the_size_is_the_norm_of_the_weights_the_model_adds_up_to(tiny_model: Ll
                 parameter.add_(torch.randn_like(parameter))
     merged = dict(merged_weights(policy))
     changes = [merged[name].double() - plain[name].detach() for name in plain]
-    if lora:  # what stands still and what is added to it, as if at right angles
+    if lora:  # the norms of frozen and added weights, as if orthogonal
         expected = math.hypot(growth._frozen, *(float(change.norm()) for change in changes))
     else:
         expected = math.hypot(*(float(merged[name].double().norm()) for name in plain))

@@ -14,7 +14,8 @@ from agent_r1.flows import AgentFlowBase
 from agent_r1.registry import recipe_folder
 from agent_r1.tools import BaseTool, PythonTool, ToolContext, ToolEntry, ToolPolicy, ToolResponse, tool, tools_of_row
 from agent_r1.tools.base import ToolResult
-from agent_r1.training.plan import RunPlan, make_plan
+from agent_r1.training.plan import RunPlan
+from agent_r1.training.prepare import prepare_plan
 from agent_r1.types import Action, Observation, StepResult, Task
 from tests.helpers import commands
 from tests.helpers.commands import resolve
@@ -69,7 +70,7 @@ def plan_of(folder: Path, model: Path, row: dict[str, Any], *extra: str) -> RunP
     )
     recipe, config = resolve(run)
     with recipe_folder(recipe):
-        return make_plan(config)
+        return prepare_plan(config)
 
 
 def test_row_that_names_code_is_refused_before_it_is_called(tmp_path: Path, model_folder: Path) -> None:
