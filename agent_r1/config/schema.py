@@ -235,6 +235,8 @@ class TrackingConfig:
     """Write TensorBoard events (extra `tensorboard`)."""
     wandb_project: Optional[str] = None
     """Log to this Weights & Biases project (extra `wandb`)."""
+    trackers: list[str] = field(default_factory=list)
+    """Trackers of your own, by their registered names or as `module:function`."""
     record_every: CountOrZero = 1
     """Training steps between recorded batches of trajectories; 0: none are recorded."""
 

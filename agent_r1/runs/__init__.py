@@ -9,7 +9,7 @@ from agent_r1.runs.opening import locked_run, open_run, open_trackers, plan_open
 from agent_r1.runs.plot import DEFAULT_KEYS, draw_curves, save_figure
 from agent_r1.runs.read import RunRecord, read_runs
 from agent_r1.runs.table import markdown_table, table_rows
-from agent_r1.runs.tracking import Tracker
+from agent_r1.runs.tracking import Tracker, tracker_factories
 from agent_r1.runs.trajectories import read_trajectories, write_trajectories
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "read_trajectories",
     "save_figure",
     "table_rows",
+    "tracker_factories",
     "write_fingerprints",
     "write_trajectories",
 ]

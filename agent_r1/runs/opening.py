@@ -21,7 +21,7 @@ from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.runs.folder import RUN_FILES, RUN_MARKS, RunFolder
 from agent_r1.runs.lock import FolderLock, lock_folder
 from agent_r1.runs.names import name_problem
-from agent_r1.runs.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker
+from agent_r1.runs.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker, tracker_factories
 
 _MAX_LISTED = 20
 
@@ -182,4 +182,5 @@ def open_trackers(config: Config, folder: RunFolder) -> Trackers:
     if config.tracking.wandb_project is not None:
         settings: dict[str, Any] = {"config": to_yaml(config)}
         trackers.append(WandbTracker(config.tracking.wandb_project, config.run.name, settings))
+    trackers += [tracker_factories.get(name)(config, folder.path) for name in config.tracking.trackers]
     return Trackers(trackers)

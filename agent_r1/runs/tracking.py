@@ -1,4 +1,12 @@
-"""Trackers write metrics: always to a JSONL file, on request to TensorBoard and Weights & Biases."""
+"""Trackers write metrics: always to a JSONL file, on request to TensorBoard, Weights & Biases and trackers of your own.
+
+A tracker of your own is a function under a name, in a module that `imports` lists:
+
+    @tracker_factories.register("mine")
+    def make_mine(config, folder): return MyTracker(folder / "mine.csv")
+
+    tracking.trackers=[mine]
+"""
 
 from __future__ import annotations
 
@@ -6,13 +14,15 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from agent_r1.config import Config
 from agent_r1.errors import DataError, MissingExtraError
 from agent_r1.files import atomic_write
+from agent_r1.registry import Registry, takes
 
 NOT_FINITE = "error/non_finite_metrics"
 """How many metrics of a step were NaN or infinite."""
@@ -28,6 +38,14 @@ class Tracker(Protocol):
     def close(self) -> None:
         """Finish writing."""
         ...
+
+
+TrackerFactory = Callable[[Config, Path], Tracker]
+"""`factory(config, folder)`, with the folder of the run."""
+
+tracker_factories: Registry[TrackerFactory] = Registry(
+    "tracker", accepts=takes(2), expected="a function of a configuration and the folder of a run"
+)
 
 
 class JsonlTracker:

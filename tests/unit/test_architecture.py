@@ -41,7 +41,7 @@ PACKAGES: dict[str, str] = {
     "models": "chat config errors files paths types",
     "engines": "config errors models registry seeds types",
     "flows": "chat engines envs errors event_loop registry seeds tools types",
-    "runs": "codec config errors files metric_names types",
+    "runs": "codec config errors files metric_names registry types",
     "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
     "learner": "algorithms config data errors models rewards seeds types",
     "evaluation": "errors metric_names rollout seeds types",
