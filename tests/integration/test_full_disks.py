@@ -22,6 +22,7 @@ from agent_r1.config.schema import LoraConfig
 from agent_r1.errors import StorageError
 from agent_r1.files import atomic_write, free_bytes, size_in_words, write_atomically
 from agent_r1.learner.critics import Critic
+from agent_r1.learner.learner import TorchLearner
 from agent_r1.models.export import export_model, stored_bytes
 from agent_r1.models.lora import add_adapters
 from agent_r1.runs.checkpoints import list_checkpoints
@@ -365,6 +366,9 @@ class Known:
 
     policy: nn.Module
     critic: nn.Module | None = None
+
+    checkpoint_bytes = TorchLearner.checkpoint_bytes
+    model_bytes = TorchLearner.model_bytes
 
 
 def foreseen(folder: Path, num_weights: int, critic: int = 0, **trainer: int) -> str | None:

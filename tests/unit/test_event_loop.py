@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextvars import ContextVar
 
 import pytest
@@ -78,6 +79,15 @@ def test_the_function_keeps_its_name_and_docstring() -> None:
     assert (blocking.__name__, blocking.__doc__) == ("blocking", "A docstring.")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as a terminal's process has it: a process that was started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("function", [sleeping, spinning])
 def test_ctrl_c_interrupts_it_in_a_running_loop(function: object) -> None:
     async def main() -> None:
@@ -91,6 +101,7 @@ def test_ctrl_c_interrupts_it_in_a_running_loop(function: object) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_deferred_part_is_not_interrupted() -> None:
     finished = []
 
