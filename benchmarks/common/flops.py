@@ -7,7 +7,7 @@ A matrix product of T tokens with a matrix of P entries is 2 T P operations forw
     attention   12 x layers x heads x head size x visible pairs (query, key): 2 products of 2 operations an entry of a
                 head, forward once and backward twice
 
-Left out are embeddings, norms, activations, the optimizer, padding, pairs nobody sees, and everything that is computed
+Left out are embeddings, norms, activations, the optimizer, padding, masked pairs, and everything that is computed
 again (a checkpointed layer, the head's logits going backward). Every layer is taken to see its whole context: models
 with a sliding window would be credited too much.
 """

@@ -6,7 +6,7 @@ An episode makes its calls one after the other; nothing can be done in less time
 take (`chain`). `ratio` is the wall time over that. `runner`: the calls alone, through the tool runner. `agents`: whole
 rollouts with rendering, parsing, environment and reward, of a scripted policy that takes POLICY seconds for an action
 (its calls count as well). `episodes`: the same with a policy that takes no time, which no model does: what is left is
-the library. `cpu_us` is processor time a tool call. Where `512 * cpu_us` is more than a call takes, the processor is
+the library. `cpu_us` is processor time per tool call. Where `512 * cpu_us` is more than a call takes, the processor is
 the limit, not the library's waiting: `floor` is the larger of chain and processor time, and `ratio_to_floor` the wall
 time over it.
 """

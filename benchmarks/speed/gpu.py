@@ -7,7 +7,7 @@
 
 A model is a Hugging Face folder or a shape with random weights (random-smollm2-135m, random-qwen2-1.5b).
 
-generation   tokens a second with the log-prob of each, temperature 1, all requests at once through
+generation   tokens per second with the log-prob of each, temperature 1, all requests at once through
              `LocalEngine.generate`: 256 and 1024 requests of 128 + 128 tokens, and 64 groups of 8 that share a prompt
              of 512. Prompts are random, fresh for every repeat (no cache has seen them); no stop ids, so all are made.
 peer         the same with vLLM's offline API in a process of its own (`--peer vllm`)
@@ -22,7 +22,7 @@ mfu          model FLOPs of the multi-turn update on tries (counted in common/fl
              without and with gradient checkpointing
 
 Training rows hold float32 weights and compute in bfloat16, the defaults of a run; `--set` changes any key of theirs.
-Rows are printed as they are measured and written to --json after each. A row that fails says why; the others go on.
+Rows are printed as they are measured and written to --json after each. A row that fails says why; the others are measured.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ async def generation_figures(engine: LocalEngine, workload: Workload, vocabulary
 
 
 def rate_figures(workload: Workload, seconds: Sequence[float]) -> Figures:
-    """Generated tokens a second: the median repeat and the best."""
+    """Generated tokens per second: the median repeat and the best."""
     return {
         "tokens_per_second": workload.num_new_tokens / statistics.median(seconds),
         "best_tokens_per_second": workload.num_new_tokens / min(seconds),

@@ -71,13 +71,13 @@ def main() -> None:
         llm = vllm.LLM(model=job["model"], **{**options, **job["engine"]})
     except ImportError as error:
         result["error"] = f"not installed ({error})"
-    except Exception as error:  # noqa: BLE001 - whatever it was, the benchmark goes on and says so
+    except Exception as error:  # noqa: BLE001 - whatever it was, the benchmark reports it and continues
         result["error"] = f"{type(error).__name__}: {error}"
     write()
     for workload in [] if result["error"] else workloads:
         try:
             result["seconds"][workload.name] = measure(llm, workload, job)
-        except Exception as error:  # noqa: BLE001 - the other workloads go on
+        except Exception as error:  # noqa: BLE001 - the other workloads continue
             result["errors"][workload.name] = f"{type(error).__name__}: {error}"
         write()
     # All is written. gpu.py ends the processes of the engine, whose own end may take long.

@@ -5,7 +5,7 @@
     python benchmarks/speed/profile_generation.py --tiny        # a tiny model, in seconds, also without a GPU
 
 Rounds of requests through `LocalEngine.generate` as in gpu.py: two to warm up, one timed, one timed that makes a single
-token a request (`prompts` is its share of the whole), one profiled. The profiler slows the host down: shares are of the
+token per request (`prompts` is its share of the whole), one profiled. The profiler slows the host down: shares are of the
 device's own time. Without a GPU, operators are counted instead of kernels.
 """
 
@@ -90,7 +90,7 @@ class Profile:
     seconds: float
     """Of a round, without the profiler."""
     prompt_seconds: float
-    """Of a round that makes one token a request."""
+    """Of a round that makes one token per request."""
     idle: float
     """Share of the profiled round, from its first kernel to its last, in which the device had nothing to do."""
     kinds: dict[str, float]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WHERE = ("agent_r1", "recipes", "benchmarks", "examples", "docs", "tests")
+WHERE = ("agent_r1", "recipes", "benchmarks", "examples", "docs")
 FILES = [
     path
     for folder in WHERE
@@ -16,14 +16,8 @@ FILES = [
     if path.suffix in (".py", ".md", ".yaml") and path != Path(__file__)
 ] + [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "pyproject.toml")]
 
-AT_MOST = {
-    "mend": 3,
-    "mended": 6,
-    "afresh": 11,
-    "in vain": 0,
-    "nobody": 45,
-}
-"""How often each word stands in all files together; lower it when some are gone."""
+AT_MOST = {"mend": 0, "mended": 0, "afresh": 1, "in vain": 0, "nobody": 0, "go on": 3, "goes on": 0}
+"""How often each stands in all files together. What is left: texts that models read, and a message between processes."""
 
 
 def count(word: str) -> dict[str, int]:

@@ -1,1 +1,1 @@
-"""A sandbox for Python programs that nobody has reviewed."""
+"""A sandbox for unreviewed Python programs."""

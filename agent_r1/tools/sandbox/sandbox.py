@@ -1,4 +1,4 @@
-"""`Sandbox`: run a Python program that nobody has reviewed.
+"""`Sandbox`: run an unreviewed Python program.
 
     sandbox = Sandbox()
     session = sandbox.start(PROGRAM)

@@ -302,11 +302,11 @@ def test_rewritten_history_is_rendered_afresh(renderer: ChatRenderer, how: str) 
 
 def test_bridge_goes_on_after_a_rewrite(renderer: ChatRenderer) -> None:
     prompt, action = first_turn(renderer)
-    afresh = renderer.next_prompt(prompt, action, rewrites(prompt, action)["edited"])
+    rewritten = renderer.next_prompt(prompt, action, rewrites(prompt, action)["edited"])
     again = said(renderer, "21")
-    following = renderer.next_prompt(afresh, again, after(afresh.observation, again, "ok"))
+    following = renderer.next_prompt(rewritten, again, after(rewritten.observation, again, "ok"))
     assert following.bridged
-    assert following.token_ids[: len(afresh.token_ids)] == afresh.token_ids
+    assert following.token_ids[: len(rewritten.token_ids)] == rewritten.token_ids
 
 
 def test_template_that_drops_earlier_thinking_branches(tokenizer: Any) -> None:

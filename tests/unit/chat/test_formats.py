@@ -405,7 +405,7 @@ def test_control_tokens_are_never_told_to_the_model(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "arguments", "mended"),
+    ("body", "arguments", "repaired"),
     [
         ('{"name": "f", "arguments": {"x": 1,},}', {"x": 1}, "trailing comma"),
         ("{'name': 'f', 'arguments': {'x': 'it\\'s \"so\"'}}", {"x": 'it\'s "so"'}, "single quotes"),
@@ -422,10 +422,10 @@ def test_control_tokens_are_never_told_to_the_model(name: str) -> None:
         ("```\n{'name': 'f', 'arguments': {},}\n```", {}, "code fence around the JSON, single quotes, trailing comma"),
     ],
 )
-def test_near_json_with_one_meaning_is_mended_and_told(body: str, arguments: Any, mended: str) -> None:
+def test_near_json_with_one_meaning_is_repaired_and_told(body: str, arguments: Any, repaired: str) -> None:
     parsed = parse("hermes", f"<tool_call>{body}</tool_call>")
     assert (calls_of(parsed), parsed.parse_error) == ([("f", arguments)], None)
-    assert parsed.repairs == (f"call 1: {mended}",)
+    assert parsed.repairs == (f"call 1: {repaired}",)
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,7 @@ def test_weights_that_were_broken_leave_nothing_behind(model: LlamaForCausalLM) 
     request = (random_ids(1, 21), SamplingParams(max_tokens=5, seed=1))
     broken = {name: torch.full_like(tensor, float("nan")) for name, tensor in model.state_dict().items()}
 
-    async def mended() -> Completion:
+    async def repaired() -> Completion:
         engine = LocalEngine(model, kv_memory=64)
         await engine.update_weights(broken.items(), 1)
         with pytest.raises(EngineError, match="log-probability of nan"):
@@ -364,7 +364,7 @@ def test_weights_that_were_broken_leave_nothing_behind(model: LlamaForCausalLM) 
         await engine.update_weights(model.state_dict().items(), 0)
         return await engine.generate(*request)
 
-    assert asyncio.run(mended()) == answers(LocalEngine(model), [request])[0]
+    assert asyncio.run(repaired()) == answers(LocalEngine(model), [request])[0]
 
 
 # --- a full pool ---------------------------------------------------------------------------------------------------

@@ -251,7 +251,7 @@ def test_rewinding_a_folder_without_logs_is_fine(tmp_path: Path) -> None:
     assert folder.read_summary() is None
 
 
-# --- going on or starting afresh -----------------------------------------------------------------------------------
+# --- resuming or starting over -----------------------------------------------------------------------------------
 
 
 def config_of(tmp_path: Path, *overrides: str) -> Config:
