@@ -2,7 +2,7 @@
 
     python benchmarks/claims/algorithms.py --seeds 0 1 2 --docs docs/algorithms.md
 
-Runs what is not there yet (runs live in --folder, finished ones are read, killed ones are resumed), writes `results.json`
+Runs what is missing (runs live in --folder, finished ones are read, killed ones resumed), writes `results.json`
 beside them, prints the table and, with --docs, puts it between the markers of that file. `--jobs` runs go side by side,
 one thread each. Success is read at the last evaluation within each budget of episodes. A preset whose training steps
 cost more episodes (refilled groups) is evaluated after every step; ReMax pays for its greedy rollouts with one member

@@ -22,7 +22,7 @@ mfu          model FLOPs of the multi-turn update on tries (counted in common/fl
              without and with gradient checkpointing
 
 Training rows hold float32 weights and compute in bfloat16, the defaults of a run; `--set` changes any key of theirs.
-Rows are printed as they are measured and written to --json after each. A row that fails says why; the others are measured.
+Rows are printed as they are measured and written to --json after each. A row that fails says why.
 """
 
 from __future__ import annotations

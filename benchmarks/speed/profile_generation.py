@@ -5,7 +5,7 @@
     python benchmarks/speed/profile_generation.py --tiny        # a tiny model, in seconds, also without a GPU
 
 Rounds of requests through `LocalEngine.generate` as in gpu.py: two to warm up, one timed, one timed that makes a single
-token per request (`prompts` is its share of the whole), one profiled. The profiler slows the host down: shares are of the
+token per request (`prompts` is its share of the whole), one profiled. The profiler slows the host: shares are of the
 device's own time. Without a GPU, operators are counted instead of kernels.
 """
 

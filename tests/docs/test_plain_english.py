@@ -16,8 +16,8 @@ FILES = [
     if path.suffix in (".py", ".md", ".yaml") and path != Path(__file__)
 ] + [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "pyproject.toml")]
 
-AT_MOST = {"mend": 0, "mended": 0, "afresh": 1, "in vain": 0, "nobody": 0, "go on": 3, "goes on": 0}
-"""How often each stands in all files together. What is left: texts that models read, and a message between processes."""
+AT_MOST = {"mend": 0, "mended": 0, "afresh": 1, "in vain": 0, "nobody": 0, "go on": 8, "goes on": 0}
+"""How often each stands in all files together. Left are texts that models read and a message between processes."""
 
 
 def count(word: str) -> dict[str, int]:
