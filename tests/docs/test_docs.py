@@ -24,13 +24,15 @@ TEXT = (ROOT / "docs" / "algorithms.md").read_text()
 
 
 @pytest.mark.whole
-def test_the_example_of_ones_own_estimator_and_loss_trains(tmp_path: Path, model_folder: Path) -> None:
+def test_the_examples_of_ones_own_group_plan_estimator_and_loss_train(tmp_path: Path, model_folder: Path) -> None:
     recipe = tmp_path / "recipes" / "quickstart"
     shutil.copytree(RECIPE, recipe)
-    [code] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    (recipe / "mine.py").write_text(code)
+    plan, parts = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    (recipe / "shapes.py").write_text(plan)
+    (recipe / "mine.py").write_text(parts)
+    [group_plan] = re.findall(r"`(algorithm\.group_plan=\w+:\w+)`", TEXT)
     [command] = re.findall(r"agent-r1 (train recipes/quickstart imports=.*)", TEXT)
-    small = [*tiny_overrides(tmp_path, model_folder)[1:], "trainer.steps=2"]
+    small = [*tiny_overrides(tmp_path, model_folder)[1:], "trainer.steps=2", group_plan]
     result = subprocess.run(
         [sys.executable, "-m", "agent_r1.cli", *command.split(), *small],
         cwd=tmp_path,
