@@ -1,6 +1,6 @@
 """GRPO in one file, on the public parts of Agent-R1: load, roll out, credit, learn, push the weights.
 
-    python examples/minimal_grpo.py [STEPS GROUPS]        # minutes on two CPU cores, no download
+    python -m examples.minimal_grpo [STEPS GROUPS]        # minutes on two CPU cores, no download
 
 A tiny model learns the quickstart's task: look up the prices of a basket with one tool, add them up with another. This
 is the loop of `agent_r1.train` without its checkpoints, evaluation, packing, GPUs and guards.

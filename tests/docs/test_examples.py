@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,9 +65,20 @@ def test_minimal_grpo_fits_on_a_few_screens() -> None:
 
 @pytest.mark.whole
 def test_minimal_grpo_runs(tmp_path: Path) -> None:
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    output = run_example("minimal_grpo.py", tmp_path, "2", "4")
-    assert re.search(r"step  2/2  reward 0\.\d{3}  rows \d+", output)
+    """By the command of its docstring, in a clone's folder and without PYTHONPATH."""
+    for folder in ("agent_r1", "examples", "recipes"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    [module] = re.findall(r"^    python -m (\S+) ", (EXAMPLES / "minimal_grpo.py").read_text(), re.MULTILINE)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-m", module, "2", "4"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.search(r"step  2/2  reward 0\.\d{3}  rows \d+", done.stdout), done.stderr
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
