@@ -14,7 +14,6 @@ from agent_r1.config.compose import (
 from agent_r1.config.differences import algorithm_name, config_differences
 from agent_r1.config.quoting import quoted
 from agent_r1.config.schema import Config, LoraConfig, ModelConfig, OptimizerConfig, RewardPart, RunConfig
-from agent_r1.registry import bind_part
 
 __all__ = [
     "AlgorithmConfig",
@@ -28,7 +27,6 @@ __all__ = [
     "RewardPart",
     "RunConfig",
     "algorithm_name",
-    "bind_part",
     "config_differences",
     "from_yaml",
     "known_keys",

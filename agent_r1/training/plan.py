@@ -13,14 +13,14 @@ from typing import Any
 
 from agent_r1.algorithms import Algorithm, bind_algorithm
 from agent_r1.chat import tool_formats
-from agent_r1.config import Config, bind_part, value_problems
+from agent_r1.config import Config, value_problems
 from agent_r1.data import load_tasks
 from agent_r1.engines import bind_engine
 from agent_r1.envs import DEFAULT_ENV, AgentEnv, bind_wrapper, check_wrappers, make_env, make_policy, row_env_name
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.models import check_form, require_peft
-from agent_r1.registry import find_module, signature_of
+from agent_r1.registry import bind_part, find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
 from agent_r1.rollout import check_group_plan
 from agent_r1.runs import folder_problems, tracker_factories

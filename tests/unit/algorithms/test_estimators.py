@@ -20,8 +20,9 @@ from agent_r1.algorithms import Credit, StepTable, estimators, reverse_scan, whi
 from agent_r1.algorithms.algorithm import bind_algorithm
 from agent_r1.algorithms.estimators import Estimator, greedy_baseline, return_to_go, step_gae, token_gae, token_return
 from agent_r1.algorithms.scan import next_in_segment
-from agent_r1.config import AlgorithmConfig, bind_part
+from agent_r1.config import AlgorithmConfig
 from agent_r1.errors import ConfigError, UnknownNameError
+from agent_r1.registry import bind_part
 from agent_r1.types import Observation
 from tests.helpers.fuzzing import cases
 from tests.helpers.ragged import (

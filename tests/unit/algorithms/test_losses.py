@@ -24,8 +24,8 @@ from agent_r1.algorithms import (
     value_loss,
 )
 from agent_r1.algorithms.losses import cispo, clip, negative_log_likelihood, reinforce, step_log_ratio
-from agent_r1.config import bind_part
 from agent_r1.errors import ConfigError, UnknownNameError
+from agent_r1.registry import bind_part
 from tests.helpers.fuzzing import cases
 
 

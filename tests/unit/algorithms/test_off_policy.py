@@ -13,8 +13,8 @@ from torch import Tensor
 
 from agent_r1.algorithms import LossInputs, corrections, engine_divergence
 from agent_r1.algorithms.losses import reinforce
-from agent_r1.config import bind_part
 from agent_r1.errors import ConfigError, UnknownNameError
+from agent_r1.registry import bind_part
 from tests.helpers.fuzzing import cases
 
 NAMES = ["none", "token", "sequence", "mask"]

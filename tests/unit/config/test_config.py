@@ -13,7 +13,6 @@ from agent_r1.config import (
     Config,
     algorithm_name,
     algorithm_schema,
-    bind_part,
     from_yaml,
     known_keys,
     load_config,
@@ -22,7 +21,7 @@ from agent_r1.config import (
     to_yaml,
 )
 from agent_r1.errors import AgentR1Error, ConfigError, UnknownNameError
-from agent_r1.registry import Part, Registry
+from agent_r1.registry import Part, Registry, bind_part
 
 QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart"
 MODEL = "model.path=somewhere"
