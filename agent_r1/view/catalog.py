@@ -98,3 +98,22 @@ def _slug(folder: Path) -> str:
     'grpo_seed_1'
     """
     return re.sub(r"[^A-Za-z0-9._-]", "_", folder.name)[:100].strip(".") or "run"
+
+
+def check_folders(runs: Sequence[Path], folder: Path) -> list[Path]:
+    """The folders to show; a `DataError` says what to do where there is no run."""
+    folders = list(runs) or [folder]
+    missing = [path for path in folders if not path.is_dir()]
+    if missing:
+        if runs:
+            raise DataError(f"not a folder: {', '.join(map(str, missing))}; name run folders, such as runs/quickstart")
+        raise DataError(f"there is no folder {folder}. {_ADVICE}")
+    if not Catalog(folders).runs():
+        raise DataError(f"no run in {', '.join(map(str, folders))}. {_ADVICE}")
+    return folders
+
+
+_ADVICE = (
+    "Train something first (agent-r1 train recipes/quickstart writes runs/quickstart), or name where the runs are: "
+    "agent-r1 view RUN... or agent-r1 view --folder FOLDER"
+)

@@ -68,6 +68,7 @@ class TrajectoryIndex:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path: Path | None = None
+        self._placing = threading.Lock()
         self._updating = threading.Lock()
         self._state = IndexState()
         self._files: dict[str, Signature] = {}
@@ -94,10 +95,8 @@ class TrajectoryIndex:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for queries; `update` must have been called before."""
-        if self._path is None:
-            raise DataError(f"{self._folder} has no index yet")
-        with closing(_connect(self._path)) as connection:
+        """A connection for queries."""
+        with closing(_connect(self._place())) as connection:
             connection.execute("PRAGMA query_only = ON")
             connection.row_factory = sqlite3.Row
             yield connection
@@ -112,12 +111,8 @@ class TrajectoryIndex:
             opened.seek(start)
             return opened.read(length)
 
-    def _bring_up_to_date(
-        self, files: dict[str, Signature], problems: list[str], stop: threading.Event | None
-    ) -> None:
-        if self._path is None:
-            self._path = _usable_path(self._folder)
-        with closing(_connect(self._path)) as connection:
+    def _bring_up_to_date(self, files: dict[str, Signature], problems: list[str], stop: threading.Event | None) -> None:
+        with closing(_connect(self._place())) as connection:
             known = {
                 name: Signature(size, mtime_ns)
                 for name, size, mtime_ns in connection.execute("SELECT name, size, mtime_ns FROM files")
@@ -162,9 +157,7 @@ class TrajectoryIndex:
         self._files[name] = signature
         self._publish(connection, (done + signature.size) / total, problems, complete=False)
 
-    def _publish(
-        self, connection: sqlite3.Connection, progress: float, problems: list[str], *, complete: bool
-    ) -> None:
+    def _publish(self, connection: sqlite3.Connection, progress: float, problems: list[str], *, complete: bool) -> None:
         [(count,)] = connection.execute("SELECT count(*) FROM trajectories")
         [(corrupt,)] = connection.execute("SELECT coalesce(sum(corrupt), 0) FROM files")
         self._state = IndexState(
@@ -185,10 +178,17 @@ class TrajectoryIndex:
             problems=state.problems,
         )
 
+    def _place(self) -> Path:
+        with self._placing:
+            if self._path is None:
+                self._path = _usable_path(self._folder)
+            return self._path
+
     def _discard(self) -> None:
-        if self._path is not None:
-            _remove(self._path)
-        self._path = None
+        with self._placing:
+            if self._path is not None:
+                _remove(self._path)
+            self._path = None
 
 
 class _Writer:
@@ -300,6 +300,7 @@ def _forget(connection: sqlite3.Connection, name: str) -> None:
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
     connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA cache_size = -32768")
     return connection
 
@@ -331,7 +332,6 @@ def _prepare(path: Path) -> None:
     _remove(path)
     with closing(_connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
         with connection:
             for statement in _SCHEMA:
                 connection.execute(statement)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from agent_r1.errors import DataError
 from agent_r1.view.scan import MAX_NAME_CHARS, clean
 from agent_r1.view.words import search_phrases
 
-MAX_ROWS = 500
+MAX_ROWS = 1000
 _SORTS = {
     "step": "t.step",
     "reward": "t.reward",
@@ -22,9 +22,21 @@ _SORTS = {
 }
 _KINDS = ("train", "eval")
 _COLUMNS = (
-    "task_id, group_id, member, reward, process_reward, success, stop_reason, retries, num_steps, tool_calls, tokens, "
-    "data_source, repairs, parse_errors"
-).split(", ")
+    "task_id",
+    "group_id",
+    "member",
+    "reward",
+    "process_reward",
+    "success",
+    "stop_reason",
+    "retries",
+    "num_steps",
+    "tool_calls",
+    "tokens",
+    "data_source",
+    "repairs",
+    "parse_errors",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +99,7 @@ class _Where:
 
 def parse_filters(parameters: Sequence[tuple[str, str]]) -> tuple[Filters, Page]:
     """The filters and the page that a query string asks for; `DataError` names every parameter that is wrong."""
-    parsers = {
+    parsers: dict[str, Callable[[str], Any]] = {
         "step_min": _integer,
         "step_max": _integer,
         "reward_min": _float,
@@ -100,7 +112,7 @@ def parse_filters(parameters: Sequence[tuple[str, str]]) -> tuple[Filters, Page]
         "text": str,
         "kind": _kind,
     }
-    paging = {"sort": _sort, "offset": _integer, "limit": _integer}
+    paging: dict[str, Callable[[str], Any]] = {"sort": _sort, "offset": _integer, "limit": _integer}
     fields: dict[str, Any] = {}
     page: dict[str, Any] = {}
     repeated: dict[str, list[str]] = {"stop_reason": [], "tool": []}
@@ -204,15 +216,33 @@ def group_ids(connection: sqlite3.Connection, step: int, group: int, kind: str) 
     return [row[0] for row in rows]
 
 
+def whole_groups(connection: sqlite3.Connection, count: int) -> list[list[int]]:
+    """Groups spread evenly over all of them, with `count` trajectories or fewer; the ids of each."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    order = "SELECT id, file, group_id FROM trajectories ORDER BY step, kind, file, group_id, member < 0, member, line"
+    for row in connection.execute(order):
+        groups.setdefault((row["file"], row["group_id"]), []).append(row["id"])
+    everything = list(groups.values())
+    chosen: dict[int, list[int]] = {}
+    left, stride = count, len(everything)
+    while stride >= 1 and left > 0:  # the first, the middle, the quarters ...: even for any count
+        for place in range(0, len(everything), stride):
+            if place not in chosen and len(everything[place]) <= left:
+                chosen[place] = everything[place]
+                left -= len(everything[place])
+        stride //= 2
+    return [chosen[place] for place in sorted(chosen)]
+
+
 def task_steps(connection: sqlite3.Connection, task: str) -> tuple[list[dict[str, Any]], list[int]]:
     """How one task went over the steps of training, and the ids of its newest rollouts, oldest first."""
     task = _cut(task)
     steps = [
         {**dict(row), "kind": _KINDS[row["kind"]]}
         for row in connection.execute(
-            "SELECT step, kind, count(*) AS count, sum(failed) AS failed, avg(CASE WHEN NOT failed THEN reward END) AS reward, "
-            "min(CASE WHEN NOT failed THEN reward END) AS reward_min, max(CASE WHEN NOT failed THEN reward END) AS "
-            "reward_max, avg(CASE WHEN NOT failed THEN success END) AS success FROM trajectories WHERE task_id = ? "
+            "SELECT step, kind, count(*) AS count, sum(failed) AS failed, avg(reward) FILTER (WHERE NOT failed) AS "
+            "reward, min(reward) FILTER (WHERE NOT failed) AS reward_min, max(reward) FILTER (WHERE NOT failed) AS "
+            "reward_max, avg(success) FILTER (WHERE NOT failed) AS success FROM trajectories WHERE task_id = ? "
             "GROUP BY step, kind, file ORDER BY step, kind",
             (task,),
         )
@@ -275,7 +305,7 @@ def _reason_counts(connection: sqlite3.Connection, filters: Filters) -> dict[str
     rows = connection.execute(
         f"SELECT t.stop_reason, count(*) FROM trajectories t{where.sql} GROUP BY t.stop_reason", where.values
     )
-    return _most_frequent({reason: count for reason, count in rows})
+    return _most_frequent(dict(rows.fetchall()))
 
 
 def _most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
@@ -296,7 +326,7 @@ def _row(row: sqlite3.Row) -> dict[str, Any]:
         "failed": bool(row["failed"]),
         "tools": _names(row["tool_names"]),
         "preview": row["preview"] or "",
-        "prompt": row["prompt_text"] or "",
+        "question": row["prompt_text"] or "",
     }
 
 
@@ -333,9 +363,10 @@ def _float(text: str) -> float:
 
 
 def _flag(text: str) -> bool:
-    if text.lower() not in ("0", "1", "true", "false"):
+    flags = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if text.lower() not in flags:
         raise ValueError("expected 0 or 1")
-    return text.lower() in ("1", "true")
+    return flags[text.lower()]
 
 
 def _kind(text: str) -> str:

@@ -11,7 +11,6 @@ from agent_r1.view.tokens import TokenTexts, writers_of
 
 MAX_TOKENS = 50_000
 """Tokens of one answer; later steps have none, and `tokens_cut` says how many."""
-_LIGHT_TEXT = 2_000
 _ACTION_KEYS = ("text", "content", "tool_calls", "parse_error", "repairs", "final_answer")
 
 
@@ -20,7 +19,7 @@ def whole_record(record: Mapping[str, Any]) -> dict[str, Any]:
     steps = record["steps"]
     return {
         "prompt": record.get("prompt") or [],
-        "tools": next((step["tools"] for step in steps if isinstance(step.get("tools"), list)), []),
+        "tool_schemas": next((step["tools"] for step in steps if isinstance(step.get("tools"), list)), []),
         "steps": [_step(steps, index) for index in range(len(steps))],
         "reward_parts": record.get("reward_parts") or {},
         "metrics": record.get("metrics") or {},
@@ -31,18 +30,16 @@ def whole_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def light_steps(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The steps for a comparison of several trajectories: texts are cut."""
+    """The steps for a comparison of several trajectories: what was done, what came back and what it earned."""
     steps = record["steps"]
     return [
         {
-            "text": _cut(step.get("text")),
-            "tool_calls": [str(call.get("name"))[:100] for call in _objects(step.get("tool_calls"))][:50],
-            "results": [_cut(message_text(result)) for result in _results(steps, index)][:50],
+            **_action(step),
+            "results": [_result(message) for message in _results(steps, index)],
             "reward": number(step.get("reward")),
-            "parse_error": None if step.get("parse_error") is None else _cut(step["parse_error"]),
             "advantage": None,
         }
-        for index, step in enumerate(steps[:200])
+        for index, step in enumerate(steps)
     ]
 
 
@@ -64,13 +61,14 @@ def add_tokens(
         texts = None if tokenizer is None else tokenizer.split(prompt)
         writers = None if texts is None else writers_of(texts, _rendered_here(step, view["rewritten"]))
         view["tokens"] = [
-            _token(token, texts and texts[i], writers and writers[i], is_action=False) for i, token in enumerate(prompt)
+            _token(token, texts[i] if texts else None, writers[i] if writers else None, is_action=False)
+            for i, token in enumerate(prompt)
         ]
         texts = None if tokenizer is None else tokenizer.split(action)
         logprobs = step.get("rollout_logprobs") or []
         for i, token in enumerate(action):
             view["tokens"].append(
-                _token(token, texts and texts[i], "model", is_action=True, logprob=_at(logprobs, i))
+                _token(token, texts[i] if texts else None, "model", is_action=True, logprob=_at(logprobs, i))
                 | {name: _at(numbers.get(name), i) for name in ("entropy", "advantage", "ratio")}
             )
         advantages = [value for value in numbers.get("advantage") or () if number(value) is not None]
@@ -85,33 +83,39 @@ def number(value: Any) -> float | int | None:
 def _step(steps: Sequence[Mapping[str, Any]], index: int) -> dict[str, Any]:
     step = steps[index]
     shared = _count(step.get("shared_messages"))
-    messages = step.get("messages") if isinstance(step.get("messages"), list) else []
+    messages = _list(step.get("messages"))
     before = _num_messages(steps[index - 1]) if index else 0
     return {
         "index": index,
         "messages": messages,
         "num_messages": shared + len(messages),
         "rewritten": shared < before,
-        "text": step.get("prompt_text") or None,
-        "action": {name: step.get(name) for name in _ACTION_KEYS},
-        "results": [
-            {
-                "call_id": str(result.get("tool_call_id") or ""),
-                "name": str(result.get("name") or ""),
-                "role": str(result.get("role") or ""),
-                "content": message_text(result),
-            }
-            for result in _results(steps, index)
-        ],
+        "prompt_text": step.get("prompt_text") or None,
+        **_action(step),
+        "results": [_result(message) for message in _results(steps, index)],
         "reward": number(step.get("reward")),
         "done": bool(step.get("done")),
         "advantage": None,
         "info": step.get("info") or {},
         "timings": step.get("timings") or {},
-        "policy_versions": sorted({version for version in _ids(step.get("policy_versions"))}),
+        "policy_versions": sorted(set(_ids(step.get("policy_versions")))),
         "num_prompt_tokens": _count(step.get("shared")) + len(_ids(step.get("prompt_ids"))),
         "num_action_tokens": len(_ids(step.get("action_ids"))),
         "tokens": [],
+    }
+
+
+def _action(step: Mapping[str, Any]) -> dict[str, Any]:
+    lists = {name: _list(step.get(name)) for name in ("tool_calls", "repairs")}
+    return {name: step.get(name) for name in _ACTION_KEYS} | lists
+
+
+def _result(message: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "call_id": str(message.get("tool_call_id") or ""),
+        "name": str(message.get("name") or ""),
+        "role": str(message.get("role") or ""),
+        "content": message_text(message),
     }
 
 
@@ -146,8 +150,11 @@ def _token(
 
 
 def _num_messages(step: Mapping[str, Any]) -> int:
-    messages = step.get("messages")
-    return _count(step.get("shared_messages")) + (len(messages) if isinstance(messages, list) else 0)
+    return _count(step.get("shared_messages")) + len(_list(step.get("messages")))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
@@ -164,8 +171,3 @@ def _count(value: Any) -> int:
 
 def _at(values: Any, index: int) -> float | None:
     return number(values[index]) if isinstance(values, list | tuple) and index < len(values) else None
-
-
-def _cut(value: Any) -> str:
-    text = value if isinstance(value, str) else "" if value is None else str(value)
-    return text if len(text) <= _LIGHT_TEXT else f"{text[:_LIGHT_TEXT]}… [{len(text) - _LIGHT_TEXT:,} more characters]"

@@ -39,6 +39,8 @@ class ViewedRun:
         self._offset = 0
         self._head = b""
         self._signature: Signature | None = None
+        self.rewrites = 0
+        """How often the metrics were written anew, by a resumed run."""
         self.problems: dict[str, str] = {}
         """What could not be read, by file."""
 
@@ -52,7 +54,8 @@ class ViewedRun:
                     signature = signature_of(file)
                     if signature != self._signature:
                         head = file.read(len(self._head) or 4096)
-                        if not self._head or head != self._head or signature.size < self._offset:
+                        if head != self._head or signature.size < self._offset:
+                            self.rewrites += bool(self._head)
                             self._lines, self._corrupt, self._offset = [], 0, 0
                         file.seek(self._offset)
                         self._read_lines(file.read())
@@ -85,17 +88,20 @@ class ViewedRun:
 
     def config(self) -> dict[str, Any]:
         """The configuration as flat keys."""
-        return self._derived("config", self.config_text, self._parse_config)
+        settings: dict[str, Any] = self._derived("config", self.config_text, self._parse_config)
+        return settings
 
     def summary(self) -> dict[str, Any]:
         """The summary of a finished run; empty for an unfinished one."""
-        return self._derived("summary", self._read("summary.json"), self._parse_summary)
+        summary: dict[str, Any] = self._derived("summary", self._read("summary.json"), self._parse_summary)
+        return summary
 
     def warnings(self) -> list[dict[str, Any]]:
         """The warnings of the run, each at its step: from warnings.jsonl, or the summary of an older run."""
         text = self._read("warnings.jsonl")
         if text:
-            return self._derived("warnings", text, _parse_warnings)
+            stored: list[dict[str, Any]] = self._derived("warnings", text, _parse_warnings)
+            return stored
         found = [_STEP_WARNING.fullmatch(str(entry)) for entry in self.summary().get("warnings") or []]
         return [{"step": int(match[1]), "rule": "", "text": match[2]} for match in found if match]
 
@@ -162,7 +168,7 @@ class ViewedRun:
             "steps": max(training, default=0),
             "total_steps": settings.get("trainer.steps") if isinstance(settings.get("trainer.steps"), int) else None,
             "started": self._time("config.yaml"),
-            "updated": self._time("metrics.jsonl"),
+            "updated": self.updated,
             "latest": latest,
             "metric_names": names,
             "corrupt_metric_lines": corrupt,
@@ -175,7 +181,9 @@ class ViewedRun:
 
     def _identity(self) -> dict[str, Any]:
         """Algorithm, model, seed and family; they take a while to derive, so they are kept."""
-        return self._derived("identity", (self.config_text, self._read("summary.json")), lambda _: self._identify())
+        source = (self.config_text, self._read("summary.json"))
+        identity: dict[str, Any] = self._derived("identity", source, lambda _: self._identify())
+        return identity
 
     def _identify(self) -> dict[str, Any]:
         settings, summary = self.config(), self.summary()
@@ -190,6 +198,20 @@ class ViewedRun:
             if rest
             else self.id,
         }
+
+    @property
+    def updated(self) -> float | None:
+        """When its metrics were last written."""
+        return self._time("metrics.jsonl")
+
+    @property
+    def model_path(self) -> str:
+        """The model it started from, as its configuration names it."""
+        return str(self.config().get("model.path") or "")
+
+    def credit(self, key: str) -> list[dict[str, Any]] | None:
+        """What the learner recorded about each token of a trajectory, per step; None when nothing was recorded."""
+        return None
 
     def _time(self, name: str) -> float | None:
         try:
@@ -233,15 +255,15 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _columns(rows: Mapping[int, Mapping[str, Any]], minutes: Mapping[int, float], keys: list[str] | None) -> dict[str, Any]:
+def _columns(
+    rows: Mapping[int, Mapping[str, Any]], minutes: Mapping[int, float], keys: list[str] | None
+) -> dict[str, Any]:
     steps = sorted(rows)
     names = sorted({name for row in rows.values() for name in row} - {"step"})
     return {
         "steps": steps,
         "minutes": [round(minutes[step], 4) for step in steps],
-        "series": {
-            name: [rows[step].get(name) for step in steps] for name in names if keys is None or name in keys
-        },
+        "series": {name: [rows[step].get(name) for step in steps] for name in names if keys is None or name in keys},
     }
 
 

@@ -1,9 +1,9 @@
 """Read trajectory lines for the index: what is listed, filtered and searched, without decoding the rest.
 
-Most bytes of a line are token ids, log-probs, tool schemas and notes. `shorten` cuts them out before the line is decoded.
-A quote inside a JSON string is escaped, so text never looks like one of the keys at which it cuts. A key of a tool call or
-of a schema may: a cut that ends at another depth than it begins leaves brackets that do not match, and then the whole
-line is decoded.
+Most bytes of a line are token ids, log-probs, tool schemas and notes. `shorten` cuts them out before the line is
+decoded. A quote inside a JSON string is escaped, so text never looks like one of the keys at which it cuts. A key of a
+tool call or of a schema may: a cut that ends at another depth than it begins leaves brackets that do not match, and
+then the whole line is decoded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _loader() -> Callable[[bytes], Any]:
         from orjson import loads
     except ImportError:
         return json.loads
-    return loads  # type: ignore[no-any-return]
+    return loads
 
 
 _fast_loads = _loader()
@@ -279,7 +279,7 @@ def _integer(value: Any) -> int:
 
 
 def _number(value: Any) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, int) and abs(value) > _MAX_INTEGER:
+    if not isinstance(value, int | float) or (isinstance(value, int) and abs(value) > _MAX_INTEGER):
         return None
     return float(value) if math.isfinite(value) else None
 

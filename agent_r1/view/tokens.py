@@ -1,7 +1,7 @@
 """The text of every token and who wrote it, from a tokenizer.json that is on this machine. No torch, no network.
 
-Only the vocabulary is read. Byte-level tokenizers write bytes as letters of an alphabet of their own, SentencePiece-like
-ones write blanks as a mark and unknown bytes as `<0x0A>`; a character that takes several tokens is the text of the last.
+Only the vocabulary is read. Byte-level tokenizers write bytes as letters of an alphabet of their own, those like
+SentencePiece write blanks as a mark and unknown bytes as `<0x0A>`. A character of several tokens belongs to the last.
 """
 
 from __future__ import annotations

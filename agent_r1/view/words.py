@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 
 MAX_WORDS = 12
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
+)
 _CHARACTER = re.compile(f"([{_UNSPACED}])")
 _PIECE = re.compile(r'"([^"]*)"?|(\S+)')
 

@@ -56,10 +56,11 @@ PACKAGES: dict[str, str] = {
         "tools training types"
     ),
     "scaffold": "errors",
+    "view": "codec errors files metric_names runs types version web",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
         "api checks codec config console data envs errors evaluation files interrupts registry runs scaffold tools "
-        "training"
+        "training view web"
     ),
 }
 """What each package may import of the others."""
