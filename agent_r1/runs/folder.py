@@ -4,6 +4,7 @@ runs/<name>/config.yaml               the resolved configuration
             fingerprints.json         hashes of data and model
             metrics.jsonl             one line per training step or evaluation
             trajectories/<n>.jsonl    the rollouts of step n; eval_before.jsonl, eval_after.jsonl
+            credit/<n>.jsonl          what the learner made of them, on request
             checkpoints/step_<n>/     state to resume from
             hf/                       the trained model
             summary.json              the result; a run without it is unfinished
@@ -27,7 +28,7 @@ from agent_r1.runs.tracking import read_metrics
 
 RUN_MARKS = {"config.yaml", "metrics.jsonl"}
 """A folder with one of these is a run's."""
-RUN_FILES = {*RUN_MARKS, FINGERPRINTS, "trajectories", "checkpoints", "hf", "summary.json", "tensorboard"}
+RUN_FILES = {*RUN_MARKS, FINGERPRINTS, "trajectories", "credit", "checkpoints", "hf", "summary.json", "tensorboard"}
 """What a run writes."""
 
 
@@ -40,6 +41,7 @@ class RunFolder:
         self.fingerprints = path / FINGERPRINTS
         self.metrics = path / "metrics.jsonl"
         self.trajectories = path / "trajectories"
+        self.credit = path / "credit"
         self.checkpoints = path / "checkpoints"
         self.model = path / "hf"
         self.summary = path / "summary.json"
@@ -66,6 +68,10 @@ class RunFolder:
     def step_trajectories(self, step: int) -> Path:
         """The file with the rollouts of one training step."""
         return self.trajectories / f"{step}.jsonl"
+
+    def step_credit(self, step: int) -> Path:
+        """The file with the credit of these rollouts, for a run with `tracking.record_credit`."""
+        return self.credit / f"{step}.jsonl"
 
     def eval_trajectories(self, name: str) -> Path:
         """The file with the greedy rollouts of an evaluation: `before` or `after`."""
@@ -109,7 +115,7 @@ class RunFolder:
         """Delete what was logged after `step`, so that a resumed run writes each line once."""
         kept = [line for line in self.read_metrics() if line["step"] <= step]
         write_atomically(self.metrics, "".join(write_json(line) + "\n" for line in kept))
-        for file in self.trajectory_files():
+        for file in (*self.trajectory_files(), *self.credit.glob("*.jsonl")):
             if (step_of(file) or 0) > step:
                 file.unlink()
         self.summary.unlink(missing_ok=True)
