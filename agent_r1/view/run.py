@@ -211,20 +211,25 @@ class ViewedRun:
         """The model it started from, as its configuration names it."""
         return str(self.config().get("model.path") or "")
 
-    def credit(self, row: Mapping[str, Any]) -> Sequence[StepCredit] | None:
-        """What the learner recorded about the tokens of a trajectory, per step; None when nothing was recorded."""
-        if row["kind"] != "train" or row["member"] < 0:
-            return None
-        wanted = row["group_id"], row["member"]
-        prefix = f'{{"group_id": {wanted[0]}, "member": {wanted[1]},'.encode()
+    def credit(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[StepCredit]]:
+        """What the learner recorded about the tokens of trajectories of one step, per key and step of the episode."""
+        wanted = {
+            f'{{"group_id": {row["group_id"]}, "member": {row["member"]},'.encode(): row["key"]
+            for row in rows
+            if row["kind"] == "train"
+        }
+        found: dict[str, Sequence[StepCredit]] = {}
         try:
-            with open_inside(self.folder, "credit", f"{row['step']}.jsonl") as file:
+            with open_inside(self.folder, "credit", f"{rows[0]['step']}.jsonl") as file:
                 for _, _, line in lines_of(file):
-                    if line is not None and line.startswith(prefix):
-                        return parse_credit(line).steps
-        except (FileNotFoundError, DataError, ValueError, KeyError, TypeError, RecursionError):
-            return None
-        return None
+                    key = wanted.get(line[: line.find(b",", line.find(b",") + 1) + 1]) if line else None
+                    if line is not None and key is not None:
+                        found[key] = parse_credit(line).steps
+        except (FileNotFoundError, DataError):
+            pass
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            self.problems["credit"] = f"credit/{rows[0]['step']}.jsonl has a line that is no credit: {error}"
+        return found
 
     def _time(self, name: str) -> float | None:
         try:
