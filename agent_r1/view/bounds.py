@@ -25,6 +25,8 @@ class Bounds:
 
     max_text: int = MAX_TEXT
     """Characters of one text."""
+    max_nodes: int = MAX_NODES
+    """Values, at every depth."""
     cut: list[dict[str, Any]] = field(default_factory=list)
     """`{"path", "chars"}` of each text that was cut, `{"path", "items"}` of each list or object."""
     _total: int = 0
@@ -35,7 +37,7 @@ class Bounds:
         self._nodes += 1
         if isinstance(value, str):
             return self._text(value, path)
-        if isinstance(value, Mapping | list | tuple) and (depth > MAX_DEPTH or self._nodes > MAX_NODES):
+        if isinstance(value, Mapping | list | tuple) and (depth > MAX_DEPTH or self._nodes > self.max_nodes):
             self._note(path, items=len(value))
             return "… [more inside]"
         if isinstance(value, Mapping):
