@@ -3,6 +3,7 @@
 from agent_r1.chat.chatml import template_with_tools
 from agent_r1.chat.formats import HermesFormat, ParsedText, ToolFormat, tool_formats
 from agent_r1.chat.renderer import ChatRenderer, Prompt, Tokenizer
+from agent_r1.chat.text_stream import TextStream
 from agent_r1.chat.tokenizer import generation_stop_ids, load_renderer, load_tokenizer
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "HermesFormat",
     "ParsedText",
     "Prompt",
+    "TextStream",
     "Tokenizer",
     "ToolFormat",
     "generation_stop_ids",

@@ -1,6 +1,6 @@
 """Run folders: their layout, opening and following them, metrics and trajectories, curves and tables. No torch."""
 
-from agent_r1.runs.checkpoints import list_checkpoints, newest_readable
+from agent_r1.runs.checkpoints import find_damage, list_checkpoints, newest_readable
 from agent_r1.runs.folder import RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
 from agent_r1.runs.lock import FolderLock, lock_folder
@@ -23,6 +23,7 @@ __all__ = [
     "base_model",
     "check_reads_outside",
     "draw_curves",
+    "find_damage",
     "folder_problems",
     "follow_metrics",
     "follow_trajectories",

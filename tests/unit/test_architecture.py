@@ -50,6 +50,7 @@ PACKAGES: dict[str, str] = {
         "learner metric_names models registry rewards rollout runs seeds tools types"
     ),
     # What people call.
+    "inference": "chat config data engines envs errors flows models registry rewards rollout runs seeds tools training types",
     "checks": (
         "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
         "tools training types"
