@@ -86,9 +86,7 @@ def _of_run(folder: RunFolder, recipe: str | Path | None, texts: list[str], step
         )
     label = folder.path.resolve().name
     if step is None and (folder.model / "config.json").is_file():
-        return AgentSource(
-            label=label, config=_as_it_is(config, str(folder.model)), has_recipe=True, run=folder
-        )
+        return AgentSource(label=label, config=_as_it_is(config, str(folder.model)), has_recipe=True, run=folder)
     checkpoint = _checkpoint(folder, step)
     model = replace(trained.model, path=_converted(trained.model.path))
     return AgentSource(

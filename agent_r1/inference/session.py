@@ -1,12 +1,12 @@
-"""`Conversation`: a chat with an agent, turn by turn.
+"""`ChatSession`: a chat with an agent, turn by turn.
 
 Every reply is an episode of the agent's flow, environment and tools, within the limits of training. The next message
 continues it with the exact ids that were sampled: its prompt is bridged over the last turn, as between two steps of
 one episode. The environment lives as long as the conversation, so tools keep their state.
 
-    conversation = Conversation(agent)
-    trajectory = await conversation.say("What do 3 apple cost?", observer=show)
-    conversation.undo()
+    session = ChatSession(agent)
+    trajectory = await session.say("What do 3 apple cost?", observer=show)
+    session.undo()
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Exchange:
     """Whether the outcome reward was computed."""
 
 
-class Conversation:
+class ChatSession:
     """A chat with one agent. One reply at a time."""
 
     def __init__(self, agent: Agent, *, system: str | None = None, seed: int = 0) -> None:
