@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from agent_r1.chat import ChatRenderer, Prompt, TextStream
-from agent_r1.engines import Engine, stream_completion
+from agent_r1.engines import Engine, MessageEngine, stream_completion
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError, EngineError, boundary
 from agent_r1.flows.events import ActionParsed, FlowObserver, PromptRendered, StepRecorded, TokensSampled
@@ -105,6 +105,8 @@ class AgentFlowBase(ABC):
         self.steps: list[Step] = []
         self.metrics: Counter[str] = Counter()
         self._num_calls = 0
+        engine = context.engine
+        self._message_engine = engine if isinstance(engine, MessageEngine) else None
 
     @abstractmethod
     async def run(self, task: Task) -> Episode:
@@ -112,6 +114,8 @@ class AgentFlowBase(ABC):
 
     def render(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """The prompt of an observation; bridged over `after`'s sampled ids when it extends what that turn saw."""
+        if self._message_engine is not None:
+            return Prompt(observation=observation, token_ids=())
         after = self.context.continues if after is None else after
         if after is None:
             return self.context.renderer.render(observation, trusted=self.context.trusted)
@@ -133,23 +137,43 @@ class AgentFlowBase(ABC):
             seed=mix_seed(self.context.seed, self._num_calls),
         )
         self._num_calls += 1
-        with boundary(StopReason.ENGINE_ERROR, "the engine"):
-            if self.context.observer is None:
-                sampled = await self.context.engine.generate(prompt.token_ids, sampling)
-            else:
-                sampled = await self._sample_observed(prompt, sampling, self.context.observer)
-        completion = self.context.renderer.own_turn(sampled)
+        if self._message_engine is None:
+            completion, action = await self._sample(prompt, sampling)
+        else:
+            completion, action = await self._chat(self._message_engine, prompt, sampling)
         cut = completion.finish_reason == "length"
         turn = Turn(
             prompt=prompt,
             completion=completion,
-            action=self.context.renderer.parse(completion.token_ids, truncated=cut),
+            action=action,
             context_cut=cut and room < max_tokens,
             seconds=time.perf_counter() - started,
         )
         if self.context.observer is not None:
             self.context.observer(ActionParsed(turn=turn))
         return turn
+
+    async def _sample(self, prompt: Prompt, sampling: SamplingParams) -> tuple[Completion, Action]:
+        with boundary(StopReason.ENGINE_ERROR, "the engine"):
+            if self.context.observer is None:
+                sampled = await self.context.engine.generate(prompt.token_ids, sampling)
+            else:
+                sampled = await self._sample_observed(prompt, sampling, self.context.observer)
+        completion = self.context.renderer.own_turn(sampled)
+        is_cut = completion.finish_reason == "length"
+        return completion, self.context.renderer.parse(completion.token_ids, truncated=is_cut)
+
+    async def _chat(self, engine: MessageEngine, prompt: Prompt, sampling: SamplingParams) -> tuple[Completion, Action]:
+        """One turn of an engine that takes messages."""
+        observer = self.context.observer or (lambda event: None)
+        observer(PromptRendered(prompt=prompt))
+        with boundary(StopReason.ENGINE_ERROR, "the engine"):
+            return await engine.chat(
+                prompt.observation,
+                sampling,
+                lambda text: observer(TokensSampled(text=text, token_ids=(), logprobs=())),
+            )
+        raise AssertionError  # a boundary raises what it catches, as another error
 
     async def _sample_observed(self, prompt: Prompt, sampling: SamplingParams, observer: FlowObserver) -> Completion:
         """The same completion as `engine.generate`, with its tokens shown to the observer as they are sampled."""

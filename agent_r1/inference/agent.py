@@ -19,12 +19,13 @@ from typing import Any
 
 from agent_r1.chat import ChatRenderer, load_renderer
 from agent_r1.config import Config, Overrides
-from agent_r1.data import load_tasks
+from agent_r1.data import load_tasks, read_rows
 from agent_r1.engines import Engine, make_engine
 from agent_r1.envs import AgentEnv, make_env
 from agent_r1.errors import DataError, no_exit
 from agent_r1.flows import FlowObserver, Turn
-from agent_r1.inference.source import AgentSource, Say, find_source
+from agent_r1.inference.server_client import ServerEngine
+from agent_r1.inference.source import AgentSource, Say, find_settings, find_source
 from agent_r1.models import choose_device, is_gguf, load_policy, load_trained, merge_trained, unpack_gguf
 from agent_r1.registry import recipe_folder
 from agent_r1.rewards import RewardFunction, in_workers, no_outcome_reward
@@ -128,9 +129,20 @@ class Agent:
             raise DataError(f"the data files {', '.join(missing)} are not here{makes}")
         return files
 
+    def system_message(self) -> str | None:
+        """The system message of the recipe's first row, which the model was trained with; None when there is none."""
+        try:
+            row = next(read_rows(Path(self._data_files()[0])), None)
+        except DataError:
+            return None
+        prompt = row.get("prompt") if isinstance(row, dict) else None
+        first = prompt[0] if isinstance(prompt, list) and prompt else None
+        is_system = isinstance(first, dict) and first.get("role") == "system" and isinstance(first.get("content"), str)
+        return first["content"] if is_system else None
+
     @property
     def _folder(self) -> Path | None:
-        return None if self.config.recipe is None else Path(self.config.recipe)
+        return _recipe_of(self.source)
 
 
 def load_agent(
@@ -152,8 +164,7 @@ def load_agent(
     """
     source = find_source(model_or_run, recipe=recipe, overrides=overrides, step=step)
     config = source.config
-    folder = None if config.recipe is None else Path(config.recipe)
-    with no_exit("the code of the recipe"), recipe_folder(folder):
+    with no_exit("the code of the recipe"), recipe_folder(_recipe_of(source)):
         _, reward = check_config(config)
         if is_gguf(config.model.path):
             say(f"{config.model.path} is converted once, into the cache")
@@ -164,6 +175,30 @@ def load_agent(
         )
         engine = _load_engine(source)
         return make_agent(source, renderer, engine, reward)
+
+
+def connect_agent(
+    server: str,
+    model_or_run: str | Path,
+    *,
+    recipe: str | Path | None = None,
+    overrides: Overrides = (),
+    key: str | None = None,
+) -> Agent:
+    """An agent whose model an OpenAI-compatible server has; its tools run here.
+
+    Args:
+        server: The server's address, such as `http://127.0.0.1:8000`.
+        model_or_run: The model's name at the server; or the folder of a run, for its tools and settings.
+        recipe: As for `load_agent`.
+        overrides: As for `load_agent`.
+        key: The server's key.
+    """
+    source = find_settings(model_or_run, recipe=recipe, overrides=overrides)
+    with no_exit("the code of the recipe"), recipe_folder(_recipe_of(source)):
+        _, reward = check_config(source.config)
+        engine = ServerEngine(server, model=None if source.run is not None else str(model_or_run), key=key)
+        return make_agent(source, engine.renderer, engine, reward)
 
 
 def make_agent(source: AgentSource, renderer: ChatRenderer, engine: Engine, reward: RewardFunction) -> Agent:
@@ -213,6 +248,10 @@ def _load_engine(source: AgentSource) -> Engine:
     policy = merge_trained(load_trained(config.model, saved["learner"]["policy"], device=device), config.model)
     config.model.lora.rank = 0  # merged
     return make_engine(config, policy, context)
+
+
+def _recipe_of(source: AgentSource) -> Path | None:
+    return None if source.config.recipe is None else Path(source.config.recipe)
 
 
 def _sampling(source: AgentSource) -> SamplingParams:

@@ -74,21 +74,43 @@ def find_source(
     )
 
 
-def _of_run(folder: RunFolder, recipe: str | Path | None, texts: list[str], step: int | None) -> AgentSource:
+def find_settings(
+    model_or_run: str | Path, *, recipe: str | Path | None = None, overrides: Overrides = ()
+) -> AgentSource:
+    """The settings for a model that a server has: those of a run, of a recipe, or none but the defaults."""
+    folder, texts = _run_at(Path(model_or_run)), override_texts(overrides)
+    if folder is not None:
+        config = _run_config(folder, recipe, texts)
+        return AgentSource(label=folder.path.resolve().name, config=config, has_recipe=True, run=folder)
+    config = load_config(recipe, [*texts, f"model.path={quoted(str(model_or_run))}"])
+    if recipe is None and not any(text.lstrip("+").startswith("rollout.max_tokens=") for text in texts):
+        config.rollout.max_tokens = _MAX_TOKENS
+    config = _as_it_is(config, str(model_or_run))
+    return AgentSource(label=str(model_or_run), config=config, has_recipe=recipe is not None)
+
+
+def _run_config(folder: RunFolder, recipe: str | Path | None, texts: list[str]) -> Config:
+    """The settings of a run, or of a recipe that is named in its place; the tool format stays the run's."""
     trained = folder.read_config()
     config = load_config(trained if recipe is None else recipe, texts)
-    if recipe is not None:  # its tools and environment; how the model writes calls is the run's
-        config = replace(config, model=replace(config.model, tool_format=trained.model.tool_format))
-    elif config.recipe is not None and not Path(config.recipe).is_dir():
+    if recipe is not None:
+        return replace(config, model=replace(config.model, tool_format=trained.model.tool_format))
+    if config.recipe is not None and not Path(config.recipe).is_dir():
         raise ConfigError(
             f"{folder.path} was trained with the recipe {config.recipe}, which is not here; run this in the folder it "
             "was trained in, or name the recipe (--recipe FOLDER)"
         )
+    return config
+
+
+def _of_run(folder: RunFolder, recipe: str | Path | None, texts: list[str], step: int | None) -> AgentSource:
+    config = _run_config(folder, recipe, texts)
     label = folder.path.resolve().name
     if step is None and (folder.model / "config.json").is_file():
         return AgentSource(label=label, config=_as_it_is(config, str(folder.model)), has_recipe=True, run=folder)
     checkpoint = _checkpoint(folder, step)
-    model = replace(trained.model, path=_converted(trained.model.path))
+    trained = folder.read_config().model
+    model = replace(trained, path=_converted(trained.path))
     return AgentSource(
         label=f"{label} (step {checkpoint[0]})",
         config=replace(config, model=model, sft=replace(config.sft, folder=None)),

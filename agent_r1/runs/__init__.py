@@ -10,7 +10,7 @@ from agent_r1.runs.plot import DEFAULT_KEYS, draw_curves, save_figure
 from agent_r1.runs.read import RunRecord, read_runs
 from agent_r1.runs.table import markdown_table, table_rows
 from agent_r1.runs.tracking import Tracker, tracker_factories
-from agent_r1.runs.trajectories import read_trajectories, write_trajectories
+from agent_r1.runs.trajectories import read_trajectories, trajectory_lines, write_trajectories
 
 __all__ = [
     "DEFAULT_KEYS",
@@ -40,6 +40,7 @@ __all__ = [
     "save_figure",
     "table_rows",
     "tracker_factories",
+    "trajectory_lines",
     "write_fingerprints",
     "write_trajectories",
 ]
