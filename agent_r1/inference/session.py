@@ -22,7 +22,7 @@ from agent_r1.errors import ConfigError
 from agent_r1.flows import ActionParsed, FlowEvent, FlowObserver, PromptRendered, TokensSampled, Turn, replies_to
 from agent_r1.inference.agent import Agent
 from agent_r1.seeds import mix_seed
-from agent_r1.types import Action, Completion, Message, Observation, SamplingParams, Task, Trajectory
+from agent_r1.types import Action, Completion, Message, Observation, SamplingParams, Step, StopReason, Task, Trajectory
 
 STOPPED = "Error: stopped by the user before it finished"
 """What the model reads, instead of its result, of a call that the user stopped."""
@@ -38,8 +38,8 @@ class Exchange:
     """The whole conversation after the reply."""
     turn: Turn | None
     """The reply's last turn, which the next prompt is bridged over; None when the model was not called."""
-    trajectory: Trajectory | None
-    """The reply as a trajectory; None when the user stopped it."""
+    trajectory: Trajectory
+    """The reply as a trajectory; `reward_parts` of one that the user stopped has `stopped`."""
     is_scored: bool
     """Whether the outcome reward was computed."""
 
@@ -133,8 +133,8 @@ class ChatSession:
             )
         except asyncio.CancelledError:
             watch.stop()
-            if len(watch.messages) > len(task.prompt):  # a stop before the first character leaves nothing
-                self._add(task, watch, None, is_scored=False)
+            if watch.steps:  # a stop before the first character leaves nothing
+                self._add(task, watch, _stopped_trajectory(task, watch.steps), is_scored=False)
             raise
         if trajectory.is_failure:
             await self._drop_env()
@@ -142,7 +142,7 @@ class ChatSession:
             self._add(task, watch, trajectory, is_scored=scored)
         return trajectory
 
-    def _add(self, task: Task, watch: _Watch, trajectory: Trajectory | None, *, is_scored: bool) -> None:
+    def _add(self, task: Task, watch: _Watch, trajectory: Trajectory, *, is_scored: bool) -> None:
         exchange = Exchange(
             task=task, messages=watch.messages, turn=watch.turn, trajectory=trajectory, is_scored=is_scored
         )
@@ -184,6 +184,7 @@ class _Watch:
     def __init__(self, task: Task, renderer: ChatRenderer, observer: FlowObserver | None) -> None:
         self.messages: tuple[Message, ...] = task.prompt
         self.turn: Turn | None = None
+        self.steps: list[Step] = []
         self._renderer = renderer
         self._observer = observer
         self._sampled: list[TokensSampled] = []
@@ -200,7 +201,7 @@ class _Watch:
             if isinstance(self._pending, Turn):
                 self.turn = self._pending
             self._pending = None
-            self._append(event.step.observation, event.step.action, replies_to(event.step, event.following))
+            self._append(event.step, replies_to(event.step, event.following))
         if self._observer is not None:
             self._observer(event)
 
@@ -208,14 +209,14 @@ class _Watch:
         """Keep what the user has seen of a reply that is stopped here: text that is cut, and calls without results."""
         if isinstance(self._pending, Prompt) and any(event.text for event in self._sampled):
             self.turn = self._cut_turn(self._pending)
-            self._append(self._pending.observation, self.turn.action, ())
+            self._append(_step_of(self.turn), ())
         elif isinstance(self._pending, Turn):
-            self.turn, action = self._pending, self._pending.action
+            self.turn = self._pending
             results = tuple(
                 {"role": "tool", "name": call.name, "tool_call_id": call.call_id, "content": STOPPED}
-                for call in action.tool_calls
+                for call in self.turn.action.tool_calls
             )
-            self._append(self._pending.prompt.observation, action, results)
+            self._append(_step_of(self.turn), results)
 
     def _cut_turn(self, prompt: Prompt) -> Turn:
         ids = tuple(token for event in self._sampled for token in event.token_ids)
@@ -229,9 +230,37 @@ class _Watch:
         action = self._renderer.parse(ids, truncated=True) if ids else Action(text=text, content=text)
         return Turn(prompt=prompt, completion=completion, action=action, context_cut=False, seconds=0.0)
 
-    def _append(self, observation: Observation, action: Action, replies: Sequence[Message]) -> None:
-        """Add an action and the replies to it; what the environment had put before the action is part of it, unless it
+    def _append(self, step: Step, replies: Sequence[Message]) -> None:
+        """Add a step and the replies to it; what the environment had put before the action is part of it, unless it
         showed only a part of the conversation."""
-        shown = observation.messages or ()
+        shown = step.observation.messages or ()
         before = shown if shown[: len(self.messages)] == self.messages else self.messages
-        self.messages = (*before, action.as_message(), *replies)
+        self.messages = (*before, step.action.as_message(), *replies)
+        self.steps.append(step)
+
+
+def _step_of(turn: Turn) -> Step:
+    """A turn that the user stopped, as a step."""
+    return Step(
+        observation=turn.prompt.observation,
+        prompt_ids=turn.prompt.token_ids,
+        action=turn.action,
+        action_ids=turn.completion.token_ids,
+        rollout_logprobs=turn.completion.logprobs,
+        reward=0.0,
+        done=False,
+        policy_versions=turn.completion.policy_versions,
+    )
+
+
+def _stopped_trajectory(task: Task, steps: Sequence[Step]) -> Trajectory:
+    return Trajectory(
+        task_id=task.task_id,
+        group_id=0,
+        member=0,
+        data_source=task.data_source,
+        steps=tuple(steps),
+        outcome_reward=0.0,
+        reward_parts={"stopped": 1.0},
+        stop_reason=StopReason.MAX_TOKENS,
+    )
