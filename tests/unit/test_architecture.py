@@ -61,8 +61,8 @@ PACKAGES: dict[str, str] = {
     "scaffold": "errors",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
-        "api checks codec config console data envs errors evaluation files inference interrupts registry runs scaffold tools "
-        "training"
+        "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
+        "scaffold tools training"
     ),
 }
 """What each package may import of the others."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from agent_r1.errors import ConfigError, DataError, did_you_mean
@@ -61,9 +62,11 @@ class Commands:
 
     def help(self, rest: str) -> None:
         """/help: this list."""
+        table = Table(box=None, show_header=False, pad_edge=False)
         for command in _COMMANDS.values():
             name, _, text = (command.__doc__ or "").partition(": ")
-            self._console.print(Text(f"  {name:<32}", style="cyan").append(" ".join(text.split()), style="not bold"))
+            table.add_row(Text(name, style="cyan"), " ".join(text.split()))
+        self._console.print(table)
         self._console.print(
             'A message of several lines stands between lines of """. Ctrl-C stops a reply, Ctrl-D leaves.'
         )

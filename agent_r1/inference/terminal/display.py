@@ -39,6 +39,7 @@ class EpisodeDisplay:
         self._at_line_start = True
 
     def __call__(self, event: FlowEvent) -> None:
+        """Print one event."""
         if isinstance(event, PromptRendered):
             self._text, self._num_shown = "", 0
         elif isinstance(event, TokensSampled):
@@ -147,7 +148,7 @@ def show_messages(console: Console, messages: Sequence[Message]) -> None:
         content = message.get("content")
         text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
         line = Text(f"{one_line(str(message.get('role')))}: ", style="bold")
-        console.print(line.append(printable(text), style="not bold"), soft_wrap=True)
+        console.print(line.append(printable(text), style="not bold default"), soft_wrap=True)
 
 
 def show_tokens(console: Console, steps: Sequence[Step], decode: Callable[[int], str]) -> None:
