@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from agent_r1.cli.chat import chat
 from agent_r1.cli.environments import serve
 from agent_r1.cli.help_text import help_text
 from agent_r1.cli.indexes import index, search
@@ -47,6 +48,7 @@ _add(app, "check", check, "Recipes")
 _add(app, "train", train, "Recipes")
 _add(app, "sft", sft, "Recipes")
 _add(app, "eval", evaluate, "Recipes")
+_add(app, "chat", chat, "Trained agents")
 _add(app, "plot", plot, "Finished and running runs")
 _add(app, "table", table, "Finished and running runs")
 _add(app, "index", index, "Tools and environments")

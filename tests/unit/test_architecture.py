@@ -52,6 +52,10 @@ PACKAGES: dict[str, str] = {
         "learner metric_names models registry rewards rollout runs seeds tools types"
     ),
     # What people call.
+    "inference": (
+        "chat config data engines envs errors files flows models paths registry rewards rollout runs seeds tools "
+        "training types"
+    ),
     "checks": (
         "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
         "tools training types"
@@ -59,8 +63,8 @@ PACKAGES: dict[str, str] = {
     "scaffold": "errors",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
-        "api checks codec config console data envs errors evaluation files interrupts registry runs scaffold tools "
-        "training"
+        "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
+        "scaffold tools training"
     ),
 }
 """What each package may import of the others."""
