@@ -56,6 +56,7 @@ PACKAGES: dict[str, str] = {
         "chat config data engines envs errors files flows models paths registry rewards rollout runs seeds tools "
         "training types"
     ),
+    "serving": "codec errors flows inference openai_api types version web",
     "checks": (
         "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
         "tools training types"
@@ -64,7 +65,7 @@ PACKAGES: dict[str, str] = {
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
         "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
-        "scaffold tools training"
+        "scaffold serving tools training web"
     ),
 }
 """What each package may import of the others."""
