@@ -13,6 +13,8 @@ from agent_r1.models.load import (
     compile_layers,
     load_model,
     load_policy,
+    load_trained,
+    merge_trained,
 )
 from agent_r1.models.lora import (
     adapter_factors,
@@ -56,7 +58,9 @@ __all__ = [
     "layer_windows",
     "load_model",
     "load_policy",
+    "load_trained",
     "make_smollm2",
+    "merge_trained",
     "merged_weights",
     "refuse_features",
     "require_peft",
