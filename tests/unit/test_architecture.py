@@ -51,8 +51,8 @@ PACKAGES: dict[str, str] = {
     ),
     # What people call.
     "inference": (
-        "chat config data engines envs errors files flows models paths registry rewards rollout runs seeds tools "
-        "training types"
+        "chat config data engines envs errors files flows metric_names models paths registry rewards rollout runs "
+        "seeds tools training types version"
     ),
     "checks": (
         "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
