@@ -9,6 +9,7 @@ import typer
 
 from agent_r1.cli.chat import chat
 from agent_r1.cli.environments import serve
+from agent_r1.cli.export import export
 from agent_r1.cli.help_text import help_text
 from agent_r1.cli.indexes import index, search
 from agent_r1.cli.recipes import check, evaluate, sft, train
@@ -51,6 +52,7 @@ _add(app, "sft", sft, "Recipes")
 _add(app, "eval", evaluate, "Recipes")
 _add(app, "chat", chat, "Trained agents")
 _add(app, "serve", serve_model, "Trained agents")
+_add(app, "export", export, "Trained agents")
 _add(app, "plot", plot, "Finished and running runs")
 _add(app, "table", table, "Finished and running runs")
 _add(app, "index", index, "Tools and environments")

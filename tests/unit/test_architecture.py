@@ -53,8 +53,8 @@ PACKAGES: dict[str, str] = {
     ),
     # What people call.
     "inference": (
-        "chat config data engines envs errors files flows models paths registry rewards rollout runs seeds tools "
-        "training types"
+        "chat config data engines envs errors files flows metric_names models paths registry rewards rollout runs "
+        "seeds tools training types version"
     ),
     "serving": "codec errors flows inference openai_api types version web",
     "checks": (
