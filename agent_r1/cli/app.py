@@ -13,6 +13,7 @@ from agent_r1.cli.indexes import index, search
 from agent_r1.cli.recipes import check, evaluate, sft, train
 from agent_r1.cli.reports import plot, table
 from agent_r1.cli.scaffold import init
+from agent_r1.cli.view import view
 
 _HELP = """Train language-model agents with reinforcement learning over whole multi-turn interactions.
 
@@ -47,6 +48,7 @@ _add(app, "check", check, "Recipes")
 _add(app, "train", train, "Recipes")
 _add(app, "sft", sft, "Recipes")
 _add(app, "eval", evaluate, "Recipes")
+_add(app, "view", view, "Finished and running runs")
 _add(app, "plot", plot, "Finished and running runs")
 _add(app, "table", table, "Finished and running runs")
 _add(app, "index", index, "Tools and environments")
