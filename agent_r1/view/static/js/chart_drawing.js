@@ -55,13 +55,14 @@ function range(values, padding) {
   return [low - (high - low) * padding, high + (high - low) * padding];
 }
 
-/** Round numbers between two values: `ticks(0, 1, 4)` is [0, 0.5, 1]. */
-export function ticks(low, high, most) {
-  const rough = (high - low) / Math.max(1, most);
+/** Round numbers between two values, whole ones on request: `ticks(0, 1, 4)` is [0, 0.25, 0.5, 0.75, 1]. */
+export function ticks(low, high, most, isWhole = false) {
+  const rough = Math.max((high - low) / Math.max(1, most), isWhole ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * ([1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough) ?? 10);
-  const first = Math.ceil(low / step);
-  const last = Math.floor(high / step);
+  const factors = isWhole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10];
+  const step = power * (factors.find((factor) => factor * power >= rough * 0.999) ?? 10);
+  const first = Math.ceil(low / step - 1e-9);
+  const last = Math.floor(high / step + 1e-9);
   return Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
@@ -82,8 +83,7 @@ function drawAxes(context, box, area, { x0, x1, y0, y1, wholeX }) {
   }
   context.textAlign = "center";
   context.textBaseline = "top";
-  for (const x of ticks(x0, x1, Math.max(2, (box.right - box.left) / 70))) {
-    if (wholeX && !Number.isInteger(x)) continue;
+  for (const x of ticks(x0, x1, Math.max(2, (box.right - box.left) / 70), wholeX)) {
     context.fillText(number(x), area.fromX(x), box.bottom + 8);
   }
 }
@@ -124,7 +124,7 @@ function drawBand(context, line, area) {
 function drawRaw(context, line, area) {
   if (!line.raw) return;
   path(context, line.x, line.raw, area);
-  context.globalAlpha = 0.22;
+  context.globalAlpha = 0.32;
   context.lineWidth = 1;
   context.strokeStyle = color(line.color);
   context.stroke();

@@ -13,7 +13,7 @@ export async function groupPage({ source, route, state }) {
   const run = state.run(id);
   const answer = await source.group(id, kind, step, group);
   const members = answer.members;
-  const heads = members.map((member) => headOf(member, link("trajectory", { run: id, key: member.key }, { step, kind })));
+  const heads = members.map((member, i) => headOf(member, i, link("trajectory", { run: id, key: member.key }, { step, kind })));
   const most = Math.max(0, ...members.map((member) => stepsOf(member).length));
   const rows = Array.from({ length: most }, (_, i) => rowOf(members, i));
   const grid = h("div", { class: "members", vars: { "--members": members.length } }, heads, rows);
@@ -71,8 +71,8 @@ export function promptBox(prompt) {
   return h("section", { class: "step-card prompt-card" }, prompt.map((message) => messageOf(message, block, "", { first: 500, lines: 6 })));
 }
 
-function headOf(member, href) {
-  return h("div", { class: "member-head" },
+function headOf(member, column, href) {
+  return h("div", { class: column ? "member-head" : "member-head first" },
     h("a", { href }, memberName(member)),
     resultBadge(member),
     h("div", { class: "member-figures" },
@@ -87,9 +87,10 @@ function rowOf(members, index) {
   const texts = members.map((member) => stepsOf(member)[index]?.text);
   return members.map((member, column) => {
     const step = stepsOf(member)[index];
-    if (!step) return h("div", { class: "member-step none", "aria-label": "ended before" });
+    const place = column ? "" : " first";
+    if (!step) return h("div", { class: `member-step none${place}` });
     const twin = texts.indexOf(step.text);
-    return h("div", { class: "member-step" },
+    return h("div", { class: `member-step${place}` },
       h("div", { class: "member-step-head" },
         h("span", { class: "faint" }, `step ${index + 1}`),
         twin < column ? h("span", { class: "twin" }, `as ${memberName(members[twin])}`) : null,

@@ -11,7 +11,7 @@ export const SHORTCUTS = [
     ["j / k", "next / previous step"],
     ["g", "all members of its group"],
     ["h", "its task over the training"],
-    ["c", "colour tokens by the next quantity"],
+    ["c", "color tokens by the next quantity"],
     ["← / →", "move over tokens, once they have the focus"],
   ]],
 ];

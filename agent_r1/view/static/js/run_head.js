@@ -5,7 +5,7 @@ import { link } from "./router.js";
 
 const COLORS = 8;
 
-/** Each run keeps its colour, whichever others are shown. */
+/** Each run keeps its color, whichever others are shown. */
 export function colorsOf(runs) {
   const ids = runs.map((run) => run.id).sort();
   return new Map(ids.map((id, i) => [id, `--series-${(i % COLORS) + 1}`]));

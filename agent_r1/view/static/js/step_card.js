@@ -4,7 +4,7 @@ import { count, duration, foreign, h, number, signed } from "./dom.js";
 import { createTokenStrip } from "./tokens.js";
 
 /**
- * A card of a step. `block(value, path)` makes blocks of its texts. `paint(scale, {prompt})` colours its tokens and shows or
+ * A card of a step. `block(value, path)` makes blocks of its texts. `paint(scale, {prompt})` colors its tokens and shows or
  * hides those of the prompt.
  */
 export function createStepCard(step, index, block) {
@@ -118,7 +118,7 @@ function parsed(step, path, block) {
   return notes.length ? h("div", { class: "parsed" }, notes) : null;
 }
 
-/** A coloured line with a word in front. */
+/** A colored line with a word in front. */
 export function callout(kind, word, text) {
   return h("div", { class: `callout ${kind}` }, h("strong", {}, word), foreign(String(text).slice(0, 4000)));
 }

@@ -20,7 +20,7 @@ export async function taskPage({ source, route, state }) {
       h("p", { class: "run-facts" }, "one task over the training"), figures),
     prompt,
     h("section", { class: "panel task-panel" }, h("header", {}, h("h3", {}, "reward")), chart.element),
-    table.element,
+    h("div", { class: "list" }, table.element),
   );
 
   async function load() {

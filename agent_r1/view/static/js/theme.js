@@ -19,7 +19,7 @@ export function toggleTheme() {
   announce();
 }
 
-/** Calls `listener` after each change of colours; returns a function that stops it. */
+/** Calls `listener` after each change of colors; returns a function that stops it. */
 export function onThemeChange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -34,7 +34,7 @@ system.addEventListener("change", announce);
 
 const resolved = new Map();
 
-/** The colour that a CSS variable has in the current theme, in a form that canvas understands. */
+/** The color that a CSS variable has in the current theme, in a form that canvas understands. */
 export function color(variable) {
   if (!resolved.has(variable)) {
     const probe = document.createElement("i");

@@ -1,10 +1,10 @@
-// How a token's number becomes a colour: a class for the hue and a strength from 0 to 1, so that both themes can choose theirs.
+// How a token's number becomes a color: a class for the hue and a strength from 0 to 1, so that both themes can choose theirs.
 
 import { number, signed } from "./dom.js";
 
 export const WRITERS = ["model", "tool", "user", "template"];
 
-/** The quantities tokens can be coloured by, in the order of the key `c`. */
+/** The quantities tokens can be colored by, in the order of the key `c`. */
 export const MODES = [
   { name: "text", label: "nothing", field: null },
   { name: "logprob", label: "log-prob", field: "logprob", low: "likely", high: "unlikely" },
@@ -25,7 +25,7 @@ export function availableModes(steps) {
 /** A function from token to `{hue, strength}` or null, with `legend`: `{gradient: [low label, high label]}` or `{swatches}`. */
 export function scaleFor(name, steps) {
   const values = steps.flatMap((step) => (step.tokens ?? []).map((token) => token[name])).filter(Number.isFinite);
-  if (name === "logprob") return sequential(name, (value) => -value / 4, "0", "−4 and less");
+  if (name === "logprob") return sequential(name, (value) => (-value / 4) ** 0.6, "0", "−4 and less");
   if (name === "entropy") {
     const top = Math.max(0.5, quantile(values, 0.98));
     return sequential(name, (value) => value / top, "0", number(top));

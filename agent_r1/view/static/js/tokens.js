@@ -1,4 +1,4 @@
-// Tokens as they were sampled or read: coloured by a quantity, with all their numbers under the pointer or the arrow keys.
+// Tokens as they were sampled or read: colored by a quantity, with all their numbers under the pointer or the arrow keys.
 
 import { appendText, count, h, number, signed } from "./dom.js";
 import { visible } from "./text.js";
@@ -8,7 +8,7 @@ import { hideTip, showTip } from "./tip.js";
 const FIRST = 1500;
 const MORE = 6000;
 
-/** A strip of tokens; `paint(scale)` colours it. */
+/** A strip of tokens; `paint(scale)` colors it. */
 export function createTokenStrip(tokens, label) {
   const body = h("div", { class: "tokens", tabindex: 0, role: "group", dir: "auto", "aria-label": `${label}; arrow keys move over tokens` });
   const element = h("div", { class: "token-strip" }, body);

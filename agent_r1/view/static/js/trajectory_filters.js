@@ -34,7 +34,7 @@ export function createFilters(changeQuery) {
     return select;
   }
 
-  const yesNo = (any, yes, no) => [["", any], ["true", yes], ["false", no]];
+  const yesNo = (any, yes, no) => [["", any], ["1", yes], ["0", no]];
   const text = typed("text", { type: "search", placeholder: "Search in text", "data-search": true });
   const element = h("form", { class: "filters", role: "search", "aria-label": "Filters", onsubmit: (event) => event.preventDefault() },
     field("Text", text),
@@ -68,7 +68,13 @@ export function createFilters(changeQuery) {
     );
   }
 
-  return { element: h("div", { class: "filter-box" }, element, chips), show, focusSearch: () => text.focus() };
+  // Where there is room, the filters stand open.
+  const box = h("details", { class: "filter-details", open: matchMedia("(min-width: 901px)").matches }, h("summary", {}, "Filters"), element);
+  const focusSearch = () => {
+    box.open = true;
+    text.focus();
+  };
+  return { element: h("div", { class: "filter-box" }, box, chips), show, focusSearch };
 }
 
 function field(label, control) {

@@ -1,4 +1,4 @@
-// One trajectory: its figures, its steps as cards, its tokens coloured, and what failed before it.
+// One trajectory: its figures, its steps as cards, its tokens colored, and what failed before it.
 
 import { count, foreign, h, number, signed } from "./dom.js";
 import { createListKeys } from "./keyboard.js";
@@ -172,7 +172,7 @@ function markOutline(outline, card) {
 }
 
 function createColorBar(modes, changeQuery) {
-  const select = h("select", { "aria-label": "Colour tokens by", "data-search": true }, MODES.map(({ name, label }) => {
+  const select = h("select", { "aria-label": "Color tokens by", "data-search": true }, MODES.map(({ name, label }) => {
     const option = h("option", { value: name, disabled: !modes.has(name) }, modes.has(name) ? label : `${label} (not recorded)`);
     return option;
   }));
@@ -182,7 +182,7 @@ function createColorBar(modes, changeQuery) {
   prompt.addEventListener("change", () => changeQuery({ prompt: prompt.checked ? "1" : "0" }));
   const hint = modes.has("advantage") ? null
     : h("span", { class: "faint hint" }, "Advantages and ratios are recorded with ", h("code", {}, "tracking.record_credit=true"));
-  const element = h("div", { class: "toolbar color-bar" }, h("label", { class: "inline" }, "Colour tokens by", select), legend,
+  const element = h("div", { class: "toolbar color-bar" }, h("label", { class: "inline" }, "Color tokens by", select), legend,
     h("label", { class: "inline" }, prompt, "Prompt tokens"), hint);
   return {
     element,

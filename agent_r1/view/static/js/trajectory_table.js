@@ -75,7 +75,7 @@ function rowOf(row, onOpen) {
   return element;
 }
 
-/** Solved, not solved, cut at a limit, or failed: in words and colour. */
+/** Solved, not solved, cut at a limit, or failed: in words and color. */
 export function resultBadge(row) {
   const reason = String(row.stop_reason ?? "").replaceAll("_", " ");
   const [kind, label] = row.failed
