@@ -11,12 +11,13 @@ from typing import Any
 
 from agent_r1.errors import AgentR1Error, DataError
 from agent_r1.version import __version__
-from agent_r1.view import query
 from agent_r1.view.bounds import Bounds, text_at
 from agent_r1.view.catalog import Catalog
+from agent_r1.view.index import query
+from agent_r1.view.index.filters import parse_filters
+from agent_r1.view.index.scan import decode
 from agent_r1.view.record import add_tokens, light_steps, whole_record
 from agent_r1.view.run import ViewedRun
-from agent_r1.view.scan import decode
 from agent_r1.view.tokens import find_tokenizer
 
 MAX_TEXT_ANSWER = 1_000_000
@@ -131,7 +132,7 @@ class ViewApi:
 
     def trajectories(self, run_id: str, parameters: Sequence[tuple[str, str]]) -> dict[str, Any]:
         """A page of the list of trajectories."""
-        filters, page = query.parse_filters(parameters)
+        filters, page = parse_filters(parameters)
         run = self.run(run_id)
         self.indexer.touch(run)
         with run.index.reading() as connection:

@@ -17,8 +17,8 @@ from agent_r1.codec import write_json
 from agent_r1.errors import DataError
 from agent_r1.files import size_in_words, write_atomically
 from agent_r1.view.api import ViewApi
+from agent_r1.view.index.query import rows_of, whole_groups
 from agent_r1.view.page_files import page_files
-from agent_r1.view.query import rows_of, whole_groups
 from agent_r1.view.run import ViewedRun
 
 DATA_ID = "embedded-data"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_r1.view.scan import message_text
+from agent_r1.view.index.scan import message_text
 from agent_r1.view.tokens import TokenTexts, writers_of
 
 MAX_TOKENS = 50_000

@@ -17,7 +17,7 @@ from agent_r1.errors import AgentR1Error, DataError
 from agent_r1.metric_names import STEP_SECONDS
 from agent_r1.runs import RunRecord, is_locked, parse_metrics_line
 from agent_r1.view.bounds import Bounds
-from agent_r1.view.index import TrajectoryIndex
+from agent_r1.view.index.store import TrajectoryIndex
 from agent_r1.view.inside import Signature, open_inside, read_inside, signature_of
 
 _MAX_FILE = 4 << 20

@@ -38,6 +38,8 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _COOKIE = "agent_r1_view"
+_RUN = "/api/runs/{run_id}"
+_Make = Callable[[Request], dict[str, Any]]
 
 
 def create_app(api: ViewApi, access: Access | None = None) -> Any:
@@ -51,12 +53,6 @@ def create_app(api: ViewApi, access: Access | None = None) -> Any:
         yield
         await run_in_threadpool(api.indexer.stop)
 
-    def answer(path: str, make: Callable[[Request], dict[str, Any]]) -> Route:
-        async def endpoint(request: Request) -> Response:
-            return _json(await run_in_threadpool(make, request))
-
-        return Route(path, endpoint, methods=["GET"])
-
     async def page(request: Request) -> Response:
         return _page(request, access)
 
@@ -69,29 +65,8 @@ def create_app(api: ViewApi, access: Access | None = None) -> Any:
     async def all_live(request: Request) -> Response:
         return StreamingResponse(streams.open_all(), media_type="text/event-stream", headers=_HEADERS)
 
-    one = "/api/runs/{run_id}"
-    routes = [
-        Route("/", page, methods=["GET"]),
-        Route("/static/{name:path}", _static, methods=["GET"]),
-        answer("/api/runs", lambda request: api.runs()),
-        Route("/api/live", all_live, methods=["GET"]),
-        answer("/api/differences", lambda request: api.differences(_ids(request))),
-        answer(f"{one}/metrics", lambda r: api.metrics(r.path_params["run_id"], r.query_params.get("keys"))),
-        answer(f"{one}/config", lambda r: api.config(r.path_params["run_id"])),
-        answer(
-            f"{one}/trajectories", lambda r: api.trajectories(r.path_params["run_id"], r.query_params.multi_items())
-        ),
-        answer(f"{one}/trajectories/{{key}}/text", lambda r: _text(api, r)),
-        answer(
-            f"{one}/trajectories/{{key}}",
-            lambda r: api.trajectory(
-                r.path_params["run_id"], r.path_params["key"], with_tokens=r.query_params.get("tokens") != "0"
-            ),
-        ),
-        answer(f"{one}/groups/{{step}}/{{group}}", lambda r: _group(api, r)),
-        answer(f"{one}/tasks/{{task:path}}", lambda r: api.task(r.path_params["run_id"], r.path_params["task"])),
-        Route(f"{one}/live", live, methods=["GET"]),
-    ]
+    routes = [Route("/", page), Route("/static/{name:path}", _static), Route("/api/live", all_live)]
+    routes += [Route(f"{_RUN}/live", live), *(_answer(path, make) for path, make in _answers(api).items())]
     handlers: Any = {
         HTTPException: _refuse_http,
         RefusedError: lambda request, error: _refusal(error.status, error.kind, str(error)),
@@ -102,6 +77,36 @@ def create_app(api: ViewApi, access: Access | None = None) -> Any:
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return KeyFromBrowser(AccessControl(app, access, lambda refused: _error(refused.kind, refused.message)))
+
+
+def _answers(api: ViewApi) -> dict[str, _Make]:
+    """What each address answers with."""
+
+    def run_id(request: Request) -> str:
+        return str(request.path_params["run_id"])
+
+    def trajectory(request: Request) -> dict[str, Any]:
+        with_tokens = request.query_params.get("tokens") != "0"
+        return api.trajectory(run_id(request), request.path_params["key"], with_tokens=with_tokens)
+
+    return {
+        "/api/runs": lambda request: api.runs(),
+        "/api/differences": lambda request: api.differences(_ids(request)),
+        f"{_RUN}/metrics": lambda request: api.metrics(run_id(request), request.query_params.get("keys")),
+        f"{_RUN}/config": lambda request: api.config(run_id(request)),
+        f"{_RUN}/trajectories": lambda request: api.trajectories(run_id(request), request.query_params.multi_items()),
+        f"{_RUN}/trajectories/{{key}}/text": lambda request: _text(api, request),
+        f"{_RUN}/trajectories/{{key}}": trajectory,
+        f"{_RUN}/groups/{{step}}/{{group}}": lambda request: _group(api, request),
+        f"{_RUN}/tasks/{{task:path}}": lambda request: api.task(run_id(request), request.path_params["task"]),
+    }
+
+
+def _answer(path: str, make: _Make) -> Route:
+    async def endpoint(request: Request) -> Response:
+        return _json(await run_in_threadpool(make, request))
+
+    return Route(path, endpoint)
 
 
 class KeyFromBrowser:

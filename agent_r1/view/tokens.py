@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agent_r1.errors import DataError
+from agent_r1.view.index.scan import message_text
 from agent_r1.view.inside import Signature, open_inside, signature_of
-from agent_r1.view.scan import message_text
 
 _FILE = "tokenizer.json"
 _MAX_BYTES = 128 << 20

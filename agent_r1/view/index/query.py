@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agent_r1.errors import DataError
-from agent_r1.view.scan import MAX_NAME_CHARS, clean
-from agent_r1.view.words import search_phrases
+from agent_r1.view.index.filters import KINDS, MAX_ROWS, SORTS, Filters, Page
+from agent_r1.view.index.scan import MAX_NAME_CHARS, clean
+from agent_r1.view.index.words import search_phrases
 
-MAX_ROWS = 1000
-_SORTS = {
-    "step": "t.step",
-    "reward": "t.reward",
-    "tokens": "t.tokens",
-    "steps": "t.num_steps",
-    "calls": "t.tool_calls",
-}
-_KINDS = ("train", "eval")
 _COLUMNS = (
     "task_id",
     "group_id",
@@ -39,50 +30,6 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Filters:
-    """Which trajectories are listed; None and () select all."""
-
-    step_min: int | None = None
-    """The first training step."""
-    step_max: int | None = None
-    """The last training step."""
-    reward_min: float | None = None
-    """The smallest outcome reward."""
-    reward_max: float | None = None
-    """The largest outcome reward."""
-    success: bool | None = None
-    """Whether the success is 1 or more."""
-    failed: bool | None = None
-    """Whether it failed for a reason outside the policy."""
-    stop_reasons: tuple[str, ...] = ()
-    """Any of these."""
-    tools: tuple[str, ...] = ()
-    """It calls any of these."""
-    task: str | None = None
-    """Its task id."""
-    data_source: str | None = None
-    """Its data source."""
-    group: int | None = None
-    """Its group id."""
-    text: str = ""
-    """Words that it or its prompt contains."""
-    kind: str | None = None
-    """train or eval."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Page:
-    """Which rows of a list, in which order."""
-
-    sort: str = "step"
-    """A name, or -name for the reverse."""
-    offset: int = 0
-    """Rows to skip."""
-    limit: int = 100
-    """Maximum number of rows."""
-
-
 @dataclass(slots=True)
 class _Where:
     conditions: list[str] = field(default_factory=list)
@@ -97,58 +44,13 @@ class _Where:
         return f" WHERE {' AND '.join(self.conditions)}" if self.conditions else ""
 
 
-def parse_filters(parameters: Sequence[tuple[str, str]]) -> tuple[Filters, Page]:
-    """The filters and the page that a query string asks for; `DataError` names every parameter that is wrong."""
-    parsers: dict[str, Callable[[str], Any]] = {
-        "step_min": _integer,
-        "step_max": _integer,
-        "reward_min": _float,
-        "reward_max": _float,
-        "success": _flag,
-        "failed": _flag,
-        "task": str,
-        "data_source": str,
-        "group": _integer,
-        "text": str,
-        "kind": _kind,
-    }
-    paging: dict[str, Callable[[str], Any]] = {"sort": _sort, "offset": _integer, "limit": _integer}
-    fields: dict[str, Any] = {}
-    page: dict[str, Any] = {}
-    repeated: dict[str, list[str]] = {"stop_reason": [], "tool": []}
-    problems = []
-    for name, value in parameters:
-        if not value:
-            continue
-        try:
-            if name in repeated:
-                repeated[name].append(value)
-            elif name == "step":
-                fields["step_min"] = fields["step_max"] = _integer(value)
-            elif name in parsers:
-                fields[name] = parsers[name](value)
-            elif name in paging:
-                page[name] = paging[name](value)
-            else:
-                known = sorted([*parsers, *paging, *repeated, "step"])
-                problems.append(f"unknown parameter {name!r:.40}; known are {', '.join(known)}")
-        except ValueError as error:
-            problems.append(f"{name}={value!r:.60}: {error}")
-    if problems:
-        raise DataError("; ".join(problems[:10]))
-    page["limit"] = max(1, min(MAX_ROWS, page.get("limit", 100)))
-    page["offset"] = max(0, page.get("offset", 0))
-    chosen = Filters(stop_reasons=tuple(repeated["stop_reason"]), tools=tuple(repeated["tool"]), **fields)
-    return chosen, Page(**page)
-
-
 def list_rows(connection: sqlite3.Connection, filters: Filters, page: Page) -> dict[str, Any]:
     """A page of rows, their total, and how often each tool and stop reason occurs among what the other filters
     select."""
     where = _where(connection, filters)
     [(total,)] = connection.execute(f"SELECT count(*) FROM trajectories t{where.sql}", where.values)
     direction = "DESC" if page.sort.startswith("-") else "ASC"
-    order = f"{_SORTS[page.sort.lstrip('-')]} {direction}, t.step {direction}, t.kind, t.file, t.line"
+    order = f"{SORTS[page.sort.lstrip('-')]} {direction}, t.step {direction}, t.kind, t.file, t.line"
     ids = [
         row[0]
         for row in connection.execute(
@@ -211,7 +113,7 @@ def group_ids(connection: sqlite3.Connection, step: int, group: int, kind: str) 
     rows = connection.execute(
         "SELECT id FROM trajectories WHERE step = ? AND kind = ? AND group_id = ? "
         "ORDER BY file, member < 0, member, line LIMIT ?",
-        (step, _KINDS.index(kind), group, MAX_ROWS),
+        (step, KINDS.index(kind), group, MAX_ROWS),
     )
     return [row[0] for row in rows]
 
@@ -238,7 +140,7 @@ def task_steps(connection: sqlite3.Connection, task: str) -> tuple[list[dict[str
     """How one task went over the steps of training, and the ids of its newest rollouts, oldest first."""
     task = _cut(task)
     steps = [
-        {**dict(row), "kind": _KINDS[row["kind"]]}
+        {**dict(row), "kind": KINDS[row["kind"]]}
         for row in connection.execute(
             "SELECT step, kind, count(*) AS count, sum(failed) AS failed, avg(reward) FILTER (WHERE NOT failed) AS "
             "reward, min(reward) FILTER (WHERE NOT failed) AS reward_min, max(reward) FILTER (WHERE NOT failed) AS "
@@ -265,7 +167,7 @@ def _where(connection: sqlite3.Connection, filters: Filters) -> _Where:
         ("t.task_id = ?", None if filters.task is None else _cut(filters.task)),
         ("t.data_source = ?", None if filters.data_source is None else _cut(filters.data_source)),
         ("t.failed = ?", None if filters.failed is None else int(filters.failed)),
-        ("t.kind = ?", None if filters.kind is None else _KINDS.index(filters.kind)),
+        ("t.kind = ?", None if filters.kind is None else KINDS.index(filters.kind)),
     ]
     for condition, value in bounds:
         if value is not None:
@@ -321,7 +223,7 @@ def _row(row: sqlite3.Row) -> dict[str, Any]:
     return {
         "key": f"{row['file_name'].removesuffix('.jsonl')}-{row['line']}",
         "step": row["step"],
-        "kind": _KINDS[bool(row["kind"])],
+        "kind": KINDS[bool(row["kind"])],
         **{name: row[name] for name in _COLUMNS},
         "failed": bool(row["failed"]),
         "tools": _names(row["tool_names"]),
@@ -346,36 +248,3 @@ def _marks(values: Iterable[object]) -> str:
 def _cut(name: str) -> str:
     """A name as it is in the index."""
     return clean(name)[:MAX_NAME_CHARS]
-
-
-def _integer(text: str) -> int:
-    number = int(text)
-    if abs(number) > 2**53:
-        raise ValueError("out of range")
-    return number
-
-
-def _float(text: str) -> float:
-    number = float(text)
-    if number != number:
-        raise ValueError("not a number")
-    return number
-
-
-def _flag(text: str) -> bool:
-    flags = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-    if text.lower() not in flags:
-        raise ValueError("expected 0 or 1")
-    return flags[text.lower()]
-
-
-def _kind(text: str) -> str:
-    if text not in _KINDS:
-        raise ValueError("expected train or eval")
-    return text
-
-
-def _sort(text: str) -> str:
-    if text.removeprefix("-") not in _SORTS:
-        raise ValueError(f"expected one of {', '.join(_SORTS)}, or -name for the reverse")
-    return text
