@@ -63,6 +63,7 @@ async function show() {
   shown = { route, page, address: location.hash };
   main.replaceChildren(page.element);
   main.removeAttribute("aria-busy");
+  main.dataset.address = location.hash;
   document.title = page.title === "Runs" ? "Agent-R1" : `${page.title} · Agent-R1`;
   showCrumbs(page.crumbs);
   scrollTo(0, isForward ? 0 : scrolls.get(location.hash) ?? 0);

@@ -2,7 +2,7 @@
 
 import { count, foreign, h, number, signed } from "./dom.js";
 import { createListKeys } from "./keyboard.js";
-import { go, link } from "./router.js";
+import { go, link, parseRoute } from "./router.js";
 import { createStepCard, messageOf, signOf } from "./step_card.js";
 import { createTextLoader } from "./text_block.js";
 import { listQuery } from "./trajectories_page.js";
@@ -25,7 +25,8 @@ export async function trajectoryPage({ source, route, state }) {
   const outline = outlineOf(steps);
   const groupLink = link("group", { run: id, kind: record.kind, step: record.step, group: record.group_id });
   const taskLink = link("task", { run: id, task: record.task_id });
-  const neighbour = (by) => openNeighbour({ source, id, query, record, by });
+  // The address may already be that of the next one, when keys are pressed faster than views are shown.
+  const neighbour = (by) => openNeighbour({ source, id, query: parseRoute(location.hash).query, record, by });
 
   const element = h("div", { class: "page trajectory" },
     headOf(record, { groupLink, taskLink, neighbour }),
