@@ -1,6 +1,7 @@
 """Run folders: their layout, opening and following them, metrics and trajectories, curves and tables. No torch."""
 
 from agent_r1.runs.checkpoints import list_checkpoints, newest_readable
+from agent_r1.runs.credit import parse_credit, read_credit, write_credit
 from agent_r1.runs.folder import RUN_MARKS, RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
 from agent_r1.runs.lock import FolderLock, is_locked, lock_folder
@@ -35,13 +36,16 @@ __all__ = [
     "newest_readable",
     "open_run",
     "open_trackers",
+    "parse_credit",
     "parse_metrics_line",
     "plan_opening",
+    "read_credit",
     "read_runs",
     "read_trajectories",
     "save_figure",
     "table_rows",
     "tracker_factories",
+    "write_credit",
     "write_fingerprints",
     "write_trajectories",
 ]

@@ -147,7 +147,7 @@ class ViewApi:
         bounds = Bounds()
         shown: dict[str, Any] = bounds.apply(whole_record(record))
         tokenizer = find_tokenizer(run.folder, run.model_path) if with_tokens else None
-        credit = run.credit(row["key"]) if with_tokens else None
+        credit = run.credit(row) if with_tokens else None
         if with_tokens:
             add_tokens(shown, record, tokenizer, credit)
         return {

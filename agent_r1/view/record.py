@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_r1.types import StepCredit
 from agent_r1.view.index.scan import message_text
 from agent_r1.view.tokens import TokenTexts, writers_of
 
@@ -47,32 +48,55 @@ def add_tokens(
     shown: dict[str, Any],
     record: Mapping[str, Any],
     tokenizer: TokenTexts | None,
-    credit: Sequence[Mapping[str, Any]] | None = None,
+    credit: Sequence[StepCredit] | None = None,
 ) -> None:
-    """Give each shown step its new tokens. `credit` has per step the entropies, advantages and ratios of its action."""
+    """Give each shown step its new tokens, and what the learner made of those that were sampled."""
     left = MAX_TOKENS
     for index, (view, step) in enumerate(zip(shown["steps"], record["steps"], strict=False)):
-        numbers = credit[index] if credit is not None and index < len(credit) else {}
-        prompt, action = _ids(step.get("prompt_ids")), _ids(step.get("action_ids"))
-        if len(prompt) + len(action) > left:
-            view["tokens_cut"], view["tokens"] = len(prompt) + len(action), []
+        learned = credit[index] if credit is not None and index < len(credit) else None
+        if learned is not None:
+            view["advantage"], view["value"] = number(learned.advantage), number(learned.value)
+            view["return"], view["credited_reward"] = number(learned.observed_return), number(learned.reward)
+        size = len(_ids(step.get("prompt_ids"))) + len(_ids(step.get("action_ids")))
+        if size > left:
+            view["tokens_cut"] = size
             continue
-        left -= len(prompt) + len(action)
-        texts = None if tokenizer is None else tokenizer.split(prompt)
-        writers = None if texts is None else writers_of(texts, _rendered_here(step, view["rewritten"]))
+        left -= size
         view["tokens"] = [
-            _token(token, texts[i] if texts else None, writers[i] if writers else None, is_action=False)
-            for i, token in enumerate(prompt)
+            *_prompt_tokens(step, tokenizer, is_rewritten=view["rewritten"]),
+            *_action_tokens(step, tokenizer, learned),
         ]
-        texts = None if tokenizer is None else tokenizer.split(action)
-        logprobs = step.get("rollout_logprobs") or []
-        for i, token in enumerate(action):
-            view["tokens"].append(
-                _token(token, texts[i] if texts else None, "model", is_action=True, logprob=_at(logprobs, i))
-                | {name: _at(numbers.get(name), i) for name in ("entropy", "advantage", "ratio")}
-            )
-        advantages = [value for value in numbers.get("advantage") or () if number(value) is not None]
-        view["advantage"] = sum(advantages) / len(advantages) if advantages else None
+
+
+def _prompt_tokens(
+    step: Mapping[str, Any], tokenizer: TokenTexts | None, *, is_rewritten: bool
+) -> list[dict[str, Any]]:
+    ids = _ids(step.get("prompt_ids"))
+    if tokenizer is None:
+        return [_token(token, None, None) for token in ids]
+    texts = tokenizer.split(ids)
+    writers = writers_of(texts, _rendered_here(step, is_rewritten))
+    return [_token(*token) for token in zip(ids, texts, writers, strict=True)]
+
+
+def _action_tokens(
+    step: Mapping[str, Any], tokenizer: TokenTexts | None, learned: StepCredit | None
+) -> list[dict[str, Any]]:
+    ids = _ids(step.get("action_ids"))
+    texts = [None] * len(ids) if tokenizer is None else tokenizer.split(ids)
+    logprobs = step.get("rollout_logprobs")
+    columns = {"logprob": logprobs}
+    if learned is not None:
+        columns |= {
+            "entropy": learned.entropies,
+            "advantage": learned.advantages,
+            "ratio": learned.ratios,
+            "value": learned.values,
+        }
+    return [
+        _token(token, text, "model", is_action=True) | {name: _at(column, i) for name, column in columns.items()}
+        for i, (token, text) in enumerate(zip(ids, texts, strict=True))
+    ]
 
 
 def number(value: Any) -> float | int | None:
@@ -134,13 +158,11 @@ def _rendered_here(step: Mapping[str, Any], is_rewritten: bool) -> list[dict[str
     return messages if is_rewritten else [message for message in messages if message.get("role") != "assistant"]
 
 
-def _token(
-    token: int, text: str | None, writer: str | None, *, is_action: bool, logprob: float | None = None
-) -> dict[str, Any]:
+def _token(token: int, text: str | None, writer: str | None, is_action: bool = False) -> dict[str, Any]:
     return {
         "id": token,
         "text": text,
-        "logprob": logprob,
+        "logprob": None,
         "entropy": None,
         "advantage": None,
         "ratio": None,

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ import yaml
 
 from agent_r1.errors import AgentR1Error, DataError
 from agent_r1.metric_names import STEP_SECONDS
-from agent_r1.runs import RunRecord, is_locked, parse_metrics_line
+from agent_r1.runs import RunRecord, is_locked, parse_credit, parse_metrics_line
+from agent_r1.types import StepCredit
 from agent_r1.view.bounds import Bounds
+from agent_r1.view.index.scan import lines_of
 from agent_r1.view.index.store import TrajectoryIndex
 from agent_r1.view.inside import Signature, open_inside, read_inside, signature_of
 
@@ -209,8 +211,19 @@ class ViewedRun:
         """The model it started from, as its configuration names it."""
         return str(self.config().get("model.path") or "")
 
-    def credit(self, key: str) -> list[dict[str, Any]] | None:
-        """What the learner recorded about each token of a trajectory, per step; None when nothing was recorded."""
+    def credit(self, row: Mapping[str, Any]) -> Sequence[StepCredit] | None:
+        """What the learner recorded about the tokens of a trajectory, per step; None when nothing was recorded."""
+        if row["kind"] != "train" or row["member"] < 0:
+            return None
+        wanted = row["group_id"], row["member"]
+        prefix = f'{{"group_id": {wanted[0]}, "member": {wanted[1]},'.encode()
+        try:
+            with open_inside(self.folder, "credit", f"{row['step']}.jsonl") as file:
+                for _, _, line in lines_of(file):
+                    if line is not None and line.startswith(prefix):
+                        return parse_credit(line).steps
+        except (FileNotFoundError, DataError, ValueError, KeyError, TypeError, RecursionError):
+            return None
         return None
 
     def _time(self, name: str) -> float | None:

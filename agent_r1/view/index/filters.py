@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.errors import DataError
+from agent_r1.view.index.scan import clean
 
 MAX_ROWS = 1000
+MAX_SEARCH = 1000
+"""Characters of a search."""
 SORTS = {
     "step": "t.step",
     "reward": "t.reward",
@@ -76,7 +79,7 @@ def parse_filters(parameters: Sequence[tuple[str, str]]) -> tuple[Filters, Page]
         "task": str,
         "data_source": str,
         "group": _integer,
-        "text": str,
+        "text": _text,
         "kind": _kind,
     }
     paging: dict[str, Callable[[str], Any]] = {"sort": _sort, "offset": _integer, "limit": _integer}
@@ -121,6 +124,10 @@ def _float(text: str) -> float:
     if number != number:
         raise ValueError("not a number")
     return number
+
+
+def _text(text: str) -> str:
+    return clean(text)[:MAX_SEARCH]
 
 
 def _flag(text: str) -> bool:

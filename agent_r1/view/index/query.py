@@ -47,6 +47,7 @@ class _Where:
 def list_rows(connection: sqlite3.Connection, filters: Filters, page: Page) -> dict[str, Any]:
     """A page of rows, their total, and how often each tool and stop reason occurs among what the other filters
     select."""
+    _find_text(connection, filters.text)
     where = _where(connection, filters)
     [(total,)] = connection.execute(f"SELECT count(*) FROM trajectories t{where.sql}", where.values)
     direction = "DESC" if page.sort.startswith("-") else "ASC"
@@ -180,14 +181,27 @@ def _where(connection: sqlite3.Connection, filters: Filters) -> _Where:
         wanted = {_cut(name) for name in filters.tools}
         sets = [number for number, names in _toolsets(connection).items() if wanted & set(names)]
         where.add(f"t.toolset IN ({_marks(sets)})", *sets)
-    for phrase in search_phrases(clean(filters.text)[:1000]):
-        where.add(
-            "(t.id IN (SELECT rowid FROM texts WHERE texts MATCH ?) "
-            "OR t.prompt IN (SELECT rowid FROM prompt_texts WHERE prompt_texts MATCH ?))",
-            phrase,
-            phrase,
-        )
+    if search_phrases(filters.text):
+        where.add("t.id IN (SELECT id FROM temp.matching)")
     return where
+
+
+def _find_text(connection: sqlite3.Connection, text: str) -> None:
+    """Put the trajectories with these words into a temporary table: several queries need them."""
+    phrases = search_phrases(text)
+    if not phrases:
+        return
+    matches = (
+        "(t.id IN (SELECT rowid FROM texts WHERE texts MATCH ?) "
+        "OR t.prompt IN (SELECT rowid FROM prompt_texts WHERE prompt_texts MATCH ?))"
+    )
+    connection.execute("DROP TABLE IF EXISTS temp.matching")
+    connection.execute(
+        "CREATE TEMP TABLE matching AS SELECT t.id AS id FROM trajectories t WHERE "
+        + " AND ".join([matches] * len(phrases)),
+        [phrase for phrase in phrases for _ in range(2)],
+    )
+    connection.execute("CREATE INDEX temp.by_id ON matching (id)")
 
 
 def _tool_counts(connection: sqlite3.Connection, filters: Filters) -> dict[str, int]:

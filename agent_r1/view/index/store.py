@@ -74,7 +74,7 @@ class TrajectoryIndex:
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A connection for queries."""
         with closing(connect(self._place())) as connection:
-            connection.execute("PRAGMA query_only = ON")
+            connection.execute("PRAGMA temp_store = MEMORY")
             connection.row_factory = sqlite3.Row
             yield connection
 
