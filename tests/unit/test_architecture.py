@@ -62,10 +62,11 @@ PACKAGES: dict[str, str] = {
         "tools training types"
     ),
     "scaffold": "errors",
+    "view": "codec errors files metric_names runs types version web",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
         "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
-        "scaffold serving tools training web"
+        "scaffold serving tools training view web"
     ),
 }
 """What each package may import of the others."""
