@@ -1,4 +1,4 @@
-"""Environments of the library `verifiers`, as a package of theirs would define them: one per module attribute `kind`."""
+"""Environments of the library `verifiers`, as a package of theirs would define them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def load_environment(kind: str = "single", size: int = 10, reward: str = "letter
     rubric = vf.Rubric(funcs=[REWARDS[reward], length], weights=[1.0, 0.0])
     shared: dict[str, Any] = {"dataset": data, "rubric": rubric, "system_prompt": "Answer."}
     if kind == "single":
-        return vf.SingleTurnEnv(**shared, eval_dataset=data.select([0, size - 1]))
+        held_out = [{"question": text, "answer": "7"} for text in ("What is 0 + 0?", "What is 3 + 4?")]
+        return vf.SingleTurnEnv(**shared, eval_dataset=Dataset.from_list(held_out))
     if kind == "tools":
         return vf.ToolEnv(**shared, tools=[add], max_turns=3)
     if kind == "turns":

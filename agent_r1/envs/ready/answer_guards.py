@@ -1,5 +1,6 @@
-"""Which answers a scorer of reasoning-gym may see. Some scorers call `eval` or sympy's `parse_expr` on the answer, which
-the model wrote: they get arithmetic, a list or a formula, and nothing that could call a function or compute for hours.
+"""Which answers a scorer of reasoning-gym may see. Some scorers call `eval` or sympy's `parse_expr` on the answer,
+which the model wrote: they get arithmetic, a list or a formula, and nothing that could call a function or compute for
+hours.
 
 A scorer that evaluates answers and is not known here is refused.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 
 from agent_r1.errors import ConfigError
@@ -20,32 +21,10 @@ _MAX_CHARACTERS = 1000
 _LIST = re.compile(r"[\w\s\[\],'\".-]*")
 _TOKENS = re.compile(r"\s+|\*\*|[-+*/(),.]|\d+|[A-Za-z_]+")
 _NAMES = frozenset(
-    [
-        "x",
-        "y",
-        "z",
-        "X",
-        "Y",
-        "Z",
-        "C",
-        "e",
-        "E",
-        "pi",
-        "exp",
-        "log",
-        "ln",
-        "sqrt",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "Abs",
-    ]
+    (
+        *"xyzXYZCeE",
+        *("pi", "exp", "log", "ln", "sqrt", "Abs", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
+    )
 )
 _POWER = re.compile(r"\*\*(?:\d{1,2}|\(\d{1,2}/\d{1,2}\))(?![\d*]*\*\*|\d)")
 """A power by a small number or fraction that is not itself raised to a power."""
@@ -113,16 +92,15 @@ _GUARDS: dict[str, Guard] = {
 
 
 @lru_cache(maxsize=256)
-def guard_of(name: str, dataset: type) -> Guard:
+def guard_of(name: str, dataset: Hashable) -> Guard:
     """What an answer must satisfy before the data set's scorer sees it."""
     if name == "composite":
         raise ConfigError("reasoning_gym:composite mixes scorers; name one data set, such as reasoning_gym:countdown")
     known = _GUARDS.get(name)
     if known is not None:
         return known
-    scorer = dataset.score_answer  # type: ignore[attr-defined]
     try:
-        source = inspect.getsource(scorer)
+        source = inspect.getsource(getattr(dataset, "score_answer", None))  # type: ignore[arg-type]
     except (OSError, TypeError):
         source = "eval("
     if _EVALUATES.search(source) is not None:

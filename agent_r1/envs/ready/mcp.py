@@ -1,5 +1,5 @@
-"""`env=mcp:python my_server.py`, `env=mcp:http://localhost:8000/mcp`: the tools of one MCP server. Data and reward are the
-user's own."""
+"""`env=mcp:python server.py`, `env=mcp:http://localhost:8000/mcp`: the tools of one MCP server. Data and reward are
+the user's own."""
 
 from __future__ import annotations
 

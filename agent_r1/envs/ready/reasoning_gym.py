@@ -21,9 +21,7 @@ from agent_r1.errors import ConfigError, DataError, UnknownNameError, did_you_me
 from agent_r1.rewards import RewardValue, reward_functions
 from agent_r1.types import Episode, Task
 
-INSTRUCTIONS = (
-    "Answer the question. Think first if you need to, then give only the final answer as <answer>...</answer>."
-)
+INSTRUCTIONS = "Answer the question. Think first if you need to, then give the final answer as <answer>...</answer>."
 
 _SEED_STEP, _EVAL_OFFSET = 1_000_000, 2**30
 """An entry is made from the data set's seed plus its index, so ranges of seeds must not overlap."""
@@ -56,8 +54,8 @@ def reasoning_gym(
     held_out = _rows(name, "eval", config, first + _EVAL_OFFSET, 4 * eval_tasks, eval_tasks, questions)
     if eval_tasks and not held_out:
         raise ConfigError(
-            f"reasoning_gym:{name} has no question left for env.eval_tasks={eval_tasks}: env.tasks={tasks} holds all of "
-            "them. Lower env.tasks, or set env.eval_tasks=0"
+            f"reasoning_gym:{name} has no question left for env.eval_tasks={eval_tasks}: env.tasks={tasks} holds all "
+            "of them. Lower env.tasks, or set env.eval_tasks=0"
         )
     flow = "env_loop" if tools else "single_step"
     section = {"name": "tool", "tools": list(tools)} if tools else {"name": "tool"}
@@ -85,7 +83,8 @@ def _rows(
         return []
     text = write_json(config)
     data, again = _dataset(name, text, seed, size), _dataset.__wrapped__(name, text, seed, size)
-    seen, tasks = set(taken), []
+    seen = set(taken)
+    tasks: list[Task] = []
     for index in range(size):
         entry = data[index]
         question = str(entry["question"])
@@ -146,8 +145,8 @@ def reasoning_gym_score(task: Task, episode: Episode) -> RewardValue:
         index = int(made["index"])
     except (KeyError, TypeError, ValueError):
         raise DataError(
-            f"task '{task.task_id}' is no row of reasoning-gym: its reward_model has no dataset, config, seed, size and "
-            "index. Rows of your own need a reward of their own: reward.function=..."
+            f"task '{task.task_id}' is no row of reasoning-gym: its reward_model has no dataset, config, seed, size "
+            "and index. Rows of your own need a reward of their own: reward.function=..."
         ) from None
     require_installed("reasoning_gym", "reasoning-gym", "reasoning-gym", "the reward 'reasoning_gym'")
     data = _dataset(*key)

@@ -29,7 +29,7 @@ _MODEL = "policy"
 
 
 def load_verifiers(name: str, arguments: Mapping[str, Any]) -> Any:
-    """The environment that `load_environment(**arguments)` of a module returns; loaded once per module and arguments."""
+    """The environment that `load_environment(**arguments)` of a module returns; loaded once for the same arguments."""
     require_installed("verifiers", "verifiers", "verifiers", "env=verifiers:...")
     module = find_module(name.rpartition("/")[2].replace("-", "_"), f"verifiers environment '{name}'")
     key = (module.__name__, json.dumps(arguments, sort_keys=True, default=str))
@@ -216,7 +216,7 @@ def prompt_of(example: Mapping[str, Any]) -> tuple[Message, ...]:
 def plain_message(message: Any) -> Message:
     """A message of verifiers as a plain one."""
     given = message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else dict(message)
-    plain: Message = {"role": given["role"], "content": given.get("content") or ""}
+    plain: dict[str, Any] = {"role": given["role"], "content": given.get("content") or ""}
     if given.get("tool_call_id"):
         plain["tool_call_id"] = given["tool_call_id"]
     if given.get("tool_calls"):
