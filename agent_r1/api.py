@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agent_r1.config import Config, Overrides, load_config, override_texts, quoted
 from agent_r1.console import RunConsole
 from agent_r1.data import Rows, row_files
-from agent_r1.envs import AgentEnv
-from agent_r1.envs.ready import run_name_of
+from agent_r1.envs import AgentEnv, run_name_of
 from agent_r1.errors import ConfigError, DataError, UnknownNameError, did_you_mean, no_exit
 from agent_r1.event_loop import callable_in_event_loop
 from agent_r1.registry import Registry, recipe_folder

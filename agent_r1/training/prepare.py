@@ -12,7 +12,7 @@ from typing import Any
 from agent_r1.config import Config, RewardConfig
 from agent_r1.console import RunConsole
 from agent_r1.data import row_files
-from agent_r1.envs.ready import kind_of, ready_env
+from agent_r1.envs import kind_of, ready_env
 from agent_r1.errors import ConfigError, no_exit, report_problems
 from agent_r1.event_loop import run_cancelling
 from agent_r1.models import convert_gguf, gguf_folder, is_gguf

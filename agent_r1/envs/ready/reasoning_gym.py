@@ -159,7 +159,8 @@ def reasoning_gym_score(task: Task, episode: Episode) -> RewardValue:
     text = strip_thinking(episode.answer)
     tagged = _ANSWER.findall(text)
     answer = (tagged[-1] if tagged else text).strip()
-    guard = guard_of(key[0], type(data))
+    kind: Any = type(data)
+    guard = guard_of(key[0], kind)
     is_scored = bool(answer) and (answer == entry["answer"] or guard(answer))
     score = float(data.score_answer(answer, entry)) if is_scored else 0.0
     return {"score": score, "success": float(score >= 1.0), "answer": answer}
