@@ -35,7 +35,7 @@ PACKAGES: dict[str, str] = {
     "chat": "errors registry types",
     "tools": "codec constraints errors event_loop files findings registry seeds types",
     "rewards": "constraints errors registry types",
-    "envs": "codec constraints errors event_loop findings registry tools types version web",
+    "envs": "codec constraints errors event_loop findings registry rewards tools types version web",
     "data": "chat codec console constraints errors files paths seeds types",
     "algorithms": "config constraints errors registry rewards types",
     # What runs them.
