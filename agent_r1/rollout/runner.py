@@ -215,6 +215,8 @@ class Rollout:
     async def _run_and_score(self, flow: AgentFlowBase, task: Task) -> tuple[Episode, Score]:
         with boundary(StopReason.FLOW_ERROR, f"flow '{task.agent_name}' on task '{task.task_id}'"):
             episode = checked_episode(flow, await flow.run(task))
+        if episode.posted_reward is not None:
+            return episode, Score(value=episode.posted_reward, answer=episode.answer)
         return episode, await score_episode(self.reward, task, episode)
 
     async def _attempt(self, flow: AgentFlowBase, task: Task, group_id: int, number: int) -> Trajectory:
