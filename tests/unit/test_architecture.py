@@ -29,12 +29,13 @@ PACKAGES: dict[str, str] = {
     "console": "findings metric_names types",
     "registry": "constraints errors",
     "files": "errors",
+    "web": "codec errors",
     # What users extend: tools, environments, flows, rewards, formats, estimators.
     "config": "constraints errors paths registry",
     "chat": "errors registry types",
     "tools": "codec constraints errors event_loop files findings registry seeds types",
     "rewards": "constraints errors registry types",
-    "envs": "codec constraints errors event_loop findings registry tools types version",
+    "envs": "codec constraints errors event_loop findings registry tools types version web",
     "data": "chat codec console constraints errors files paths seeds types",
     "algorithms": "config constraints errors registry rewards types",
     # What runs them.
