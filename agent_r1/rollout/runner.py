@@ -82,6 +82,7 @@ class Rollout:
         make_env: Callable[[Task], AgentEnv],
         limits: RolloutLimits,
         tool_runner: ToolRunner | None = None,
+        services: Mapping[str, Any] | None = None,
     ) -> None:
         self.engine = engine
         self.renderer = renderer
@@ -89,6 +90,7 @@ class Rollout:
         self.make_env = make_env
         self.limits = limits
         self.tool_runner = tool_runner
+        self.services = services or {}
         self._stopped_seconds = 0.0
         self._stopped_at: float | None = None
         self._breaker = CircuitBreaker(limits.max_failures_in_a_row)
@@ -209,6 +211,7 @@ class Rollout:
                 max_steps=self.limits.max_steps,
                 seed=seed,
                 trusted=task.trusted,
+                services=self.services,
             )
         )
 
