@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agent_r1.errors import ConfigError, EpisodeError
 from agent_r1.flows import AgentFlowBase
@@ -59,9 +60,10 @@ class GatewayFlow(AgentFlowBase):
         """Wait for the agent. One that has no call left is stopped when it does not end by itself."""
         out_of_steps = asyncio.ensure_future(rollout.out_of_steps.wait())
         try:
-            await asyncio.wait({agent, rollout.failure, out_of_steps}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {agent, rollout.failure}
+            await asyncio.wait({*ends, out_of_steps}, return_when=asyncio.FIRST_COMPLETED)
             if not agent.done() and not rollout.failure.done():
-                await asyncio.wait({agent, rollout.failure}, timeout=grace_seconds, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ends, timeout=grace_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             out_of_steps.cancel()
         if rollout.failure.done():

@@ -26,7 +26,15 @@ from agent_r1.gateway.answers import ChatAnswer, TextAnswer
 from agent_r1.gateway.open_rollouts import OpenRollout
 from agent_r1.openai_api import ApiError, models_response, read_chat_request, read_completion_request, refusal_body
 from agent_r1.types import StopReason
-from agent_r1.web import CLIENT_DISCONNECTED, Access, AccessControl, RefusedError, read_body, read_object, while_connected
+from agent_r1.web import (
+    CLIENT_DISCONNECTED,
+    Access,
+    AccessControl,
+    RefusedError,
+    read_body,
+    read_object,
+    while_connected,
+)
 
 try:
     from starlette.applications import Starlette
@@ -96,7 +104,9 @@ class _Routes:
         rollout, body = self._rollout(request), await _body(request)
         unknown = sorted(body.keys() - {"reward", "step", "id", "index"})
         if unknown:
-            raise RefusedError(422, "unknown_field", f"a reward has no field {unknown[0]!r:.60}; known: reward, step, id")
+            raise RefusedError(
+                422, "unknown_field", f"a reward has no field {unknown[0]!r:.60}; known: reward, step, id"
+            )
         reward, step, response_id = body.get("reward"), body.get("step"), body.get("id")
         if isinstance(reward, bool) or not isinstance(reward, int | float):
             raise RefusedError(422, "invalid_reward", f"reward must be a number, found {reward!r:.60}")
