@@ -81,6 +81,8 @@ class StreamedTokens:
     """The new ids; empty in a last record that adds none."""
     logprobs: tuple[float, ...]
     """One per new id."""
+    policy_versions: tuple[int, ...]
+    """One per new id: the version of the weights that sampled it."""
     completion: Completion | None = None
     """The whole completion, in the last record only."""
 
@@ -115,7 +117,12 @@ async def stream_completion(
                 yield new
     else:
         completion = await engine.generate(prompt_ids, sampling)
-        yield StreamedTokens(token_ids=completion.token_ids, logprobs=completion.logprobs, completion=completion)
+        yield StreamedTokens(
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            policy_versions=completion.policy_versions,
+            completion=completion,
+        )
 
 
 EngineFactory = Callable[..., Engine]

@@ -41,6 +41,7 @@ PACKAGES: dict[str, str] = {
     # What runs them.
     "models": "chat config errors files paths types",
     "engines": "config errors models registry seeds types",
+    "openai_api": "chat codec engines errors seeds types web",
     "flows": "chat engines envs errors event_loop registry seeds tools types",
     "gateway": "chat config errors flows openai_api registry tools types web",
     "runs": "codec config errors files metric_names registry types",
