@@ -14,9 +14,9 @@ import secrets
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from agent_r1.chat import ChatRenderer, Prompt, TokenTexts
@@ -118,7 +118,7 @@ class OpenRollout:
         self._reserve(prompt, request.n)
         try:
             seeds = [self._seed(prompt) for _ in range(request.n)]
-            acting = [self._flow.act(prompt, max_tokens=request.max_tokens, seed=seed) for seed in seeds]
+            acting = [partial(self._flow.act, prompt, max_tokens=request.max_tokens, seed=seed) for seed in seeds]
             turns = await self._while_open(_together(acting))
         except EpisodeError as error:
             if not self.failure.done():
@@ -300,11 +300,11 @@ def _ended() -> RefusedError:
     return RefusedError(410, "rollout_ended", "this rollout has ended; its address is no longer served")
 
 
-async def _together(acting: Sequence[Coroutine[Any, Any, Turn]]) -> list[Turn]:
+async def _together(acting: Sequence[Callable[[], Coroutine[Any, Any, Turn]]]) -> list[Turn]:
     """All turns; when one fails the others are cancelled and its error is raised."""
     if len(acting) == 1:
-        return [await acting[0]]
-    tasks = [asyncio.ensure_future(one) for one in acting]
+        return [await acting[0]()]
+    tasks = [asyncio.ensure_future(act()) for act in acting]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

@@ -17,9 +17,10 @@ import json
 import operator
 from typing import Any
 
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 
 MAX_TURNS = 5
+HTTP = DefaultHttpxClient()  # one pool of connections for all clients
 
 TOOLS: list[Any] = [
     {
@@ -99,8 +100,8 @@ def shop(client: OpenAI, question: str, prices: dict[str, int], model: str = "gp
 
 def solve(task: dict[str, Any], base_url: str, api_key: str) -> str | None:
     """One rollout of a training run: the same agent, with the address and the task that Agent-R1 gives."""
-    with OpenAI(base_url=base_url, api_key=api_key) as client:
-        return shop(client, task["prompt"][-1]["content"], task["env_kwargs"]["prices"])
+    client = OpenAI(base_url=base_url, api_key=api_key, http_client=HTTP)
+    return shop(client, task["prompt"][-1]["content"], task["env_kwargs"]["prices"])
 
 
 if __name__ == "__main__":
