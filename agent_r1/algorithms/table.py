@@ -99,6 +99,13 @@ class StepTable:
         """
         return self._sum_R(self.rewards_S)
 
+    def returns_to_go(self, gamma: float) -> Tensor:
+        """The reward from each step on, discounted once per step, with the value after the last step.
+
+        For the example above with gamma .5: [.6, 1, 0].
+        """
+        return self.accumulate_S(self.td_errors_S(gamma, torch.zeros_like(self.rewards_S)), gamma)
+
     @property
     def task_rewards_S(self) -> Tensor:
         """`rewards_S` without the rewards of single tokens (`token_rewards_N`)."""
@@ -125,15 +132,12 @@ class StepTable:
         zeros_R = torch.zeros(self.num_trajectories, dtype=values_S.dtype)
         return zeros_R.index_add(0, self.trajectory_S, values_S)
 
-    def returns_to_go_S(self, gamma: float) -> Tensor:
-        """The discounted rewards from each step on, along its branch; where several branches continue it, their mean.
-
-        For the example above with gamma .5: [.6, 1, 0].
-        """
+    def rewards_to_go_S(self, gamma: float) -> Tensor:
+        """The discounted rewards from each step on along its branch; where several continue it, their mean."""
         return self.accumulate_S(self._with_branches(self.rewards_S), gamma)
 
-    def task_returns_to_go_S(self, gamma: float) -> Tensor:
-        """`returns_to_go_S` without the rewards of single tokens."""
+    def task_rewards_to_go_S(self, gamma: float) -> Tensor:
+        """`rewards_to_go_S` without the rewards of single tokens."""
         return self.accumulate_S(self._with_branches(self.task_rewards_S), gamma)
 
     def td_errors_S(self, gamma: float, values_S: Tensor) -> Tensor:

@@ -1,46 +1,13 @@
-"""The text of sampled tokens while they are sampled, and of single tokens.
-
-A token can be a part of a character, and a text can be the beginning of a call or of a stop text. `TextStream` gives
-the text that is certain, `ContentStream` of that what belongs to the content of the message.
-"""
+"""The texts of single tokens, and the content of a turn while its text arrives (from a `TextStream`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from agent_r1.chat.renderer import ChatRenderer, Tokenizer
+from agent_r1.chat.renderer import ChatRenderer
 
 _UNFINISHED = "\ufffd"
-
-
-class TextStream:
-    """Text of ids that arrive one after another; together it is the text of all ids.
-
-    stream = TextStream(tokenizer)
-    stream.push([17, 4])   # "a pri", and nothing of a character whose bytes are incomplete
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._window: list[int] = []
-        # The text of the first ids of the window, which was given. They stay because text depends on what is before.
-        self._given = ""
-        self._num_given = 0
-
-    def push(self, ids: Sequence[int]) -> str:
-        """The text that these ids add and that later ids cannot change."""
-        self._window += ids
-        text = self._decode(self._window)
-        if text.endswith(_UNFINISHED) or len(text) <= len(self._given):
-            return ""
-        new = text[len(self._given) :]
-        self._window = self._window[self._num_given :]
-        self._num_given, self._given = len(self._window), self._decode(self._window)
-        return new
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
 class TokenTexts:

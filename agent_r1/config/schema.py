@@ -119,7 +119,7 @@ class RewardConfig:
 
 @dataclass
 class AgentConfig:
-    """An agent of your own, for rows with the flow `gateway` (extra `serve`): one of `function`, `command`, `remote`."""
+    """An agent of your own, for rows with the flow `gateway` (extra `serve`): a function, a command or remote."""
 
     function: Optional[str] = None
     """`module:function`, called with (task, base_url, api_key) for each rollout; it may return the answer."""
@@ -262,6 +262,8 @@ class TrackingConfig:
     """Trackers of your own, by their registered names or as `module:function`."""
     record_every: CountOrZero = 1
     """Training steps between recorded batches of trajectories; 0: none are recorded."""
+    record_credit: bool = False
+    """Record with them what the learner made of each token: advantage, ratio, entropy, value."""
 
 
 @dataclass

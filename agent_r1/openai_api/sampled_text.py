@@ -51,12 +51,11 @@ async def sample_text(
     engine: Engine, renderer: ChatRenderer, prompt_ids: TokenIds, params: SamplingParams, stop: Sequence[str]
 ) -> AsyncGenerator[TextDelta, None]:
     """A completion as it is sampled, up to the first stop text. `TextDelta.text` may contain the stop text."""
-    texts, so_far = TextStream(renderer.tokenizer), _SoFar(stop)
+    texts, so_far = TextStream(renderer), _SoFar(stop)
     with engine_errors_as_api_errors():
         async with aclosing(stream_completion(engine, prompt_ids, params)) as stream:
             async for new in stream:
-                is_end = new.token_ids[-1:] != () and new.token_ids[-1] in params.stop
-                text = texts.push(new.token_ids[:-1] if is_end else new.token_ids)
+                text = texts.add(new.token_ids)
                 end = so_far.stopped_at(text, new.token_ids, new.logprobs, new.policy_versions) if stop else None
                 if end is None and new.completion is not None:
                     end = _ended(new.completion, renderer, stop)

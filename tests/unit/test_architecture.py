@@ -35,7 +35,7 @@ PACKAGES: dict[str, str] = {
     "chat": "errors registry types",
     "tools": "codec constraints errors event_loop files findings registry seeds types",
     "rewards": "constraints errors registry types",
-    "envs": "codec constraints errors event_loop findings registry tools types version web",
+    "envs": "codec constraints errors event_loop findings registry rewards tools types version web",
     "data": "chat codec console constraints errors files paths seeds types",
     "algorithms": "config constraints errors registry rewards types",
     # What runs them.
@@ -53,15 +53,21 @@ PACKAGES: dict[str, str] = {
         "learner metric_names models registry rewards rollout runs seeds tools types"
     ),
     # What people call.
+    "inference": (
+        "chat config data engines envs errors files flows metric_names models paths registry rewards rollout runs "
+        "seeds tools training types version"
+    ),
+    "serving": "codec errors flows inference openai_api types version web",
     "checks": (
         "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
         "tools training types"
     ),
     "scaffold": "errors",
+    "view": "codec errors files metric_names runs types version web",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
-        "api checks codec config console data envs errors evaluation files interrupts registry runs scaffold tools "
-        "training"
+        "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
+        "scaffold serving tools training view web"
     ),
 }
 """What each package may import of the others."""

@@ -30,8 +30,8 @@ WORDS = [
 
 
 def pieces_of(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
-    stream, ids = TextStream(tokenizer), tokenizer.encode(text, add_special_tokens=False)
-    return ids, [stream.push([token]) for token in ids]
+    stream, ids = TextStream(ChatRenderer(tokenizer)), tokenizer.encode(text, add_special_tokens=False)
+    return ids, [stream.add([token]) for token in ids]
 
 
 @given(text=st.text(max_size=40))

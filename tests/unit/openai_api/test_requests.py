@@ -145,7 +145,8 @@ def test_prompts_are_texts_or_ids(prompt: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     "fields",
     [{"prompt": []}, {"prompt": [1, "a"]}, {"prompt": [-1]}, {"prompt": {}}, {},
-     {"prompt": "x", "echo": True, "logprobs": 0}, {"prompt": "x", "logprobs": 5}, {"prompt": "x", "suffix": "y"}, {"prompt": "x", "best_of": 2}],
+     {"prompt": "x", "echo": True, "logprobs": 0}, {"prompt": "x", "logprobs": 5},
+     {"prompt": "x", "suffix": "y"}, {"prompt": "x", "best_of": 2}],
     ids=str,
 )  # fmt: skip
 def test_a_wrong_completion_request_is_refused(fields: dict[str, Any]) -> None:
