@@ -68,13 +68,13 @@ class FlowContext:
     """Seeds the episode: the same seed and weights give the same actions."""
     trusted: tuple[Message, ...] = ()
     """Messages in which control tokens are encoded as such: those of a data row with `control_tokens`."""
-    services: Mapping[str, Any] = field(default_factory=dict)
-    """What the flows of a run share, by name, such as the server that the flow `gateway` needs."""
     observer: FlowObserver | None = None
     """Receives the episode's events while it runs (`agent_r1/flows/events.py`); None in training."""
     continues: Turn | None = None
     """The last turn of an earlier episode that this one continues: prompts that extend it are bridged over its sampled
     ids. None: the episode begins a conversation."""
+    services: Mapping[str, Any] = field(default_factory=dict)
+    """What the flows of a run share, by name, such as the server that the flow `gateway` needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +205,8 @@ class AgentFlowBase(ABC):
         parent: int | None = None,
     ) -> Step:
         """Append the turn to the episode as one MDP step. `following`, the next model input, is for observers. In an
-        episode that branches, `parent` is the index of the step that it continues, -1 for none."""
+        episode that branches, `parent` is the index of the step that it continues, -1 for none; without it, it
+        continues the step before."""
         info = info or {}
         step = Step(
             observation=turn.prompt.observation,
