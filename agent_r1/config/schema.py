@@ -119,7 +119,7 @@ class RewardConfig:
 
 @dataclass
 class AgentConfig:
-    """An agent of your own, for rows with the flow `gateway` (extra `serve`): one of `function`, `command`, `remote`."""
+    """An agent of your own, for rows with the flow `gateway` (extra `serve`): a function, a command or remote."""
 
     function: Optional[str] = None
     """`module:function`, called with (task, base_url, api_key) for each rollout; it may return the answer."""
