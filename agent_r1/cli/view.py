@@ -49,7 +49,7 @@ def view(
     export: Export = None,
     trajectories: Trajectories = 200,
 ) -> None:
-    """Look at runs in a browser: curves, configurations, trajectories token by token (extra `serve`).
+    """Look at runs in a browser: curves, configurations, trajectories token by token (extra `view`).
 
     Works while a run is being written, and offline. Nothing is changed; the index of the trajectories is a file in the
     run's folder (view_index.sqlite), or in the cache folder where that cannot be written. Ctrl-C ends it.

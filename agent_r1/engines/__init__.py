@@ -3,6 +3,7 @@
 from agent_r1.engines.base import (
     Engine,
     EngineFactory,
+    MessageEngine,
     StreamedTokens,
     StreamingEngine,
     bind_engine,
@@ -15,6 +16,7 @@ from agent_r1.engines.scripted import ScriptedEngine
 __all__ = [
     "Engine",
     "EngineFactory",
+    "MessageEngine",
     "ScriptedEngine",
     "StreamedTokens",
     "StreamingEngine",

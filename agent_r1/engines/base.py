@@ -10,6 +10,7 @@ An engine of your own is a factory under a name, in a module that `imports` list
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from agent_r1.config import Config
 from agent_r1.registry import Registry, bind_part, takes
-from agent_r1.types import Completion, SamplingParams, TokenIds
+from agent_r1.types import Action, Completion, Observation, SamplingParams, TokenIds
 
 
 class Engine(Protocol):
@@ -81,6 +82,8 @@ class StreamedTokens:
     """The new ids; empty in a last record that adds none."""
     logprobs: tuple[float, ...]
     """One per new id."""
+    policy_versions: tuple[int, ...]
+    """One per new id: the version of the weights that sampled it."""
     completion: Completion | None = None
     """The whole completion, in the last record only."""
 
@@ -95,6 +98,19 @@ class StreamingEngine(Engine, Protocol):
         Closing the stream (`aclose`, or cancelling the task that reads it) drops the request and frees its memory.
         """
         ...
+
+
+class MessageEngine(ABC):
+    """An engine behind a chat API: it takes messages and tools, renders them itself and returns the parsed turn.
+
+    It subclasses this and has the methods of `Engine` too. For inference only: training needs the tokens.
+    """
+
+    @abstractmethod
+    async def chat(
+        self, observation: Observation, sampling: SamplingParams, on_text: Callable[[str], None]
+    ) -> tuple[Completion, Action]:
+        """Sample one turn; `on_text` gets its text as it comes. The completion has ids where the API tells them."""
 
 
 async def stream_completion(
@@ -115,7 +131,12 @@ async def stream_completion(
                 yield new
     else:
         completion = await engine.generate(prompt_ids, sampling)
-        yield StreamedTokens(token_ids=completion.token_ids, logprobs=completion.logprobs, completion=completion)
+        yield StreamedTokens(
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            policy_versions=completion.policy_versions,
+            completion=completion,
+        )
 
 
 EngineFactory = Callable[..., Engine]

@@ -22,12 +22,17 @@ _NOTHING_SEEN: Mapping[str, Any] = {"messages": None, "text": None, "images": []
 
 def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int) -> None:
     """Write all trajectories of a batch to one file."""
+    write_atomically(path, "".join(trajectory_lines(groups, policy_step=policy_step)))
+
+
+def trajectory_lines(groups: Iterable[Group], *, policy_step: int) -> list[str]:
+    """One line of JSON per trajectory, each with its line end."""
     entries = [
         {"policy_step": policy_step, "prompt": list(group.task.prompt), **_as_json(trajectory)}
         for group in groups
         for trajectory in (*group, *filter(None, [group.greedy]))
     ]
-    write_atomically(path, "".join(write_json(entry, default=_in_words) + "\n" for entry in entries))
+    return [write_json(entry, default=_in_words) + "\n" for entry in entries]
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
@@ -66,6 +71,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
                 "policy_versions": step.policy_versions,
                 "info": dict(step.info),
                 "timings": {name: round(value, 6) for name, value in step.timings.items()},
+                "parent": step.parent,
             }
         )
         ids_before, before = step.prompt_ids + step.action_ids, seen
@@ -189,6 +195,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
                 policy_versions=tuple(entry["policy_versions"]),
                 info=entry["info"],
                 timings=entry["timings"],
+                parent=entry.get("parent"),
             )
         )
         ids_before = prompt_ids + action_ids

@@ -16,9 +16,19 @@ from agent_r1.chat import tool_formats
 from agent_r1.config import Config, value_problems
 from agent_r1.data import load_tasks
 from agent_r1.engines import bind_engine
-from agent_r1.envs import DEFAULT_ENV, AgentEnv, bind_wrapper, check_wrappers, make_env, make_policy, row_env_name
-from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, report_problems
+from agent_r1.envs import (
+    DEFAULT_ENV,
+    EXAMPLES,
+    AgentEnv,
+    bind_wrapper,
+    check_wrappers,
+    make_env,
+    make_policy,
+    row_env_name,
+)
+from agent_r1.errors import AgentR1Error, ConfigError, DataError, UnknownNameError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
+from agent_r1.gateway import GatewayFlow, check_agent
 from agent_r1.models import check_form, require_peft
 from agent_r1.registry import bind_part, find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
@@ -128,6 +138,7 @@ def make_plan(config: Config) -> RunPlan:
     report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
     check_group_plan(config, train_tasks[0])
+    _check_agent(config, [*train_tasks, *eval_tasks])
     _check_tools(config, [*train_tasks, *eval_tasks])
     for function in terms_of(reward):
         _check_ground_truths(_name_of(function, config), function, [*train_tasks, *eval_tasks])
@@ -159,7 +170,11 @@ def _check_env(config: Config, are_tools_ready: bool) -> None:
     arguments = dict(config.env)
     for limit in check_wrappers(arguments.pop("limits", ())):
         bind_wrapper(limit)
-    bind_part(AgentEnv.registry, "env", arguments)
+    try:
+        bind_part(AgentEnv.registry, "env", arguments)
+    except UnknownNameError as error:
+        ready = ", ".join(EXAMPLES.values())
+        raise UnknownNameError(f"{error}. Environments that you may already have: {ready}") from error
     if "context" in arguments:
         make_policy(arguments["context"])
     declare_servers({name: make_server(name, given) for name, given in _mcp_section(config).items()})
@@ -276,6 +291,15 @@ def _check_env_of_row(config: Config, task: Task) -> None:
             f"task '{task.task_id}': env_kwargs.env='{own}' needs arguments ({error}), which rows cannot give; set "
             f"env.name={own} and its arguments in the configuration"
         ) from None
+
+
+def _check_agent(config: Config, tasks: Sequence[Task]) -> None:
+    """Refuse a section `agent` that rows need and that cannot work, and one that no row uses."""
+    flows = [AgentFlowBase.registry.get(task.agent_name) for task in distinct_setups(tasks)]
+    if any(issubclass(flow, GatewayFlow) for flow in flows):
+        check_agent(config.agent)
+    elif config.agent.function or config.agent.command or config.agent.remote:
+        raise ConfigError("the section `agent` is set and no row has the flow 'gateway'; set data.agent_name=gateway")
 
 
 def _check_ground_truths(name: str, reward: RewardFunction, tasks: Sequence[Task]) -> None:

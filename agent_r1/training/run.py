@@ -38,7 +38,7 @@ async def _train(
     plan: RunPlan, model: CheckedModel, console: RunConsole, lock: FolderLock, stop: StopSignals
 ) -> Summary:
     folder, resumes = open_run(plan.config, say=console.info, lock=lock)
-    components = load_components(plan, model)
+    components = load_components(plan, model, announce=console.info)
     async with components.engine_open():
         return await _train_with(components, plan, console, folder, stop, resumes=resumes)
 
@@ -69,7 +69,7 @@ async def _train_with(
                 console=console,
                 stop=stop,
             )
-            async with components.tools:
+            async with components.episodes_open():
                 return await trainer.run(resume=checkpoint)
         finally:
             tracker.close()
@@ -85,7 +85,7 @@ def eval_run(config: Config, console: RunConsole) -> Evaluation:
 
 async def _evaluate(plan: RunPlan, model: CheckedModel, console: RunConsole, stop: StopSignals) -> Evaluation:
     config = plan.config
-    components = load_components(plan, model)
+    components = load_components(plan, model, announce=console.info)
     tasks = sample_eval_tasks(plan.eval_tasks or plan.train_tasks, config.eval.max_tasks)
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
         async with components.opened():

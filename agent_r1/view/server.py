@@ -23,7 +23,7 @@ try:
     from starlette.responses import RedirectResponse, Response, StreamingResponse
     from starlette.routing import Route
 except ImportError as missing:
-    raise MissingExtraError(str(missing.name), "serve", "agent-r1 view") from missing
+    raise MissingExtraError(str(missing.name), "view", "agent-r1 view") from missing
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

@@ -87,6 +87,7 @@ class RequestFutures:
                 yield StreamedTokens(
                     token_ids=tuple(request.tokens[len(request.prompt) + first :]),
                     logprobs=tuple(request.logprobs[first:]),
+                    policy_versions=tuple(request.versions[first:]),
                     completion=completion,
                 )
         finally:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from agent_r1.errors import StorageError
+from agent_r1.files import locked_folder
 
 INDEX_NAME = "view_index.sqlite"
 _VERSION = 1
@@ -34,11 +36,23 @@ _OF_FTS = ("_data", "_idx", "_content", "_docsize", "_config")
 
 def connect(path: Path) -> sqlite3.Connection:
     """A connection for one thread."""
-    connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False, isolation_level=None)
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA cache_size = -32768")
     return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Within the block no other connection writes; all of it is written, or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
 
 
 def usable_path(folder: Path) -> Path:
@@ -51,7 +65,8 @@ def usable_path(folder: Path) -> Path:
             if path.is_symlink():
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
-            _prepare(path)
+            with locked_folder(path.parent):  # another viewer may be about to do the same
+                _prepare(path)
             return path
         except (OSError, sqlite3.OperationalError) as error:
             problems.append(f"{path}: {error}")
@@ -62,13 +77,13 @@ def _prepare(path: Path) -> None:
     """Make sure that the file is an index of this version and can be written; any other file is replaced."""
     with suppress(sqlite3.DatabaseError), closing(connect(path)) as connection:
         if _has_our_schema(connection):
-            with connection:
+            with transaction(connection):
                 connection.execute(f"PRAGMA user_version = {_VERSION}")  # fails where it cannot be written
             return
     remove_index(path)
     with closing(connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
-        with connection:
+        with transaction(connection):
             for statement in _SCHEMA:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {_VERSION}")

@@ -14,8 +14,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.errors import DataError
-from agent_r1.view.index.database import connect, remove_index, usable_path
+from agent_r1.errors import DataError, StorageError
+from agent_r1.view.index.database import INDEX_NAME, connect, remove_index, transaction, usable_path
 from agent_r1.view.index.scan import lines_of
 from agent_r1.view.index.writer import BATCH, FileWriter, forget_file
 from agent_r1.view.inside import Signature, list_inside, open_inside, signature_of
@@ -65,18 +65,28 @@ class TrajectoryIndex:
                 return False
             try:
                 self._bring_up_to_date(files, problems, stop)
-            except sqlite3.DatabaseError:
+            except sqlite3.OperationalError as error:
+                problem = f"the index of {self._folder} cannot be written: {error}"
+                raise StorageError(f"{problem}; free some space, or delete {INDEX_NAME} there") from error
+            except sqlite3.DatabaseError:  # not a database any more
                 self._discard()
                 self._bring_up_to_date(files, problems, stop)
             return True
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for queries."""
-        with closing(connect(self._place())) as connection:
-            connection.execute("PRAGMA temp_store = MEMORY")
-            connection.row_factory = sqlite3.Row
-            yield connection
+        """A connection for queries. `StorageError` when the index was damaged or removed; the next update makes it
+        again."""
+        try:
+            with closing(connect(self._place())) as connection:
+                connection.execute("PRAGMA temp_store = MEMORY")
+                connection.row_factory = sqlite3.Row
+                yield connection
+        except sqlite3.Error as error:
+            with self._placing:
+                self._path = None
+            self._state = IndexState()
+            raise StorageError(f"the index of {self._folder} is being made again ({error}); try again") from error
 
     def read_line(self, file: str, start: int, length: int) -> bytes:
         """The bytes of one trajectory. The name is that of a listed file: an index could say anything."""
@@ -95,7 +105,7 @@ class TrajectoryIndex:
                 for name, size, mtime_ns in connection.execute("SELECT name, size, mtime_ns FROM files")
             }
             for name in known.keys() - files.keys():
-                with connection:
+                with transaction(connection):
                     forget_file(connection, name)
             self._files = {name: known[name] for name in known.keys() & files.keys()}
             total = sum(signature.size for signature in files.values()) or 1
@@ -114,7 +124,7 @@ class TrajectoryIndex:
         try:
             with open_inside(self._folder, FOLDER, name) as file:
                 signature = signature_of(file)
-                with connection:
+                with transaction(connection):
                     forget_file(connection, name)
                     cursor = connection.execute(
                         "INSERT INTO files (name, size, mtime_ns) VALUES (?, ?, ?)",
