@@ -9,6 +9,7 @@ from agent_r1.envs.ready import EXAMPLES, ReadyEnv, env_kinds, kind_of, ready_en
 from agent_r1.envs.remote.client import RemoteEnv
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.envs.wrappers import (
+    EnvWrapper,
     ObservationLimit,
     StepLimit,
     TimeLimit,
@@ -24,6 +25,7 @@ __all__ = [
     "AgentEnv",
     "ContextPolicy",
     "Conversation",
+    "EnvWrapper",
     "GymEnv",
     "History",
     "Messages",

@@ -114,6 +114,11 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
             problems.run(FunctionRef.of, function)
     if config.sft.folder is not None and not config.sft.data:
         problems.found.append("sft.folder is set and sft.data is empty; give demonstrations, or set sft.folder=null")
+    if config.tracking.record_credit and config.tracking.record_every == 0:
+        problems.found.append(
+            "tracking.record_credit=true records credit with the trajectories of a step, and tracking.record_every=0 "
+            "records none; set record_every=1, or record_credit=false"
+        )
     if config.model.lora.rank > 0 and not wrong_values:
         problems.run(check_form, config.model.lora)
         problems.run(require_peft, config.model.lora)
