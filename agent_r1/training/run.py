@@ -17,7 +17,7 @@ from agent_r1.training.disk_space import disk_space_warning
 from agent_r1.training.evaluations import evaluate_policy
 from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan
-from agent_r1.training.prepare import ensure_model, prepare_model, prepare_plan, prepare_run
+from agent_r1.training.prepare import ensure_model, expand_env, prepare_model, prepare_plan, prepare_run
 from agent_r1.training.sft import ensure_warm_start, started_config, tune
 from agent_r1.training.summary import Summary
 from agent_r1.training.trainer import Trainer
@@ -99,6 +99,7 @@ def sft_run(config: Config, console: RunConsole) -> Path:
     """Tune `model.path` on `sft.data`; returns the folder of the tuned model. If `sft.folder` is set, the model is in
     there, and is made only when it is not there yet."""
     with stop_signals(quiet=console.console.quiet):
+        config = expand_env(config)
         prepare_plan(config)
         check_reads_outside(config)
         config = prepare_model(config, console)
