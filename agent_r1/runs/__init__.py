@@ -10,7 +10,7 @@ from agent_r1.runs.opening import locked_run, open_run, open_trackers, plan_open
 from agent_r1.runs.plot import DEFAULT_KEYS, draw_curves, save_figure
 from agent_r1.runs.read import RunRecord, read_runs
 from agent_r1.runs.table import markdown_table, table_rows
-from agent_r1.runs.tracking import Tracker, tracker_factories
+from agent_r1.runs.tracking import Tracker, check_trackers, tracker_factories
 from agent_r1.runs.trajectories import read_trajectories, write_trajectories
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Tracker",
     "base_model",
     "check_reads_outside",
+    "check_trackers",
     "draw_curves",
     "folder_problems",
     "follow_metrics",

@@ -8,7 +8,7 @@ runs/<name>/config.yaml               the resolved configuration
             checkpoints/step_<n>/     state to resume from
             hf/                       the trained model
             summary.json              the result; a run without it is unfinished
-            tensorboard/              event files, on request
+            tensorboard/, wandb/      what trackers write, on request; trackers.json: their ids of the run
 """
 
 from __future__ import annotations
@@ -28,7 +28,17 @@ from agent_r1.runs.tracking import read_metrics
 
 RUN_MARKS = {"config.yaml", "metrics.jsonl"}
 """A folder with one of these is a run's."""
-RUN_FILES = {*RUN_MARKS, FINGERPRINTS, "trajectories", "credit", "checkpoints", "hf", "summary.json", "tensorboard"}
+RUN_FILES = {
+    *RUN_MARKS,
+    FINGERPRINTS,
+    "trajectories",
+    "credit",
+    "checkpoints",
+    "hf",
+    "summary.json",
+    "tensorboard",
+    "trackers.json",
+}
 """What a run writes."""
 
 

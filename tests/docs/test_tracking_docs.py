@@ -31,10 +31,20 @@ def test_the_snippets_run_on_a_recorded_run(
 ) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
-    overrides = tiny_overrides(folder, model_folder, "run.name=quickstart", "tracking.record_credit=true")
-    commands.train(*overrides, quiet=True, reward=score_variety)
+    [own_tracker] = [snippet for snippet in SNIPPETS if "tracker_factories" in snippet]
+    (tmp_path / "my_trackers.py").write_text(own_tracker)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = [
+        "run.name=quickstart",
+        "tracking.record_credit=true",
+        "imports=[my_trackers]",
+        "tracking.trackers=[csv]",
+    ]
+    commands.train(*tiny_overrides(folder, model_folder, *settings), quiet=True, reward=score_variety)
+    assert "4,reward/outcome," in (folder / "quickstart" / "metrics.csv").read_text()
     monkeypatch.chdir(tmp_path)
     for snippet in SNIPPETS:
-        capsys.readouterr()
-        exec(compile(snippet, "docs/tracking.md", "exec"), {})
-        assert capsys.readouterr().out
+        if snippet != own_tracker:
+            capsys.readouterr()
+            exec(compile(snippet, "docs/tracking.md", "exec"), {})
+            assert capsys.readouterr().out
