@@ -43,15 +43,21 @@ def read_credit(path: Path) -> dict[tuple[int, int], tuple[StepCredit, ...]]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
-                entry = json.loads(line)
-                key = int(entry["group_id"]), int(entry["member"])
-                found[key] = tuple(_from_json(step) for step in entry["steps"])
+                credit = parse_credit(line)
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"line {number} of {path} is not the credit of a trajectory ({type(error).__name__}: {error}); "
                     "restore the file, or delete it to read the trajectories without it"
                 ) from error
+            found[credit.group_id, credit.member] = credit.steps
     return found
+
+
+def parse_credit(line: str | bytes) -> TrajectoryCredit:
+    """The credit in one line; `ValueError`, `KeyError` or `TypeError` when it is not one."""
+    entry = json.loads(line)
+    steps = tuple(_from_json(step) for step in entry["steps"])
+    return TrajectoryCredit(group_id=int(entry["group_id"]), member=int(entry["member"]), steps=steps)
 
 
 def _as_json(step: StepCredit) -> dict[str, Any]:

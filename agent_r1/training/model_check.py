@@ -26,13 +26,13 @@ def check_model(plan: RunPlan) -> CheckedModel:
     """Check that the model exists and that every first prompt fits its context; reads its tokenizer and its
     configuration, not its weights."""
     config = plan.config
-    _check_model_exists(config)
+    check_model_exists(config)
     if config.model.lora.rank > 0:
         check_targets(config.model)
     renderer = load_renderer(
         config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
     )
-    context = _context_length(config)
+    context = context_length_of(config)
     if config.rollout.max_tokens >= context:
         raise ConfigError(
             f"rollout.max_tokens={config.rollout.max_tokens} leaves no room for a prompt in a context of {context}"
@@ -51,7 +51,7 @@ def check_model(plan: RunPlan) -> CheckedModel:
     return CheckedModel(renderer=renderer, context_length=context)
 
 
-def _context_length(config: Config) -> int:
+def context_length_of(config: Config) -> int:
     """The run's context: the configured one, at most the model's own and what one micro-batch holds."""
     from transformers import AutoConfig
 
@@ -70,7 +70,8 @@ def _context_length(config: Config) -> int:
     return requested or min(of_model, trainable)
 
 
-def _check_model_exists(config: Config) -> None:
+def check_model_exists(config: Config) -> None:
+    """Raise `ConfigError` when `model.path` is no model folder and cannot be fetched from the hub."""
     path = Path(config.model.path)
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -62,7 +62,7 @@ class Trainer:
         self.stop = stop
         self._last_step = LastStep(self.config, folder, self.learner, self.shaping.process, self.collector)
         self._progress = self._last_step.progress
-        self._log = RunLog(tracker=tracker, console=console, health=self.health, progress=self._progress)
+        self._log = RunLog(tracker=tracker, console=console, health=self.health, progress=self._progress, folder=folder)
         self._evaluations = RunEvaluations(
             config=self.config,
             rollout=self.rollout,
