@@ -4,6 +4,7 @@ from agent_r1.runs.checkpoints import find_damage, list_checkpoints, newest_read
 from agent_r1.runs.credit import parse_credit, read_credit, write_credit
 from agent_r1.runs.folder import RUN_MARKS, RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
+from agent_r1.runs.load import LoadedRun, Table, load_run
 from agent_r1.runs.lock import FolderLock, is_locked, lock_folder
 from agent_r1.runs.names import check_reads_outside, folder_problems
 from agent_r1.runs.opening import locked_run, open_run, open_trackers, plan_opening, write_fingerprints
@@ -17,10 +18,12 @@ __all__ = [
     "DEFAULT_KEYS",
     "RUN_MARKS",
     "FolderLock",
+    "LoadedRun",
     "MetricsFollower",
     "MetricsUpdate",
     "RunFolder",
     "RunRecord",
+    "Table",
     "Tracker",
     "base_model",
     "check_reads_outside",
@@ -32,6 +35,7 @@ __all__ = [
     "follow_trajectories",
     "is_locked",
     "list_checkpoints",
+    "load_run",
     "lock_folder",
     "locked_run",
     "markdown_table",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.config.schema import TrackingConfig
+from agent_r1.runs import LoadedRun, Table
 from agent_r1.types import StepCredit
 from tests.helpers import commands
 from tests.helpers.tiny_runs import score_variety, tiny_overrides
@@ -23,6 +24,18 @@ def test_every_key_of_the_section_is_in_the_page() -> None:
 
 def test_every_field_of_recorded_credit_is_in_the_page() -> None:
     assert not [field.name for field in dataclasses.fields(StepCredit) if f"`{field.name}`" not in TEXT]
+
+
+def test_what_the_page_says_of_a_loaded_run_exists() -> None:
+    section = TEXT.partition("## Runs in Python")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)(?:\(|`)", section.partition("| of a run |")[2])) - {
+        "pandas",
+        "running",
+        "finished",
+        "failed",
+    }
+    assert named >= {"metrics", "evaluations", "trajectories", "credit", "config", "summary", "state"}
+    assert not [name for name in named if not hasattr(LoadedRun, name) and not hasattr(Table, name)]
 
 
 @pytest.mark.whole
