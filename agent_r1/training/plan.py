@@ -33,7 +33,7 @@ from agent_r1.models import check_form, require_peft
 from agent_r1.registry import bind_part, find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
 from agent_r1.rollout import check_group_plan
-from agent_r1.runs import folder_problems, tracker_factories
+from agent_r1.runs import check_trackers, folder_problems
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.builtin import declare_servers, make_server
 from agent_r1.tools.workers import FunctionRef
@@ -106,8 +106,7 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
     problems.run(tool_formats.get, config.model.tool_format)
     problems.run(bind_engine, config)
     if not wrong_values:
-        for name in config.tracking.trackers:
-            problems.run(tracker_factories.get, name)
+        problems.run(check_trackers, config)
     # With wrong values, paths may be no strings.
     problems.run(_check_env, config, not wrong_values and not lacks_data(config))
     if config.reward.timeout is not None and reward is not None:

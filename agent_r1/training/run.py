@@ -57,7 +57,12 @@ async def _train_with(
     if shortage is not None:
         console.warn(shortage)
     checkpoint = resume_run(folder, training.learner, console.warn) if resumes else None
-    tracker = open_trackers(plan.config, folder)
+
+    def warn(message: str) -> None:
+        console.warn(message)
+        training.health.warnings.append(message)
+
+    tracker = open_trackers(plan.config, folder, warn)
     with stop.deferred():
         try:
             trainer = Trainer(
