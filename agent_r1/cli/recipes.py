@@ -8,10 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from agent_r1.cli.errors import readable_errors
+from agent_r1.cli.shipped import say_which
 from agent_r1.codec import write_json
 from agent_r1.errors import no_exit
 
-Recipe = Annotated[str, typer.Argument(help="A recipe folder: one with a base.yaml, for example recipes/quickstart.")]
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe folder (one with a base.yaml), or the name of a recipe that comes with Agent-R1 (`agent-r1 "
+        "recipes`), for example quickstart."
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -54,6 +61,7 @@ def train(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False) 
     from agent_r1 import api
 
     with readable_errors():
+        say_which(recipe)
         if not dry_run:
             api.train(recipe, overrides=overrides or ())
             return
@@ -63,7 +71,7 @@ def train(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False) 
         from agent_r1.training import dry_run as check_only
 
         config = load_config(recipe, overrides or ())
-        with no_exit("the code of the recipe"), recipe_folder(Path(recipe)):
+        with no_exit("the code of the recipe"), recipe_folder(api.folder_of(config)):
             check_only(config, RunConsole())
 
 
@@ -77,6 +85,7 @@ def sft(recipe: Recipe, overrides: Overrides = None) -> None:
     from agent_r1 import api
 
     with readable_errors():
+        say_which(recipe)
         folder = api.sft(recipe, overrides=overrides or ())
         typer.echo(f"model: {folder}")
 
@@ -105,6 +114,7 @@ def evaluate(
     from agent_r1.runs import write_trajectories
 
     with readable_errors():
+        say_which(recipe)
         evaluation = api.evaluate(recipe, overrides=overrides or (), model=model, baseline=baseline)
         console = RunConsole()
         for trajectory in evaluation.worst_first()[:show]:
@@ -140,6 +150,7 @@ def check(
     from agent_r1 import api
 
     with readable_errors():
+        say_which(recipe)
         report = api.check(recipe, overrides=overrides or (), groups=groups, members=members, trials=trials)
         _write_result(json_file, report.as_json())
     typer.echo(f"{len(report.problems)} problems, {len(report.warnings)} warnings")

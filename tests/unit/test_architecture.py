@@ -29,8 +29,9 @@ PACKAGES: dict[str, str] = {
     "console": "findings metric_names types",
     "registry": "constraints errors",
     "files": "errors",
+    "shipped": "errors",
     # What users extend: tools, environments, flows, rewards, formats, estimators.
-    "config": "constraints errors paths registry",
+    "config": "constraints errors paths registry shipped",
     "chat": "errors registry types",
     "tools": "codec constraints errors event_loop files findings registry seeds types",
     "rewards": "constraints errors registry types",
@@ -54,11 +55,11 @@ PACKAGES: dict[str, str] = {
         "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
         "tools training types"
     ),
-    "scaffold": "errors",
+    "scaffold": "errors shipped",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
-        "api checks codec config console data envs errors evaluation files interrupts registry runs scaffold tools "
-        "training"
+        "api checks codec config console data envs errors evaluation files interrupts registry runs scaffold "
+        "shipped tools training"
     ),
 }
 """What each package may import of the others."""
