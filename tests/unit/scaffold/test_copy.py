@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,12 +14,11 @@ from typer.testing import CliRunner
 from agent_r1.cli import app
 from agent_r1.config import load_config
 from agent_r1.errors import AgentR1Error
-from agent_r1.registry import load_function, recipe_folder
 from agent_r1.scaffold import copy_recipe
 from agent_r1.shipped import shipped_recipes
 
 NAMES = [recipe.name for recipe in shipped_recipes()]
-SAMPLE = Path(__file__).parents[3] / "recipes" / "gsm8k" / "sample"
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -42,18 +44,23 @@ def test_a_copy_has_every_file_and_runs_of_its_own(name: str) -> None:
 
 
 def test_a_copy_in_another_folder_than_its_sibling_still_finds_what_it_shares(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    """gsm8k_tool reads GSM8K through the recipe gsm8k."""
-    (tmp_path / "samples").mkdir()
-    (tmp_path / "samples" / "gsm8k").symlink_to(SAMPLE)
-    monkeypatch.setenv("AGENT_R1_DATA", "samples")
+    """gsm8k_tool reads GSM8K through the recipe gsm8k. The command is that of the copy's own docstring."""
     copy_recipe("gsm8k_tool", Path("calc"))
+    script = Path("calc/data_preprocess/process_gsm8k_tool.py")
+    [command] = re.findall(r"^    python (.*)$", script.read_text(), re.MULTILINE)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, *command.split(), "--local_dataset_path", str(ROOT / "recipes" / "gsm8k" / "sample")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
     config = load_config("calc")
-    with recipe_folder(Path("calc")):
-        load_function(config.data.prepare or "", kind="data preparation")(config)
-    rows = [json.loads(line) for line in Path("runs/calc_data/demonstrations.jsonl").read_text().splitlines()]
-    assert len(rows) > 20
+    assert len(Path(config.sft.data[0]).read_text().splitlines()) > 20
     assert Path(config.data.train[0]).is_file()
 
 
