@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.constraints import Positive, one_of
 from agent_r1.registry import Registry, takes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOG_RATIO_BOUND = 20.0
 

@@ -3,7 +3,13 @@
 from agent_r1.chat.chatml import template_with_tools
 from agent_r1.chat.formats import HermesFormat, ParsedText, ToolFormat, tool_formats
 from agent_r1.chat.renderer import ChatRenderer, Prompt, Tokenizer
-from agent_r1.chat.tokenizer import generation_stop_ids, load_renderer, load_tokenizer
+from agent_r1.chat.tokenizer import (
+    generation_stop_ids,
+    load_renderer,
+    load_tokenizer,
+    read_context_length,
+    read_renderer,
+)
 
 __all__ = [
     "ChatRenderer",
@@ -15,6 +21,8 @@ __all__ = [
     "generation_stop_ids",
     "load_renderer",
     "load_tokenizer",
+    "read_context_length",
+    "read_renderer",
     "template_with_tools",
     "tool_formats",
 ]

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -130,6 +131,13 @@ def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
 def presets(group: str) -> list[str]:
     """The names of the package's presets: `presets("model")` is ["smollm2"]."""
     return sorted(path.stem for path in (_PACKAGE_FOLDER / group).glob("*.yaml"))
+
+
+def preset_values(group: str, name: str | None) -> dict[str, Any] | None:
+    """What the file of a preset of the package says; None when there is no such preset."""
+    if name not in presets(group):
+        return None
+    return cast(dict[str, Any], yaml.safe_load((_PACKAGE_FOLDER / group / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
 def _note_preset(composed: DictConfig) -> None:

@@ -4,7 +4,7 @@ from agent_r1.models.attention_features import check_attention, layer_windows, r
 from agent_r1.models.export import Rounding, export_policy, stored_bytes
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.gc_tuning import freeze_gc
-from agent_r1.models.gguf import convert_gguf, gguf_folder, is_gguf, make_smollm2, unpack_gguf
+from agent_r1.models.gguf import convert_gguf, gguf_folder, make_smollm2, unpack_gguf
 from agent_r1.models.lm_head import action_scores
 from agent_r1.models.load import (
     LoadedModel,
@@ -52,7 +52,6 @@ __all__ = [
     "freeze_gc",
     "fuse_projections",
     "gguf_folder",
-    "is_gguf",
     "layer_windows",
     "load_model",
     "load_policy",

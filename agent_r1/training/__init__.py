@@ -1,18 +1,37 @@
-"""Training: the plan of a run, its preparation, its components, the training loop, checkpoints, whole runs."""
+"""Training: the plan of a run, its preparation, its components, the training loop, checkpoints, whole runs.
 
-from agent_r1.training.components import RunComponents, load_components, make_rollout
-from agent_r1.training.model_check import CheckedModel, check_model
-from agent_r1.training.plan import (
-    RunPlan,
-    distinct_setups,
-    first_observation,
-    make_plan,
-    tool_policies,
-    tools_in_use,
-)
-from agent_r1.training.prepare import ensure_model, prepare_model, prepare_plan
-from agent_r1.training.run import dry_run, eval_run, sft_run, train_run
-from agent_r1.training.summary import Summary
+Names are loaded on first use: a plan and a dry run need no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent_r1.training.components import RunComponents, load_components, make_rollout
+    from agent_r1.training.model_check import CheckedModel, check_model
+    from agent_r1.training.plan import (
+        RunPlan,
+        distinct_setups,
+        first_observation,
+        make_plan,
+        tool_policies,
+        tools_in_use,
+    )
+    from agent_r1.training.prepare import dry_run, ensure_model, prepare_model, prepare_plan
+    from agent_r1.training.run import eval_run, sft_run, train_run
+    from agent_r1.training.summary import Summary
+
+_HOMES = {
+    "components": ("RunComponents", "load_components", "make_rollout"),
+    "model_check": ("CheckedModel", "check_model"),
+    "plan": ("RunPlan", "distinct_setups", "first_observation", "make_plan", "tool_policies", "tools_in_use"),
+    "prepare": ("dry_run", "ensure_model", "prepare_model", "prepare_plan"),
+    "run": ("eval_run", "sft_run", "train_run"),
+    "summary": ("Summary",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CheckedModel",
@@ -35,3 +54,9 @@ __all__ = [
     "tools_in_use",
     "train_run",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'agent_r1.training' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"agent_r1.training.{_HOME_OF[name]}"), name)

@@ -19,7 +19,6 @@ from agent_r1.engines import bind_engine
 from agent_r1.envs import DEFAULT_ENV, AgentEnv, bind_wrapper, check_wrappers, make_env, make_policy, row_env_name
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
-from agent_r1.models import check_form, require_peft
 from agent_r1.registry import bind_part, find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
 from agent_r1.rollout import check_group_plan
@@ -106,6 +105,8 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
     if config.sft.folder is not None and not config.sft.data:
         problems.found.append("sft.folder is set and sft.data is empty; give demonstrations, or set sft.folder=null")
     if config.model.lora.rank > 0 and not wrong_values:
+        from agent_r1.models import check_form, require_peft
+
         problems.run(check_form, config.model.lora)
         problems.run(require_peft, config.model.lora)
     report_problems(problems.found, ConfigError, _TITLE)
