@@ -101,6 +101,10 @@ class EngineError(AgentR1Error, RuntimeError):
     """The engine cannot complete a request."""
 
 
+class EngineRequestError(EngineError, ValueError):
+    """The engine refuses a request: its prompt or its sampling parameters can never be served."""
+
+
 class EnvTimeoutError(AgentR1Error, TimeoutError):
     """An environment took too long."""
 

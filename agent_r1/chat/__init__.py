@@ -3,6 +3,8 @@
 from agent_r1.chat.chatml import template_with_tools
 from agent_r1.chat.formats import HermesFormat, ParsedText, ToolFormat, tool_formats
 from agent_r1.chat.renderer import ChatRenderer, Prompt, Tokenizer
+from agent_r1.chat.text_stream import TextStream
+from agent_r1.chat.token_text import ContentStream, TokenTexts, content_stream
 from agent_r1.chat.tokenizer import (
     generation_stop_ids,
     load_renderer,
@@ -13,11 +15,15 @@ from agent_r1.chat.tokenizer import (
 
 __all__ = [
     "ChatRenderer",
+    "ContentStream",
     "HermesFormat",
     "ParsedText",
     "Prompt",
+    "TextStream",
+    "TokenTexts",
     "Tokenizer",
     "ToolFormat",
+    "content_stream",
     "generation_stop_ids",
     "load_renderer",
     "load_tokenizer",

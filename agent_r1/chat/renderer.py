@@ -164,13 +164,13 @@ class ChatRenderer:
         if self._end_of_turn is None:
             return completion
         ids = completion.token_ids
-        text = self._text_of(ids)
+        text = self.text_of(ids)
         end = self._end_of_turn(text)
         if end is None:
             return completion
         # As many ids as write nothing beyond the end; one token may end both a call and its line.
         end = len(text) - len(text[end:].lstrip())
-        count = bisect_right(range(len(ids) + 1), end, key=lambda number: len(self._text_of(ids[:number]))) - 1
+        count = bisect_right(range(len(ids) + 1), end, key=lambda number: len(self.text_of(ids[:number]))) - 1
         if not count:
             return completion
         return replace(
@@ -181,15 +181,15 @@ class ChatRenderer:
             finish_reason="stop",
         )
 
-    def _text_of(self, ids: TokenIds) -> str:
+    def text_of(self, ids: TokenIds) -> str:
         """The text of sampled ids without the end of turn."""
         without_stop = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         return str(self.tokenizer.decode(list(without_stop), skip_special_tokens=False))
 
-    def parse(self, token_ids: Sequence[int], *, truncated: bool) -> Action:
-        """The action of the sampled ids."""
+    def parse(self, token_ids: Sequence[int], *, truncated: bool, text: str | None = None) -> Action:
+        """The action of the sampled ids; `text` replaces their text where a stop text cut it."""
         ids = tuple(token_ids)
-        text = self._text_of(ids)
+        text = self.text_of(ids) if text is None else text
         parsed = self.format.parse(text, truncated=truncated)
         return Action(
             text=text,

@@ -12,7 +12,7 @@ import typer
 from agent_r1.cli.errors import readable_errors
 
 
-def _finite(number: float) -> float:
+def finite(number: float) -> float:
     """Refuse NaN and infinity, which click's ranges let through."""
     if not math.isfinite(number):
         raise typer.BadParameter(f"{number} is not a finite number")
@@ -31,17 +31,17 @@ Host = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is ev
 Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")]
 MaxEpisodes = Annotated[int, typer.Option(min=1, help="Maximum episodes open at once; further ones wait.")]
 IdleSeconds = Annotated[
-    float, typer.Option(min=0.1, callback=_finite, help="An episode that is not used for this long is closed.")
+    float, typer.Option(min=0.1, callback=finite, help="An episode that is not used for this long is closed.")
 ]
 CallSeconds = Annotated[
     float,
-    typer.Option(min=0.1, callback=_finite, help="The deadline of one reset or step; then the episode is closed."),
+    typer.Option(min=0.1, callback=finite, help="The deadline of one reset or step; then the episode is closed."),
 ]
 GoneSeconds = Annotated[
     float,
-    typer.Option(min=0.1, callback=_finite, help="A call whose client has disconnected is cancelled after this long."),
+    typer.Option(min=0.1, callback=finite, help="A call whose client has disconnected is cancelled after this long."),
 ]
-BodyMb = Annotated[float, typer.Option(min=0.001, callback=_finite, help="Maximum size of a request, in megabytes.")]
+BodyMb = Annotated[float, typer.Option(min=0.001, callback=finite, help="Maximum size of a request, in megabytes.")]
 Token = Annotated[
     str | None,
     typer.Option(

@@ -10,13 +10,15 @@ An engine of your own is a factory under a name, in a module that `imports` list
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from agent_r1.config import Config
 from agent_r1.registry import Registry, bind_part, takes
-from agent_r1.types import Completion, SamplingParams
+from agent_r1.types import Action, Completion, Observation, SamplingParams, TokenIds
 
 
 class Engine(Protocol):
@@ -70,6 +72,71 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Stop and free what the engine holds."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamedTokens:
+    """What was sampled for a request since the last record of its stream."""
+
+    token_ids: TokenIds
+    """The new ids; empty in a last record that adds none."""
+    logprobs: tuple[float, ...]
+    """One per new id."""
+    policy_versions: tuple[int, ...]
+    """One per new id: the version of the weights that sampled it."""
+    completion: Completion | None = None
+    """The whole completion, in the last record only."""
+
+
+@runtime_checkable
+class StreamingEngine(Engine, Protocol):
+    """An engine that gives tokens while it samples. Optional: `stream_completion` works with every engine."""
+
+    def stream(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> AsyncGenerator[StreamedTokens, None]:
+        """Sample one completion, as `generate` would, and yield its tokens as they come.
+
+        Closing the stream (`aclose`, or cancelling the task that reads it) drops the request and frees its memory.
+        """
+        ...
+
+
+class MessageEngine(ABC):
+    """An engine behind a chat API: it takes messages and tools, renders them itself and returns the parsed turn.
+
+    It subclasses this and has the methods of `Engine` too. For inference only: training needs the tokens.
+    """
+
+    @abstractmethod
+    async def chat(
+        self, observation: Observation, sampling: SamplingParams, on_text: Callable[[str], None]
+    ) -> tuple[Completion, Action]:
+        """Sample one turn; `on_text` gets its text as it comes. The completion has ids where the API tells them."""
+
+
+async def stream_completion(
+    engine: Engine, prompt_ids: Sequence[int], sampling: SamplingParams
+) -> AsyncGenerator[StreamedTokens, None]:
+    """The tokens of one completion as they are sampled; all at once, at the end, from an engine that cannot stream.
+
+        async with aclosing(stream_completion(engine, prompt_ids, sampling)) as stream:
+            async for new in stream:
+                show(new.token_ids)
+        completion = new.completion
+
+    `aclosing` drops the request as soon as its reader leaves the block.
+    """
+    if isinstance(engine, StreamingEngine):
+        async with aclosing(engine.stream(prompt_ids, sampling)) as stream:
+            async for new in stream:
+                yield new
+    else:
+        completion = await engine.generate(prompt_ids, sampling)
+        yield StreamedTokens(
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            policy_versions=completion.policy_versions,
+            completion=completion,
+        )
 
 
 EngineFactory = Callable[..., Engine]

@@ -8,6 +8,7 @@ from agent_r1.envs.make import DEFAULT_ENV, make_env, row_env_name
 from agent_r1.envs.remote.client import RemoteEnv
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.envs.wrappers import (
+    EnvWrapper,
     ObservationLimit,
     StepLimit,
     TimeLimit,
@@ -22,6 +23,7 @@ __all__ = [
     "AgentEnv",
     "ContextPolicy",
     "Conversation",
+    "EnvWrapper",
     "GymEnv",
     "History",
     "Messages",

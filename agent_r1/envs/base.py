@@ -52,6 +52,13 @@ class AgentEnv(ABC):
     async def step(self, action: Action) -> StepReturn:
         """Take the model's action: the step's reward, whether the episode is over, and the next model input."""
 
+    async def extend(self, task: Task) -> Observation:
+        """Continue after an episode has ended: `task.prompt` is the conversation so far, with what the user said next.
+
+        For chats, whose every reply is an episode. By default the environment begins again, with the longer prompt.
+        """
+        return await self.reset(task)
+
     def preview(self, task: Task) -> Observation:
         """What `reset` will return, without starting an episode; used to check that prompts fit the context."""
         return Observation(messages=task.prompt)

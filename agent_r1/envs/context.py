@@ -179,10 +179,10 @@ class Conversation:
     conversation.add(action.as_message(), *answers)
     """
 
-    def __init__(self, policy: ContextPolicy, task: Sequence[Message]) -> None:
+    def __init__(self, policy: ContextPolicy, task: Sequence[Message], turns: Sequence[Messages] = ()) -> None:
         self._policy = policy
-        self._history = History(task=tuple(task))
-        self._question: Message | None = None
+        self._history = History(task=tuple(task), turns=tuple(turns))
+        self._question: Message | None = policy.question(self._history) if turns else None
 
     @property
     def messages(self) -> Messages:
@@ -202,6 +202,20 @@ class Conversation:
         """Add a turn: the model's message and the replies to it."""
         self._history = replace(self._history, turns=(*self._history.turns, turn))
         self._question = self._policy.question(self._history)
+
+
+def turns_of(messages: Sequence[Message]) -> tuple[Messages, ...]:
+    """Messages as turns: each begins with a message of the model and has the replies to it.
+
+    >>> [[message["role"] for message in turn] for turn in turns_of([{"role": "assistant"}, {"role": "user"}] * 2)]
+    [['assistant', 'user'], ['assistant', 'user']]
+    """
+    turns: list[list[Message]] = []
+    for message in messages:
+        if not turns or message.get("role") == "assistant":
+            turns.append([])
+        turns[-1].append(message)
+    return tuple(map(tuple, turns))
 
 
 def num_characters(messages: Sequence[Message]) -> int:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agent_r1.envs.base import AgentEnv
-from agent_r1.envs.context import ContextChoice, Conversation, make_policy
+from agent_r1.envs.context import ContextChoice, Conversation, make_policy, turns_of
 from agent_r1.errors import ConfigError, boundary
 from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolEntry, ToolRunner, run_call, tools_of_row
 from agent_r1.types import Action, Message, Observation, StepResult, StopReason, Task, ToolSchema
@@ -36,6 +36,7 @@ class ToolEnv(AgentEnv):
         self._policy = make_policy(context)
         self._runner: ToolRunner | None = None
         self._tools: dict[str, BaseTool] = {}
+        self._first_prompt: tuple[Message, ...] = ()
         self._tool_context: ToolContext
         self._conversation: Conversation
 
@@ -48,7 +49,16 @@ class ToolEnv(AgentEnv):
         await self.close()
         self._tools = self._find_tools(task)
         self._tool_context = ToolContext(task=task)
+        self._first_prompt = task.prompt
         self._conversation = Conversation(self._policy, task.prompt)
+        return self._observation()
+
+    async def extend(self, task: Task) -> Observation:
+        """Returns the longer conversation. The tools keep their state; the context policy sees the turns so far."""
+        start = len(self._first_prompt)
+        if not self._tools or task.prompt[:start] != self._first_prompt:
+            return await self.reset(task)
+        self._conversation = Conversation(self._policy, self._first_prompt, turns_of(task.prompt[start:]))
         return self._observation()
 
     def preview(self, task: Task) -> Observation:

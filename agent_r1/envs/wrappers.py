@@ -35,6 +35,10 @@ class EnvWrapper(AgentEnv):
         """Reset the inner environment."""
         return await self.env.reset(task)
 
+    async def extend(self, task: Task) -> Observation:
+        """Extend the inner environment."""
+        return await self.env.extend(task)
+
     async def step(self, action: Action) -> StepResult:
         """Step the inner environment."""
         return as_step_result(await self.env.step(action))
@@ -106,6 +110,10 @@ class TimeLimit(EnvWrapper):
         """Reset; raises `EnvTimeoutError` after `seconds`."""
         return await self._in_time("reset", super().reset(task))
 
+    async def extend(self, task: Task) -> Observation:
+        """Extend; raises `EnvTimeoutError` after `seconds`."""
+        return await self._in_time("extend", super().extend(task))
+
     async def step(self, action: Action) -> StepResult:
         """Step; raises `EnvTimeoutError` after `seconds`."""
         return await self._in_time("step", super().step(action))
@@ -142,6 +150,11 @@ class StepLimit(EnvWrapper):
         self._taken = 0
         return await super().reset(task)
 
+    async def extend(self, task: Task) -> Observation:
+        """Extend, and count from 0: the limit is per reply."""
+        self._taken = 0
+        return await super().extend(task)
+
     async def step(self, action: Action) -> StepResult:
         """Step; truncate or end the episode at the last allowed step."""
         self._taken += 1
@@ -171,6 +184,12 @@ class ObservationLimit(EnvWrapper):
         """The first observation, cut."""
         self._task = task.prompt
         return self._cut(await super().reset(task))
+
+    async def extend(self, task: Task) -> Observation:
+        """The next observation, cut; the user's messages stay whole."""
+        said = tuple(message for message in task.prompt if message.get("role") == "user")
+        self._task = (*self._task, *said)
+        return self._cut(await super().extend(task))
 
     async def step(self, action: Action) -> StepResult:
         """The next observation, cut."""

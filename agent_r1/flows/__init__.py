@@ -2,6 +2,30 @@
 
 from agent_r1.flows.base import AgentFlowBase, FlowContext, Turn, checked_episode
 from agent_r1.flows.env_loop import AgentEnvLoop, SingleStepFlow
+from agent_r1.flows.events import (
+    ActionParsed,
+    FlowEvent,
+    FlowObserver,
+    PromptRendered,
+    StepRecorded,
+    TokensSampled,
+    replies_to,
+)
 from agent_r1.flows.try_flow import try_flow
 
-__all__ = ["AgentEnvLoop", "AgentFlowBase", "FlowContext", "SingleStepFlow", "Turn", "checked_episode", "try_flow"]
+__all__ = [
+    "ActionParsed",
+    "AgentEnvLoop",
+    "AgentFlowBase",
+    "FlowContext",
+    "FlowEvent",
+    "FlowObserver",
+    "PromptRendered",
+    "SingleStepFlow",
+    "StepRecorded",
+    "TokensSampled",
+    "Turn",
+    "checked_episode",
+    "replies_to",
+    "try_flow",
+]

@@ -22,13 +22,15 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
-from agent_r1.chat import ChatRenderer, Prompt
-from agent_r1.engines import Engine
+from agent_r1.chat import ChatRenderer, Prompt, TextStream
+from agent_r1.engines import Engine, MessageEngine, stream_completion
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import ConfigError, boundary
+from agent_r1.errors import ConfigError, EngineError, boundary
+from agent_r1.flows.events import ActionParsed, FlowObserver, PromptRendered, StepRecorded, TokensSampled
 from agent_r1.registry import Registry
 from agent_r1.seeds import mix_seed
 from agent_r1.tools import ToolRunner
@@ -66,6 +68,11 @@ class FlowContext:
     """Seeds the episode: the same seed and weights give the same actions."""
     trusted: tuple[Message, ...] = ()
     """Messages in which control tokens are encoded as such: those of a data row with `control_tokens`."""
+    observer: FlowObserver | None = None
+    """Receives the episode's events while it runs (`agent_r1/flows/events.py`); None in training."""
+    continues: Turn | None = None
+    """The last turn of an earlier episode that this one continues: prompts that extend it are bridged over its sampled
+    ids. None: the episode begins a conversation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +105,8 @@ class AgentFlowBase(ABC):
         self.steps: list[Step] = []
         self.metrics: Counter[str] = Counter()
         self._num_calls = 0
+        engine = context.engine
+        self._message_engine = engine if isinstance(engine, MessageEngine) else None
 
     @abstractmethod
     async def run(self, task: Task) -> Episode:
@@ -105,6 +114,9 @@ class AgentFlowBase(ABC):
 
     def render(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """The prompt of an observation; bridged over `after`'s sampled ids when it extends what that turn saw."""
+        if self._message_engine is not None:
+            return Prompt(observation=observation, token_ids=())
+        after = self.context.continues if after is None else after
         if after is None:
             return self.context.renderer.render(observation, trusted=self.context.trusted)
         return self.context.renderer.next_prompt(after.prompt, after.action, observation, trusted=self.context.trusted)
@@ -125,17 +137,57 @@ class AgentFlowBase(ABC):
             seed=mix_seed(self.context.seed, self._num_calls),
         )
         self._num_calls += 1
-        with boundary(StopReason.ENGINE_ERROR, "the engine"):
-            sampled = await self.context.engine.generate(prompt.token_ids, sampling)
-        completion = self.context.renderer.own_turn(sampled)
+        if self._message_engine is None:
+            completion, action = await self._sample(prompt, sampling)
+        else:
+            completion, action = await self._chat(self._message_engine, prompt, sampling)
         cut = completion.finish_reason == "length"
-        return Turn(
+        turn = Turn(
             prompt=prompt,
             completion=completion,
-            action=self.context.renderer.parse(completion.token_ids, truncated=cut),
+            action=action,
             context_cut=cut and room < max_tokens,
             seconds=time.perf_counter() - started,
         )
+        if self.context.observer is not None:
+            self.context.observer(ActionParsed(turn=turn))
+        return turn
+
+    async def _sample(self, prompt: Prompt, sampling: SamplingParams) -> tuple[Completion, Action]:
+        with boundary(StopReason.ENGINE_ERROR, "the engine"):
+            if self.context.observer is None:
+                sampled = await self.context.engine.generate(prompt.token_ids, sampling)
+            else:
+                sampled = await self._sample_observed(prompt, sampling, self.context.observer)
+        completion = self.context.renderer.own_turn(sampled)
+        is_cut = completion.finish_reason == "length"
+        return completion, self.context.renderer.parse(completion.token_ids, truncated=is_cut)
+
+    async def _chat(self, engine: MessageEngine, prompt: Prompt, sampling: SamplingParams) -> tuple[Completion, Action]:
+        """One turn of an engine that takes messages."""
+        observer = self.context.observer or (lambda event: None)
+        observer(PromptRendered(prompt=prompt))
+        with boundary(StopReason.ENGINE_ERROR, "the engine"):
+            return await engine.chat(
+                prompt.observation,
+                sampling,
+                lambda text: observer(TokensSampled(text=text, token_ids=(), logprobs=())),
+            )
+        raise AssertionError  # a boundary raises what it catches, as another error
+
+    async def _sample_observed(self, prompt: Prompt, sampling: SamplingParams, observer: FlowObserver) -> Completion:
+        """The same completion as `engine.generate`, with its tokens shown to the observer as they are sampled."""
+        observer(PromptRendered(prompt=prompt))
+        text = TextStream(self.context.renderer)
+        completion: Completion | None = None
+        async with aclosing(stream_completion(self.context.engine, prompt.token_ids, sampling)) as stream:
+            async for new in stream:
+                completion = new.completion
+                written = text.add(new.token_ids, is_last=completion is not None)
+                observer(TokensSampled(text=written, token_ids=new.token_ids, logprobs=new.logprobs))
+        if completion is None:
+            raise EngineError("the engine's stream ended without a completion")
+        return completion
 
     def record(
         self,
@@ -145,8 +197,9 @@ class AgentFlowBase(ABC):
         done: bool,
         info: Mapping[str, Any] | None = None,
         env_seconds: float = 0.0,
+        following: Observation | None = None,
     ) -> Step:
-        """Append the turn to the episode as one MDP step."""
+        """Append the turn to the episode as one MDP step. `following`, the next model input, is for observers."""
         info = info or {}
         step = Step(
             observation=turn.prompt.observation,
@@ -163,6 +216,8 @@ class AgentFlowBase(ABC):
         self.steps.append(step)
         self.metrics.update(info.get("metrics", {}))
         self.metrics["episode/cut_actions"] += turn.completion.finish_reason == "length"  # also when it is 0
+        if self.context.observer is not None:
+            self.context.observer(StepRecorded(step=step, following=following))
         return step
 
     def episode(

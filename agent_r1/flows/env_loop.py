@@ -41,6 +41,7 @@ class AgentEnvLoop(AgentFlowBase):
                 done=result.done,
                 info=result.info,
                 env_seconds=time.perf_counter() - started,
+                following=result.observation,
             )
             if result.done:
                 return self.episode(StopReason.DONE)

@@ -1,5 +1,6 @@
 """Models: loading, export, LoRA, precision, and the parts of a decoder that engine and learner share."""
 
+from agent_r1.files import is_gguf
 from agent_r1.models.attention_features import check_attention, layer_windows, refuse_features
 from agent_r1.models.export import Rounding, export_policy, stored_bytes
 from agent_r1.models.fused_projections import fuse_projections
@@ -13,6 +14,8 @@ from agent_r1.models.load import (
     compile_layers,
     load_model,
     load_policy,
+    load_trained,
+    merge_trained,
 )
 from agent_r1.models.lora import (
     adapter_factors,
@@ -52,10 +55,13 @@ __all__ = [
     "freeze_gc",
     "fuse_projections",
     "gguf_folder",
+    "is_gguf",
     "layer_windows",
     "load_model",
     "load_policy",
+    "load_trained",
     "make_smollm2",
+    "merge_trained",
     "merged_weights",
     "refuse_features",
     "require_peft",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -10,12 +11,15 @@ import torch
 from torch import nn
 
 from agent_r1.chat import ChatRenderer, Tokenizer, generation_stop_ids, load_tokenizer
-from agent_r1.errors import ConfigError, EngineError
+from agent_r1.config import ModelConfig
+from agent_r1.errors import CheckpointError, ConfigError, EngineError
 from agent_r1.files import is_gguf
 from agent_r1.models.attention_features import check_attention
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.gguf import unpack_gguf
 from agent_r1.models.lm_head import check_head
+from agent_r1.models.lora import add_adapters, merged_weights, restore_state
+from agent_r1.models.precision import train_in_float32
 from agent_r1.models.pretrained import open_model
 
 
@@ -96,6 +100,30 @@ def load_policy(
     except EngineError as error:
         raise ConfigError(f"model.path={path}: {error}") from error
     return policy
+
+
+def load_trained(model: ModelConfig, saved: Mapping[str, Any], *, device: torch.device) -> nn.Module:
+    """The policy of a run as a checkpoint saved it (`saved_state`), with its adapters if it has any."""
+    policy = load_policy(model.path, dtype=model.dtype, device=device, trust_remote_code=model.trust_remote_code)
+    if model.lora.rank:
+        add_adapters(policy, model.lora, seed=0)
+    else:
+        train_in_float32(policy)
+    try:
+        restore_state(policy, saved)
+    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint does not fit the model {model.path}: {str(error)[:300]}") from error
+    return policy
+
+
+def merge_trained(policy: nn.Module, model: ModelConfig) -> nn.Module:
+    """The same policy without adapters: their product is added to the weights. Unchanged without adapters."""
+    if not model.lora.rank:
+        return policy
+    device = next(policy.parameters()).device
+    plain = load_policy(model.path, dtype="float32", device=device, trust_remote_code=model.trust_remote_code)
+    plain.load_state_dict(dict(merged_weights(policy)))
+    return plain
 
 
 def checkpoint_layers(model: nn.Module) -> None:

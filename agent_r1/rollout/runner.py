@@ -17,7 +17,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.engines import Engine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import EpisodeError, RolloutsFailingError, boundary
-from agent_r1.flows import AgentFlowBase, FlowContext, checked_episode
+from agent_r1.flows import AgentFlowBase, FlowContext, FlowObserver, Turn, checked_episode
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
 from agent_r1.rollout.group_plans import GroupPlan, Member, members_of, sampled_members
@@ -170,27 +170,32 @@ class Rollout:
         now = asyncio.get_running_loop().time() if self._stopped_at is None else self._stopped_at
         return now - self._stopped_seconds
 
+    async def play(
+        self,
+        task: Task,
+        *,
+        sampling: SamplingParams,
+        seed: int,
+        observer: FlowObserver | None = None,
+        continues: Turn | None = None,
+        make_env: Callable[[Task], AgentEnv] | None = None,
+        reward: RewardFunction | None = None,
+    ) -> Trajectory:
+        """One rollout without retries, for chat and serving: same flow, environment, tools, limits and reward.
+
+        `observer` sees it while it runs; `continues` is the last turn of the conversation that it continues; `make_env`
+        and `reward` replace those of the rollout.
+        """
+        context = self._context(task, sampling, seed)
+        context = replace(context, observer=observer, continues=continues, make_env=make_env or self.make_env)
+        return await self._try_once(task, 0, 0, context, reward or self.reward)
+
     async def _roll_out(self, task: Task, group_id: int, member: Member, seed: int) -> Trajectory:
         """One rollout, with its retries."""
         failed: Trajectory | None = None
         for attempt in range(self.limits.retries + 1):
-            flow: AgentFlowBase | None = None
-            try:
-                with boundary(StopReason.FLOW_ERROR, f"making flow '{task.agent_name}'"):
-                    flow = self._make_flow(task, member.sampling, mix_seed(seed, attempt))
-                trajectory = await self._attempt(flow, task, group_id, member.number)
-            except EpisodeError as failure:
-                trajectory = Trajectory(
-                    task_id=task.task_id,
-                    group_id=group_id,
-                    member=member.number,
-                    data_source=task.data_source,
-                    steps=tuple(flow.steps) if flow is not None else (),
-                    outcome_reward=0.0,
-                    stop_reason=failure.reason,
-                    error=str(failure),
-                    metrics=_metrics_of(flow, failure.reason),
-                )
+            context = self._context(task, member.sampling, mix_seed(seed, attempt))
+            trajectory = await self._try_once(task, group_id, member.number, context, self.reward)
             trajectory = trajectory if failed is None else _after(failed, trajectory)
             if not trajectory.is_failure:
                 return trajectory
@@ -198,28 +203,50 @@ class Rollout:
         assert failed is not None
         return failed
 
-    def _make_flow(self, task: Task, sampling: SamplingParams, seed: int) -> AgentFlowBase:
-        return AgentFlowBase.registry.get(task.agent_name)(
-            FlowContext(
-                engine=self.engine,
-                renderer=self.renderer,
-                sampling=sampling,
-                make_env=self.make_env,
-                tool_runner=self.tool_runner,
-                max_steps=self.limits.max_steps,
-                seed=seed,
-                trusted=task.trusted,
-            )
+    def _context(self, task: Task, sampling: SamplingParams, seed: int) -> FlowContext:
+        return FlowContext(
+            engine=self.engine,
+            renderer=self.renderer,
+            sampling=sampling,
+            make_env=self.make_env,
+            tool_runner=self.tool_runner,
+            max_steps=self.limits.max_steps,
+            seed=seed,
+            trusted=task.trusted,
         )
 
-    async def _run_and_score(self, flow: AgentFlowBase, task: Task) -> tuple[Episode, Score]:
+    async def _try_once(
+        self, task: Task, group_id: int, number: int, context: FlowContext, reward: RewardFunction
+    ) -> Trajectory:
+        """One attempt at a rollout; a failed one is a trajectory that says why."""
+        flow: AgentFlowBase | None = None
+        try:
+            with boundary(StopReason.FLOW_ERROR, f"making flow '{task.agent_name}'"):
+                flow = AgentFlowBase.registry.get(task.agent_name)(context)
+            return await self._attempt(flow, task, group_id, number, reward)
+        except EpisodeError as failure:
+            return Trajectory(
+                task_id=task.task_id,
+                group_id=group_id,
+                member=number,
+                data_source=task.data_source,
+                steps=tuple(flow.steps) if flow is not None else (),
+                outcome_reward=0.0,
+                stop_reason=failure.reason,
+                error=str(failure),
+                metrics=_metrics_of(flow, failure.reason),
+            )
+
+    async def _run_and_score(self, flow: AgentFlowBase, task: Task, reward: RewardFunction) -> tuple[Episode, Score]:
         with boundary(StopReason.FLOW_ERROR, f"flow '{task.agent_name}' on task '{task.task_id}'"):
             episode = checked_episode(flow, await flow.run(task))
-        return episode, await score_episode(self.reward, task, episode)
+        return episode, await score_episode(reward, task, episode)
 
-    async def _attempt(self, flow: AgentFlowBase, task: Task, group_id: int, number: int) -> Trajectory:
+    async def _attempt(
+        self, flow: AgentFlowBase, task: Task, group_id: int, number: int, reward: RewardFunction
+    ) -> Trajectory:
         deadline = self.limits.deadline_seconds
-        running = asyncio.create_task(self._run_and_score(flow, task))
+        running = asyncio.create_task(self._run_and_score(flow, task, reward))
         end = self._clock() + deadline
         try:
             while not running.done() and (left := end - self._clock()) > 0:

@@ -1,6 +1,6 @@
 """Run folders: their layout, opening and following them, metrics and trajectories, curves and tables. No torch."""
 
-from agent_r1.runs.checkpoints import list_checkpoints, newest_readable
+from agent_r1.runs.checkpoints import find_damage, list_checkpoints, newest_readable
 from agent_r1.runs.folder import RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
 from agent_r1.runs.lock import FolderLock, lock_folder
@@ -10,7 +10,7 @@ from agent_r1.runs.plot import DEFAULT_KEYS, draw_curves, save_figure
 from agent_r1.runs.read import RunRecord, read_runs
 from agent_r1.runs.table import markdown_table, table_rows
 from agent_r1.runs.tracking import Tracker, tracker_factories
-from agent_r1.runs.trajectories import read_trajectories, write_trajectories
+from agent_r1.runs.trajectories import read_trajectories, trajectory_lines, write_trajectories
 
 __all__ = [
     "DEFAULT_KEYS",
@@ -23,6 +23,7 @@ __all__ = [
     "base_model",
     "check_reads_outside",
     "draw_curves",
+    "find_damage",
     "folder_problems",
     "follow_metrics",
     "follow_trajectories",
@@ -39,6 +40,7 @@ __all__ = [
     "save_figure",
     "table_rows",
     "tracker_factories",
+    "trajectory_lines",
     "write_fingerprints",
     "write_trajectories",
 ]

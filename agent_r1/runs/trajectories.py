@@ -22,12 +22,17 @@ _NOTHING_SEEN: Mapping[str, Any] = {"messages": None, "text": None, "images": []
 
 def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int) -> None:
     """Write all trajectories of a batch to one file."""
+    write_atomically(path, "".join(trajectory_lines(groups, policy_step=policy_step)))
+
+
+def trajectory_lines(groups: Iterable[Group], *, policy_step: int) -> list[str]:
+    """One line of JSON per trajectory, each with its line end."""
     entries = [
         {"policy_step": policy_step, "prompt": list(group.task.prompt), **_as_json(trajectory)}
         for group in groups
         for trajectory in (*group, *filter(None, [group.greedy]))
     ]
-    write_atomically(path, "".join(write_json(entry, default=_in_words) + "\n" for entry in entries))
+    return [write_json(entry, default=_in_words) + "\n" for entry in entries]
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:

@@ -9,10 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agent_r1.training.checkpoints.files import load_checkpoint
     from agent_r1.training.components import RunComponents, load_components, make_rollout
-    from agent_r1.training.model_check import CheckedModel, check_model
+    from agent_r1.training.model_check import CheckedModel, check_model, check_model_exists, context_length_of
     from agent_r1.training.plan import (
         RunPlan,
+        check_config,
         distinct_setups,
         first_observation,
         make_plan,
@@ -24,9 +26,18 @@ if TYPE_CHECKING:
     from agent_r1.training.summary import Summary
 
 _HOMES = {
+    "checkpoints.files": ("load_checkpoint",),
     "components": ("RunComponents", "load_components", "make_rollout"),
-    "model_check": ("CheckedModel", "check_model"),
-    "plan": ("RunPlan", "distinct_setups", "first_observation", "make_plan", "tool_policies", "tools_in_use"),
+    "model_check": ("CheckedModel", "check_model", "check_model_exists", "context_length_of"),
+    "plan": (
+        "RunPlan",
+        "check_config",
+        "distinct_setups",
+        "first_observation",
+        "make_plan",
+        "tool_policies",
+        "tools_in_use",
+    ),
     "prepare": ("dry_run", "ensure_model", "prepare_model", "prepare_plan"),
     "run": ("eval_run", "sft_run", "train_run"),
     "summary": ("Summary",),
@@ -38,12 +49,16 @@ __all__ = [
     "RunComponents",
     "RunPlan",
     "Summary",
+    "check_config",
     "check_model",
+    "check_model_exists",
+    "context_length_of",
     "distinct_setups",
     "dry_run",
     "ensure_model",
     "eval_run",
     "first_observation",
+    "load_checkpoint",
     "load_components",
     "make_plan",
     "make_rollout",

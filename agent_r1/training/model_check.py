@@ -26,7 +26,7 @@ def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
     configuration, not its weights. With `from_files`, for a check that no run follows, both are read without
     `transformers` and torch where the folder's files suffice."""
     config = plan.config
-    _check_model_exists(config)
+    check_model_exists(config)
     if config.model.lora.rank > 0:
         from agent_r1.models import check_targets
 
@@ -36,7 +36,7 @@ def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
     renderer = read or load_renderer(
         config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
     )
-    context = _context_length(config, read_context_length(folder) if read is not None else None)
+    context = context_length_of(config, read_context_length(folder) if read is not None else None)
     if config.rollout.max_tokens >= context:
         raise ConfigError(
             f"rollout.max_tokens={config.rollout.max_tokens} leaves no room for a prompt in a context of {context}"
@@ -55,7 +55,7 @@ def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
     return CheckedModel(renderer=renderer, context_length=context)
 
 
-def _context_length(config: Config, known: int | None) -> int:
+def context_length_of(config: Config, known: int | None = None) -> int:
     """The run's context: the configured one, at most the model's own and what one micro-batch holds. `known` is the
     model's own, where it is known."""
     of_model = _length_of_model(config) if known is None else known
@@ -77,7 +77,8 @@ def _length_of_model(config: Config) -> int:
     return int(model_config.get_text_config().max_position_embeddings)
 
 
-def _check_model_exists(config: Config) -> None:
+def check_model_exists(config: Config) -> None:
+    """Raise `ConfigError` when `model.path` is no model folder and cannot be fetched from the hub."""
     path = Path(config.model.path)
     if path.is_dir():
         if not (path / "config.json").is_file():

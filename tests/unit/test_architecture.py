@@ -30,17 +30,19 @@ PACKAGES: dict[str, str] = {
     "registry": "constraints errors",
     "files": "errors",
     "shipped": "errors",
+    "web": "codec errors",
     # What users extend: tools, environments, flows, rewards, formats, estimators.
     "config": "constraints errors paths registry shipped",
     "chat": "errors registry types",
     "tools": "codec constraints errors event_loop files findings registry seeds types",
     "rewards": "constraints errors registry types",
-    "envs": "codec constraints errors event_loop findings registry tools types version",
+    "envs": "codec constraints errors event_loop findings registry tools types version web",
     "data": "chat codec console constraints errors files paths seeds types",
     "algorithms": "config constraints errors registry rewards types",
     # What runs them.
     "models": "chat config errors files paths types",
     "engines": "config errors models registry seeds types",
+    "openai_api": "chat codec engines errors seeds types web",
     "flows": "chat engines envs errors event_loop registry seeds tools types",
     "runs": "codec config errors files metric_names registry types",
     "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
@@ -51,6 +53,11 @@ PACKAGES: dict[str, str] = {
         "learner metric_names models registry rewards rollout runs seeds tools types"
     ),
     # What people call.
+    "inference": (
+        "chat config data engines envs errors files flows models paths registry rewards rollout runs seeds tools "
+        "training types"
+    ),
+    "serving": "codec errors flows inference openai_api types version web",
     "checks": (
         "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
         "tools training types"
@@ -58,8 +65,8 @@ PACKAGES: dict[str, str] = {
     "scaffold": "errors shipped",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
-        "api checks codec config console data envs errors evaluation files interrupts registry runs scaffold "
-        "shipped tools training"
+        "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
+        "scaffold serving shipped tools training web"
     ),
 }
 """What each package may import of the others."""

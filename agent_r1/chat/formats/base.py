@@ -42,7 +42,11 @@ class ParsedText:
 
 
 class ToolFormat(Protocol):
-    """How a model writes calls, and how tools and results are written for it."""
+    """How a model writes calls, and how tools and results are written for it.
+
+    Optional: `always_as_text`, `end_of_turn`, and for streams `call_openings`, the texts with which calls begin
+    (without them a turn with tools is streamed at its end), and `rewrites_text`, for formats that set `history_text`.
+    """
 
     stop_tokens: tuple[str, ...]
     """Tokens that end a turn in this format, besides the tokenizer's; those that the vocabulary lacks are ignored."""

@@ -47,6 +47,7 @@ class HarmonyFormat:
     """
 
     stop_tokens: tuple[str, ...] = ("<|call|>", "<|return|>")
+    rewrites_text: bool = True
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the messages, and among them the calls."""

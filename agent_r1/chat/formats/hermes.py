@@ -33,6 +33,7 @@ class HermesFormat:
     """
 
     stop_tokens: tuple[str, ...] = ()
+    call_openings: tuple[str, ...] = (_OPEN, _CLOSE)
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls outside thinking."""

@@ -35,6 +35,7 @@ class Llama3Format:
     """
 
     stop_tokens: tuple[str, ...] = ("<|eom_id|>", "<|eot_id|>")
+    call_openings: tuple[str, ...] = ("<|python_tag|>", "{")
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls outside thinking. What follows a malformed one is not read: nothing says where it ends."""

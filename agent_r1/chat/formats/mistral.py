@@ -37,6 +37,7 @@ class MistralFormat:
     """
 
     stop_tokens: tuple[str, ...] = ()
+    call_openings: tuple[str, ...] = (_CALLS,)
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls outside thinking."""

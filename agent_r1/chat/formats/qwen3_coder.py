@@ -53,6 +53,7 @@ class Qwen3CoderFormat:
     """
 
     stop_tokens: tuple[str, ...] = ()
+    call_openings: tuple[str, ...] = (_OPEN, _CLOSE, "<function=")
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the calls outside thinking."""

@@ -36,6 +36,7 @@ class ReToolFormat:
     """
 
     stop_tokens: tuple[str, ...] = ()
+    call_openings: tuple[str, ...] = (_OPEN, _CLOSE, _OUTPUT)
 
     def parse(self, text: str, *, truncated: bool) -> ParsedText:
         """Find the code outside thinking."""

@@ -18,17 +18,18 @@ from __future__ import annotations
 import asyncio
 import math
 import warnings
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from agent_r1.engines.base import StreamedTokens
 from agent_r1.engines.local.futures import RequestFutures
 from agent_r1.engines.local.request import Request, check_request
-from agent_r1.engines.local.runner import ModelRunner, PendingSample
+from agent_r1.engines.local.runner import PendingStep, make_runner
 from agent_r1.engines.local.scheduler import Chunk, Scheduler
 from agent_r1.engines.local.stats import EngineStats
 from agent_r1.errors import INTERRUPTIONS, described, portable
@@ -44,14 +45,6 @@ tasks) has run and submitted its next request."""
 
 _EARLY_TOKENS = 8192
 """Prompt tokens at which an idle device is started although more prompts are arriving: they keep it busy meanwhile."""
-
-
-@dataclass(frozen=True)
-class _PendingStep:
-    """A step that was started and whose result was not read yet."""
-
-    chunks: list[Chunk]
-    sample: PendingSample
 
 
 class LocalEngine:
@@ -87,7 +80,7 @@ class LocalEngine:
         """
         config: Any = model.config
         self._context_length = context_length or int(config.get_text_config().max_position_embeddings)
-        self._runner = _make_runner(
+        self._runner = make_runner(
             model,
             max_requests=max_requests,
             context_length=self._context_length,
@@ -108,7 +101,7 @@ class LocalEngine:
         # Cleared while the engine is paused.
         self._resumed = asyncio.Event()
         self._resumed.set()
-        self._pending: _PendingStep | None = None
+        self._pending: PendingStep | None = None
         # Futures were just resolved, and nothing is computed unless a new request arrives.
         self._resolving = False
         # Prompt tokens that arrived since a step was last started.
@@ -146,7 +139,16 @@ class LocalEngine:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion."""
+        return await self._submit(Request(prompt=tuple(prompt_ids), sampling=sampling))
+
+    def stream(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> AsyncGenerator[StreamedTokens, None]:
+        """Sample one completion and yield its tokens after each step that samples some. A stream that is closed frees
+        its KV blocks at once: steps in flight are ignored, as for a request that stopped."""
         request = Request(prompt=tuple(prompt_ids), sampling=sampling)
+        return self._futures.stream(request, submit=self._submit, drop=lambda left: self._scheduler.remove(left))
+
+    def _submit(self, request: Request) -> asyncio.Future[Completion]:
+        """Queue a request and make sure that it is served."""
         check_request(
             request,
             context_length=self._context_length,
@@ -160,7 +162,7 @@ class LocalEngine:
             self._serve_task = asyncio.get_running_loop().create_task(self._serve())
         if self._new_prompt_tokens >= min(self._prefill_tokens, _EARLY_TOKENS):
             self._start_early()
-        return await future
+        return future
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Copy the trainer's weights in place and drop all cached keys and values.
@@ -247,7 +249,7 @@ class LocalEngine:
         elif self._pending.sample.done():
             await self._finish_pending()
 
-    def _launch(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> _PendingStep | None:
+    def _launch(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> PendingStep | None:
         """Start computing; None when that failed.
 
         `after` are the chunks of the pending step, whose tokens some of these chunks may continue.
@@ -266,7 +268,7 @@ class LocalEngine:
         self._counts.steps += 1
         self._counts.computed_tokens += sum(chunk.length for chunk in chunks)
         self._scheduler.mark_computed([chunk for chunk in chunks if not chunk.pending_token])
-        return _PendingStep(chunks, sample)
+        return PendingStep(chunks, sample)
 
     async def _compute_one_by_one(self, chunks: list[Chunk]) -> None:
         """After a failed step: requests that fail on their own get the error, the others continue."""
@@ -277,8 +279,10 @@ class LocalEngine:
                 self._counts.steps += 1
                 self._counts.computed_tokens += chunk.length
                 self._scheduler.mark_computed([chunk])
-                await self._finish_step(_PendingStep([chunk], sample))
+                await self._finish_step(PendingStep([chunk], sample))
             except Exception as error:  # noqa: BLE001
+                if chunk.request not in self._futures:
+                    continue  # its stream was closed meanwhile
                 self._scheduler.remove(chunk.request)
                 self._futures.fail(chunk.request, f"generation failed: {type(error).__name__}: {error}", cause=error)
 
@@ -288,7 +292,7 @@ class LocalEngine:
             pending, self._pending = self._pending, None
             await self._finish_step(pending)
 
-    async def _finish_step(self, step: _PendingStep, *, may_start: bool = False) -> None:
+    async def _finish_step(self, step: PendingStep, *, may_start: bool = False) -> None:
         """Wait for a step and give its tokens to the requests; requests that left meanwhile get nothing.
 
         Resolve futures before freeing KV blocks, so callers can submit their next request while we clean up. With
@@ -302,6 +306,7 @@ class LocalEngine:
         for chunk, tokens, logprobs in zip(sampling, sampled.tokens, sampled.logprobs, strict=True):
             if chunk.request in scheduler.running and self._accept_tokens(chunk, tokens, logprobs):
                 scheduler.finish(chunk.request)
+        self._futures.wake_streams()
         self._resolving = may_start
         try:
             for _ in range(_RESOLVE_ROUNDS if len(scheduler.running) < num_running else 0):
@@ -340,11 +345,3 @@ class LocalEngine:
             prefill_tokens=self._prefill_tokens,
             burst=self._runner.burst,
         )
-
-
-def _make_runner(model: nn.Module, *, compile_layers: bool, **settings: Any) -> ModelRunner:
-    if next(model.parameters()).device.type != "cuda":
-        return ModelRunner(model, **settings)
-    from agent_r1.engines.local.cuda.runner import CudaRunner  # needs Triton, which machines without CUDA lack
-
-    return CudaRunner(model, compile_layers=compile_layers, **settings)

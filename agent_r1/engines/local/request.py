@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, blocks_for
-from agent_r1.errors import EngineError
+from agent_r1.errors import EngineRequestError
 from agent_r1.types import SamplingParams, TokenIds
 
 
@@ -94,20 +94,22 @@ class Request:
 
 
 def check_request(request: Request, *, context_length: int, num_blocks: int, vocabulary: int) -> None:
-    """Raise EngineError for a request that can never be answered."""
+    """Raise EngineRequestError for a request that can never be answered."""
     prompt, max_tokens = request.prompt, request.sampling.max_tokens
     if not prompt:
-        raise EngineError("the prompt is empty; give at least one token")
+        raise EngineRequestError("the prompt is empty; give at least one token")
     if max_tokens < 1:
-        raise EngineError(f"max_tokens is {max_tokens}; ask for at least one token")
+        raise EngineRequestError(f"max_tokens is {max_tokens}; ask for at least one token")
     _check_sampling(request.sampling)
     total = f"a prompt of {len(prompt)} tokens and {max_tokens} new ones do not fit"
     if len(prompt) + max_tokens > context_length:
-        raise EngineError(f"{total} a context of {context_length}")
+        raise EngineRequestError(f"{total} a context of {context_length}")
     if request.max_blocks > num_blocks:
-        raise EngineError(f"{total} the cache of {num_blocks * BLOCK_SIZE} tokens; give the engine more kv_memory")
+        raise EngineRequestError(
+            f"{total} the cache of {num_blocks * BLOCK_SIZE} tokens; give the engine more kv_memory"
+        )
     if min(prompt) < 0 or max(prompt) >= vocabulary:
-        raise EngineError(
+        raise EngineRequestError(
             f"the prompt has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {vocabulary - 1}"
         )
 
@@ -116,8 +118,8 @@ def _check_sampling(sampling: SamplingParams) -> None:
     """Refuse values without a meaning here: devices would interpret them differently."""
     temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
     if not (temperature == 0 or 1e-6 <= temperature < math.inf):
-        raise EngineError(f"temperature is {temperature}; give 0 (greedy) or a positive number")
+        raise EngineRequestError(f"temperature is {temperature}; give 0 (greedy) or a positive number")
     if top_k < 0:
-        raise EngineError(f"top_k is {top_k}; give 0 to keep all tokens")
+        raise EngineRequestError(f"top_k is {top_k}; give 0 to keep all tokens")
     if not 0 < top_p <= 1:
-        raise EngineError(f"top_p is {top_p}; give a number in (0, 1]")
+        raise EngineRequestError(f"top_p is {top_p}; give a number in (0, 1]")

@@ -50,6 +50,14 @@ class PendingSample(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PendingStep:
+    """A step that was started and whose result was not read yet."""
+
+    chunks: list[Chunk]
+    sample: PendingSample
+
+
 class ModelRunner:
     """A copy of `model` that attends over the paged KV cache.
 
@@ -145,3 +153,12 @@ class ModelRunner:
     def _make_caches(self) -> None:
         self._caches = empty_caches(self.num_blocks, config=self._config, dtype=self._dtype, device=self._device)
         attach_caches(self._model, self._caches)
+
+
+def make_runner(model: nn.Module, *, compile_layers: bool, **settings: Any) -> ModelRunner:
+    """The runner for the model's device."""
+    if next(model.parameters()).device.type != "cuda":
+        return ModelRunner(model, **settings)
+    from agent_r1.engines.local.cuda.runner import CudaRunner  # needs Triton, which machines without CUDA lack
+
+    return CudaRunner(model, compile_layers=compile_layers, **settings)

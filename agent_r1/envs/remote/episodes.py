@@ -22,6 +22,7 @@ from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.errors import INTERRUPTIONS, ConfigError, EpisodeError, boundary, portable, report_problems
 from agent_r1.types import Observation, StopReason
 from agent_r1.version import __version__
+from agent_r1.web import RefusedError
 
 EnvFactory = Callable[..., AgentEnv]
 """An environment class, or a function that makes one; called with a client's `args`."""
@@ -53,15 +54,6 @@ class ServiceLimits:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         wrong = [f"{name}={value}" for name, value in values.items() if not 0 < value < math.inf]
         report_problems(wrong, ConfigError, "the limits of an environment service must be more than 0 and finite:")
-
-
-class RefusedError(Exception):
-    """A request that is refused, with the status and body of the response."""
-
-    def __init__(self, status: int, kind: str, message: str, traceback: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = {"error": {"kind": kind, "message": message, "traceback": traceback}}
 
 
 class _Episode:

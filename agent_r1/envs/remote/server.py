@@ -11,7 +11,7 @@ response was lost. Errors are `{"error": {"kind", "message", "traceback"}}`:
 
     bad_request      400   not JSON, or a broken header
     unauthorized     401   the token is missing or wrong
-    forbidden        403   a host name that is not the server's, or a web page (`access.py`)
+    forbidden        403   a host name that is not the server's, or a web page (`agent_r1.web`)
     unknown_episode  404   never begun here, expired, or begun before a restart
     not_found        404   no such path
     not_allowed      405   no such method there
@@ -28,19 +28,27 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from agent_r1.codec import WireError, records
 from agent_r1.envs.base import AgentEnv
-from agent_r1.envs.remote.access import Access, AccessControl, make_access
-from agent_r1.envs.remote.episodes import EnvFactory, EnvService, RefusedError, ServiceLimits
+from agent_r1.envs.remote.access import make_access
+from agent_r1.envs.remote.episodes import EnvFactory, EnvService, ServiceLimits
 from agent_r1.errors import ConfigError, MissingExtraError, UnknownNameError
 from agent_r1.registry import load_module, load_object
+from agent_r1.web import (
+    CLIENT_DISCONNECTED,
+    Access,
+    AccessControl,
+    RefusedError,
+    listen,
+    read_body,
+    serve_forever,
+    while_connected,
+)
 
 try:
-    import uvicorn
     from fastapi import FastAPI, Request, Response
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
@@ -48,8 +56,6 @@ except ImportError as missing:
     raise MissingExtraError(str(missing.name), "serve", "agent-r1 env serve") from missing
 
 __all__ = ["Access", "EnvService", "ServiceLimits", "create_app", "find_factory", "make_access", "serve"]
-
-_CLIENT_DISCONNECTED = 499
 
 
 def create_app(service: EnvService, access: Access | None = None) -> FastAPI:
@@ -96,13 +102,13 @@ async def _serve_request(
 ) -> Response:
     try:
         body = _parse(await _read_body(request, service.limits))
-        return _response(await _while_connected(request, call(body)))
+        return _response(await while_connected(request, call(body)))
     except RefusedError as refused:
         return _refusal(refused)
     except WireError as error:
         return _refusal(RefusedError(422, "invalid", str(error)[:1000]))
     except ClientDisconnect:
-        return Response(status_code=_CLIENT_DISCONNECTED)
+        return Response(status_code=CLIENT_DISCONNECTED)
 
 
 def _parse(content: bytes) -> records.Json:
@@ -113,40 +119,8 @@ def _parse(content: bytes) -> records.Json:
 
 
 async def _read_body(request: Request, limits: ServiceLimits) -> bytes:
-    """The body of a request; refused when it is too large, whatever its header says, or too slow."""
     max_bytes = int(limits.body_mb * (1 << 20))
-    too_large = RefusedError(413, "too_large", f"the request is larger than {limits.body_mb:g} MB (--body-mb)")
-    declared = request.headers.get("content-length", "0")
-    if not declared.isascii() or not declared.isdigit():
-        raise RefusedError(400, "bad_request", "Content-Length is not a number")
-    if len(declared) > 18 or int(declared) > max_bytes:
-        raise too_large
-    content = bytearray()
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for chunk in request.stream():
-                content += chunk
-                if len(content) > max_bytes:
-                    raise too_large
-    except TimeoutError:
-        message = f"the request did not arrive in {limits.body_seconds:g} s"
-        raise RefusedError(408, "slow_request", message) from None
-    return bytes(content)
-
-
-async def _while_connected(request: Request, call: Awaitable[bytes]) -> bytes:
-    """The result of a call; stops waiting for it when the client disconnects."""
-    work = asyncio.ensure_future(call)
-    gone = asyncio.ensure_future(request.receive())  # after the body, the next message is the disconnect
-    try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        raise ClientDisconnect
-    finally:
-        work.cancel()
-        gone.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+    return await read_body(request, max_bytes=max_bytes, seconds=limits.body_seconds, limit_name="--body-mb")
 
 
 def _response(content: bytes) -> Response:
@@ -193,25 +167,5 @@ def serve(
     shutdown_seconds: int = 5,
 ) -> None:
     """Serve until a signal stops it; `announce` is called with the URL as soon as clients can connect."""
-    listener = _listener(host, port)
-    bound_host, bound_port = listener.getsockname()[:2]
-    shown = f"[{bound_host}]" if ":" in bound_host else bound_host
-    config = uvicorn.Config(
-        create_app(service, access), log_level="warning", timeout_graceful_shutdown=shutdown_seconds, lifespan="on"
-    )
-    announce(f"http://{shown}:{bound_port}")
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
-    listener.listen(1024)
-    return listener
+    app = create_app(service, access)
+    serve_forever(app, listen(host, port), announce, shutdown_seconds=shutdown_seconds)

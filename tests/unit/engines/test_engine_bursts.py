@@ -101,7 +101,7 @@ def model(tiny_model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def late_engine(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> LocalEngine:
-    monkeypatch.setattr("agent_r1.engines.local.engine.ModelRunner", LateRunner)
+    monkeypatch.setattr("agent_r1.engines.local.runner.ModelRunner", LateRunner)
     return LocalEngine(model, **settings)
 
 

@@ -1,0 +1,128 @@
+"""`agent-r1 chat`: talk to a model or to the agent of a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from agent_r1.cli.errors import readable_errors
+
+ModelOrRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|RUN",
+        help="A run's folder (runs/quickstart); or a model: a Hugging Face folder or id, or a GGUF file; with "
+        "--server the model's name there.",
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Any number of key=value, for example rollout.temperature=0.7 rollout.max_steps=10."),
+]
+Recipe = Annotated[
+    str | None,
+    typer.Option(help="A recipe folder: its tools, environment, limits and tasks, for a model or instead of a run's."),
+]
+Question = Annotated[
+    str | None, typer.Option(help="Ask this, print the answer and leave. - reads it from the input.", metavar="TEXT")
+]
+TaskName = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="N|ID",
+        help="A task of the recipe's data: run it, print its answer and leave. With --question, or in a chat with "
+        "--interactive, only its environment is used.",
+    ),
+]
+Interactive = Annotated[bool, typer.Option("--interactive", help="Chat in the world of --task.")]
+System = Annotated[str | None, typer.Option(help="The system message; by default that of the recipe's rows.")]
+Step = Annotated[int | None, typer.Option(min=1, help="Load the run's checkpoint of this step.")]
+Server = Annotated[
+    str | None,
+    typer.Option(help="An OpenAI-compatible server that has the model; the tools run here.", metavar="URL"),
+]
+KeyEnv = Annotated[str | None, typer.Option(help="The environment variable with the server's key.", metavar="NAME")]
+Json = Annotated[bool, typer.Option("--json", help="Print the whole trajectory of a single reply, as one line.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show calls, results and rewards of a single reply (stderr).")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same replies.")]
+
+
+def chat(
+    model_or_run: ModelOrRun,
+    overrides: Overrides = None,
+    recipe: Recipe = None,
+    question: Question = None,
+    task: TaskName = None,
+    interactive: Interactive = False,
+    system: System = None,
+    step: Step = None,
+    server: Server = None,
+    key_env: KeyEnv = None,
+    json_record: Json = False,
+    verbose: Verbose = False,
+    seed: Seed = 0,
+) -> None:
+    """Talk to an agent in the terminal, with its tools really running.
+
+    A run brings its own tools, environment, limits and sampling; a model is a plain chat model unless --recipe names
+    some. Replies appear as they are sampled. /help lists the commands: reset, undo, save, tokens with log-probs,
+    sampling, tasks with their reward. Ctrl-C stops a reply, Ctrl-D leaves. In a pipe every line is a message.
+
+    Examples:
+
+      agent-r1 chat runs/quickstart
+      agent-r1 chat runs/quickstart --task 3 --verbose
+      agent-r1 chat Qwen/Qwen3-0.6B --question "What is the capital of France?"
+      agent-r1 chat MODEL --recipe recipes/gsm8k_tool rollout.temperature=0.7
+      agent-r1 chat MODEL --server http://127.0.0.1:8000 --recipe recipes/gsm8k_tool
+    """
+    from rich.console import Console
+
+    with readable_errors():
+        from agent_r1.errors import ConfigError
+        from agent_r1.inference import connect_agent, load_agent
+        from agent_r1.inference.terminal import TerminalChat, ask_once, printable, task_named
+
+        if json_record and question is None and task is None:
+            raise ConfigError("--json prints a single reply: give --question or --task")
+        texts = ["rollout.concurrency=1", *(overrides or ())]
+        notes = Console(stderr=True, highlight=False)
+        if server is not None:
+            if step is not None:
+                raise ConfigError("--step loads a checkpoint here, and --server uses the server's weights")
+            agent = connect_agent(server, model_or_run, recipe=recipe, overrides=texts, key=_key(key_env))
+        else:
+            agent = load_agent(model_or_run, recipe=recipe, overrides=texts, step=step, say=notes.print)
+        world = task_named(agent, task)
+        if interactive or (question is None and world is None):
+            console = Console(highlight=False, markup=False, emoji=False)
+            TerminalChat(agent, console, system=system, seed=seed).run(start=world)
+            return
+        trajectory, record = ask_once(
+            agent,
+            question=sys.stdin.read().strip() if question == "-" else question,
+            task=world,
+            system=system,
+            verbose=notes if verbose else None,
+            seed=seed,
+        )
+        if trajectory.is_failure:
+            notes.print(printable(f"error: {trajectory.error}"), style="red", markup=False, soft_wrap=True)
+            raise typer.Exit(1)
+        last = trajectory.steps[-1].action
+        typer.echo(record.rstrip("\n") if json_record else printable(last.final_answer or last.text))
+
+
+def _key(name: str | None) -> str | None:
+    from agent_r1.errors import ConfigError
+
+    if name is None:
+        return None
+    key = os.environ.get(name)
+    if not key:
+        raise ConfigError(f"the environment variable {name}, which --key-env names, is not set")
+    return key

@@ -1,0 +1,6 @@
+"""Chat in a terminal: the loop, the slash commands, and what is printed."""
+
+from agent_r1.inference.terminal.loop import TerminalChat, ask_once, task_named
+from agent_r1.inference.terminal.safe_text import printable
+
+__all__ = ["TerminalChat", "ask_once", "printable", "task_named"]

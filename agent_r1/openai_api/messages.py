@@ -1,0 +1,184 @@
+"""Messages, tools and tool calls between the API and the project's records.
+
+Messages of a request become exactly what an environment of a training run would have written: arguments are objects,
+a tool's answer has the name of its tool, and call ids are the numbers of the calls in their turn. (The API's ids must
+be unique in a conversation, so responses have random ones; templates that show ids see the same ids as in training.)
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from agent_r1.codec import read_json, write_json
+from agent_r1.openai_api.errors import ApiError
+from agent_r1.types import Message, ToolCall, ToolSchema, media_in
+
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_IGNORED = frozenset(("annotations", "name", "refusal", "reasoning_content", "audio", "function_call"))
+_ALLOWED = {
+    "system": {"role", "content"},
+    "user": {"role", "content"},
+    "assistant": {"role", "content", "tool_calls"},
+    "tool": {"role", "content", "tool_call_id"},
+}
+
+
+def messages_from_openai(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """The messages of a request as those of an environment. `ApiError` names the message and what is wrong with it.
+
+    >>> messages_from_openai([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])
+    ({'role': 'user', 'content': 'Hi'},)
+    """
+    if media := media_in(messages):
+        raise ApiError(f"messages: this server reads text only, found {', '.join(media)}", param="messages")
+    calls: dict[str, ToolCall] = {}
+    return tuple(_message(message, f"messages.{index}", calls) for index, message in enumerate(messages))
+
+
+def _message(message: Mapping[str, Any], where: str, calls: dict[str, ToolCall]) -> Message:
+    given = {name: value for name, value in message.items() if value is not None}
+    role = _ROLES.get(given.get("role", "")) if isinstance(given.get("role"), str) else None
+    if role is None:
+        raise _error(where, f"role must be one of {', '.join(_ROLES)}, found {given.get('role')!r:.60}")
+    unknown = sorted(given.keys() - _ALLOWED[role] - _IGNORED)
+    if unknown:
+        raise _error(where, f"a message of {role} has no field {unknown[0]!r:.60}")
+    tool_calls = _tool_calls(given["tool_calls"], where) if given.get("tool_calls") else ()
+    if "content" not in given and not tool_calls:
+        raise _error(where, "content is missing")
+    content = _text(given.get("content", ""), where)
+    if role == "tool":
+        return _tool_answer(given, content, where, calls)
+    if not tool_calls:
+        return {"role": role, "content": content}
+    own = []
+    for number, (call_id, name, arguments) in enumerate(tool_calls):
+        call = calls[call_id] = ToolCall(name=name, arguments=arguments, call_id=f"call{number:05d}")
+        own.append({"id": call.call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    return {"role": role, "content": content, "tool_calls": own}
+
+
+def _tool_answer(given: Mapping[str, Any], content: str, where: str, calls: Mapping[str, ToolCall]) -> Message:
+    call_id = given.get("tool_call_id", "")
+    if not isinstance(call_id, str):
+        raise _error(where, f"tool_call_id must be text, found {call_id!r:.60}")
+    call = calls.get(call_id)
+    if call is None:
+        raise _error(where, f"tool_call_id {call_id!r:.60} belongs to no tool call before it")
+    return {"role": "tool", "name": call.name, "tool_call_id": call.call_id, "content": content}
+
+
+def _text(content: Any, where: str) -> str:
+    """The text of a content: a string, or parts of type `text`, one after another."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _error(where, f"content must be text or a list of parts, found {type(content).__name__}")
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise _error(where, f"a part must be {{'type': 'text', 'text': ...}}, found {part!r:.80}")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _tool_calls(value: Any, where: str) -> tuple[tuple[str, str, dict[str, Any]], ...]:
+    if not isinstance(value, list):
+        raise _error(where, f"tool_calls must be a list, found {type(value).__name__}")
+    found = []
+    for number, call in enumerate(value):
+        place = f"{where}.tool_calls.{number}"
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or call.get("type", "function") != "function":
+            raise _error(place, "expected {'id', 'type': 'function', 'function': {'name', 'arguments'}}")
+        name, call_id = function.get("name"), call.get("id", "")
+        if not isinstance(name, str) or not name or not isinstance(call_id, str):
+            raise _error(place, "function.name and id must be text")
+        found.append((call_id, name, arguments_from_json(function.get("arguments"), place)))
+    return tuple(found)
+
+
+def arguments_from_json(text: Any, where: str) -> dict[str, Any]:
+    """The arguments of a call, which the API writes as a string of JSON.
+
+    >>> arguments_from_json('{"a": 1}', "call")
+    {'a': 1}
+    """
+    try:
+        arguments = read_json(text) if isinstance(text, str) and text.strip() else text
+    except ValueError as error:
+        raise _error(where, f"function.arguments is {error}") from None
+    if arguments in ("", None):
+        return {}
+    if not isinstance(arguments, dict):
+        raise _error(where, f"function.arguments must be a JSON object in a string, found {arguments!r:.60}")
+    return arguments
+
+
+def tools_from_openai(tools: Sequence[Any]) -> tuple[ToolSchema, ...]:
+    """The tools of a request. `strict` is dropped: arguments are what the model writes."""
+    schemas: list[ToolSchema] = []
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict):
+            raise ApiError(
+                f"tools.{index}: only tools of type 'function' are supported, found {tool!r:.80}", param="tools"
+            )
+        name = function.get("name")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ApiError(f"tools.{index}: the name must match {_NAME.pattern}, found {name!r:.80}", param="tools")
+        if not isinstance(function.get("description") or "", str):
+            raise ApiError(f"tools.{index}: the description must be text", param="tools")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise ApiError(f"tools.{index}: parameters must be a JSON schema (an object)", param="tools")
+        shown = {key: value for key, value in function.items() if key != "strict" and value is not None}
+        schemas.append({"type": "function", "function": shown})
+    names = [schema["function"]["name"] for schema in schemas]
+    if len(set(names)) < len(names):
+        raise ApiError("tools: two tools have the same name", param="tools")
+    return tuple(schemas)
+
+
+def tool_calls_to_openai(calls: Iterable[ToolCall]) -> list[dict[str, Any]]:
+    """Calls as a response shows them: random ids of nine letters and digits, arguments as a string of JSON."""
+    return [
+        {
+            "id": f"c{secrets.token_hex(4)}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": write_json(dict(call.arguments))},
+        }
+        for call in calls
+    ]
+
+
+def messages_to_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Messages of an environment as a client sends them: arguments as strings of JSON, an id for every answer.
+
+    Call ids are unique in the result, also where those of the environment repeat. An answer without a call becomes a
+    message of the user.
+    """
+    written: list[dict[str, Any]] = []
+    ids: dict[str, str] = {}
+    for number, message in enumerate(messages):
+        new: dict[str, Any] = {"role": message["role"], "content": message.get("content")}
+        if message.get("tool_calls"):
+            calls = [dict(call, function=dict(call["function"])) for call in message["tool_calls"]]
+            for index, call in enumerate(calls):
+                ids[call.get("id", "")] = new_id = f"c{number:04d}{index:04d}"
+                call["id"] = new_id
+                arguments = call["function"]["arguments"]
+                call["function"]["arguments"] = arguments if isinstance(arguments, str) else write_json(arguments)
+            new["tool_calls"] = calls
+        elif message["role"] == "tool":
+            call_id = ids.get(message.get("tool_call_id", ""))
+            new = {**new, "tool_call_id": call_id} if call_id else {**new, "role": "user"}
+        written.append(new)
+    return written
+
+
+def _error(where: str, what: str) -> ApiError:
+    return ApiError(f"{where}: {what}", param="messages")

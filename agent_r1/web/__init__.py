@@ -1,0 +1,30 @@
+"""What every HTTP server of the project shares: who may ask, how much and how fast, and how a server starts and stops.
+
+    app.add_middleware(AccessControl, access=make_access(host, key=key))         # Host, Origin, key
+    body = read_object(await read_body(request, max_bytes=1 << 20, seconds=30))  # or a RefusedError with a 4xx status
+    serve_forever(app, listen(host, port), announce=print)                       # until Ctrl-C or SIGTERM
+    async with running_server(app, listen(host, 0)) as url: ...                  # inside an event loop
+
+The package imports without the extra `serve`: Starlette and uvicorn are imported by the functions that use them.
+"""
+
+from agent_r1.web.access import Access, AccessControl, is_loopback, make_access
+from agent_r1.web.bodies import CLIENT_DISCONNECTED, read_body, read_object, while_connected
+from agent_r1.web.refusals import RefusedError
+from agent_r1.web.servers import address_of, listen, running_server, serve_forever
+
+__all__ = [
+    "CLIENT_DISCONNECTED",
+    "Access",
+    "AccessControl",
+    "RefusedError",
+    "address_of",
+    "is_loopback",
+    "listen",
+    "make_access",
+    "read_body",
+    "read_object",
+    "running_server",
+    "serve_forever",
+    "while_connected",
+]

@@ -1,0 +1,93 @@
+"""Reading a request: its body within limits of size and time, its JSON, and whether the client is still there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agent_r1.codec import read_json
+from agent_r1.web.refusals import RefusedError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+CLIENT_DISCONNECTED = 499
+"""The status of a response that no client receives."""
+
+MAX_DEPTH = 64
+"""Nesting of a JSON request; no API needs as much, and code that walks a request must not run out of stack."""
+
+_T = TypeVar("_T")
+
+
+async def read_body(
+    request: Request, *, max_bytes: int, seconds: float, limit_name: str = "the limit of this server"
+) -> bytes:
+    """The body of a request; refused when it is too large, whatever its header says, or too slow."""
+    shown = f"{max_bytes / (1 << 20):g} MB"
+    too_large = RefusedError(413, "too_large", f"the request is larger than {shown} ({limit_name})")
+    declared = request.headers.get("content-length", "0")
+    if not declared.isascii() or not declared.isdigit():
+        raise RefusedError(400, "bad_request", "Content-Length is not a number")
+    if len(declared) > 18 or int(declared) > max_bytes:
+        raise too_large
+    content = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise RefusedError(408, "slow_request", f"the request did not arrive in {seconds:g} s") from None
+    return bytes(content)
+
+
+def read_object(content: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+    """The JSON object of a body, parsed strictly; anything else is refused with status 400.
+
+    >>> read_object(b'{"n": 1}')
+    {'n': 1}
+    """
+    try:
+        value = read_json(content)
+    except ValueError as error:
+        raise RefusedError(400, "bad_request", f"the body is {str(error)[:1000]}") from None
+    if not isinstance(value, dict):
+        raise RefusedError(400, "bad_request", f"the body must be a JSON object, found {type(value).__name__}")
+    if content.count(b"{") + content.count(b"[") > max_depth and _is_deeper_than(value, max_depth):
+        raise RefusedError(400, "bad_request", f"the body is nested more than {max_depth} levels deep")
+    return value
+
+
+def _is_deeper_than(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [
+            entry
+            for container in level
+            for entry in (container.values() if isinstance(container, dict) else container)
+            if isinstance(entry, dict | list)
+        ]
+    return bool(level)
+
+
+async def while_connected(request: Request, call: Awaitable[_T]) -> _T:
+    """The result of a call; cancels it and raises `ClientDisconnect` when the client disconnects first.
+
+    The body of the request must have been read.
+    """
+    from starlette.requests import ClientDisconnect
+
+    work = asyncio.ensure_future(call)
+    gone = asyncio.ensure_future(request.receive())  # after the body, the next message is the disconnect
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ClientDisconnect
+    finally:
+        work.cancel()
+        gone.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
