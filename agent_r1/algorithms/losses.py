@@ -18,11 +18,10 @@ from pydantic import Field
 from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.constraints import Positive, one_of
 from agent_r1.registry import Registry, takes
+from agent_r1.types import LOG_RATIO_BOUND
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-LOG_RATIO_BOUND = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agent_r1.algorithms.lazy_torch import torch
-from agent_r1.algorithms.losses import LOG_RATIO_BOUND
 from agent_r1.constraints import NotNegative, Positive
 from agent_r1.registry import Registry, takes
+from agent_r1.types import LOG_RATIO_BOUND
 
 if TYPE_CHECKING:
     from torch import Tensor

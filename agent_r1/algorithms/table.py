@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from agent_r1.algorithms.lazy_torch import torch
+from agent_r1.algorithms.scan import reverse_scan
 from agent_r1.types import Observation
 
 if TYPE_CHECKING:
@@ -86,6 +87,16 @@ class StepTable:
         For the example above: [1.1, 0].
         """
         return self._sum_R(self.rewards_S)
+
+    def returns_to_go(self, gamma: float) -> Tensor:
+        """The reward from each step on, discounted once per step, with the value after the last step.
+
+        For the example above with gamma .5: [.6, 1, 0].
+        """
+        is_last_S = torch.ones(len(self.trajectory_S), dtype=torch.bool)
+        is_last_S[:-1] = self.trajectory_S[1:] != self.trajectory_S[:-1]
+        after_S = torch.where(is_last_S, gamma * self.after_last_R[self.trajectory_S], 0.0)
+        return reverse_scan(self.rewards_S + after_S, gamma, self.trajectory_S)
 
     @property
     def task_rewards_S(self) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from agent_r1.cli.errors import readable_errors
-from agent_r1.cli.shipped import say_which
+from agent_r1.cli.scaffold import say_which
 from agent_r1.codec import write_json
 from agent_r1.errors import no_exit
 
@@ -16,7 +16,9 @@ Recipe = Annotated[
     str,
     typer.Argument(
         help="A recipe folder (one with a base.yaml), or the name of a recipe that comes with Agent-R1 (`agent-r1 "
-        "recipes`), for example quickstart."
+        "recipes`), for example quickstart. Without one, the first key=value: env=gym:FrozenLake-v1 brings its own "
+        "tasks.",
+        metavar="RECIPE",
     ),
 ]
 Overrides = Annotated[
@@ -57,20 +59,27 @@ def train(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False) 
       agent-r1 train recipes/quickstart algorithm=ppo trainer.steps=20 run.name=ppo
       agent-r1 train recipes/quickstart algorithm=grpo algorithm.loss.clip_high=0.28
       agent-r1 train recipes/quickstart model.path=Qwen/Qwen3-0.6B --dry-run
+
+    An environment that you already have needs no recipe; docs/ready_environments.md has the keys of each kind:
+
+      agent-r1 train env=gym:FrozenLake-v1 model=smollm2
+      agent-r1 train env=reasoning_gym:leg_counting model=smollm2
+      agent-r1 train env=verifiers:my_environment model=smollm2
+      agent-r1 train 'env=mcp:python server.py' model=smollm2 data.train=[tasks.jsonl] reward.function=reward_fn:score
     """
     from agent_r1 import api
 
+    folder, changes = split_arguments(recipe, overrides)
     with readable_errors():
         say_which(recipe)
         if not dry_run:
-            api.train(recipe, overrides=overrides or ())
+            api.train(folder, overrides=changes)
             return
-        from agent_r1.config import load_config
         from agent_r1.console import RunConsole
         from agent_r1.registry import recipe_folder
         from agent_r1.training import dry_run as check_only
 
-        config = load_config(recipe, overrides or ())
+        config = api.resolve(folder, overrides=changes)
         with no_exit("the code of the recipe"), recipe_folder(api.folder_of(config)):
             check_only(config, RunConsole())
 
@@ -85,8 +94,9 @@ def sft(recipe: Recipe, overrides: Overrides = None) -> None:
     from agent_r1 import api
 
     with readable_errors():
+        named, changes = split_arguments(recipe, overrides)
         say_which(recipe)
-        folder = api.sft(recipe, overrides=overrides or ())
+        folder = api.sft(named, overrides=changes)
         typer.echo(f"model: {folder}")
 
 
@@ -114,15 +124,16 @@ def evaluate(
     from agent_r1.runs import write_trajectories
 
     with readable_errors():
+        folder, changes = split_arguments(recipe, overrides)
         say_which(recipe)
-        evaluation = api.evaluate(recipe, overrides=overrides or (), model=model, baseline=baseline)
+        evaluation = api.evaluate(folder, overrides=changes, model=model, baseline=baseline)
         console = RunConsole()
         for trajectory in evaluation.worst_first()[:show]:
             console.trajectory(trajectory.task_id, trajectory)
         console.evaluation(evaluation.metrics, evaluation.intervals)
         if trajectories is not None:
             write_trajectories(trajectories, evaluation.greedy, policy_step=0)
-        command = {"recipe": recipe, "overrides": overrides or [], "model": model, "baseline": baseline}
+        command = {"recipe": folder, "overrides": changes, "model": model, "baseline": baseline}
         _write_result(json_file, {**command, **evaluation.as_json()})
 
 
@@ -150,12 +161,26 @@ def check(
     from agent_r1 import api
 
     with readable_errors():
+        folder, changes = split_arguments(recipe, overrides)
         say_which(recipe)
-        report = api.check(recipe, overrides=overrides or (), groups=groups, members=members, trials=trials)
+        report = api.check(folder, overrides=changes, groups=groups, members=members, trials=trials)
         _write_result(json_file, report.as_json())
     typer.echo(f"{len(report.problems)} problems, {len(report.warnings)} warnings")
     if report.problems:
         raise typer.Exit(1)
+
+
+def split_arguments(recipe: str, overrides: list[str] | None) -> tuple[str | None, list[str]]:
+    """The recipe folder, if the first argument is one, and the overrides. Without a recipe, `module:attribute` names
+    are looked up in the current folder.
+
+    >>> split_arguments("env=gym:FrozenLake-v1", ["trainer.steps=2"])
+    (None, ['recipe=.', 'env=gym:FrozenLake-v1', 'trainer.steps=2'])
+    """
+    changes = list(overrides or ())
+    if "=" not in recipe or Path(recipe).is_dir():
+        return recipe, changes
+    return None, ["recipe=.", recipe, *changes]
 
 
 def _write_result(file: Path | None, result: dict[str, Any]) -> None:

@@ -239,6 +239,8 @@ class TrackingConfig:
     """Trackers of your own, by their registered names or as `module:function`."""
     record_every: CountOrZero = 1
     """Training steps between recorded batches of trajectories; 0: none are recorded."""
+    record_credit: bool = False
+    """Record with them what the learner made of each token: advantage, ratio, entropy, value."""
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from agent_r1.files import is_gguf
 from agent_r1.models.attention_features import check_attention, layer_windows, refuse_features
-from agent_r1.models.export import Rounding, export_policy, stored_bytes
+from agent_r1.models.export import Rounding, copy_model, export_adapters, export_model, export_policy, stored_bytes
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.gc_tuning import freeze_gc
 from agent_r1.models.gguf import convert_gguf, gguf_folder, make_smollm2, unpack_gguf
@@ -50,6 +50,9 @@ __all__ = [
     "choose_device",
     "compile_layers",
     "convert_gguf",
+    "copy_model",
+    "export_adapters",
+    "export_model",
     "export_policy",
     "find_targets",
     "freeze_gc",

@@ -16,8 +16,17 @@ from agent_r1.chat import tool_formats
 from agent_r1.config import Config, value_problems
 from agent_r1.data import load_tasks
 from agent_r1.engines import bind_engine
-from agent_r1.envs import DEFAULT_ENV, AgentEnv, bind_wrapper, check_wrappers, make_env, make_policy, row_env_name
-from agent_r1.errors import AgentR1Error, ConfigError, DataError, did_you_mean, report_problems
+from agent_r1.envs import (
+    DEFAULT_ENV,
+    EXAMPLES,
+    AgentEnv,
+    bind_wrapper,
+    check_wrappers,
+    make_env,
+    make_policy,
+    row_env_name,
+)
+from agent_r1.errors import AgentR1Error, ConfigError, DataError, UnknownNameError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.registry import bind_part, find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
@@ -104,6 +113,11 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
             problems.run(FunctionRef.of, function)
     if config.sft.folder is not None and not config.sft.data:
         problems.found.append("sft.folder is set and sft.data is empty; give demonstrations, or set sft.folder=null")
+    if config.tracking.record_credit and config.tracking.record_every == 0:
+        problems.found.append(
+            "tracking.record_credit=true records credit with the trajectories of a step, and tracking.record_every=0 "
+            "records none; set record_every=1, or record_credit=false"
+        )
     if config.model.lora.rank > 0 and not wrong_values:
         from agent_r1.models import check_form, require_peft
 
@@ -155,7 +169,11 @@ def _check_env(config: Config, are_tools_ready: bool) -> None:
     arguments = dict(config.env)
     for limit in check_wrappers(arguments.pop("limits", ())):
         bind_wrapper(limit)
-    bind_part(AgentEnv.registry, "env", arguments)
+    try:
+        bind_part(AgentEnv.registry, "env", arguments)
+    except UnknownNameError as error:
+        ready = ", ".join(EXAMPLES.values())
+        raise UnknownNameError(f"{error}. Environments that you may already have: {ready}") from error
     if "context" in arguments:
         make_policy(arguments["context"])
     declare_servers({name: make_server(name, given) for name, given in _mcp_section(config).items()})

@@ -36,7 +36,7 @@ PACKAGES: dict[str, str] = {
     "chat": "errors registry types",
     "tools": "codec constraints errors event_loop files findings registry seeds types",
     "rewards": "constraints errors registry types",
-    "envs": "codec constraints errors event_loop findings registry tools types version web",
+    "envs": "codec constraints errors event_loop findings registry rewards tools types version web",
     "data": "chat codec console constraints errors files paths seeds types",
     "algorithms": "config constraints errors registry rewards types",
     # What runs them.
@@ -54,8 +54,8 @@ PACKAGES: dict[str, str] = {
     ),
     # What people call.
     "inference": (
-        "chat config data engines envs errors files flows models paths registry rewards rollout runs seeds tools "
-        "training types"
+        "chat config data engines envs errors files flows metric_names models paths registry rewards rollout runs "
+        "seeds tools training types version"
     ),
     "serving": "codec errors flows inference openai_api types version web",
     "checks": (
@@ -63,10 +63,11 @@ PACKAGES: dict[str, str] = {
         "tools training types"
     ),
     "scaffold": "errors shipped",
+    "view": "codec errors files metric_names runs types version web",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
         "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
-        "scaffold serving shipped tools training web"
+        "scaffold serving shipped tools training view web"
     ),
 }
 """What each package may import of the others."""
