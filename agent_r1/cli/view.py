@@ -30,7 +30,9 @@ AllowHost = Annotated[
     list[str] | None,
     typer.Option(help="A name by which browsers call this server, besides localhost, its own name and addresses."),
 ]
-Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser, where there is a display.")]
+Browser = Annotated[
+    bool, typer.Option("--browser/--no-browser", help="Open the page in a browser, where there is a display.")
+]
 Export = Annotated[
     Path | None, typer.Option(help="Write the page with its data to one file instead of serving it.", metavar="FILE")
 ]
