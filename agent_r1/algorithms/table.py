@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agent_r1.algorithms.branches import (
     depths,
@@ -19,8 +17,12 @@ from agent_r1.algorithms.branches import (
     token_parents,
     tree_scan,
 )
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.algorithms.scan import next_in_segment, reverse_scan
 from agent_r1.types import Observation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +106,7 @@ class StepTable:
 
         For the example above with gamma .5: [.6, 1, 0].
         """
-        is_last_S = torch.ones(len(self.trajectory_S), dtype=torch.bool)
-        is_last_S[:-1] = self.trajectory_S[1:] != self.trajectory_S[:-1]
-        after_S = torch.where(is_last_S, gamma * self.after_last_R[self.trajectory_S], 0.0)
-        return reverse_scan(self.rewards_S + after_S, gamma, self.trajectory_S)
+        return self.accumulate_S(self.td_errors_S(gamma, torch.zeros_like(self.rewards_S)), gamma)
 
     @property
     def task_rewards_S(self) -> Tensor:
@@ -135,15 +134,12 @@ class StepTable:
         zeros_R = torch.zeros(self.num_trajectories, dtype=values_S.dtype)
         return zeros_R.index_add(0, self.trajectory_S, values_S)
 
-    def returns_to_go_S(self, gamma: float) -> Tensor:
-        """The discounted rewards from each step on, along its branch; where several branches continue it, their mean.
-
-        For the example above with gamma .5: [.6, 1, 0].
-        """
+    def rewards_to_go_S(self, gamma: float) -> Tensor:
+        """The discounted rewards from each step on along its branch; where several continue it, their mean."""
         return self.accumulate_S(self._with_branches(self.rewards_S), gamma)
 
-    def task_returns_to_go_S(self, gamma: float) -> Tensor:
-        """`returns_to_go_S` without the rewards of single tokens."""
+    def task_rewards_to_go_S(self, gamma: float) -> Tensor:
+        """`rewards_to_go_S` without the rewards of single tokens."""
         return self.accumulate_S(self._with_branches(self.task_rewards_S), gamma)
 
     def td_errors_S(self, gamma: float, values_S: Tensor) -> Tensor:

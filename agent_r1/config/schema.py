@@ -119,7 +119,7 @@ class RewardConfig:
 
 @dataclass
 class AgentConfig:
-    """An agent of your own, for rows with the flow `gateway` (extra `serve`): one of `function`, `command`, `remote`."""
+    """An agent of your own, for rows with the flow `gateway` (extra `serve`): a function, a command or remote."""
 
     function: Optional[str] = None
     """`module:function`, called with (task, base_url, api_key) for each rollout; it may return the answer."""
@@ -258,6 +258,10 @@ class TrackingConfig:
     """Write TensorBoard events (extra `tensorboard`)."""
     wandb_project: Optional[str] = None
     """Log to this Weights & Biases project (extra `wandb`)."""
+    mlflow_experiment: Optional[str] = None
+    """Log to this MLflow experiment (extra `mlflow`)."""
+    tags: list[str] = field(default_factory=list)
+    """Tags of the run in W&B and MLflow, beside its algorithm, model and recipe."""
     trackers: list[str] = field(default_factory=list)
     """Trackers of your own, by their registered names or as `module:function`."""
     record_every: CountOrZero = 1

@@ -265,6 +265,6 @@ def checked_episode(flow: AgentFlowBase, returned: Any) -> Episode:
     for index, step in enumerate(returned.steps):
         if step.parent is not None and not -1 <= step.parent < index:
             raise ConfigError(
-                f"{name}.run recorded step {index} with parent={step.parent}; expected the index of an earlier step, or -1"
+                f"{name}.run recorded step {index} with parent={step.parent}; expected an earlier step, or -1"
             )
     return returned

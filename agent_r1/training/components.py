@@ -104,9 +104,7 @@ def load_components(
     )
 
 
-def make_rollout(
-    plan: RunPlan, renderer: ChatRenderer, engine: Engine, tools: ToolRunner, gateway: Gateway
-) -> Rollout:
+def make_rollout(plan: RunPlan, renderer: ChatRenderer, engine: Engine, tools: ToolRunner, gateway: Gateway) -> Rollout:
     """What runs episodes with an engine, within the limits of the configuration."""
     config, reward = plan.config, plan.reward
     limits = RolloutLimits(

@@ -54,14 +54,14 @@ def replies_in_order(tokenizer: Any, *replies: str, **settings: Any) -> Scripted
     return engine
 
 
-def babbling(tokenizer: Any, **settings: Any) -> ScriptedEngine:
+def babbling(tokenizer: Any, *, call_share: float = 0.3, **settings: Any) -> ScriptedEngine:
     """An engine that samples any ids of the vocabulary, as its seed says: text that other ids would write too."""
     others = [token for token in range(len(tokenizer)) if token != tokenizer.eos_token_id]
     calls = encoded(tokenizer, CALL)[0]
 
     def script(prompt: TokenIds, sampling: SamplingParams) -> Sequence[int]:
         rng = random.Random(sampling.seed)
-        if rng.random() < 0.3:
+        if rng.random() < call_share:
             return calls
         return [*rng.choices(others, k=rng.randint(1, 12)), tokenizer.eos_token_id]
 
