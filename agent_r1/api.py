@@ -2,6 +2,7 @@
 
     agent_r1.train("recipes/quickstart", overrides={"algorithm": "ppo", "trainer.steps": 20})
     agent_r1.train(model="Qwen/Qwen3-0.6B", data=rows, tools=[stock], reward=score, overrides=["trainer.steps=20"])
+    agent_r1.train(model="Qwen/Qwen3-0.6B", env="gym:FrozenLake-v1")
 
 All of them work in a notebook too, where an event loop is running.
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agent_r1.config import Config, Overrides, load_config, override_texts, quoted
 from agent_r1.console import RunConsole
 from agent_r1.data import Rows, row_files
-from agent_r1.envs import AgentEnv
+from agent_r1.envs import AgentEnv, run_name_of
 from agent_r1.errors import ConfigError, DataError, UnknownNameError, did_you_mean, no_exit
 from agent_r1.event_loop import callable_in_event_loop
 from agent_r1.registry import Registry, recipe_folder
@@ -66,7 +67,7 @@ def train(
             the columns of a data file, or just `prompt` (or `question`) and `answer`.
         eval_data: Held-out rows, in the same forms.
         tools: Tools, typed functions or names of tools.
-        env: An environment class or its name.
+        env: An environment class, its name, or one that you already have: `gym:FrozenLake-v1` brings its own tasks.
         reward: A reward function, or several with weights: `[correct, (format_ok, 0.2)]` or
             `{"correct": f, "format": (g, 0.2)}`. Each is logged as `reward/<name>`.
         overrides: Changes of the configuration, `["trainer.steps=20"]` or `{"trainer.steps": 20}`.
@@ -282,6 +283,8 @@ def resolve(
     if reward is not None:
         texts += override_texts(_reward_settings(reward))
     config = load_config(config_or_recipe, texts)
+    if config_or_recipe is None and not any(text.startswith("run.name=") for text in texts):
+        config.run.name = run_name_of(config.env.get("name")) or config.run.name
     for key, rows in (("train", data), ("eval", eval_data)):
         if rows is not None:
             setattr(config.data, key, row_files(rows, _rows_folder(config), key))

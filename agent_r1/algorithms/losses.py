@@ -19,8 +19,7 @@ from torch import Tensor
 
 from agent_r1.constraints import Positive, one_of
 from agent_r1.registry import Registry, takes
-
-LOG_RATIO_BOUND = 20.0
+from agent_r1.types import LOG_RATIO_BOUND
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

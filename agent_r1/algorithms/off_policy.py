@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agent_r1.algorithms.losses import LOG_RATIO_BOUND
 from agent_r1.constraints import NotNegative, Positive
 from agent_r1.registry import Registry, takes
+from agent_r1.types import LOG_RATIO_BOUND
 
 Correction = Callable[..., Tensor]
 """From `old_logprobs_N`, `rollout_logprobs_N`, `step_N` to weights."""

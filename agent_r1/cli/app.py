@@ -9,12 +9,14 @@ import typer
 
 from agent_r1.cli.chat import chat
 from agent_r1.cli.environments import serve
+from agent_r1.cli.export import export
 from agent_r1.cli.help_text import help_text
 from agent_r1.cli.indexes import index, search
 from agent_r1.cli.recipes import check, evaluate, sft, train
 from agent_r1.cli.reports import plot, table
 from agent_r1.cli.scaffold import init
 from agent_r1.cli.serving import serve as serve_model
+from agent_r1.cli.view import view
 
 _HELP = """Train language-model agents with reinforcement learning over whole multi-turn interactions.
 
@@ -51,6 +53,8 @@ _add(app, "sft", sft, "Recipes")
 _add(app, "eval", evaluate, "Recipes")
 _add(app, "chat", chat, "Trained agents")
 _add(app, "serve", serve_model, "Trained agents")
+_add(app, "export", export, "Trained agents")
+_add(app, "view", view, "Finished and running runs")
 _add(app, "plot", plot, "Finished and running runs")
 _add(app, "table", table, "Finished and running runs")
 _add(app, "index", index, "Tools and environments")

@@ -11,7 +11,14 @@ from agent_r1.cli.errors import readable_errors
 from agent_r1.codec import write_json
 from agent_r1.errors import no_exit
 
-Recipe = Annotated[str, typer.Argument(help="A recipe folder: one with a base.yaml, for example recipes/quickstart.")]
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe folder: one with a base.yaml, for example recipes/quickstart. Without one, the first key=value: "
+        "env=gym:FrozenLake-v1 brings its own tasks.",
+        metavar="RECIPE",
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -50,20 +57,27 @@ def train(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False) 
       agent-r1 train recipes/quickstart algorithm=ppo trainer.steps=20 run.name=ppo
       agent-r1 train recipes/quickstart algorithm=grpo algorithm.loss.clip_high=0.28
       agent-r1 train recipes/quickstart model.path=Qwen/Qwen3-0.6B --dry-run
+
+    An environment that you already have needs no recipe; docs/ready_environments.md has the keys of each kind:
+
+      agent-r1 train env=gym:FrozenLake-v1 model=smollm2
+      agent-r1 train env=reasoning_gym:leg_counting model=smollm2
+      agent-r1 train env=verifiers:my_environment model=smollm2
+      agent-r1 train 'env=mcp:python server.py' model=smollm2 data.train=[tasks.jsonl] reward.function=reward_fn:score
     """
     from agent_r1 import api
 
+    folder, changes = split_arguments(recipe, overrides)
     with readable_errors():
         if not dry_run:
-            api.train(recipe, overrides=overrides or ())
+            api.train(folder, overrides=changes)
             return
-        from agent_r1.config import load_config
         from agent_r1.console import RunConsole
         from agent_r1.registry import recipe_folder
         from agent_r1.training import dry_run as check_only
 
-        config = load_config(recipe, overrides or ())
-        with no_exit("the code of the recipe"), recipe_folder(Path(recipe)):
+        config = api.resolve(folder, overrides=changes)
+        with no_exit("the code of the recipe"), recipe_folder(api.folder_of(config)):
             check_only(config, RunConsole())
 
 
@@ -77,7 +91,8 @@ def sft(recipe: Recipe, overrides: Overrides = None) -> None:
     from agent_r1 import api
 
     with readable_errors():
-        folder = api.sft(recipe, overrides=overrides or ())
+        named, changes = split_arguments(recipe, overrides)
+        folder = api.sft(named, overrides=changes)
         typer.echo(f"model: {folder}")
 
 
@@ -105,14 +120,15 @@ def evaluate(
     from agent_r1.runs import write_trajectories
 
     with readable_errors():
-        evaluation = api.evaluate(recipe, overrides=overrides or (), model=model, baseline=baseline)
+        folder, changes = split_arguments(recipe, overrides)
+        evaluation = api.evaluate(folder, overrides=changes, model=model, baseline=baseline)
         console = RunConsole()
         for trajectory in evaluation.worst_first()[:show]:
             console.trajectory(trajectory.task_id, trajectory)
         console.evaluation(evaluation.metrics, evaluation.intervals)
         if trajectories is not None:
             write_trajectories(trajectories, evaluation.greedy, policy_step=0)
-        command = {"recipe": recipe, "overrides": overrides or [], "model": model, "baseline": baseline}
+        command = {"recipe": folder, "overrides": changes, "model": model, "baseline": baseline}
         _write_result(json_file, {**command, **evaluation.as_json()})
 
 
@@ -140,11 +156,25 @@ def check(
     from agent_r1 import api
 
     with readable_errors():
-        report = api.check(recipe, overrides=overrides or (), groups=groups, members=members, trials=trials)
+        folder, changes = split_arguments(recipe, overrides)
+        report = api.check(folder, overrides=changes, groups=groups, members=members, trials=trials)
         _write_result(json_file, report.as_json())
     typer.echo(f"{len(report.problems)} problems, {len(report.warnings)} warnings")
     if report.problems:
         raise typer.Exit(1)
+
+
+def split_arguments(recipe: str, overrides: list[str] | None) -> tuple[str | None, list[str]]:
+    """The recipe folder, if the first argument is one, and the overrides. Without a recipe, `module:attribute` names
+    are looked up in the current folder.
+
+    >>> split_arguments("env=gym:FrozenLake-v1", ["trainer.steps=2"])
+    (None, ['recipe=.', 'env=gym:FrozenLake-v1', 'trainer.steps=2'])
+    """
+    changes = list(overrides or ())
+    if "=" not in recipe or Path(recipe).is_dir():
+        return recipe, changes
+    return None, ["recipe=.", recipe, *changes]
 
 
 def _write_result(file: Path | None, result: dict[str, Any]) -> None:

@@ -13,9 +13,19 @@ from agent_r1.config.compose import (
 )
 from agent_r1.config.differences import algorithm_name, config_differences
 from agent_r1.config.quoting import quoted
-from agent_r1.config.schema import Config, LoraConfig, ModelConfig, OptimizerConfig, RewardPart, RunConfig
+from agent_r1.config.schema import (
+    AgentConfig,
+    Config,
+    LoraConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RewardConfig,
+    RewardPart,
+    RunConfig,
+)
 
 __all__ = [
+    "AgentConfig",
     "AlgorithmConfig",
     "Config",
     "CriticConfig",
@@ -24,6 +34,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "Overrides",
+    "RewardConfig",
     "RewardPart",
     "RunConfig",
     "algorithm_name",

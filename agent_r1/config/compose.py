@@ -42,6 +42,8 @@ _REFUSALS = (
 _PACKAGE_FOLDER = Path(__file__).parent
 OmegaConf.register_new_resolver("cached", lambda name: str(cache_dir(name)), replace=True)
 _PRESET = re.compile(r"(?!(?:nan|inf|null|true|false)$)[a-z_][a-z0-9_./-]*", re.IGNORECASE | re.ASCII)
+_NAME = re.compile(r"[\w.:-]+|[A-Za-z_]\w*:[^\s:].*", re.DOTALL)
+"""A registered name, `module:attribute`, or `kind:anything` as in `env=mcp:python my_server.py`."""
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
@@ -165,7 +167,7 @@ def _drop_replaced_arguments(composed: DictConfig, overrides: Sequence[str]) -> 
 def _replaced_part(override: str) -> str | None:
     """The open key that an override like `algorithm.estimator=group` sets to a plain name, else None."""
     key, _, value = override.partition("=")
-    is_name = re.fullmatch(r"[\w.:-]+", value) is not None and value != "null"
+    is_name = _NAME.fullmatch(value) is not None and value != "null"
     return key if key in OPEN_KEYS and is_name else None
 
 
@@ -244,7 +246,7 @@ def _checked_overrides(overrides: Sequence[str]) -> list[str]:
             continue
         key = match["key"].lstrip("/")
         if _replaced_part(override) is not None:
-            result.append(f"++{key}.name={match['value']}")
+            result.append(f"++{key}.name={readable(match['value'], is_text=True)}")
             continue
         if key in _groups() and match["sign"] != "~" and _PRESET.fullmatch(match["value"]) is None:
             problems.append(f"unknown {key} '{match['value']:.60}'. {did_you_mean(match['value'][:60], presets(key))}")
@@ -308,5 +310,6 @@ def _explained(error: Exception, file: Path) -> ConfigError | UnknownNameError:
         return ConfigError(f"unknown key '{key}' in {file}. {_nearest_key(key, known_keys())}")
     missing = re.search(r"missing mandatory value.*?full_key: (?P<key>[\w.]+)", text, re.S | re.I)
     if missing:
-        return ConfigError(f"the key '{missing['key']}' has no value; set it in {file} or on the command line")
+        place = "" if file.parent == _PACKAGE_FOLDER else f"in {file} or "
+        return ConfigError(f"the key '{missing['key']}' has no value; set it {place}on the command line")
     return ConfigError(f"the configuration of {file} cannot be used: {text.strip()}")

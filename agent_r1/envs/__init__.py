@@ -5,6 +5,7 @@ from agent_r1.envs.check import check_env
 from agent_r1.envs.context import ContextPolicy, Conversation, History, Messages, context_policies, make_policy
 from agent_r1.envs.gym import GymEnv
 from agent_r1.envs.make import DEFAULT_ENV, make_env, row_env_name
+from agent_r1.envs.ready import EXAMPLES, ReadyEnv, env_kinds, kind_of, ready_env, run_name_of
 from agent_r1.envs.remote.client import RemoteEnv
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.envs.wrappers import (
@@ -20,6 +21,7 @@ from agent_r1.envs.wrappers import (
 
 __all__ = [
     "DEFAULT_ENV",
+    "EXAMPLES",
     "AgentEnv",
     "ContextPolicy",
     "Conversation",
@@ -28,6 +30,7 @@ __all__ = [
     "History",
     "Messages",
     "ObservationLimit",
+    "ReadyEnv",
     "RemoteEnv",
     "StepLimit",
     "TimeLimit",
@@ -37,9 +40,13 @@ __all__ = [
     "check_env",
     "check_wrappers",
     "context_policies",
+    "env_kinds",
     "env_wrappers",
+    "kind_of",
     "make_env",
     "make_policy",
+    "ready_env",
     "row_env_name",
+    "run_name_of",
     "wrap_env",
 ]

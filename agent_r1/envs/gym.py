@@ -1,6 +1,8 @@
-"""`GymEnv`: Gymnasium environments whose observations and actions are text, or can be converted to text.
+"""`GymEnv`: Gymnasium environments, with observations and actions as text (`space_text.py`).
 
     env: {name: gym, make: my_envs:Maze, arguments: {size: 4}, observe: my_envs:describe, actions: [left, right]}
+
+`env=gym:FrozenLake-v1` (`ready/gym.py`) also makes the tasks.
 
 The row's messages come first, then the environment's observation as a user message. The model acts by writing an
 action, alone or as `<action>left</action>`. Gymnasium's `terminated` is `done`, its `truncated` is `truncated`.
@@ -19,6 +21,7 @@ from typing import Any
 
 from agent_r1.envs.base import AgentEnv
 from agent_r1.envs.context import ContextChoice, Conversation, make_policy, strip_thinking
+from agent_r1.envs.space_text import NoTextFormError, describe_space, observation_text, parse_action, picture_text
 from agent_r1.errors import (
     INTERRUPTIONS,
     ConfigError,
@@ -41,9 +44,10 @@ class GymEnv(AgentEnv):
     """An episode in a Gymnasium environment, which runs in its own thread.
 
     `make` is a Gymnasium id or `module:attribute`, called with `arguments`. `observe` (`module:function`) converts an
-    observation to text; it is needed when observations are not strings. `actions` names the actions of a Discrete
-    space, in order; without it the model writes their numbers. `act` (`module:function`) parses the action from the
-    model's text for any other space, and raises ValueError with a message for the model.
+    observation to text; without it numbers are written as JSON, below the picture of a `render_mode: ansi`. `actions`
+    names the actions of a Discrete space, in order; without it the model writes their numbers, and JSON for spaces of
+    several numbers. `act` (`module:function`) parses the action from the model's text instead, and raises ValueError
+    with a message for the model.
 
     A row may give `env_kwargs["seed"]` and `env_kwargs["options"]`; without a seed, all rollouts of a task share one
     derived from its id.
@@ -60,7 +64,7 @@ class GymEnv(AgentEnv):
     ) -> None:
         require_installed("gymnasium", "gymnasium", "gym", "env.name=gym")
         self._make = make
-        if isinstance(make, str) and ":" in make:
+        if isinstance(make, str) and _is_code(make):
             load_function(make, kind="environment")  # raises before an episode when it cannot be called
         self._arguments = dict(arguments or {})
         self._observe = load_function(observe, kind="observation function") if isinstance(observe, str) else observe
@@ -78,7 +82,7 @@ class GymEnv(AgentEnv):
             await self._thread.run(self._begin)
         seed, options = _seed_and_options(task)
         observation, _ = await self._thread.run(lambda: self._env.reset(seed=seed, options=options))
-        self._conversation = Conversation(self._policy, (*task.prompt, self._as_message(observation)))
+        self._conversation = Conversation(self._policy, (*task.prompt, await self._message_of(observation)))
         return Observation(messages=self._conversation.messages)
 
     def preview(self, task: Task) -> Observation:
@@ -98,7 +102,7 @@ class GymEnv(AgentEnv):
             self._conversation.add(action.as_message(), {"role": "user", "content": f"Error: {error}"})
             return self._continue(0.0, {"episode/invalid_actions": 1.0})
         observation, reward, terminated, truncated, _ = await self._thread.run(lambda: self._env.step(chosen))
-        self._conversation.add(action.as_message(), self._as_message(observation))
+        self._conversation.add(action.as_message(), await self._message_of(observation))
         return StepResult(
             observation=Observation(messages=self._conversation.messages),
             reward=float(reward),
@@ -125,27 +129,8 @@ class GymEnv(AgentEnv):
             env.close()
 
     def _begin(self) -> None:
-        import gymnasium
-
-        if isinstance(self._make, str) and ":" not in self._make:
-            env = gymnasium.make(self._make, **self._arguments)
-        else:
-            make = load_function(self._make, kind="environment") if isinstance(self._make, str) else self._make
-            env = make(**self._arguments)
-        self._env = env
-        self._check_actions(env.action_space)
-
-    def _check_actions(self, space: Any) -> None:
-        from gymnasium import spaces
-
-        if self._act is not None:
-            return
-        if not isinstance(space, spaces.Discrete | spaces.Text):
-            raise ConfigError(
-                f"the actions of {self._make} are {space}: give env.act=module:function that makes one from text"
-            )
-        if self._names is not None and (not isinstance(space, spaces.Discrete) or space.n != len(self._names)):
-            raise ConfigError(f"env.actions has {len(self._names)} names, but the actions of {self._make} are {space}")
+        self._env = make_gym(self._make, self._arguments)
+        check_actions(str(self._make), self._env.action_space, self._names, self._act)
 
     def _parse_action(self, action: Action) -> Any:
         """The Gymnasium action that the text names; a ValueError is the message to the model."""
@@ -155,27 +140,34 @@ class GymEnv(AgentEnv):
         if self._act is not None:
             return self._act(name)
         space = self._env.action_space
-        if hasattr(space, "n"):
-            return self._discrete_action(name, int(space.n), int(space.start))
-        if not space.contains(name):
-            raise ValueError(f"'{name}' is no action here; an action is {_describe(space)}.")
-        return name
+        return parse_action(space, name) if self._names is None else self._named_action(name, int(space.start))
 
-    def _discrete_action(self, name: str, num_actions: int, start: int) -> int:
-        names = self._names or [str(start + index) for index in range(num_actions)]
+    def _named_action(self, name: str, start: int) -> int:
+        names = self._names or []
         matches = [index for index, known in enumerate(names) if known.casefold() == name.casefold()]
         if not matches:
             raise ValueError(f"'{name}' is no action here. {did_you_mean(name, names)}")
         return start + matches[0]
 
-    def _as_message(self, observation: Any) -> Message:
-        text = observation if self._observe is None else self._observe(observation)
-        if not isinstance(text, str):
-            raise ConfigError(
-                f"an observation of {self._make} is a {type(text).__name__}, not text: give "
-                "env.observe=module:function that converts it to text"
-            )
+    async def _message_of(self, observation: Any) -> Message:
+        """The observation as a message, below the picture that the environment draws in text, if it does."""
+        text = self._as_text(observation)
+        if self._observe is None and getattr(self._env, "render_mode", None) == "ansi" and self._thread is not None:
+            picture = picture_text(str(await self._thread.run(self._env.render)))
+            text = f"{picture}\n{text}"
         return {"role": "user", "content": text}
+
+    def _as_text(self, observation: Any) -> str:
+        try:
+            text = observation_text(observation) if self._observe is None else self._observe(observation)
+        except NoTextFormError as error:
+            raise ConfigError(
+                f"an observation of {self._make} cannot be written as text ({error}): give "
+                "env.observe=module:function that converts it"
+            ) from None
+        if not isinstance(text, str):
+            raise ConfigError(f"env.observe returned a {type(text).__name__} for {self._make}; it must return text")
+        return text
 
     def _continue(self, reward: float, metrics: Mapping[str, float]) -> StepResult:
         observation = Observation(messages=self._conversation.messages)
@@ -193,9 +185,39 @@ def _seed_and_options(task: Task) -> tuple[int, Mapping[str, Any] | None]:
     return seed, options
 
 
-def _describe(space: Any) -> str:
-    letters = "".join(space.characters)
-    return f"text of {space.min_length} to {space.max_length} characters out of {letters}"
+def make_gym(make: str | Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """The Gymnasium environment of an id, of `module:attribute` or of a function."""
+    import gymnasium
+
+    if not isinstance(make, str):
+        return make(**arguments)
+    if _is_code(make):
+        return load_function(make, kind="environment")(**arguments)
+    try:
+        return gymnasium.make(make, **arguments)
+    except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
+        raise ConfigError(f"the Gymnasium environment '{make}' cannot be made: {error}") from error
+
+
+def check_actions(make: str, space: Any, names: Sequence[str] | None, act: Callable[[str], Any] | None) -> None:
+    """Refuse an action space that has no text form, and names that do not fit it."""
+    from gymnasium import spaces
+
+    if act is not None:
+        return
+    try:
+        describe_space(space)
+    except NoTextFormError:
+        raise ConfigError(
+            f"the actions of {make} are {space}: give env.act=module:function that makes one from text"
+        ) from None
+    if names is not None and (not isinstance(space, spaces.Discrete) or space.n != len(names)):
+        raise ConfigError(f"env.actions has {len(names)} names, but the actions of {make} are {space}")
+
+
+def _is_code(make: str) -> bool:
+    """`my_envs:Maze` is code; in `my_envs:Maze-v0` Gymnasium imports the module first, which registers the id."""
+    return make.partition(":")[2].isidentifier()
 
 
 class _EnvThread:

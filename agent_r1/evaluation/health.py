@@ -49,6 +49,19 @@ MUCH_MOVED = 0.2
 """A mean change of log-probs since sampling beyond which tokens of older policies are of little use."""
 
 
+class HealthWarning(str):
+    """The text of a warning, with the name of the check that gave it."""
+
+    __slots__ = ("rule",)
+    rule: str
+
+    def __new__(cls, text: str, *, rule: str) -> HealthWarning:
+        """A text with its rule."""
+        warning = super().__new__(cls, text)
+        warning.rule = rule
+        return warning
+
+
 class HealthMonitor:
     """Watches the metrics of a run.
 
@@ -67,22 +80,22 @@ class HealthMonitor:
         self._held_out_fell = False
         self.warnings: list[str] = []
 
-    def observe(self, metrics: Metrics) -> list[str]:
+    def observe(self, metrics: Metrics) -> list[HealthWarning]:
         """The warnings that begin with this step."""
         self._remember({name: value for name, value in metrics.items() if math.isfinite(value)})
-        new: list[str] = []
+        new: list[HealthWarning] = []
         for name, check in _CHECKS.items():
             message = check(self) if len(self._history) >= WINDOW else None
             if message is not None:
                 if self._quiet_for.get(name, LONG_WINDOW) >= LONG_WINDOW:
-                    new.append(message)
+                    new.append(HealthWarning(message, rule=name))
                 self._quiet_for[name] = 0
             elif name in self._quiet_for:
                 self._quiet_for[name] += 1
         self.warnings += [f"step {len(self._history)}: {message}" for message in new]
         return new
 
-    def observe_evaluation(self, metrics: Metrics) -> list[str]:
+    def observe_evaluation(self, metrics: Metrics) -> list[HealthWarning]:
         """The warnings that begin with this evaluation of held-out tasks, which is compared with the first one."""
         success, rows = metrics.get(EVAL_GREEDY, math.nan), metrics.get(EVAL_ROWS, 0.0)
         if not math.isfinite(success) or rows < 1:
@@ -97,7 +110,7 @@ class HealthMonitor:
             return []
         message = _held_out_falls(self, success, self._before)
         self.warnings.append(f"step {len(self._history)}: {message}")
-        return [message]
+        return [HealthWarning(message, rule="held-out falls")]
 
     def replay(self, lines: Iterable[Metrics]) -> None:
         """Observe the logged steps and evaluations of a resumed run; lines that only count failures are skipped."""

@@ -25,7 +25,7 @@ from agent_r1.envs import AgentEnv, make_env
 from agent_r1.errors import DataError, no_exit
 from agent_r1.flows import FlowObserver, Turn
 from agent_r1.inference.server_client import ServerEngine
-from agent_r1.inference.source import AgentSource, Say, find_settings, find_source
+from agent_r1.inference.source import AgentSource, Say, find_settings, find_source, recipe_of
 from agent_r1.models import choose_device, is_gguf, load_policy, load_trained, merge_trained, unpack_gguf
 from agent_r1.registry import recipe_folder
 from agent_r1.rewards import RewardFunction, in_workers, no_outcome_reward
@@ -64,7 +64,7 @@ class Agent:
     def flow(self) -> str:
         """The flow of what a user asks: the recipe's, or one model call where there are no tools."""
         has_env = self.config.env.get("name", "tool") != "tool" or bool(self.config.env.get("tools"))
-        return self.config.data.agent_name if self.source.has_recipe and has_env else "single_step"
+        return self.config.data.agent_name if has_env else "single_step"
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Agent]:
@@ -137,12 +137,13 @@ class Agent:
             return None
         prompt = row.get("prompt") if isinstance(row, dict) else None
         first = prompt[0] if isinstance(prompt, list) and prompt else None
-        is_system = isinstance(first, dict) and first.get("role") == "system" and isinstance(first.get("content"), str)
-        return first["content"] if is_system else None
+        if not isinstance(first, dict) or first.get("role") != "system":
+            return None
+        return str(first.get("content"))
 
     @property
     def _folder(self) -> Path | None:
-        return _recipe_of(self.source)
+        return recipe_of(self.source)
 
 
 def load_agent(
@@ -164,7 +165,7 @@ def load_agent(
     """
     source = find_source(model_or_run, recipe=recipe, overrides=overrides, step=step)
     config = source.config
-    with no_exit("the code of the recipe"), recipe_folder(_recipe_of(source)):
+    with no_exit("the code of the recipe"), recipe_folder(recipe_of(source)):
         _, reward = check_config(config)
         if is_gguf(config.model.path):
             say(f"{config.model.path} is converted once, into the cache")
@@ -195,7 +196,7 @@ def connect_agent(
         key: The server's key.
     """
     source = find_settings(model_or_run, recipe=recipe, overrides=overrides)
-    with no_exit("the code of the recipe"), recipe_folder(_recipe_of(source)):
+    with no_exit("the code of the recipe"), recipe_folder(recipe_of(source)):
         _, reward = check_config(source.config)
         engine = ServerEngine(server, model=None if source.run is not None else str(model_or_run), key=key)
         return make_agent(source, engine.renderer, engine, reward)
@@ -248,10 +249,6 @@ def _load_engine(source: AgentSource) -> Engine:
     policy = merge_trained(load_trained(config.model, saved["learner"]["policy"], device=device), config.model)
     config.model.lora.rank = 0  # merged
     return make_engine(config, policy, context)
-
-
-def _recipe_of(source: AgentSource) -> Path | None:
-    return None if source.config.recipe is None else Path(source.config.recipe)
 
 
 def _sampling(source: AgentSource) -> SamplingParams:

@@ -45,8 +45,10 @@ def find_source(
     recipe: str | Path | None = None,
     overrides: Overrides = (),
     step: int | None = None,
+    checkpoint: bool = False,
 ) -> AgentSource:
-    """The weights and settings that a name stands for. `step` picks a checkpoint of a run.
+    """The weights and settings that a name stands for. `step` picks a checkpoint of a run; `checkpoint` takes the
+    newest one even where there is an exported model.
 
     Raises `ConfigError` when it is neither a run nor a model, and `CheckpointError` for a run without weights.
     """
@@ -55,7 +57,7 @@ def find_source(
         raise ConfigError(f"the model is {model_or_run}; leave model.path out, or give the other model in its place")
     folder = _run_at(path)
     if folder is not None:
-        return _of_run(folder, recipe, texts, step)
+        return _of_run(folder, recipe, texts, step, checkpoint=checkpoint)
     if step is not None:
         raise ConfigError(f"{model_or_run} is a model, and only a run has checkpoints; leave the step out")
     _check_is_model(path)
@@ -95,28 +97,36 @@ def _run_config(folder: RunFolder, recipe: str | Path | None, texts: list[str]) 
     config = load_config(trained if recipe is None else recipe, texts)
     if recipe is not None:
         return replace(config, model=replace(config.model, tool_format=trained.model.tool_format))
-    if config.recipe is not None and not Path(config.recipe).is_dir():
-        raise ConfigError(
-            f"{folder.path} was trained with the recipe {config.recipe}, which is not here; run this in the folder it "
-            "was trained in, or name the recipe (--recipe FOLDER)"
-        )
     return config
 
 
-def _of_run(folder: RunFolder, recipe: str | Path | None, texts: list[str], step: int | None) -> AgentSource:
+def recipe_of(source: AgentSource) -> Path | None:
+    """The folder of its recipe; `ConfigError` when it is not here."""
+    recipe = source.config.recipe
+    if recipe is not None and not Path(recipe).is_dir():
+        raise ConfigError(
+            f"{source.label} was trained with the recipe {recipe}, which is not here; run this in the folder it was "
+            "trained in, or name the recipe (--recipe FOLDER)"
+        )
+    return None if recipe is None else Path(recipe)
+
+
+def _of_run(
+    folder: RunFolder, recipe: str | Path | None, texts: list[str], step: int | None, *, checkpoint: bool
+) -> AgentSource:
     config = _run_config(folder, recipe, texts)
     label = folder.path.resolve().name
-    if step is None and (folder.model / "config.json").is_file():
+    if step is None and not checkpoint and (folder.model / "config.json").is_file():
         return AgentSource(label=label, config=_as_it_is(config, str(folder.model)), has_recipe=True, run=folder)
-    checkpoint = _checkpoint(folder, step)
+    saved = _checkpoint(folder, step)
     trained = folder.read_config().model
     model = replace(trained, path=_converted(trained.path))
     return AgentSource(
-        label=f"{label} (step {checkpoint[0]})",
+        label=f"{label} (step {saved[0]})",
         config=replace(config, model=model, sft=replace(config.sft, folder=None)),
         has_recipe=True,
         run=folder,
-        checkpoint=checkpoint,
+        checkpoint=saved,
     )
 
 

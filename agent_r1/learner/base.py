@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +11,10 @@ from torch import Tensor
 from agent_r1.config import Config
 from agent_r1.learner.experience import Experience
 from agent_r1.models import Rounding
-from agent_r1.types import SamplingParams
+from agent_r1.types import SamplingParams, TrajectoryCredit
+
+OnCredit = Callable[[Sequence[TrajectoryCredit]], None]
+"""Called once per training step, after its last update, with the credit of all trajectories."""
 
 
 class Learner(Protocol):
@@ -21,8 +24,10 @@ class Learner(Protocol):
     await engine.update_weights(learner.weights(unmerged=engine.adapters), version=1)
     """
 
-    async def learn(self, experience: Experience, *, step: int) -> dict[str, float]:
-        """Make all updates of training step `step` (from 0); returns metrics.
+    async def learn(self, experience: Experience, *, step: int, on_credit: OnCredit | None = None) -> dict[str, float]:
+        """Make all updates of training step `step` (from 0); returns metrics. With `on_credit`, what the updates
+        computed per token is kept and given to it; without, recording costs nothing. A batch without an action token
+        has no credit to give.
 
         The event loop keeps running meanwhile. When the caller is cancelled, the update is finished first: weights
         never change after this has returned or raised. Raises `DivergenceError` after too many updates in a row that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from agent_r1.learner.models import Models
 from agent_r1.learner.packing.samples import send
 from agent_r1.learner.scoring import hidden_before, score_all, value_of_states
 from agent_r1.models import adapters_off
+from agent_r1.types import Numbers, StepCredit, TrajectoryCredit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,12 +57,37 @@ class TokenArrays:
         return TokenArrays(**changed)
 
 
+class PassLog:
+    """Log-probs and entropies of the tokens in the policy's updates, to be recorded. They stay on the models' device
+    until they are asked for."""
+
+    def __init__(self) -> None:
+        self._passes: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def note(self, tokens_N: Tensor, logprobs_N: Tensor, entropy_N: Tensor) -> None:
+        """Keep what a pass computed for some tokens of the batch; a later pass replaces an earlier one."""
+        self._passes.append((tokens_N, logprobs_N.detach(), entropy_N.detach()))
+
+    def last(self, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """Log-prob and entropy of each token of the batch in the last pass that read it; NaN: none did."""
+        found = torch.full((2, num_tokens), float("nan"))
+        if self._passes:
+            scores, first = torch.cat([torch.stack(pair) for _, *pair in self._passes], dim=1).float().cpu(), 0
+            # One pass after the other: in a single assignment the last of several entries for a token need not win.
+            for tokens_N, _, _ in self._passes:
+                found[:, tokens_N.cpu()] = scores[:, first : first + len(tokens_N)]
+                first += len(tokens_N)
+        return found[0], found[1]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreditedBatch:
     """Experience with everything the updates need, per token."""
 
     experience: Experience
     """The rollouts."""
+    table: StepTable
+    """The experience's table with what the estimator was given beyond it: KL in the reward, values."""
     credit: Credit
     """Advantages and the critic's targets."""
     arrays: TokenArrays
@@ -70,6 +96,8 @@ class CreditedBatch:
     """The hidden states before each token, before the updates, for a critic trained by gradient; None without one."""
     metrics: Mapping[str, float]
     """Measurements made on the way."""
+    passes: PassLog | None = None
+    """Where the policy's updates note their scores; None: they are not recorded."""
 
 
 def assign_credit(
@@ -92,6 +120,7 @@ def assign_credit(
     credit = algorithm.estimate(table)
     return CreditedBatch(
         experience=experience,
+        table=table,
         credit=credit,
         arrays=TokenArrays(
             step_N=experience.table.step_of_token_N,
@@ -106,6 +135,44 @@ def assign_credit(
         critic_hidden_N=hidden_N,
         metrics=metrics | _credit_metrics(credit, table),
     )
+
+
+def recorded_credit(batch: CreditedBatch, passes: PassLog, *, gamma: float) -> list[TrajectoryCredit]:
+    """The credit of every trajectory of a batch, after its last update."""
+    table, credit, nan = batch.table, batch.credit, float("nan")
+    logprobs_N, entropies_N = passes.last(table.num_tokens)
+    old_N = batch.arrays.old_logprobs_N
+    returns_S = table.returns_to_go(gamma)
+    if credit.observed_N is not None:
+        has_tokens_S = table.lengths_S > 0
+        returns_S[has_tokens_S] = credit.observed_N.to(returns_S.dtype)[table.first_token_S[has_tokens_S]]
+    values_N = None
+    if table.values_N is not None and credit.valued_N is not None:
+        values_N = table.values_N.masked_fill(~credit.valued_N, nan)
+    arrays = {
+        "advantages": credit.advantages_N.masked_fill(~credit.credited_N, nan),
+        "values": values_N,
+        "old_logprobs": logprobs_N if old_N is None else old_N.cpu(),
+        "logprobs": logprobs_N,
+        "entropies": entropies_N,
+    }
+    columns = {name: None if array is None else _split(array, table) for name, array in arrays.items()}
+    steps_R: list[list[StepCredit]] = [[] for _ in batch.experience.trajectories]
+    owners, rewards, returns = table.trajectory_S.tolist(), table.rewards_S.tolist(), returns_S.tolist()
+    for index, (owner, reward, observed) in enumerate(zip(owners, rewards, returns, strict=True)):
+        own = {name: () if column is None else column[index] for name, column in columns.items()}
+        steps_R[owner].append(StepCredit(reward=reward, observed_return=observed, **own))
+    return [
+        TrajectoryCredit(group_id=trajectory.group_id, member=trajectory.member, steps=tuple(steps))
+        for trajectory, steps in zip(batch.experience.trajectories, steps_R, strict=True)
+    ]
+
+
+def _split(array_N: Tensor, table: StepTable) -> Sequence[Numbers]:
+    """The numbers of each step; None for NaN."""
+    numbers = [None if number != number else number for number in array_N.tolist()]
+    ends = table.lengths_S.cumsum(0).tolist()
+    return [tuple(numbers[first:end]) for first, end in zip([0, *ends], ends, strict=False)]
 
 
 def _reference_logprobs(experience: Experience, models: Models) -> Tensor | None:

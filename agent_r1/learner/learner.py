@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 from agent_r1.algorithms import Algorithm, adapted_coefficient
 from agent_r1.config import Config, OptimizerConfig
+from agent_r1.learner.base import OnCredit
 from agent_r1.learner.compute import UpdateThread
-from agent_r1.learner.credit import CreditedBatch, assign_credit
+from agent_r1.learner.credit import CreditedBatch, PassLog, assign_credit, recorded_credit
 from agent_r1.learner.critic_updates import CRITIC_UPDATES, correct_critic, critic_backward, num_valued
 from agent_r1.learner.critics import ClosedFormCritic, Critic, SharedCritic, TrainedCritic
 from agent_r1.learner.experience import Experience
@@ -68,15 +70,17 @@ class TorchLearner:
         self._thread = UpdateThread(self.device)
         self._growth = WeightGrowth(self.policy)
 
-    async def learn(self, experience: Experience, *, step: int) -> dict[str, float]:
+    async def learn(self, experience: Experience, *, step: int, on_credit: OnCredit | None = None) -> dict[str, float]:
         """Make all updates of one training step in the learner's own thread; see `Learner.learn`."""
-        return await self._thread.run(lambda: self.learn_sync(experience, step=step))
+        return await self._thread.run(lambda: self.learn_sync(experience, step=step, on_credit=on_credit))
 
-    def learn_sync(self, experience: Experience, *, step: int) -> dict[str, float]:
+    def learn_sync(self, experience: Experience, *, step: int, on_credit: OnCredit | None = None) -> dict[str, float]:
         """The same in the calling thread."""
         if not experience.table.num_tokens:
             return {"loss/updates": 0.0}
         batch = assign_credit(experience, self.models, self.algorithm, kl_coefficient=self.kl_coefficient)
+        if on_credit is not None:
+            batch = replace(batch, passes=PassLog())
         metrics, times = dict(batch.metrics), Counter[str]()
         for chosen in self._minibatches(experience, step):
             for name, amount in self._update(batch, chosen, step).items():
@@ -88,6 +92,8 @@ class TorchLearner:
         if isinstance(self.critic, TrainedCritic):
             self._head_is_solved |= correct_critic(self.critic, batch, self.device, is_solved=self._head_is_solved)
         self._adapt_kl(metrics, experience.table.num_trajectories)
+        if on_credit is not None and batch.passes is not None:
+            on_credit(recorded_credit(batch, batch.passes, gamma=self.algorithm.settings.gamma))
         metrics["loss/skipped_updates"] = float(self.policy_skips.total + self.critic_skips.total)
         if not self._is_warm:  # the first update on a GPU compiled what it needs
             freeze_gc()

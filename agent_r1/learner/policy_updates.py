@@ -54,6 +54,8 @@ class PolicyUpdate:
             with_entropy_gradient=settings.entropy_coefficient != 0,
             value_of=value_of,
         )
+        if self.batch.passes is not None:
+            self.batch.passes.note(micro.tokens_N, scores.logprobs_N, scores.entropy_N)
         arrays = self.batch.arrays.at(send(micro.tokens_N, device))
         total_N, observed = self._token_losses(arrays, scores, weight_N)
         # A weight of 0 times an infinite loss would be NaN.

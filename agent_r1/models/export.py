@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,10 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from agent_r1.config import Config
+from agent_r1.config import Config, LoraConfig
 from agent_r1.errors import ConfigError, ExportError, raising
 from agent_r1.files import atomic_write, replace_folder
-from agent_r1.models.lora import merged_weights
+from agent_r1.models.lora import adapter_targets, merged_weights, require_peft, saved_state
 from agent_r1.models.pretrained import no_progress_bars, open_model
 from agent_r1.types import SamplingParams
 
@@ -41,15 +41,22 @@ class Rounding:
 
 
 def export_policy(
-    policy: nn.Module, tokenizer: Any, folder: Path, config: Config, *, sampling: SamplingParams | None = None
+    policy: nn.Module,
+    tokenizer: Any,
+    folder: Path,
+    config: Config,
+    *,
+    sampling: SamplingParams | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> Rounding | None:
-    """Write the policy of a run to `folder`. Returns what rounding changed, None when nothing was rounded.
+    """Write the policy of a run to `folder`, with further text files. Returns what rounding changed, None when nothing
+    was rounded.
 
     Any failure is a `StorageError` or an `ExportError`.
     """
     with raising(ExportError, f"{folder} cannot be exported"):
         dtype = export_dtype(config)
-        export_model(policy, tokenizer, folder, dtype=dtype, sampling=sampling)
+        export_model(policy, tokenizer, folder, dtype=dtype, sampling=sampling, files=files)
         with suppress(ConfigError):  # without the base model only the figure is missing
             return _rounding(policy, config, dtype)
     return None
@@ -93,23 +100,85 @@ def export_model(
     *,
     dtype: torch.dtype | None = None,
     sampling: SamplingParams | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> None:
     """Write a Hugging Face folder that `from_pretrained` (and vLLM, and `model.path`) can open.
 
     Weights are written as `dtype`, by default each in its own type. The generation config has the stop tokens and, with
-    `sampling`, the sampling parameters of training; those of the base model are left out.
+    `sampling`, the sampling parameters of training; those of the base model are left out. `files` are further text
+    files by name.
     """
-    beside = folder.with_name(f"{folder.name}.partial")
     weights = _exported_weights(policy, dtype)
-    with atomic_write(folder, partial=beside, num_bytes=stored_bytes(weights)), no_progress_bars():
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
+    with new_folder(folder, num_bytes=stored_bytes(weights)) as beside, no_progress_bars():
         _set_generation(policy, sampling)
         cast(Any, policy).save_pretrained(beside, state_dict=weights)
         if dtype is not None:
             _note_dtype(beside / "config.json", dtype)
         tokenizer.save_pretrained(beside)
+        _write_texts(beside, files)
+
+
+def export_adapters(
+    policy: nn.Module,
+    tokenizer: Any,
+    folder: Path,
+    settings: LoraConfig,
+    *,
+    base_model: str,
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """Write the LoRA adapters of a policy as a PEFT folder, which `PeftModel.from_pretrained(base, folder)` opens. The
+    weights of the base model are not in it."""
+    from safetensors.torch import save_file
+
+    peft = require_peft(settings)
+    state = saved_state(policy)["adapters"]
+    lora_config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base_model,
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=adapter_targets(policy),
+        inference_mode=True,
+    )
+    weights = {
+        f"base_model.model.{name.replace('.default.', '.')}": tensor.detach().cpu().contiguous()
+        for name, tensor in state.items()
+    }
+    with (
+        raising(ExportError, f"{folder} cannot be exported"),
+        new_folder(folder, num_bytes=stored_bytes(weights)) as beside,
+    ):
+        lora_config.save_pretrained(str(beside))
+        save_file(weights, beside / "adapter_model.safetensors", metadata={"format": "pt"})
+        tokenizer.save_pretrained(beside)
+        _write_texts(beside, files)
+
+
+def copy_model(source: Path, folder: Path, *, files: Mapping[str, str] | None = None) -> None:
+    """Copy a model's folder; `files` are further text files by name, in place of those of the source."""
+    found = [path for path in sorted(source.iterdir()) if path.is_file() and not path.name.startswith(".")]
+    num_bytes = sum(path.stat().st_size for path in found)
+    with raising(ExportError, f"{folder} cannot be exported"), new_folder(folder, num_bytes=num_bytes) as beside:
+        for path in found:
+            shutil.copyfile(path, beside / path.name)
+        _write_texts(beside, files)
+
+
+@contextmanager
+def new_folder(folder: Path, *, num_bytes: int) -> Iterator[Path]:
+    """A folder to write into; at the end of the block it replaces `folder`, unless the block raised."""
+    beside = folder.with_name(f"{folder.name}.partial")
+    with atomic_write(folder, partial=beside, num_bytes=num_bytes):
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        yield beside
         replace_folder(beside, folder)
+
+
+def _write_texts(folder: Path, files: Mapping[str, str] | None) -> None:
+    for name, text in (files or {}).items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _exported_weights(policy: nn.Module, dtype: torch.dtype | None) -> dict[str, Tensor]:

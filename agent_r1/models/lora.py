@@ -152,6 +152,18 @@ def adapter_factors(policy: nn.Module) -> list[tuple[float, Tensor, Tensor]]:
     ]
 
 
+def adapter_targets(policy: nn.Module) -> list[str]:
+    """The layers with adapters, as short as they are unambiguous: `q_proj` when every layer of that name has one."""
+    adapted = _adapted(policy)
+    short = sorted({name.rpartition(".")[2] for name in adapted})
+    meant = {
+        name
+        for name, part in policy.named_modules()
+        if (isinstance(part, nn.Linear) or name in adapted) and name.rpartition(".")[2] in short
+    }
+    return short if meant == adapted.keys() else sorted(adapted)
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 

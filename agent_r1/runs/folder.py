@@ -4,10 +4,12 @@ runs/<name>/config.yaml               the resolved configuration
             fingerprints.json         hashes of data and model
             metrics.jsonl             one line per training step or evaluation
             trajectories/<n>.jsonl    the rollouts of step n; eval_before.jsonl, eval_after.jsonl
+            credit/<n>.jsonl          what the learner made of them, on request
+            warnings.jsonl            warnings of the health monitor, each with its step
             checkpoints/step_<n>/     state to resume from
             hf/                       the trained model
             summary.json              the result; a run without it is unfinished
-            tensorboard/              event files, on request
+            tensorboard/, wandb/      what trackers write, on request; trackers.json: their ids of the run
 """
 
 from __future__ import annotations
@@ -20,15 +22,27 @@ from typing import Any
 from agent_r1.codec import write_json
 from agent_r1.config import Config, from_yaml
 from agent_r1.errors import CheckpointError, ConfigError
-from agent_r1.files import write_atomically
+from agent_r1.files import atomic_write, write_atomically
 from agent_r1.runs.fingerprints import FILE as FINGERPRINTS
 from agent_r1.runs.lock import FolderLock
-from agent_r1.runs.tracking import read_metrics
+from agent_r1.runs.tracking import parse_metrics_line, read_metrics
 
 RUN_MARKS = {"config.yaml", "metrics.jsonl"}
 """A folder with one of these is a run's."""
-RUN_FILES = {*RUN_MARKS, FINGERPRINTS, "trajectories", "checkpoints", "hf", "summary.json", "tensorboard"}
-"""What a run writes."""
+RUN_FILES = {
+    *RUN_MARKS,
+    FINGERPRINTS,
+    "trajectories",
+    "credit",
+    "warnings.jsonl",
+    "view_index.sqlite",
+    "checkpoints",
+    "hf",
+    "summary.json",
+    "tensorboard",
+    "trackers.json",
+}
+"""What a run writes, and the index that `agent-r1 view` makes of it."""
 
 
 class RunFolder:
@@ -40,6 +54,8 @@ class RunFolder:
         self.fingerprints = path / FINGERPRINTS
         self.metrics = path / "metrics.jsonl"
         self.trajectories = path / "trajectories"
+        self.credit = path / "credit"
+        self.warnings = path / "warnings.jsonl"
         self.checkpoints = path / "checkpoints"
         self.model = path / "hf"
         self.summary = path / "summary.json"
@@ -66,6 +82,10 @@ class RunFolder:
     def step_trajectories(self, step: int) -> Path:
         """The file with the rollouts of one training step."""
         return self.trajectories / f"{step}.jsonl"
+
+    def step_credit(self, step: int) -> Path:
+        """The file with the credit of these rollouts, for a run with `tracking.record_credit`."""
+        return self.credit / f"{step}.jsonl"
 
     def eval_trajectories(self, name: str) -> Path:
         """The file with the greedy rollouts of an evaluation: `before` or `after`."""
@@ -105,11 +125,26 @@ class RunFolder:
         """The logged lines; a last line cut short by a kill is left out."""
         return read_metrics(self.metrics)
 
+    def add_warning(self, step: int, rule: str, text: str) -> None:
+        """Append a warning, so that it can be read while the run is unfinished."""
+        with atomic_write(self.warnings), self.warnings.open("a", encoding="utf-8") as file:
+            file.write(write_json({"step": step, "rule": rule, "text": text}) + "\n")
+
+    def read_warnings(self) -> list[dict[str, Any]]:
+        """The warnings so far: `{"step", "rule", "text"}`. Lines that cannot be read are left out."""
+        if not self.warnings.is_file():
+            return []
+        found = [parse_metrics_line(line) for line in self.warnings.read_bytes().splitlines()]
+        return [line for line in found if line is not None]
+
     def rewind(self, step: int) -> None:
         """Delete what was logged after `step`, so that a resumed run writes each line once."""
         kept = [line for line in self.read_metrics() if line["step"] <= step]
         write_atomically(self.metrics, "".join(write_json(line) + "\n" for line in kept))
-        for file in self.trajectory_files():
+        if self.warnings.is_file():
+            warnings = [line for line in self.read_warnings() if line["step"] <= step]
+            write_atomically(self.warnings, "".join(write_json(line) + "\n" for line in warnings))
+        for file in (*self.trajectory_files(), *self.credit.glob("*.jsonl")):
             if (step_of(file) or 0) > step:
                 file.unlink()
         self.summary.unlink(missing_ok=True)

@@ -230,6 +230,13 @@ def lock_folder(
         lock.release()
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a live process uses the folder."""
+    lock = FolderLock(folder)
+    holder = _read(lock.path)
+    return holder is not None and not lock._is_stale(holder, time.time())
+
+
 def _this_process() -> LockHolder:
     return LockHolder(
         host=platform.node(),

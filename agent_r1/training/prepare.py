@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from agent_r1.config import Config
+from agent_r1.config import Config, RewardConfig
 from agent_r1.console import RunConsole
-from agent_r1.errors import no_exit
+from agent_r1.data import row_files
+from agent_r1.envs import kind_of, ready_env
+from agent_r1.errors import ConfigError, no_exit, report_problems
 from agent_r1.event_loop import run_cancelling
 from agent_r1.models import convert_gguf, gguf_folder, is_gguf
-from agent_r1.registry import load_function
+from agent_r1.registry import find_module, load_function
 from agent_r1.runs import lock_folder
 from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan, check_config, lacks_data, make_plan
@@ -27,11 +31,51 @@ def prepare_run(config: Config, console: RunConsole) -> tuple[RunPlan, CheckedMo
 
 def prepare_plan(config: Config) -> RunPlan:
     """The plan of a run, after its recipe has made the data files that were missing."""
+    config = expand_env(config)
     if config.data.prepare is not None:
         check_config(config)
         if lacks_data(config):
             _call_preparation(config.data.prepare, "data preparation", config)
     return make_plan(config)
+
+
+def expand_env(config: Config) -> Config:
+    """The configuration that `env=KIND:NAME` stands for: an ordinary environment, data files with its tasks, its
+    reward. The user's own data and reward have precedence. Any other configuration is returned as it is."""
+    name = config.env.get("name")
+    if isinstance(name, str) and ":" in name and kind_of(name) is None:
+        for module in config.imports:  # one of them may register the kind
+            find_module(str(module), f"module '{module}' of imports")
+    if kind_of(name) is None:
+        return config
+    ready = ready_env(config.env)
+    has_reward = bool(config.reward.functions) or config.reward.function != RewardConfig().function
+    problems = []
+    if not config.data.train and not ready.train:
+        problems.append(f"env={name} brings no tasks: give data.train=[tasks.jsonl]")
+    if not has_reward and ready.reward is None:
+        problems.append(f"env={name} brings no reward: give reward.function=module:function, or the name of one")
+    report_problems(problems, ConfigError, "the configuration cannot be used:")
+    folder = Path(config.run.folder) / ".data"
+    data = config.data
+    if not data.train:
+        held_out = data.eval or (row_files(ready.eval, folder, "eval") if ready.eval else [])
+        data = replace(data, train=row_files(ready.train, folder, "train"), eval=held_out)
+    reward = config.reward if has_reward or ready.reward is None else replace(config.reward, function=ready.reward)
+    return replace(config, env=dict(ready.env), tools=merged(config.tools, ready.tools), data=data, reward=reward)
+
+
+def merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A section with changes, in which mappings are merged key by key.
+
+    >>> merged({"mcp": {"a": 1}}, {"mcp": {"b": 2}})
+    {'mcp': {'a': 1, 'b': 2}}
+    """
+    result = dict(section)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
 
 
 def ensure_model(plan: RunPlan, console: RunConsole) -> RunPlan:

@@ -22,7 +22,7 @@ from agent_r1.interrupts import RunInterrupted, StopSignals
 from agent_r1.learner import gather_experience
 from agent_r1.metric_names import EVAL_GREEDY, EVAL_TOOL_CALLS, PEAK_GPU_GB, STEP_SECONDS, TOOL_CALLS
 from agent_r1.models import Rounding
-from agent_r1.runs import RunFolder, Tracker, base_model, write_fingerprints, write_trajectories
+from agent_r1.runs import RunFolder, Tracker, base_model, write_credit, write_fingerprints, write_trajectories
 from agent_r1.training.checkpoints.files import Checkpoint
 from agent_r1.training.checkpoints.last_step import LastStep
 from agent_r1.training.components import RunComponents, TrainingComponents
@@ -31,7 +31,7 @@ from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import RunPlan
 from agent_r1.training.run_log import RunLog
 from agent_r1.training.summary import Summary
-from agent_r1.types import Group, SamplingParams
+from agent_r1.types import Group, SamplingParams, TrajectoryCredit
 
 
 class Trainer:
@@ -62,7 +62,7 @@ class Trainer:
         self.stop = stop
         self._last_step = LastStep(self.config, folder, self.learner, self.shaping.process, self.collector)
         self._progress = self._last_step.progress
-        self._log = RunLog(tracker=tracker, console=console, health=self.health, progress=self._progress)
+        self._log = RunLog(tracker=tracker, console=console, health=self.health, progress=self._progress, folder=folder)
         self._evaluations = RunEvaluations(
             config=self.config,
             rollout=self.rollout,
@@ -133,15 +133,18 @@ class Trainer:
         rolled_out = time.perf_counter()
         self.folder.ensure_owned()
         experience = gather_experience(groups, self.shaping, self.critic_view)
+        credit: list[TrajectoryCredit] | None = [] if self._records_credit(step + 1) else None
         async with self.engine.paused():
             with self._paused_clock(), explain_cuda_oom(self.config):
-                learned = await self.learner.learn(experience, step=step)
+                learned = await self.learner.learn(
+                    experience, step=step, on_credit=None if credit is None else credit.extend
+                )
             self.learner.check_growth()
             updated = time.perf_counter()
             self._progress.step += 1
             self._last_step.note()
             await self._push_weights()
-        self._record(groups)
+        self._record(groups, credit)
         finished = time.perf_counter()
         self._progress.train_seconds += finished - started
         metrics = {
@@ -165,17 +168,25 @@ class Trainer:
         return self.rollout.clock_stopped() if self.engine.pauses_during_update else nullcontext()
 
     def _due(self, every: int) -> bool:
-        return every > 0 and self._progress.step % every == 0
+        return _is_due(self._progress.step, every)
+
+    def _records_credit(self, step: int) -> bool:
+        tracking = self.config.tracking
+        return tracking.record_credit and _is_due(step, tracking.record_every)
 
     async def _push_weights(self) -> None:
         weights = self.learner.weights(unmerged=self.engine.adapters)
         await self.engine.update_weights(weights, self._progress.step)
 
-    def _record(self, groups: Sequence[Group]) -> None:
-        if self._due(self.config.tracking.record_every):
-            path = self.folder.step_trajectories(self._progress.step)
-            with self._log.tolerate_storage_errors("error/failed_records"):
-                write_trajectories(path, groups, policy_step=self._progress.step - 1)
+    def _record(self, groups: Sequence[Group], credit: Sequence[TrajectoryCredit] | None) -> None:
+        """Write the rollouts of the step, their credit first: whoever finds the rollouts finds it too."""
+        step = self._progress.step
+        if not self._due(self.config.tracking.record_every):
+            return
+        with self._log.tolerate_storage_errors("error/failed_records"):
+            if credit is not None:
+                write_credit(self.folder.step_credit(step), credit)
+            write_trajectories(self.folder.step_trajectories(step), groups, policy_step=step - 1)
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -264,3 +275,7 @@ class Trainer:
         """The metrics of the step that a resumed run starts from."""
         lines = [line for line in logged if line["step"] == self._progress.step and STEP_SECONDS in line]
         return {name: value for name, value in lines[-1].items() if name != "step"} if lines else {}
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -10,6 +10,7 @@ All records are frozen and keyword-only. This package imports only the standard 
 be written and tested without torch.
 """
 
+from agent_r1.types.credit import LOG_RATIO_BOUND, Numbers, StepCredit, TrajectoryCredit
 from agent_r1.types.episodes import Episode, FailedAttempt, Group, StopReason, Trajectory
 from agent_r1.types.messages import TEXT_ARGUMENT, Message, TokenIds, ToolSchema, media_in
 from agent_r1.types.sampling import Completion, FinishReason, SamplingParams
@@ -17,6 +18,7 @@ from agent_r1.types.steps import Action, Observation, Step, StepResult, ToolCall
 from agent_r1.types.tasks import Task
 
 __all__ = [
+    "LOG_RATIO_BOUND",
     "TEXT_ARGUMENT",
     "Action",
     "Completion",
@@ -25,9 +27,11 @@ __all__ = [
     "FinishReason",
     "Group",
     "Message",
+    "Numbers",
     "Observation",
     "SamplingParams",
     "Step",
+    "StepCredit",
     "StepResult",
     "StopReason",
     "Task",
@@ -35,5 +39,6 @@ __all__ = [
     "ToolCall",
     "ToolSchema",
     "Trajectory",
+    "TrajectoryCredit",
     "media_in",
 ]

@@ -35,7 +35,7 @@ PACKAGES: dict[str, str] = {
     "chat": "errors registry types",
     "tools": "codec constraints errors event_loop files findings registry seeds types",
     "rewards": "constraints errors registry types",
-    "envs": "codec constraints errors event_loop findings registry tools types version web",
+    "envs": "codec constraints errors event_loop findings registry rewards tools types version web",
     "data": "chat codec console constraints errors files paths seeds types",
     "algorithms": "config constraints errors registry rewards types",
     # What runs them.
@@ -43,18 +43,19 @@ PACKAGES: dict[str, str] = {
     "engines": "config errors models registry seeds types",
     "openai_api": "chat codec engines errors seeds types web",
     "flows": "chat engines envs errors event_loop registry seeds tools types",
+    "gateway": "chat codec config errors flows openai_api registry tools types web",
     "runs": "codec config errors files metric_names registry types",
     "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
     "learner": "algorithms config data errors models rewards seeds types",
     "evaluation": "errors metric_names rollout seeds types",
     "training": (
-        "algorithms chat config console data engines envs errors evaluation event_loop files flows interrupts "
+        "algorithms chat config console data engines envs errors evaluation event_loop files flows gateway interrupts "
         "learner metric_names models registry rewards rollout runs seeds tools types"
     ),
     # What people call.
     "inference": (
-        "chat config data engines envs errors files flows models paths registry rewards rollout runs seeds tools "
-        "training types"
+        "chat config data engines envs errors files flows metric_names models paths registry rewards rollout runs "
+        "seeds tools training types version"
     ),
     "serving": "codec errors flows inference openai_api types version web",
     "checks": (
@@ -62,10 +63,11 @@ PACKAGES: dict[str, str] = {
         "tools training types"
     ),
     "scaffold": "errors",
+    "view": "codec errors files metric_names runs types version web",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
         "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
-        "scaffold serving tools training web"
+        "scaffold serving tools training view web"
     ),
 }
 """What each package may import of the others."""

@@ -440,6 +440,12 @@ def test_task_rewards_leave_out_what_tokens_were_charged() -> None:
     assert_close(table.task_returns_R, [1.5, 0.0])
 
 
+def test_returns_to_go_by_hand() -> None:
+    """Discounted once per step; a value after the last step follows the last reward."""
+    batch = [Ragged([0.1, 1.0], [2, 1]), Ragged([0.0], [3], bootstrap=4.0), Ragged([2.0, 0.0], [0, 0])]
+    assert table_of(batch).returns_to_go(0.5).tolist() == pytest.approx([0.6, 1.0, 2.0, 2.0, 0.0])
+
+
 def test_steps_are_counted_from_the_start_of_their_trajectory() -> None:
     table = table_of([Ragged([0.0] * 3, [1, 0, 2]), Ragged([0.0], [1]), Ragged([0.0] * 2, [0, 0])])
     assert table.step_index_S.tolist() == [0, 1, 2, 0, 0, 1]

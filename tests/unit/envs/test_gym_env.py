@@ -9,7 +9,9 @@ import time
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.envs import AgentEnv, GymEnv
@@ -83,6 +85,82 @@ def test_text_actions_that_the_space_does_not_contain_are_told() -> None:
     said, _ = play(GymEnv("tests.helpers.tiny_gym:GuessWord"), "q", "ab")
     assert said[1] == "Error: 'q' is no action here; an action is text of 1 to 1 characters out of abcdez."
     assert said[2].startswith("Error: 'ab' is no action here")
+
+
+SPACES = spaces.Dict({"move": spaces.Box(-1, 1, (2,), np.float32), "mode": spaces.Discrete(3)})
+
+
+class Box(gymnasium.Env[Any, Any]):
+    """Shows what it was told to show, and then each action."""
+
+    def __init__(self, shown: Any, actions: Any = SPACES) -> None:
+        self.shown, self.action_space = shown, actions
+        self.observation_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.shown, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        return action, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (np.int64(5), "5"),
+        (np.array([0.0273956, -0.5, 100000.0], np.float32), "[0.0274, -0.5, 100000.0]"),
+        ((14, np.int8(10), False), "[14, 10, false]"),
+        ({"a": np.array([[1, 0]]), "b": ("x", None)}, '{"a": [[1, 0]], "b": ["x", null]}'),
+        (np.array([np.inf]), '["inf"]'),
+        ("plain text", "plain text"),
+    ],
+)
+def test_observations_of_every_space_have_a_text(shown: Any, text: str) -> None:
+    assert play(GymEnv(lambda: Box(shown)))[0] == [text]
+
+
+@pytest.mark.parametrize(
+    ("space", "text", "shown"),
+    [
+        (SPACES, 'I go <action>{"move": [0.5, -1], "mode": 2}</action>', '{"mode": 2, "move": [0.5, -1.0]}'),
+        (spaces.Box(-2, 2, (1,), np.float32), "1.5", "[1.5]"),
+        (spaces.Box(-2, 2, (2,), np.float32), "1, -2", "[1.0, -2.0]"),
+        (spaces.MultiDiscrete([2, 3]), "[1, 2]", "[1, 2]"),
+        (spaces.MultiBinary(3), "0, 1, 1", "[0, 1, 1]"),
+        (spaces.Tuple((spaces.Discrete(2), spaces.Text(3))), '[1, "abc"]', '[1, "abc"]'),
+    ],
+)
+def test_actions_of_every_space_are_read_as_json(space: Any, text: str, shown: str) -> None:
+    assert play(GymEnv(lambda: Box(0, space)), text)[0] == ["0", shown]
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        (SPACES, "left"),
+        (SPACES, '{"move": [0.5, -1]}'),
+        (SPACES, '{"move": [0.5, 3], "mode": 2}'),
+        (SPACES, '{"move": [0.5], "mode": 2}'),
+        (SPACES, '{"move": [0.5, NaN], "mode": 2}'),
+        (spaces.Discrete(2), "true"),
+        (spaces.Discrete(2), "9" * 400),
+        (spaces.Discrete(2), "[" * 5000),
+        (spaces.MultiDiscrete([2, 3]), "[0.5, 1]"),
+        (spaces.MultiBinary(2), '["0", "1"]'),
+        (spaces.Tuple((spaces.Discrete(2),)), "[1, 1]"),
+    ],
+)
+def test_text_that_is_no_action_of_its_space_is_told_what_one_is(space: Any, text: str) -> None:
+    said, results = play(GymEnv(lambda: Box(0, space)), text)
+    assert said[1].startswith(f"Error: '{text:.200}' is no action here; an action is ")
+    assert results[0].info == {"metrics": {"episode/invalid_actions": 1.0}}
+
+
+def test_an_environment_that_draws_itself_in_text_is_shown_without_colors() -> None:
+    env = GymEnv("FrozenLake-v1", arguments={"render_mode": "ansi", "is_slippery": False}, actions=list("ldru"))
+    said, _ = play(env, "r")
+    assert said == ["[S]FFF\nFHFH\nFFFH\nHFFG\n0", "  (Right)\nS[F]FF\nFHFH\nFFFH\nHFFG\n1"]
 
 
 def test_an_action_function_reads_any_space_and_its_value_errors_are_told() -> None:
@@ -182,8 +260,12 @@ def test_an_error_of_the_environment_is_raised_as_it_is() -> None:
 
 
 def test_what_cannot_be_put_into_words_is_a_clear_error() -> None:
-    with pytest.raises(ConfigError, match=r"is a ndarray, not text: give env\.observe"):
-        play(GymEnv("tests.helpers.tiny_gym:Line"))
+    with pytest.raises(ConfigError, match=r"an array of 300 numbers is too long.*: give env\.observe"):
+        play(GymEnv(lambda: Box(np.zeros(300))))
+    with pytest.raises(ConfigError, match=r"env\.observe returned a int"):
+        play(GymEnv(Line, observe=lambda seen: 3))
+    with pytest.raises(ConfigError, match=r"are Sequence\(.*give env\.act=module:function"):
+        play(GymEnv(lambda: Box(0, spaces.Sequence(spaces.Discrete(2)))))
     with pytest.raises(ConfigError, match=r"env\.actions has 3 names, but the actions of .*Line are Discrete\(2"):
         play(walk(actions=["left", "right", "up"]))
     with pytest.raises(UnknownNameError, match="Did you mean 'describe'"):

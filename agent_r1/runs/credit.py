@@ -1,0 +1,97 @@
+"""Write what the learner made of the trajectories of a step, and read it back (`tracking.record_credit`).
+
+`credit/<n>.jsonl` has one JSON object per line and trajectory of `trajectories/<n>.jsonl` that was trained on:
+
+    {"group_id": 0, "member": 1, "steps": [
+      {"reward": 1.0, "return": 1.0, "num_tokens": 2, "advantages": 0.7071, "values": [], "old_logprobs": [-0.51, -1.2],
+       "logprobs": [-0.49, -1.3], "entropies": [0.9, 1.1]}]}
+
+Arrays have one number per token of the step's `action_ids`; null stands where there is none. An array whose numbers are
+all equal is written as that one number. Failed and greedy rollouts and dropped groups have no line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agent_r1.codec import write_json
+from agent_r1.errors import DataError
+from agent_r1.files import write_atomically
+from agent_r1.types import Numbers, StepCredit, TrajectoryCredit
+
+_ARRAYS = ("advantages", "values", "old_logprobs", "logprobs", "entropies")
+
+
+def write_credit(path: Path, credits: Iterable[TrajectoryCredit]) -> None:
+    """Write the credit of a batch to one file."""
+    entries = [
+        {"group_id": credit.group_id, "member": credit.member, "steps": [_as_json(step) for step in credit.steps]}
+        for credit in credits
+    ]
+    write_atomically(path, "".join(write_json(entry) + "\n" for entry in entries))
+
+
+def read_credit(path: Path) -> dict[tuple[int, int], tuple[StepCredit, ...]]:
+    """The credit of each trajectory's steps, by `(group_id, member)`; the tokens are those of `read_trajectories`.
+
+    Raises `DataError` for a file that `write_credit` did not write.
+    """
+    found: dict[tuple[int, int], tuple[StepCredit, ...]] = {}
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                credit = parse_credit(line)
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"line {number} of {path} is not the credit of a trajectory ({type(error).__name__}: {error}); "
+                    "restore the file, or delete it to read the trajectories without it"
+                ) from error
+            found[credit.group_id, credit.member] = credit.steps
+    return found
+
+
+def parse_credit(line: str | bytes) -> TrajectoryCredit:
+    """The credit in one line; `ValueError`, `KeyError` or `TypeError` when it is not one."""
+    entry = json.loads(line)
+    steps = tuple(_from_json(step) for step in entry["steps"])
+    return TrajectoryCredit(group_id=int(entry["group_id"]), member=int(entry["member"]), steps=steps)
+
+
+def _as_json(step: StepCredit) -> dict[str, Any]:
+    return {
+        "reward": _rounded(step.reward),
+        "return": _rounded(step.observed_return),
+        "num_tokens": len(step.advantages),
+        **{name: _short(getattr(step, name)) for name in _ARRAYS},
+    }
+
+
+def _from_json(entry: Mapping[str, Any]) -> StepCredit:
+    length = int(entry["num_tokens"])
+    arrays = {name: _whole(entry[name], length) for name in _ARRAYS}
+    wrong = {name: len(array) for name, array in arrays.items() if len(array) not in (length, 0)}
+    if wrong:
+        raise ValueError(f"arrays of {wrong} numbers in a step of {length} tokens")
+    return StepCredit(reward=_number(entry["reward"]), observed_return=_number(entry["return"]), **arrays)
+
+
+def _short(numbers: Numbers) -> list[float | None] | float | None:
+    rounded = [_rounded(number) for number in numbers]
+    return rounded[0] if rounded and all(number == rounded[0] for number in rounded) else rounded
+
+
+def _whole(written: Any, length: int) -> Numbers:
+    return tuple(map(_number, written)) if isinstance(written, list) else (_number(written),) * length
+
+
+def _number(written: Any) -> float | None:
+    if written is not None and type(written) not in (int, float):
+        raise ValueError(f"{written!r:.40} is not a number")
+    return written  # type: ignore[no-any-return]
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else float(f"{number:.7g}")

@@ -1,0 +1,264 @@
+"""Lists of trajectories: filters, sorting, pages and counts over the index."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agent_r1.view.index.filters import KINDS, MAX_ROWS, SORTS, Filters, Page
+from agent_r1.view.index.scan import MAX_NAME_CHARS, clean
+from agent_r1.view.index.words import search_phrases
+
+_COLUMNS = (
+    "task_id",
+    "group_id",
+    "member",
+    "reward",
+    "process_reward",
+    "success",
+    "stop_reason",
+    "retries",
+    "num_steps",
+    "tool_calls",
+    "tokens",
+    "data_source",
+    "repairs",
+    "parse_errors",
+)
+
+
+@dataclass(slots=True)
+class _Where:
+    conditions: list[str] = field(default_factory=list)
+    values: list[object] = field(default_factory=list)
+
+    def add(self, condition: str, *values: object) -> None:
+        self.conditions.append(condition)
+        self.values += values
+
+    @property
+    def sql(self) -> str:
+        return f" WHERE {' AND '.join(self.conditions)}" if self.conditions else ""
+
+
+def list_rows(connection: sqlite3.Connection, filters: Filters, page: Page) -> dict[str, Any]:
+    """A page of rows, their total, and how often each tool and stop reason occurs among what the other filters
+    select."""
+    _find_text(connection, filters.text)
+    where = _where(connection, filters)
+    [(total,)] = connection.execute(f"SELECT count(*) FROM trajectories t{where.sql}", where.values)
+    direction = "DESC" if page.sort.startswith("-") else "ASC"
+    order = f"{SORTS[page.sort.lstrip('-')]} {direction}, t.step {direction}, t.kind, t.file, t.line"
+    ids = [
+        row[0]
+        for row in connection.execute(
+            f"SELECT t.id FROM trajectories t{where.sql} ORDER BY {order} LIMIT ? OFFSET ?",
+            [*where.values, page.limit, page.offset],
+        )
+    ]
+    return {
+        "total": total,
+        "offset": page.offset,
+        "limit": page.limit,
+        "rows": rows_of(connection, ids),
+        "facets": {"tools": _tool_counts(connection, filters), "stop_reasons": _reason_counts(connection, filters)},
+    }
+
+
+def rows_of(connection: sqlite3.Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
+    """The rows with these ids, in this order."""
+    found: dict[int, dict[str, Any]] = {}
+    for some in (ids[start : start + MAX_ROWS] for start in range(0, len(ids), MAX_ROWS)):
+        marks = ", ".join("?" * len(some))
+        for row in connection.execute(
+            "SELECT t.*, f.name AS file_name, v.text AS preview, s.names AS tool_names, p.text AS prompt_text "
+            "FROM trajectories t JOIN files f ON f.id = t.file LEFT JOIN previews v ON v.id = t.id "
+            f"LEFT JOIN toolsets s ON s.id = t.toolset LEFT JOIN prompts p ON p.id = t.prompt WHERE t.id IN ({marks})",
+            some,
+        ):
+            found[row["id"]] = _row(row)
+    return [found[row_id] for row_id in ids if row_id in found]
+
+
+def find_key(connection: sqlite3.Connection, key: str) -> sqlite3.Row | None:
+    """The index row of a trajectory; None when there is none."""
+    stem, _, line = key.rpartition("-")
+    if not (line.isascii() and line.isdigit() and len(line) < 16):
+        return None
+    row: sqlite3.Row | None = connection.execute(
+        "SELECT t.*, f.name AS file_name FROM trajectories t JOIN files f ON f.id = t.file "
+        "WHERE f.name = ? AND t.line = ?",
+        (f"{clean(stem)}.jsonl", int(line)),
+    ).fetchone()
+    return row
+
+
+def neighbours(connection: sqlite3.Connection, row: sqlite3.Row) -> dict[str, str | None]:
+    """The keys of the trajectories before and after this one in its file."""
+    stem = row["file_name"].removesuffix(".jsonl")
+    found: dict[str, str | None] = {}
+    for name, comparison, order in (("previous", "<", "DESC"), ("next", ">", "ASC")):
+        line = connection.execute(
+            f"SELECT line FROM trajectories WHERE file = ? AND line {comparison} ? ORDER BY line {order} LIMIT 1",
+            (row["file"], row["line"]),
+        ).fetchone()
+        found[name] = None if line is None else f"{stem}-{line[0]}"
+    return found
+
+
+def group_ids(connection: sqlite3.Connection, step: int, group: int, kind: str) -> list[int]:
+    """The members of a group, in order; the greedy one last."""
+    rows = connection.execute(
+        "SELECT id FROM trajectories WHERE step = ? AND kind = ? AND group_id = ? "
+        "ORDER BY file, member < 0, member, line LIMIT ?",
+        (step, KINDS.index(kind), group, MAX_ROWS),
+    )
+    return [row[0] for row in rows]
+
+
+def whole_groups(connection: sqlite3.Connection, count: int) -> list[list[int]]:
+    """Groups spread evenly over all of them, with `count` trajectories or fewer; the ids of each."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    order = "SELECT id, file, group_id FROM trajectories ORDER BY step, kind, file, group_id, member < 0, member, line"
+    for row in connection.execute(order):
+        groups.setdefault((row["file"], row["group_id"]), []).append(row["id"])
+    everything = list(groups.values())
+    chosen: dict[int, list[int]] = {}
+    left, stride = count, len(everything)
+    while stride >= 1 and left > 0:  # the first, the middle, the quarters ...: even for any count
+        for place in range(0, len(everything), stride):
+            if place not in chosen and len(everything[place]) <= left:
+                chosen[place] = everything[place]
+                left -= len(everything[place])
+        stride //= 2
+    return [chosen[place] for place in sorted(chosen)]
+
+
+def task_steps(connection: sqlite3.Connection, task: str) -> tuple[list[dict[str, Any]], list[int]]:
+    """How one task went over the steps of training, and the ids of its newest rollouts, oldest first."""
+    task = _cut(task)
+    steps = [
+        {**dict(row), "kind": KINDS[row["kind"]]}
+        for row in connection.execute(
+            "SELECT step, kind, count(*) AS count, sum(failed) AS failed, avg(reward) FILTER (WHERE NOT failed) AS "
+            "reward, min(reward) FILTER (WHERE NOT failed) AS reward_min, max(reward) FILTER (WHERE NOT failed) AS "
+            "reward_max, avg(success) FILTER (WHERE NOT failed) AS success FROM trajectories WHERE task_id = ? "
+            "GROUP BY step, kind, file ORDER BY step, kind",
+            (task,),
+        )
+    ]
+    ids = connection.execute(
+        "SELECT id FROM trajectories WHERE task_id = ? ORDER BY step DESC, kind DESC, file, line DESC LIMIT ?",
+        (task, MAX_ROWS),
+    )
+    return steps, [row[0] for row in ids][::-1]
+
+
+def _where(connection: sqlite3.Connection, filters: Filters) -> _Where:
+    where = _Where()
+    bounds: list[tuple[str, object]] = [
+        ("t.step >= ?", filters.step_min),
+        ("t.step <= ?", filters.step_max),
+        ("t.reward >= ?", filters.reward_min),
+        ("t.reward <= ?", filters.reward_max),
+        ("t.group_id = ?", filters.group),
+        ("t.task_id = ?", None if filters.task is None else _cut(filters.task)),
+        ("t.data_source = ?", None if filters.data_source is None else _cut(filters.data_source)),
+        ("t.failed = ?", None if filters.failed is None else int(filters.failed)),
+        ("t.kind = ?", None if filters.kind is None else KINDS.index(filters.kind)),
+    ]
+    for condition, value in bounds:
+        if value is not None:
+            where.add(condition, value)
+    if filters.success is not None:
+        where.add("t.success >= 1" if filters.success else "t.success < 1")
+    if filters.stop_reasons:
+        where.add(f"t.stop_reason IN ({_marks(filters.stop_reasons)})", *map(_cut, filters.stop_reasons))
+    if filters.tools:
+        wanted = {_cut(name) for name in filters.tools}
+        sets = [number for number, names in _toolsets(connection).items() if wanted & set(names)]
+        where.add(f"t.toolset IN ({_marks(sets)})", *sets)
+    if search_phrases(filters.text):
+        where.add("t.id IN (SELECT id FROM temp.matching)")
+    return where
+
+
+def _find_text(connection: sqlite3.Connection, text: str) -> None:
+    """Put the trajectories with these words into a temporary table: several queries need them."""
+    phrases = search_phrases(text)
+    if not phrases:
+        return
+    matches = (
+        "(t.id IN (SELECT rowid FROM texts WHERE texts MATCH ?) "
+        "OR t.prompt IN (SELECT rowid FROM prompt_texts WHERE prompt_texts MATCH ?))"
+    )
+    connection.execute("DROP TABLE IF EXISTS temp.matching")
+    connection.execute(
+        "CREATE TEMP TABLE matching AS SELECT t.id AS id FROM trajectories t WHERE "
+        + " AND ".join([matches] * len(phrases)),
+        [phrase for phrase in phrases for _ in range(2)],
+    )
+    connection.execute("CREATE INDEX temp.by_id ON matching (id)")
+
+
+def _tool_counts(connection: sqlite3.Connection, filters: Filters) -> dict[str, int]:
+    where = _where(connection, replace(filters, tools=()))
+    sets = _toolsets(connection)
+    counts: dict[str, int] = {}
+    for number, count in connection.execute(
+        f"SELECT t.toolset, count(*) FROM trajectories t{where.sql} GROUP BY t.toolset", where.values
+    ):
+        for name in sets.get(number, ()):
+            counts[name] = counts.get(name, 0) + count
+    return _most_frequent(counts)
+
+
+def _reason_counts(connection: sqlite3.Connection, filters: Filters) -> dict[str, int]:
+    where = _where(connection, replace(filters, stop_reasons=()))
+    rows = connection.execute(
+        f"SELECT t.stop_reason, count(*) FROM trajectories t{where.sql} GROUP BY t.stop_reason", where.values
+    )
+    return _most_frequent(dict(rows.fetchall()))
+
+
+def _most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
+    """At most 200: a model may invent any number of tool names."""
+    return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:200])
+
+
+def _toolsets(connection: sqlite3.Connection) -> dict[int, list[str]]:
+    return {number: _names(names) for number, names in connection.execute("SELECT id, names FROM toolsets")}
+
+
+def _row(row: sqlite3.Row) -> dict[str, Any]:
+    return {
+        "key": f"{row['file_name'].removesuffix('.jsonl')}-{row['line']}",
+        "step": row["step"],
+        "kind": KINDS[bool(row["kind"])],
+        **{name: row[name] for name in _COLUMNS},
+        "failed": bool(row["failed"]),
+        "tools": _names(row["tool_names"]),
+        "preview": row["preview"] or "",
+        "question": row["prompt_text"] or "",
+    }
+
+
+def _names(text: str | None) -> list[str]:
+    """The names of a toolset, also of one that somebody else wrote."""
+    try:
+        names = json.loads(text or "[]")
+    except ValueError:
+        return []
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _marks(values: Iterable[object]) -> str:
+    return ", ".join("?" for _ in values)
+
+
+def _cut(name: str) -> str:
+    """A name as it is in the index."""
+    return clean(name)[:MAX_NAME_CHARS]
