@@ -14,8 +14,8 @@ from docs.generate.docstrings import in_cell
 
 _INTRODUCTION = """# Commands
 
-Made from the program itself: `agent-r1 COMMAND --help` prints the same. Every key of the [configuration](configuration.md)
-can be given to the commands that take overrides, as `key=value`.
+Made from the program itself: `agent-r1 COMMAND --help` prints the same. Every key of the
+[configuration](configuration.md) can be given to the commands that take overrides, as `key=value`.
 """
 
 

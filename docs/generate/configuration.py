@@ -12,9 +12,10 @@ from docs.generate.docstrings import annotations_of, attribute_docs, in_cell
 
 _INTRODUCTION = """# Configuration
 
-Every key, from the schema (`agent_r1/config/schema.py`). Set one on the command line (`trainer.steps=20`), in a recipe's
-`base.yaml`, or in Python (`overrides={"trainer.steps": 20}`). `agent-r1 train RECIPE --dry-run` prints all of them with the
-values that a run would have; an unknown key or a value out of range is refused with the nearest one.
+Every key, from the schema (`agent_r1/config/schema.py`). Set one on the command line (`trainer.steps=20`), in the
+`base.yaml` of a recipe, or in Python (`overrides={"trainer.steps": 20}`). `agent-r1 train RECIPE --dry-run` prints all
+of them with the values that a run would have. An unknown key is refused with the nearest one, and so is a value out of
+range.
 """
 
 
@@ -44,10 +45,8 @@ def _sections(schema: type[Any], prefix: str) -> Iterator[str]:
             rows.append(f"| `{key}` | {_kind(kinds[entry.name])} | {_shown(default)} | {in_cell(docs[entry.name])} |")
     if rows:
         title = f"`{prefix.rstrip('.')}`" if prefix else "Top level"
-        yield "\n".join(
-            [f"## {title}", "", in_cell(schema.__doc__ or ""), ""]
-            + ["| key | kind | default | meaning |", "|---|---|---|---|", *rows]
-        )
+        heading = [f"## {title}", "", in_cell(schema.__doc__ or ""), ""]
+        yield "\n".join([*heading, "| key | kind | default | meaning |", "|---|---|---|---|", *rows])
     for section, section_prefix in inside:
         yield from _sections(section, section_prefix)
 

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import textwrap
+from itertools import pairwise
 from typing import Any
 
 from docstring_parser import DocstringStyle, parse
@@ -26,7 +27,7 @@ def attribute_docs(owner: Any) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) and inspect.isclass(owner) else tree.body
     docs: dict[str, str] = {}
-    for statement, following in zip(body, body[1:], strict=False):
+    for statement, following in pairwise(body):
         name = _assigned_name(statement)
         if (
             name is not None

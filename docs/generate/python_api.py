@@ -12,7 +12,8 @@ from docs.generate.docstrings import annotations_of, as_markdown, attribute_docs
 
 _INTRODUCTION = """# Python
 
-Everything that `import agent_r1` offers, made from the code. Names load on first use, so the import is fast and needs no torch.
+Everything that `import agent_r1` offers, made from the code. Names load on first use, so the import is fast and needs
+no torch.
 """
 
 _TITLES = {
@@ -45,7 +46,8 @@ def python_page() -> str:
 def _entry(name: str) -> str:
     target = getattr(agent_r1, name)
     if name == "Config":
-        return f"### {name}\n\n{as_markdown(target.__doc__)}\n\nIts keys are those of the [configuration](configuration.md)."
+        keys = "Its keys are those of the [configuration](configuration.md)."
+        return f"### {name}\n\n{as_markdown(target.__doc__)}\n\n{keys}"
     if inspect.isclass(target):
         return _class(name, target)
     if inspect.isfunction(target):
