@@ -55,4 +55,11 @@ def make_nav(pages: list[str]) -> list[dict[str, Any]]:
     for page in pages:
         if page not in placed:
             sections[_HOME_OF_OTHERS.get(page.partition("/")[0], _DEFAULT_HOME)].append(page)
-    return [{title: list(listed)} for title, listed in sections.items() if listed]
+    sections["Recipes"].sort(key=lambda page: (page != "recipes/index.md", page != "recipes/quickstart.md", page))
+    return [{title: [_entry(page) for page in listed]} for title, listed in sections.items() if listed]
+
+
+def _entry(page: str) -> str | dict[str, str]:
+    """A page with its own title, or with a shorter one where that says what the section says already."""
+    folder, _, name = page.rpartition("/")
+    return {name.removesuffix(".md"): page} if folder == "recipes" and name != "index.md" else page

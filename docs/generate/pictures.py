@@ -147,7 +147,7 @@ def trie() -> Picture:
         for part in row:
             picture.box(x, 52 + number * 44, width[part], 34, ORANGE if len(part) == 1 else BLUE, part)
             x += width[part] + 4
-    picture.text(30, 250, "The task is computed four times, action a and c twice.", soft=True)
+    picture.text(30, 250, "The task is computed four times, actions a and c twice.", soft=True)
     picture.text(470, 36, "one trie", strong=True)
     picture.box(470, 118, 110, 34, BLUE, "task")
     for top, names in ((72, ("a", "result", "b")), (164, ("c", "result", "d"))):

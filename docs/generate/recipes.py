@@ -15,9 +15,9 @@ A recipe is a folder with a task: data, tools or an environment, a reward, a con
     agent-r1 train quickstart                   # trains one by its name
     agent-r1 recipes copy hotpotqa my_search    # copies one into a folder, to be edited
 
-In a clone of the repository they are the folder `recipes`, and `agent-r1 train recipes/quickstart` is the same. A folder
-of your own wins over a recipe of the same name, and the command says so. [Your own recipe](../your_own_recipe.md) starts
-from an empty folder instead.
+In a clone of the repository they are the folder `recipes`, and `agent-r1 train recipes/quickstart` is the same. A
+folder of your own wins over a recipe of the same name, and the command says so. [Your own
+recipe](../your_own_recipe.md) starts from an empty folder instead.
 """
 
 

@@ -79,13 +79,21 @@ def test_anchors_are_those_of_the_headings() -> None:
     assert links_of("[a](b.md#c) `[x](y)` https://z\n\n    [no](code.md)\n") == ["b.md#c"]
 
 
+def placed(pages: list[str]) -> dict[str, list[str]]:
+    """The pages of each section of the navigation; an entry with a title of its own is a mapping."""
+    return {
+        title: [page if isinstance(page, str) else next(iter(page.values())) for page in listed]
+        for section in make_nav(pages)
+        for title, listed in section.items()
+    }
+
+
 def test_every_page_has_one_place_in_the_navigation() -> None:
     pages = [*written_pages(), *generated_pages()]
-    placed = [page for section in make_nav(pages) for listed in section.values() for page in listed]
-    assert sorted(placed) == sorted(pages)
-    more = make_nav([*pages, "later.md", "tutorials/later.md"])
-    assert "tutorials/later.md" in next(section["Tutorials"] for section in more if "Tutorials" in section)
-    assert [page for section in more for listed in section.values() for page in listed].count("later.md") == 1
+    assert sorted(page for listed in placed(pages).values() for page in listed) == sorted(pages)
+    more = placed([*pages, "later.md", "tutorials/later.md"])
+    assert "tutorials/later.md" in more["Tutorials"]
+    assert [page for listed in more.values() for page in listed].count("later.md") == 1
 
 
 def test_the_reference_of_the_configuration_has_every_key() -> None:
