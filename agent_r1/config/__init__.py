@@ -14,10 +14,20 @@ from agent_r1.config.compose import (
 )
 from agent_r1.config.differences import algorithm_name, config_differences
 from agent_r1.config.quoting import quoted
-from agent_r1.config.schema import Config, LoraConfig, ModelConfig, OptimizerConfig, RewardConfig, RewardPart, RunConfig
+from agent_r1.config.schema import (
+    AgentConfig,
+    Config,
+    LoraConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RewardConfig,
+    RewardPart,
+    RunConfig,
+)
 
 __all__ = [
     "PART_KEYS",
+    "AgentConfig",
     "AlgorithmConfig",
     "Config",
     "CriticConfig",

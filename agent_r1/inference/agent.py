@@ -64,7 +64,7 @@ class Agent:
     def flow(self) -> str:
         """The flow of what a user asks: the recipe's, or one model call where there are no tools."""
         has_env = self.config.env.get("name", "tool") != "tool" or bool(self.config.env.get("tools"))
-        return self.config.data.agent_name if self.source.has_recipe and has_env else "single_step"
+        return self.config.data.agent_name if has_env else "single_step"
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Agent]:

@@ -28,10 +28,11 @@ from agent_r1.envs import (
 )
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, UnknownNameError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
+from agent_r1.gateway import GatewayFlow, check_agent
 from agent_r1.registry import bind_part, find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
 from agent_r1.rollout import check_group_plan
-from agent_r1.runs import folder_problems, tracker_factories
+from agent_r1.runs import check_trackers, folder_problems
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.builtin import declare_servers, make_server
 from agent_r1.tools.workers import FunctionRef
@@ -104,8 +105,7 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
     problems.run(tool_formats.get, config.model.tool_format)
     problems.run(bind_engine, config)
     if not wrong_values:
-        for name in config.tracking.trackers:
-            problems.run(tracker_factories.get, name)
+        problems.run(check_trackers, config)
     # With wrong values, paths may be no strings.
     problems.run(_check_env, config, not wrong_values and not lacks_data(config))
     if config.reward.timeout is not None and reward is not None:
@@ -138,6 +138,7 @@ def make_plan(config: Config) -> RunPlan:
     report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
     check_group_plan(config, train_tasks[0])
+    _check_agent(config, [*train_tasks, *eval_tasks])
     _check_tools(config, [*train_tasks, *eval_tasks])
     for function in terms_of(reward):
         _check_ground_truths(_name_of(function, config), function, [*train_tasks, *eval_tasks])
@@ -290,6 +291,15 @@ def _check_env_of_row(config: Config, task: Task) -> None:
             f"task '{task.task_id}': env_kwargs.env='{own}' needs arguments ({error}), which rows cannot give; set "
             f"env.name={own} and its arguments in the configuration"
         ) from None
+
+
+def _check_agent(config: Config, tasks: Sequence[Task]) -> None:
+    """Refuse a section `agent` that rows need and that cannot work, and one that no row uses."""
+    flows = [AgentFlowBase.registry.get(task.agent_name) for task in distinct_setups(tasks)]
+    if any(issubclass(flow, GatewayFlow) for flow in flows):
+        check_agent(config.agent)
+    elif config.agent.function or config.agent.command or config.agent.remote:
+        raise ConfigError("the section `agent` is set and no row has the flow 'gateway'; set data.agent_name=gateway")
 
 
 def _check_ground_truths(name: str, reward: RewardFunction, tasks: Sequence[Task]) -> None:

@@ -16,7 +16,7 @@ from agent_r1.training.disk_space import disk_space_warning
 from agent_r1.training.evaluations import evaluate_policy
 from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan
-from agent_r1.training.prepare import ensure_model, prepare_model, prepare_plan, prepare_run
+from agent_r1.training.prepare import ensure_model, expand_env, prepare_model, prepare_plan, prepare_run
 from agent_r1.training.sft import ensure_warm_start, tune
 from agent_r1.training.summary import Summary
 from agent_r1.training.trainer import Trainer
@@ -37,7 +37,7 @@ async def _train(
     plan: RunPlan, model: CheckedModel, console: RunConsole, lock: FolderLock, stop: StopSignals
 ) -> Summary:
     folder, resumes = open_run(plan.config, say=console.info, lock=lock)
-    components = load_components(plan, model)
+    components = load_components(plan, model, announce=console.info)
     async with components.engine_open():
         return await _train_with(components, plan, console, folder, stop, resumes=resumes)
 
@@ -56,7 +56,12 @@ async def _train_with(
     if shortage is not None:
         console.warn(shortage)
     checkpoint = resume_run(folder, training.learner, console.warn) if resumes else None
-    tracker = open_trackers(plan.config, folder)
+
+    def warn(message: str) -> None:
+        console.warn(message)
+        training.health.warnings.append(message)
+
+    tracker = open_trackers(plan.config, folder, warn)
     with stop.deferred():
         try:
             trainer = Trainer(
@@ -68,7 +73,7 @@ async def _train_with(
                 console=console,
                 stop=stop,
             )
-            async with components.tools:
+            async with components.episodes_open():
                 return await trainer.run(resume=checkpoint)
         finally:
             tracker.close()
@@ -84,7 +89,7 @@ def eval_run(config: Config, console: RunConsole) -> Evaluation:
 
 async def _evaluate(plan: RunPlan, model: CheckedModel, console: RunConsole, stop: StopSignals) -> Evaluation:
     config = plan.config
-    components = load_components(plan, model)
+    components = load_components(plan, model, announce=console.info)
     tasks = sample_eval_tasks(plan.eval_tasks or plan.train_tasks, config.eval.max_tasks)
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
         async with components.opened():
@@ -98,6 +103,7 @@ def sft_run(config: Config, console: RunConsole) -> Path:
     """Tune `model.path` on `sft.data`; returns the folder of the tuned model. If `sft.folder` is set, the model is in
     there, and is made only when it is not there yet."""
     with stop_signals(quiet=console.console.quiet):
+        config = expand_env(config)
         prepare_plan(config)
         check_reads_outside(config)
         config = prepare_model(config, console)

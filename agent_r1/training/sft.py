@@ -57,7 +57,7 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     )
     if config.model.lora.rank:
         add_adapters(policy, config.model.lora, seed=config.trainer.seed)
-    tracker = open_trackers(config, folder)
+    tracker = open_trackers(config, folder, console.warn)
     settings, growth = config.sft, WeightGrowth(policy)
     try:
         with console.progress("warm start", settings.steps, in_logs=False) as bar:

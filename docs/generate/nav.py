@@ -24,6 +24,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "sandbox.md",
         "mcp.md",
         "environments.md",
+        "ready_environments.md",
         "tool_formats.md",
         "models.md",
     ),

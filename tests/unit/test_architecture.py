@@ -44,12 +44,13 @@ PACKAGES: dict[str, str] = {
     "engines": "config errors models registry seeds types",
     "openai_api": "chat codec engines errors seeds types web",
     "flows": "chat engines envs errors event_loop registry seeds tools types",
+    "gateway": "chat codec config errors flows openai_api registry tools types web",
     "runs": "codec config errors files metric_names registry types",
     "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
     "learner": "algorithms config data errors models rewards seeds types",
     "evaluation": "errors metric_names rollout seeds types",
     "training": (
-        "algorithms chat config console data engines envs errors evaluation event_loop files flows interrupts "
+        "algorithms chat config console data engines envs errors evaluation event_loop files flows gateway interrupts "
         "learner metric_names models registry rewards rollout runs seeds tools types"
     ),
     # What people call.

@@ -2,6 +2,7 @@
 
 import { ago, count, foreign, h, number } from "./dom.js";
 import { link } from "./router.js";
+import { visible } from "./text.js";
 
 const COLORS = 8;
 
@@ -26,6 +27,11 @@ export function runFigures(run) {
   return rows.filter(([, value]) => value !== null).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
 }
 
+/** The last two names of a path: "runs/quickstart". */
+function shortPath(path) {
+  return String(path ?? "").split(/[\\/]/).filter(Boolean).slice(-2).join("/");
+}
+
 const VIEWS = [["run", "Curves"], ["trajectories", "Trajectories"], ["config", "Configuration"]];
 
 /** The head of a run's views; `show(run)` renews it. */
@@ -40,7 +46,8 @@ export function runHead(run, view) {
     badge.textContent = latest.state;
     badge.dataset.state = latest.state;
     const seed = latest.seed === null || latest.seed === undefined ? null : `seed ${latest.seed}`;
-    facts.replaceChildren(foreign([latest.algorithm, latest.model, seed, latest.path].filter(Boolean).join(" · ")));
+    facts.title = visible(latest.path);
+    facts.replaceChildren(foreign([latest.algorithm, latest.model, seed, shortPath(latest.path)].filter(Boolean).join(" · ")));
     figures.replaceChildren(...runFigures(latest));
   };
   show(run);
