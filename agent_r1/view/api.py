@@ -99,7 +99,7 @@ class ViewApi:
         """All runs."""
         runs = self.catalog.runs()
         for run in runs:
-            if not run.index.state.complete or run.state == "running":
+            if not run.index.is_current:
                 self.indexer.touch(run)
         return {
             "runs": [run.overview() for run in runs],

@@ -24,6 +24,11 @@ class LiveStreams:
     def __init__(self, api: ViewApi) -> None:
         self._api = api
         self._open = 0
+        self._is_closing = False
+
+    def close(self) -> None:
+        """End all streams: a server that stops waits for its answers."""
+        self._is_closing = True
 
     async def open(self, run_id: str, since: str | None, last_id: str | None) -> AsyncIterator[str]:
         """The events of a run, from its line `since` on."""
@@ -59,7 +64,7 @@ class LiveStreams:
         self._open += 1
         try:
             quiet = 0.0
-            while True:
+            while not self._is_closing:
                 events = await asyncio.to_thread(news)
                 for event in events:
                     yield event

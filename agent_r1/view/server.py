@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote
@@ -51,7 +53,8 @@ def create_app(api: ViewApi, access: Access | None = None) -> Any:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         api.indexer.start()
-        yield
+        with _on_stop_signal(streams.close):
+            yield
         await run_in_threadpool(api.indexer.stop)
 
     async def page(request: Request) -> Response:
@@ -78,6 +81,31 @@ def create_app(api: ViewApi, access: Access | None = None) -> Any:
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return KeyFromBrowser(AccessControl(app, access, lambda refused: _error(refused.kind, refused.message)))
+
+
+@contextmanager
+def _on_stop_signal(call: Callable[[], None]) -> Iterator[None]:
+    """Within the block, `call` is called when a signal stops the server, before the server's own handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(number: int, frame: Any) -> None:
+        call()
+        handler = handlers[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+
+    for number, handler in handlers.items():
+        if callable(handler):
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is stop:
+                signal.signal(number, handler)
 
 
 def _answers(api: ViewApi) -> dict[str, _Make]:

@@ -102,7 +102,7 @@ def time_answers(run: Path) -> dict[str, float]:
             figures[f"{name}_seconds"] = min(timed(address + path) for _ in range(3))
     finally:
         server.terminate()
-        server.wait()
+        server.communicate()
     return figures
 
 

@@ -49,6 +49,7 @@ class TrajectoryIndex:
         self._updating = threading.Lock()
         self._state = IndexState()
         self._files: dict[str, Signature] = {}
+        self._listed_at = -1
         self.changes = 0
         """Increases with every change."""
 
@@ -57,10 +58,23 @@ class TrajectoryIndex:
         """How far it is."""
         return self._state
 
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing was added to the folder, or replaced in it, since it was last listed."""
+        return self._state.complete and self._changed_at() == self._listed_at
+
+    def _changed_at(self) -> int:
+        try:
+            return (self._folder / FOLDER).lstat().st_mtime_ns
+        except OSError:
+            return 0
+
     def update(self, stop: threading.Event | None = None) -> bool:
         """Bring the index up to date with the files; whether anything changed. Ends early when `stop` is set."""
         with self._updating:
+            changed_at = self._changed_at()
             files, problems = list_inside(self._folder, FOLDER, ".jsonl")
+            self._listed_at = changed_at
             if self._state.complete and files == self._files and self._state.problems == tuple(problems):
                 return False
             try:
