@@ -47,7 +47,7 @@ def test_a_run_is_followed_while_it_trains(tmp_path: Path, model_folder: Path) -
         assert record["credit"]
         assert record["tokenizer"]
         sampled = [token for token in record["steps"][0]["tokens"] if token["action"]]
-        assert all(token["entropy"] > 0 and token["text"] is not None for token in sampled)
+        assert all(token["logprob"] <= 0 and token["text"] is not None for token in sampled)
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
