@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from agent_r1.algorithms.scan import reverse_scan
+from agent_r1.algorithms.branches import (
+    depths,
+    mean_of_continuations,
+    nearest_with_tokens,
+    token_parents,
+    tree_scan,
+)
+from agent_r1.algorithms.lazy_torch import torch
+from agent_r1.algorithms.scan import next_in_segment, reverse_scan
 from agent_r1.types import Observation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,12 @@ class StepTable:
     """The return of the greedy rollout of the same task; NaN where there is none."""
     observations_S: tuple[Observation, ...] | None = None
     """What the model saw before each step."""
+    parent_S: Tensor | None = None
+    """Where episodes branch: the step that each step continues, -1 for none. None: every step continues the one before
+    it in its trajectory."""
+    branch_rewards_S: Tensor | None = None
+    """Where episodes branch: the outcome once more, on the last step of every other branch. Each branch leads to the
+    outcome, so it counts in the return-to-go of each, and once in the return of the trajectory."""
 
     @property
     def num_trajectories(self) -> int:
@@ -91,10 +106,7 @@ class StepTable:
 
         For the example above with gamma .5: [.6, 1, 0].
         """
-        is_last_S = torch.ones(len(self.trajectory_S), dtype=torch.bool)
-        is_last_S[:-1] = self.trajectory_S[1:] != self.trajectory_S[:-1]
-        after_S = torch.where(is_last_S, gamma * self.after_last_R[self.trajectory_S], 0.0)
-        return reverse_scan(self.rewards_S + after_S, gamma, self.trajectory_S)
+        return self.accumulate_S(self.td_errors_S(gamma, torch.zeros_like(self.rewards_S)), gamma)
 
     @property
     def task_rewards_S(self) -> Tensor:
@@ -111,7 +123,9 @@ class StepTable:
 
     @property
     def step_index_S(self) -> Tensor:
-        """The index of each step in its trajectory, from 0: [0, 1, 0] for the example above."""
+        """The index of each step in its branch of its trajectory, from 0: [0, 1, 0] for the example above."""
+        if self.parent_S is not None:
+            return depths(self.parent_S)
         num_steps_R = torch.bincount(self.trajectory_S, minlength=self.num_trajectories)
         first_R = num_steps_R.cumsum(0) - num_steps_R
         return torch.arange(len(self.trajectory_S)) - first_R[self.trajectory_S]
@@ -119,6 +133,32 @@ class StepTable:
     def _sum_R(self, values_S: Tensor) -> Tensor:
         zeros_R = torch.zeros(self.num_trajectories, dtype=values_S.dtype)
         return zeros_R.index_add(0, self.trajectory_S, values_S)
+
+    def rewards_to_go_S(self, gamma: float) -> Tensor:
+        """The discounted rewards from each step on along its branch; where several continue it, their mean."""
+        return self.accumulate_S(self._with_branches(self.rewards_S), gamma)
+
+    def task_rewards_to_go_S(self, gamma: float) -> Tensor:
+        """`rewards_to_go_S` without the rewards of single tokens."""
+        return self.accumulate_S(self._with_branches(self.task_rewards_S), gamma)
+
+    def td_errors_S(self, gamma: float, values_S: Tensor) -> Tensor:
+        """The reward plus the discounted value of what follows in the branch, minus the step's own value."""
+        after_S = self.after_last_R[self.trajectory_S]
+        if self.parent_S is None:
+            following_S = next_in_segment(values_S, self.trajectory_S, after_S)
+        else:
+            following_S = mean_of_continuations(values_S, self.parent_S, after_S.to(values_S.dtype))
+        return self._with_branches(self.rewards_S) + gamma * following_S - values_S
+
+    def accumulate_S(self, inputs_S: Tensor, decay: float) -> Tensor:
+        """Each entry plus `decay` times what was accumulated after it in its branch."""
+        if self.parent_S is None:
+            return reverse_scan(inputs_S, decay, self.trajectory_S)
+        return tree_scan(inputs_S, decay, self.parent_S)
+
+    def _with_branches(self, rewards_S: Tensor) -> Tensor:
+        return rewards_S if self.branch_rewards_S is None else rewards_S + self.branch_rewards_S
 
     def step_values_S(self) -> Tensor:
         """The critic's value before each step's first token.
@@ -147,6 +187,8 @@ class StepTable:
         A step's reward falls on its last token: the example's rewards become [0, .1, 1, 0, 0, 0]. An empty step's
         reward falls on the token before it in the trajectory, else on the one after.
         """
+        if self.parent_S is not None:
+            return self._per_token_of_branches(self.parent_S)
         rewards_N = torch.zeros(self.num_tokens, dtype=self.rewards_S.dtype)
         step_rewards_S = self.task_rewards_S
         if self.token_rewards_N is not None:
@@ -164,6 +206,30 @@ class StepTable:
             group_R=self.group_R,
             values_N=self.values_N,
             bootstrap_R=self.bootstrap_R,
+        )
+
+    def _per_token_of_branches(self, parent_S: Tensor) -> StepTable:
+        """`per_token` where episodes branch. An empty step's reward falls on the last token above it in its branch; a
+        branch without tokens carries none."""
+        target_S = self.lengths_S.cumsum(0) - 1
+        above_S = torch.tensor(nearest_with_tokens(parent_S, self.lengths_S), dtype=torch.long)
+        target_S = torch.where(self.lengths_S > 0, target_S, torch.where(above_S >= 0, target_S[above_S], -1))
+        present = target_S >= 0
+
+        def on_tokens(values_S: Tensor) -> Tensor:
+            zeros_N = torch.zeros(self.num_tokens, dtype=values_S.dtype)
+            return zeros_N.index_add(0, target_S[present], values_S[present])
+
+        rewards_N = on_tokens(self.task_rewards_S)
+        return StepTable(
+            rewards_S=rewards_N if self.token_rewards_N is None else rewards_N + self.token_rewards_N,
+            lengths_S=torch.ones(self.num_tokens, dtype=torch.long),
+            trajectory_S=self.trajectory_of_token_N,
+            group_R=self.group_R,
+            values_N=self.values_N,
+            bootstrap_R=self.bootstrap_R,
+            parent_S=token_parents(parent_S, self.lengths_S),
+            branch_rewards_S=None if self.branch_rewards_S is None else on_tokens(self.branch_rewards_S),
         )
 
 

@@ -100,7 +100,7 @@ async def run_trials(
     """`members` episodes of each task, sampled as training would. Raises `RolloutsFailingError` when all fail."""
     settings = plan.config.rollout
     engine = RecordingEngine(components.engine)
-    rollout = make_rollout(plan, components.renderer, engine, components.tools)
+    rollout = make_rollout(plan, components.renderer, engine, components.tools, components.gateway)
     sampling = SamplingParams(
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,

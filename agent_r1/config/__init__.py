@@ -1,21 +1,33 @@
 """Configuration: dataclasses as the schema, composed with Hydra."""
 
-from agent_r1.config.algorithm_schema import AlgorithmConfig, CriticConfig, KLConfig
+from agent_r1.config.algorithm_schema import PART_KEYS, AlgorithmConfig, CriticConfig, KLConfig
 from agent_r1.config.compose import (
     Overrides,
     from_yaml,
     known_keys,
     load_config,
     override_texts,
+    preset_values,
     presets,
     to_yaml,
     value_problems,
 )
 from agent_r1.config.differences import algorithm_name, config_differences
 from agent_r1.config.quoting import quoted
-from agent_r1.config.schema import Config, LoraConfig, ModelConfig, OptimizerConfig, RewardConfig, RewardPart, RunConfig
+from agent_r1.config.schema import (
+    AgentConfig,
+    Config,
+    LoraConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RewardConfig,
+    RewardPart,
+    RunConfig,
+)
 
 __all__ = [
+    "PART_KEYS",
+    "AgentConfig",
     "AlgorithmConfig",
     "Config",
     "CriticConfig",
@@ -33,6 +45,7 @@ __all__ = [
     "known_keys",
     "load_config",
     "override_texts",
+    "preset_values",
     "presets",
     "quoted",
     "to_yaml",

@@ -118,6 +118,29 @@ class RewardConfig:
 
 
 @dataclass
+class AgentConfig:
+    """An agent of your own, for rows with the flow `gateway` (extra `serve`): a function, a command or remote."""
+
+    function: Optional[str] = None
+    """`module:function`, called with (task, base_url, api_key) for each rollout; it may return the answer."""
+    command: Optional[str] = None
+    """A command, started once per rollout with OPENAI_BASE_URL and OPENAI_API_KEY set and the task as JSON on its
+    standard input; the last line it prints is the answer."""
+    remote: bool = False
+    """Programs elsewhere ask the gateway for rollouts (`POST /rollouts`)."""
+    reward: Annotated[str, one_of("function", "posted")] = "function"
+    """function: `reward.function` scores the episode. posted: the agent, or whoever knows, posts the outcome to
+    `<base_url>/reward`."""
+    grace_seconds: Seconds = 10.0
+    """How long a rollout waits for a posted outcome after its agent ended, and for an agent whose call was refused at
+    `rollout.max_steps` to end by itself."""
+    host: str = "127.0.0.1"
+    """Where the gateway listens. Any address but this machine's own needs a key, in AGENT_R1_GATEWAY_KEY."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Its port; 0: a free one."""
+
+
+@dataclass
 class RolloutConfig:
     """Rollouts."""
 
@@ -278,6 +301,7 @@ class Config:
     tools: dict[str, Any] = field(default_factory=dict)
     """Changes to the policies of tools, by name: `tools.search.timeout=5` (the fields of `ToolPolicy`). Under `mcp`,
     MCP servers: `tools.mcp.shop.url=...` (the arguments of `McpServer`), whose tools `mcp:shop` in `env.tools` adds."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 from agent_r1.chat import ChatRenderer, Prompt, TextStream
@@ -73,6 +73,8 @@ class FlowContext:
     continues: Turn | None = None
     """The last turn of an earlier episode that this one continues: prompts that extend it are bridged over its sampled
     ids. None: the episode begins a conversation."""
+    services: Mapping[str, Any] = field(default_factory=dict)
+    """What the flows of a run share, by name, such as the server that the flow `gateway` needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,16 +127,18 @@ class AgentFlowBase(ABC):
         """Whether the context has room for at least one more token."""
         return len(prompt.token_ids) < self.context.engine.context_length
 
-    async def act(self, prompt: Prompt) -> Turn:
-        """Call the model once."""
+    async def act(self, prompt: Prompt, *, max_tokens: int | None = None, seed: int | None = None) -> Turn:
+        """Call the model once; `max_tokens` may ask for less than the configuration allows. By default the seed depends
+        on the number of calls before: calls at the same time need seeds that do not depend on who is first."""
         started = time.perf_counter()
         room = self.context.engine.context_length - len(prompt.token_ids)
-        max_tokens = self.context.sampling.max_tokens
+        limit = self.context.sampling.max_tokens
+        limit = limit if max_tokens is None else min(limit, max_tokens)
         sampling = replace(
             self.context.sampling,
-            max_tokens=min(max_tokens, room),
+            max_tokens=min(limit, room),
             stop=self.context.renderer.stop_ids,
-            seed=mix_seed(self.context.seed, self._num_calls),
+            seed=mix_seed(self.context.seed, self._num_calls if seed is None else seed),
         )
         self._num_calls += 1
         if self._message_engine is None:
@@ -146,7 +150,7 @@ class AgentFlowBase(ABC):
             prompt=prompt,
             completion=completion,
             action=action,
-            context_cut=cut and room < max_tokens,
+            context_cut=cut and room < limit,
             seconds=time.perf_counter() - started,
         )
         if self.context.observer is not None:
@@ -198,8 +202,11 @@ class AgentFlowBase(ABC):
         info: Mapping[str, Any] | None = None,
         env_seconds: float = 0.0,
         following: Observation | None = None,
+        parent: int | None = None,
     ) -> Step:
-        """Append the turn to the episode as one MDP step. `following`, the next model input, is for observers."""
+        """Append the turn to the episode as one MDP step. `following`, the next model input, is for observers. In an
+        episode that branches, `parent` is the index of the step that it continues, -1 for none; without it, it
+        continues the step before."""
         info = info or {}
         step = Step(
             observation=turn.prompt.observation,
@@ -212,6 +219,7 @@ class AgentFlowBase(ABC):
             policy_versions=turn.completion.policy_versions,
             info=info,
             timings={"generate": turn.seconds, "env": env_seconds},
+            parent=parent,
         )
         self.steps.append(step)
         self.metrics.update(info.get("metrics", {}))
@@ -254,4 +262,9 @@ def checked_episode(flow: AgentFlowBase, returned: Any) -> Episode:
         )
     if not returned.steps:
         raise ConfigError(f"{name}.run recorded no step; call self.record(turn, ...) for what should be learned from")
+    for index, step in enumerate(returned.steps):
+        if step.parent is not None and not -1 <= step.parent < index:
+            raise ConfigError(
+                f"{name}.run recorded step {index} with parent={step.parent}; expected an earlier step, or -1"
+            )
     return returned

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -76,8 +76,12 @@ def gather_experience(groups: Sequence[Group], shaping: RewardShaping, view: Cri
             for index, (group, trajectory) in enumerate(members)
             if trajectory.next_prompt_ids and shaping.is_bootstrapped(trajectory)
         },
-        table=_table(
-            [trajectory for _, trajectory in members], shaped, with_greedy=any(group.greedy for group in groups)
+        table=_with_branches(
+            _table(
+                [trajectory for _, trajectory in members], shaped, with_greedy=any(group.greedy for group in groups)
+            ),
+            [trajectory for _, trajectory in members],
+            shaping,
         ),
         rollout_logprobs_N=torch.tensor([logprob for _, step in steps for logprob in step.rollout_logprobs]),
         metrics=shaped.metrics,
@@ -95,4 +99,29 @@ def _table(trajectories: Sequence[Trajectory], shaped: ShapedRewards, *, with_gr
         group_R=torch.tensor([trajectory.group_id for trajectory in trajectories], dtype=torch.long),
         greedy_returns_R=torch.tensor(greedy, dtype=torch.float64) if with_greedy else None,
         observations_S=tuple(step.observation for step in steps),
+    )
+
+
+def _with_branches(table: StepTable, trajectories: Sequence[Trajectory], shaping: RewardShaping) -> StepTable:
+    """The table with the branches of its trajectories; unchanged when none has any.
+
+    Steps (0), (1, continues 0), (2, continues 0) with an outcome of 1: parents (-1, 0, 0). The table's rewards have the
+    outcome on the last step, step 2; step 1 ends a branch too, so the rewards of branches are (0, 1, 0).
+    """
+    if not any(step.parent is not None for trajectory in trajectories for step in trajectory.steps):
+        return table
+    parents: list[int] = []
+    rewards: list[float] = []
+    for trajectory in trajectories:
+        first, outcome = len(parents), 0.0 if shaping.is_bootstrapped(trajectory) else trajectory.outcome_reward
+        steps = [index - 1 if step.parent is None else step.parent for index, step in enumerate(trajectory.steps)]
+        if any(not -1 <= parent < index for index, parent in enumerate(steps)):
+            raise ValueError(f"the parent of a step must be an earlier one, or -1; found {steps}")
+        continued = {*steps, len(steps) - 1}  # the outcome is on the last step already
+        parents += [first + parent if parent >= 0 else -1 for parent in steps]
+        rewards += [0.0 if index in continued else outcome for index in range(len(steps))]
+    return replace(
+        table,
+        parent_S=torch.tensor(parents, dtype=torch.long),
+        branch_rewards_S=torch.tensor(rewards, dtype=table.rewards_S.dtype),
     )

@@ -82,6 +82,7 @@ class Rollout:
         make_env: Callable[[Task], AgentEnv],
         limits: RolloutLimits,
         tool_runner: ToolRunner | None = None,
+        services: Mapping[str, Any] | None = None,
     ) -> None:
         self.engine = engine
         self.renderer = renderer
@@ -89,6 +90,7 @@ class Rollout:
         self.make_env = make_env
         self.limits = limits
         self.tool_runner = tool_runner
+        self.services = services or {}
         self._stopped_seconds = 0.0
         self._stopped_at: float | None = None
         self._breaker = CircuitBreaker(limits.max_failures_in_a_row)
@@ -213,6 +215,7 @@ class Rollout:
             max_steps=self.limits.max_steps,
             seed=seed,
             trusted=task.trusted,
+            services=self.services,
         )
 
     async def _try_once(
@@ -240,6 +243,8 @@ class Rollout:
     async def _run_and_score(self, flow: AgentFlowBase, task: Task, reward: RewardFunction) -> tuple[Episode, Score]:
         with boundary(StopReason.FLOW_ERROR, f"flow '{task.agent_name}' on task '{task.task_id}'"):
             episode = checked_episode(flow, await flow.run(task))
+        if episode.posted_reward is not None:
+            return episode, Score(value=episode.posted_reward, answer=episode.answer)
         return episode, await score_episode(reward, task, episode)
 
     async def _attempt(

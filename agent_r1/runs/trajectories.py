@@ -71,6 +71,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
                 "policy_versions": step.policy_versions,
                 "info": dict(step.info),
                 "timings": {name: round(value, 6) for name, value in step.timings.items()},
+                "parent": step.parent,
             }
         )
         ids_before, before = step.prompt_ids + step.action_ids, seen
@@ -183,6 +184,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
                 policy_versions=tuple(entry["policy_versions"]),
                 info=entry["info"],
                 timings=entry["timings"],
+                parent=entry.get("parent"),
             )
         )
         ids_before = prompt_ids + action_ids

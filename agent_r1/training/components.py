@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from agent_r1.engines import Engine, make_engine
 from agent_r1.envs import make_env
 from agent_r1.evaluation import HealthMonitor
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
+from agent_r1.gateway import Gateway
 from agent_r1.learner import CriticView, Learner, make_learner
 from agent_r1.learner.packing import TRIE_ATTENTION
 from agent_r1.models import choose_device, load_policy
@@ -40,11 +41,19 @@ class RunComponents:
     """Runs episodes with the engine."""
     tools: ToolRunner
     """Runs the episodes' tool calls."""
+    gateway: Gateway
+    """Serves the users' own agents, for episodes of the flow `gateway`."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Inside, episodes can run; at the end the engine is closed and the processes behind tools are stopped."""
-        async with self.engine_open(), self.tools:
+        """Inside, episodes can run; at the end the engine is closed and what serves episodes is stopped."""
+        async with self.engine_open(), self.episodes_open():
+            yield
+
+    @asynccontextmanager
+    async def episodes_open(self) -> AsyncIterator[None]:
+        """At the end of this block the processes behind tools and the gateway are stopped."""
+        async with self.tools, self.gateway:
             yield
 
     @asynccontextmanager
@@ -72,8 +81,11 @@ class TrainingComponents:
     """Warns when learning goes wrong."""
 
 
-def load_components(plan: RunPlan, model: CheckedModel) -> RunComponents:
-    """Load the policy and start an engine for it."""
+def load_components(
+    plan: RunPlan, model: CheckedModel, *, announce: Callable[[str], None] = lambda line: None
+) -> RunComponents:
+    """Load the policy and start an engine for it. `announce` gets the address of a gateway that programs outside this
+    process connect to."""
     config = plan.config
     torch.manual_seed(config.trainer.seed)
     policy = load_policy(
@@ -85,11 +97,14 @@ def load_components(plan: RunPlan, model: CheckedModel) -> RunComponents:
     )
     engine = make_engine(config, policy, model.context_length)
     tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
-    rollout = make_rollout(plan, model.renderer, engine, tools)
-    return RunComponents(policy=policy, renderer=model.renderer, engine=engine, rollout=rollout, tools=tools)
+    gateway = Gateway(config.agent, announce=announce)
+    rollout = make_rollout(plan, model.renderer, engine, tools, gateway)
+    return RunComponents(
+        policy=policy, renderer=model.renderer, engine=engine, rollout=rollout, tools=tools, gateway=gateway
+    )
 
 
-def make_rollout(plan: RunPlan, renderer: ChatRenderer, engine: Engine, tools: ToolRunner) -> Rollout:
+def make_rollout(plan: RunPlan, renderer: ChatRenderer, engine: Engine, tools: ToolRunner, gateway: Gateway) -> Rollout:
     """What runs episodes with an engine, within the limits of the configuration."""
     config, reward = plan.config, plan.reward
     limits = RolloutLimits(
@@ -107,6 +122,7 @@ def make_rollout(plan: RunPlan, renderer: ChatRenderer, engine: Engine, tools: T
         make_env=partial(make_env, section=config.env, runner=tools),
         limits=limits,
         tool_runner=tools,
+        services={"gateway": gateway},
     )
 
 

@@ -28,7 +28,7 @@ from agent_r1.envs import (
 )
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, UnknownNameError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
-from agent_r1.models import check_form, require_peft
+from agent_r1.gateway import GatewayFlow, check_agent
 from agent_r1.registry import bind_part, find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
 from agent_r1.rollout import check_group_plan
@@ -119,6 +119,8 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
             "records none; set record_every=1, or record_credit=false"
         )
     if config.model.lora.rank > 0 and not wrong_values:
+        from agent_r1.models import check_form, require_peft
+
         problems.run(check_form, config.model.lora)
         problems.run(require_peft, config.model.lora)
     report_problems(problems.found, ConfigError, _TITLE)
@@ -136,6 +138,7 @@ def make_plan(config: Config) -> RunPlan:
     report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
     check_group_plan(config, train_tasks[0], needs_greedy=algorithm.needs_greedy)
+    _check_agent(config, [*train_tasks, *eval_tasks])
     _check_tools(config, [*train_tasks, *eval_tasks])
     for function in terms_of(reward):
         _check_ground_truths(_name_of(function, config), function, [*train_tasks, *eval_tasks])
@@ -288,6 +291,15 @@ def _check_env_of_row(config: Config, task: Task) -> None:
             f"task '{task.task_id}': env_kwargs.env='{own}' needs arguments ({error}), which rows cannot give; set "
             f"env.name={own} and its arguments in the configuration"
         ) from None
+
+
+def _check_agent(config: Config, tasks: Sequence[Task]) -> None:
+    """Refuse a section `agent` that rows need and that cannot work, and one that no row uses."""
+    flows = [AgentFlowBase.registry.get(task.agent_name) for task in distinct_setups(tasks)]
+    if any(issubclass(flow, GatewayFlow) for flow in flows):
+        check_agent(config.agent)
+    elif config.agent.function or config.agent.command or config.agent.remote:
+        raise ConfigError("the section `agent` is set and no row has the flow 'gateway'; set data.agent_name=gateway")
 
 
 def _check_ground_truths(name: str, reward: RewardFunction, tasks: Sequence[Task]) -> None:

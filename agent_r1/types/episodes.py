@@ -34,6 +34,8 @@ class StopReason(StrEnum):
     """A reward function raised or returned something that is not a finite number."""
     FLOW_ERROR = "flow_error"
     """The flow's own code raised."""
+    AGENT_ERROR = "agent_error"
+    """The user's own agent raised, was killed, exited with an error, or never called the model."""
 
     @property
     def is_truncation(self) -> bool:
@@ -63,11 +65,17 @@ class Episode:
     """`Observation.privileged` of that state."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers to be averaged over episodes, for example `tool/price/calls`."""
+    given_answer: str | None = None
+    """The answer that the flow gives; None: the text of the last action."""
+    posted_reward: float | None = None
+    """The outcome reward that the flow received itself; None: the reward function scores the episode."""
 
     @property
     def final_text(self) -> str:
         """The text of the last action, be it a cut sentence, a tool call or an answer (only the answer where the format
-        marks one); "" without an action. Rewards should read `answer`."""
+        marks one), or the answer that the flow gives; "" without an action. Rewards should read `answer`."""
+        if self.given_answer is not None:
+            return self.given_answer
         if not self.steps:
             return ""
         action = self.steps[-1].action
@@ -80,6 +88,8 @@ class Episode:
         that was never ended, is not an answer."""
         if not self.steps or self.stop_reason is not StopReason.DONE:
             return ""
+        if self.given_answer is not None:
+            return self.given_answer
         action = self.steps[-1].action
         return "" if action.tool_calls or action.parse_error is not None else self.final_text
 

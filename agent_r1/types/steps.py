@@ -133,6 +133,9 @@ class Step:
     """What the environment said about the step."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent in `generate` and `env`."""
+    parent: int | None = None
+    """In an episode that branches: the index of the step whose conversation this one continues, -1 for none (a
+    conversation of its own). None: the step before it."""
 
     def __post_init__(self) -> None:
         for name, values in (("log-probs", self.rollout_logprobs), ("policy versions", self.policy_versions)):

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaForCausalLM
 
 from agent_r1.chat import ChatRenderer
+from agent_r1.config import AgentConfig
 from agent_r1.engines import ScriptedEngine
 from agent_r1.engines.local import LocalEngine
 from agent_r1.envs import AgentEnv, RemoteEnv, ToolEnv
@@ -37,6 +39,7 @@ from agent_r1.errors import (
 )
 from agent_r1.evaluation.evaluate import evaluate
 from agent_r1.evaluation.metrics import rollout_metrics
+from agent_r1.gateway import Gateway
 from agent_r1.interrupts import RunInterrupted
 from agent_r1.learner.experience import Experience
 from agent_r1.learner.learner import TorchLearner
@@ -655,6 +658,119 @@ def test_a_refused_request_is_one_clear_error_and_runs_nothing(renderer: ChatRen
 
 
 # --- engine, rewards --------------------------------------------------------------------------------------------------
+
+
+def by_an_agent(
+    renderer: ChatRenderer, folder: Path, body: str, *, reward: str = "function", **limits: Any
+) -> tuple[list[Group], dict[str, float]]:
+    """One rollout by an agent whose `solve` has this body; `ask()` calls the model, `attempt` counts from 0."""
+    source = f"""
+import json, time, urllib.error, urllib.request
+attempts = []
+
+def solve(task, base_url, api_key):
+    attempt = len(attempts)
+    attempts.append(base_url)
+
+    def ask(url=base_url, **body):
+        body = body or {{"model": "policy", "messages": task["prompt"]}}
+        request = urllib.request.Request(url + "/chat/completions", json.dumps(body).encode())
+        try:
+            with urllib.request.urlopen(request) as response:
+                return json.loads(response.read())["choices"][0]["message"]["content"]
+        except urllib.error.HTTPError as error:
+            with error:
+                said = json.loads(error.read())["error"]
+                raise RuntimeError(f"{{error.code}} {{said['code']}}") from None
+
+{textwrap.indent(textwrap.dedent(body), "    ")}
+"""
+    (folder / "their_agent.py").write_text(source)
+
+    async def run() -> list[Group]:
+        agent = AgentConfig(function=f"{folder}/their_agent.py:solve", reward=reward, grace_seconds=0.05)
+        async with asyncio.timeout(60), Gateway(agent) as gateway:
+            rollout = Rollout(
+                engine=ScriptedEngine(lambda prompt, sampling: [*renderer.encode("12"), renderer.stop_ids[0]]),
+                renderer=renderer,
+                reward=lambda task, episode: float(episode.answer == "12"),
+                make_env=lambda task: ToolEnv([fine]),
+                limits=RolloutLimits(**{"max_steps": 3, "retries": 1, **limits}),
+                services={"gateway": gateway},
+            )
+            task = Task(task_id="t", prompt=TASK.prompt, agent_name="gateway")
+            return await rollout.run([task], group_size=1, sampling=SamplingParams(max_tokens=16), seed=0)
+
+    groups = asyncio.run(run())
+    return groups, rollout_metrics(groups)
+
+
+@row("agent-fails")
+def test_agent_fails(renderer: ChatRenderer, tmp_path: Path) -> None:
+    body = """
+    answer = ask()
+    if attempt == 0:
+        raise KeyError("the shop is closed")
+    return answer
+    """
+    groups, metrics = by_an_agent(renderer, tmp_path, body)
+    saved_by_a_retry(groups, metrics, "agent_error", "the shop is closed")
+    seen_in("agent-fails", "error/retried_agent_error")
+
+
+@row("agent-hangs")
+def test_agent_hangs(renderer: ChatRenderer, tmp_path: Path) -> None:
+    body = """
+    answer = ask()
+    if attempt == 0:
+        time.sleep(3)
+    return answer
+    """
+    groups, metrics = by_an_agent(renderer, tmp_path, body, deadline_seconds=1.0)
+    saved_by_a_retry(groups, metrics, "timeout", "no end in 1.0 s")
+    seen_in("agent-hangs", "error/retried_timeout")
+
+
+@row("agent-out-of-calls")
+def test_agent_out_of_calls(renderer: ChatRenderer, tmp_path: Path) -> None:
+    groups, metrics = by_an_agent(renderer, tmp_path, "while True: ask()")
+    [trajectory] = groups[0]
+    assert trajectory.stop_reason is StopReason.MAX_STEPS
+    assert len(trajectory.steps) == 3
+    assert metrics["episode/refused_calls"] == 1.0
+    seen_in("agent-out-of-calls", "episode/refused_calls")
+
+
+@row("agent-request-wrong")
+def test_agent_request_wrong(renderer: ChatRenderer, tmp_path: Path) -> None:
+    body = """
+    said = []
+    for wrong in (lambda: ask(messages=[]), lambda: ask(base_url[:-8] + "/other/v1")):
+        try:
+            wrong()
+        except RuntimeError as error:
+            said.append(str(error))
+    assert said[0].startswith("400 "), said
+    assert said[1].startswith("404 "), said
+    return ask()
+    """
+    groups, _ = by_an_agent(renderer, tmp_path, body)
+    [trajectory] = groups[0]
+    assert trajectory.outcome_reward == 1.0, trajectory.failed_attempts
+    assert len(trajectory.steps) == 1
+
+
+@row("agent-reward-missing")
+def test_agent_reward_missing(renderer: ChatRenderer, tmp_path: Path) -> None:
+    body = """
+    ask()
+    if attempt:
+        request = urllib.request.Request(base_url + "/reward", b'{"reward": 1.0}')
+        urllib.request.urlopen(request).close()
+    """
+    groups, metrics = by_an_agent(renderer, tmp_path, body, reward="posted")
+    saved_by_a_retry(groups, metrics, "reward_error", "no outcome was posted")
+    seen_in("agent-reward-missing", "error/retried_reward_error")
 
 
 @row("engine-error")

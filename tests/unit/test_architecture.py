@@ -29,9 +29,10 @@ PACKAGES: dict[str, str] = {
     "console": "findings metric_names types",
     "registry": "constraints errors",
     "files": "errors",
+    "shipped": "errors",
     "web": "codec errors",
     # What users extend: tools, environments, flows, rewards, formats, estimators.
-    "config": "constraints errors paths registry",
+    "config": "constraints errors paths registry shipped",
     "chat": "errors registry types",
     "tools": "codec constraints errors event_loop files findings registry seeds types",
     "rewards": "constraints errors registry types",
@@ -43,12 +44,13 @@ PACKAGES: dict[str, str] = {
     "engines": "config errors models registry seeds types",
     "openai_api": "chat codec engines errors seeds types web",
     "flows": "chat engines envs errors event_loop registry seeds tools types",
+    "gateway": "chat codec config errors flows openai_api registry tools types web",
     "runs": "codec config errors files metric_names registry types",
     "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
     "learner": "algorithms config data errors models rewards seeds types",
     "evaluation": "errors metric_names rollout seeds types",
     "training": (
-        "algorithms chat config console data engines envs errors evaluation event_loop files flows interrupts "
+        "algorithms chat config console data engines envs errors evaluation event_loop files flows gateway interrupts "
         "learner metric_names models registry rewards rollout runs seeds tools types"
     ),
     # What people call.
@@ -61,12 +63,12 @@ PACKAGES: dict[str, str] = {
         "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
         "tools training types"
     ),
-    "scaffold": "errors",
+    "scaffold": "errors shipped",
     "view": "codec errors files metric_names runs types version web",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
         "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
-        "scaffold serving tools training view web"
+        "scaffold serving shipped tools training view web"
     ),
 }
 """What each package may import of the others."""

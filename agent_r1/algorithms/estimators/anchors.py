@@ -6,15 +6,16 @@ import difflib
 import hashlib
 import json
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agent_r1.algorithms.estimators.base import Credit, estimators, group_statistics, has_spread, standardize
-from agent_r1.algorithms.scan import reverse_scan
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.algorithms.table import StepTable
 from agent_r1.constraints import Fraction, NotNegative, Positive
 from agent_r1.types import Observation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @estimators.register("gigpo")
@@ -39,12 +40,12 @@ def gigpo(
         raise ValueError("this estimator needs the observations of the steps")
     episodes = group_statistics(table.returns_R, table.group_R)
     episode_R = table.returns_R - episodes.mean_R
-    returns_to_go_S = reverse_scan(table.rewards_S, gamma, table.trajectory_S)
+    returns_to_go_S = table.rewards_to_go_S(gamma)
     cluster_S = anchor_clusters(table.observations_S, table.group_R[table.trajectory_S], similarity)
     clusters = group_statistics(returns_to_go_S, cluster_S)
     # Whether a cluster's returns differ is decided by the task's rewards, as for groups. A trajectory that returns to a
     # state is not compared with itself alone.
-    task_returns_to_go_S = reverse_scan(table.task_rewards_S, gamma, table.trajectory_S)
+    task_returns_to_go_S = table.task_rewards_to_go_S(gamma)
     several_S = group_statistics(table.trajectory_S.double(), cluster_S).has_spread_R
     compared_S = several_S & group_statistics(task_returns_to_go_S, cluster_S).has_spread_R
     step_S = torch.where(compared_S, returns_to_go_S - clusters.mean_R, torch.zeros_like(returns_to_go_S))

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agent_r1.algorithms.estimators.base import Credit, estimators, whiten, whiten_masked
-from agent_r1.algorithms.scan import next_in_segment, reverse_scan
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.algorithms.table import StepTable
 from agent_r1.constraints import Fraction
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _gae(table: StepTable, gamma: float, lam: float, values_S: Tensor) -> Tensor:
     """Generalised advantages of a table's steps."""
-    next_values_S = next_in_segment(values_S, table.trajectory_S, table.after_last_R[table.trajectory_S])
-    deltas_S = table.rewards_S + gamma * next_values_S - values_S
-    return reverse_scan(deltas_S, gamma * lam, table.trajectory_S)
+    return table.accumulate_S(table.td_errors_S(gamma, values_S), gamma * lam)
 
 
 @estimators.register("step_gae")

@@ -6,8 +6,6 @@ Tokens of a group whose members all earned the same get no credit. Neither do th
 
 from __future__ import annotations
 
-import torch
-
 from agent_r1.algorithms.estimators.base import (
     Credit,
     estimators,
@@ -16,7 +14,7 @@ from agent_r1.algorithms.estimators.base import (
     standardize,
     whiten_masked,
 )
-from agent_r1.algorithms.scan import reverse_scan
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.algorithms.table import StepTable
 from agent_r1.constraints import Fraction, Positive
 
@@ -73,18 +71,21 @@ def step_group(table: StepTable, *, gamma: Fraction = 1.0) -> Credit:
 
     Rewards (.1, 1) and (0,) in one group: returns-to-go (1.1, 1) and (0,), advantages (1.1, 1) and (-1.1,).
     """
-    returns_to_go_S = reverse_scan(table.rewards_S, gamma, table.trajectory_S)
+    returns_to_go_S = table.rewards_to_go_S(gamma)
     group_S = table.group_R[table.trajectory_S]
     longest = int(table.step_index_S.max()) + 1 if len(returns_to_go_S) else 1
     _, cell_S = torch.unique(group_S * longest + table.step_index_S, return_inverse=True)
     statistics = group_statistics(returns_to_go_S, cell_S)
-    others_S = statistics.size_R - 1
-    mean_of_others_S = (statistics.mean_R * statistics.size_R - returns_to_go_S) / others_S.clamp(min=1)
+    # Of the trajectory itself: several steps where it branches.
+    own = group_statistics(returns_to_go_S, cell_S * table.num_trajectories + table.trajectory_S)
+    others_S = statistics.size_R - own.size_R
+    total_S = statistics.mean_R * statistics.size_R
+    mean_of_others_S = (total_S - own.mean_R * own.size_R) / others_S.clamp(min=1)
     baseline_S = torch.where(others_S > 0, mean_of_others_S, torch.zeros_like(returns_to_go_S))
     # A single trajectory is compared with 0. A group has credit when its members differ in their returns, or in their
     # returns-to-go at some step.
     alone_R = group_statistics(table.returns_R, table.group_R).size_R < 2
-    task_returns_to_go_S = reverse_scan(table.task_rewards_S, gamma, table.trajectory_S)
+    task_returns_to_go_S = table.task_rewards_to_go_S(gamma)
     differs_S = group_statistics(task_returns_to_go_S, cell_S).has_spread_R
     some_differ_S = group_statistics(differs_S.double(), group_S).mean_R > 0
     alive_S = (has_spread(table) | alone_R)[table.trajectory_S] | some_differ_S

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from agent_r1.algorithms.estimators.base import Credit, estimators, whiten
-from agent_r1.algorithms.scan import reverse_scan
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.algorithms.table import StepTable
 from agent_r1.constraints import Fraction
 
@@ -16,7 +14,7 @@ def return_to_go(table: StepTable, *, gamma: Fraction = 1.0) -> Credit:
 
     Rewards (.1, 1) with gamma 1 give (1.1, 1).
     """
-    return Credit.of_steps(table, reverse_scan(table.rewards_S, gamma, table.trajectory_S))
+    return Credit.of_steps(table, table.rewards_to_go_S(gamma))
 
 
 @estimators.register("token_return")
@@ -26,8 +24,7 @@ def token_return(table: StepTable, *, gamma: Fraction = 1.0, whitened: bool = Tr
     Hu et al. 2025 (arXiv:2501.03262). The return is carried across steps: tokens that a tool wrote in between are
     skipped. Steps of 2 and 1 tokens with rewards (.1, 1), gamma .5, not whitened: (.3, .6, 1).
     """
-    tokens = table.per_token()
-    returns_N = reverse_scan(tokens.rewards_S, gamma, tokens.trajectory_S)
+    returns_N = table.per_token().rewards_to_go_S(gamma)
     return Credit(
         advantages_N=whiten(returns_N) if whitened else returns_N,
         credited_N=torch.ones(table.num_tokens, dtype=torch.bool),

@@ -1,0 +1,163 @@
+"""Episodes that branch: each branch is a chain of its own that leads to the outcome. Numbers by hand.
+
+The episode of most tests: step 1 and step 2 both continue step 0, and step 3 is a conversation of its own.
+
+    0 --- 1
+      \\-- 2
+    3
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from agent_r1.algorithms import StepTable, estimators
+from agent_r1.algorithms.branches import mean_of_continuations, token_parents, tree_scan
+from agent_r1.algorithms.estimators import group, leave_one_out, return_to_go, step_gae, step_group, token_gae
+from agent_r1.types import Action, Observation, Step, StopReason, Trajectory
+from tests.helpers.fuzzing import cases
+from tests.helpers.hand_made import experience_of, make_trajectory
+from tests.helpers.ragged import Ragged, assert_close, batches, table_of
+
+PARENTS = (-1, 0, 0, -1)
+
+
+def step(reward: float = 0.0, *, parent: int | None = None, tokens: int = 1) -> Step:
+    action = tuple(range(tokens))
+    return Step(
+        observation=Observation(token_ids=(7,)),
+        prompt_ids=(7,),
+        action=Action(text="", token_ids=action),
+        action_ids=action,
+        rollout_logprobs=(-0.5,) * tokens,
+        reward=reward,
+        done=False,
+        policy_versions=(0,) * tokens,
+        parent=parent,
+    )
+
+
+def branched(outcome: float, rewards: tuple[float, ...] = (0, 0.2, 0, 0), tokens: int = 1) -> Trajectory:
+    steps = [step(reward, parent=parent, tokens=tokens) for reward, parent in zip(rewards, PARENTS, strict=True)]
+    return make_trajectory(steps, outcome)
+
+
+def table(*trajectories: Trajectory, values: list[float] | None = None, bootstrap: bool = False) -> StepTable:
+    made = experience_of(*trajectories, bootstrap=bootstrap).table
+    return made if values is None else replace(made, values_N=torch.tensor(values, dtype=torch.float64))
+
+
+def test_the_outcome_ends_every_branch_and_counts_once_in_the_return() -> None:
+    made = table(branched(1.0))
+    assert made.parent_S is not None
+    assert made.branch_rewards_S is not None
+    assert made.parent_S.tolist() == [-1, 0, 0, -1]
+    assert_close(made.rewards_S, [0, 0.2, 0, 1])
+    assert_close(made.branch_rewards_S, [0, 1, 1, 0])
+    assert_close(made.returns_R, [1.2])
+
+
+def test_parents_of_the_second_trajectory_are_counted_in_the_table() -> None:
+    made = table(make_trajectory([step(), step()], 0.0), branched(1.0))
+    assert made.parent_S is not None
+    assert made.parent_S.tolist() == [-1, 0, -1, 2, 2, -1]
+    assert made.step_index_S.tolist() == [0, 1, 0, 1, 1, 0]
+
+
+def test_a_batch_without_branches_has_none() -> None:
+    made = table(make_trajectory([step(), step()], 1.0))
+    assert made.parent_S is None
+    assert made.branch_rewards_S is None
+
+
+def test_a_return_to_go_is_the_mean_of_the_branches_that_continue_a_step() -> None:
+    """Behind step 0: .5 * mean(1.2, 1) = .55."""
+    credit = return_to_go(table(branched(1.0)), gamma=0.5)
+    assert_close(credit.advantages_N, [0.55, 1.2, 1.0, 1.0])
+
+
+def test_grpo_gives_every_branch_the_advantage_of_its_trajectory() -> None:
+    batch = table(branched(1.0, (0, 0, 0, 0), tokens=2), make_trajectory([step(), step()], 0.0))
+    credit = group(batch)
+    assert_close(credit.advantages_N, [0.5**0.5] * 8 + [-(0.5**0.5)] * 2, 1e-5)
+    assert credit.credited_N.all()
+
+
+def test_the_weight_of_a_return_does_not_depend_on_the_number_of_branches() -> None:
+    """Returns (1, 0): the outcome of the first counts once, although three branches end with it."""
+    batch = table(branched(1.0, (0, 0, 0, 0)), make_trajectory([step()], 0.0))
+    assert_close(leave_one_out(batch).advantages_N, [1, 1, 1, 1, -1])
+
+
+def test_step_gae_runs_along_each_branch() -> None:
+    """Errors: (0 + .5 * mean(.6, .2) - .4, 1.2 - .6, 1 - .2, 1 - .8) = (-.2, .6, .8, .2); step 0 accumulates
+    -.2 + .25 * mean(.6, .8)."""
+    batch = table(branched(1.0), values=[0.4, 0.6, 0.2, 0.8])
+    credit = step_gae(batch, gamma=0.5, lam=0.5, whitened=False)
+    assert_close(credit.advantages_N, [-0.025, 0.6, 0.8, 0.2])
+    assert credit.returns_N is not None
+    assert credit.observed_N is not None
+    assert_close(credit.returns_N, [0.375, 1.2, 1.0, 1.0])
+    assert_close(credit.observed_N, [0.55, 1.2, 1.0, 1.0])
+
+
+def test_token_gae_enters_a_branch_from_the_last_token_of_the_step_it_continues() -> None:
+    """Two tokens each, gamma .5, lambda 1, no values: 1 at the end of a branch is .5 a token earlier."""
+    batch = table(branched(1.0, (0, 0, 0, 0), tokens=2), values=[0.0] * 8)
+    credit = token_gae(batch, gamma=0.5, lam=1.0, whitened=False)
+    assert_close(credit.advantages_N, [0.125, 0.25, 0.5, 1, 0.5, 1, 0.5, 1])
+
+
+def test_a_bootstrapped_trajectory_has_the_value_after_every_branch() -> None:
+    """It was cut, so no branch has the outcome; the value of the next state stands for it in each."""
+    cut = replace(branched(1.0), stop_reason=StopReason.CONTEXT_FULL, next_prompt_ids=(7, 8))
+    batch = replace(table(cut, values=[0.0] * 4, bootstrap=True), bootstrap_R=torch.tensor([0.8]))
+    credit = step_gae(batch, gamma=0.5, lam=1.0, whitened=False)
+    assert_close(credit.advantages_N, [0.25, 0.6, 0.4, 0.4], 1e-6)
+
+
+def test_step_group_compares_with_other_members_at_the_same_depth_only() -> None:
+    """Depth 0: steps 0 and 3 (1 each) against 0; depth 1: steps 1 and 2 against the other's second step, 0."""
+    batch = table(branched(1.0, (0, 0, 0, 0)), make_trajectory([step(), step()], 0.0))
+    credit = step_group(batch)
+    assert_close(credit.advantages_N, [1, 1, 1, 1, -1, -1])
+
+
+@settings(max_examples=cases(40), deadline=None)
+@given(batches(with_values=True))
+def test_branches_without_forks_are_the_plain_table(batch: list[Ragged]) -> None:
+    """Every step continues the one before it: all estimators agree with the table that says nothing of parents."""
+    batch = [
+        replace(t, lengths=[max(1, length) for length in t.lengths], values=None, token_rewards=None) for t in batch
+    ]
+    plain = table_of(batch)
+    parents = [index - 1 if t else -1 for index, t in enumerate(plain.step_index_S.tolist())]
+    told = replace(
+        plain, parent_S=torch.tensor(parents), branch_rewards_S=torch.zeros(len(parents), dtype=torch.float64)
+    )
+    for name in estimators.names():
+        expected, found = estimators.get(name)(plain), estimators.get(name)(told)
+        assert_close(found.advantages_N, expected.advantages_N.tolist(), 1e-9)
+        assert torch.equal(found.credited_N, expected.credited_N)
+
+
+def test_tokens_pass_over_steps_without_any() -> None:
+    assert token_parents(torch.tensor([-1, 0, 1]), torch.tensor([1, 0, 2])).tolist() == [-1, 0, 1]
+    batch = table(make_trajectory([step(parent=-1), step(0.3, parent=0, tokens=0), step(parent=1)], 1.0))
+    assert_close(batch.per_token().rewards_S, [0.3, 1.0])
+
+
+def test_an_empty_table_has_no_branches() -> None:
+    nothing = torch.zeros(0, dtype=torch.long)
+    assert tree_scan(torch.zeros(0), 0.5, nothing).tolist() == []
+    assert mean_of_continuations(torch.zeros(0), nothing, torch.zeros(0)).tolist() == []
+
+
+@pytest.mark.parametrize("parent", [1, 5, -2])
+def test_a_step_continues_an_earlier_one(parent: int) -> None:
+    with pytest.raises(ValueError, match="parent"):
+        table(make_trajectory([step(), step(parent=parent)], 1.0))
