@@ -1,4 +1,4 @@
-"""Run folders for the tests of the viewer, written with the library's own writers, and a server on them."""
+"""Run folders with tokens and credit for the tests of the viewer's page, and the command that serves them."""
 
 from __future__ import annotations
 
