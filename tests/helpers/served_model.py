@@ -30,6 +30,11 @@ class Served:
     server: ModelServer
     loop: asyncio.AbstractEventLoop
 
+    @property
+    def engine(self) -> Any:
+        """The agent's engine; tests look into it."""
+        return self.server.agent.engine
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of work on the server's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
