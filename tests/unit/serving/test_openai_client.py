@@ -32,7 +32,7 @@ def client_of(running: Served, **options: Any) -> Any:
     return openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, **options)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(tiny: Served) -> Iterator[Any]:
     with client_of(tiny) as client:
         yield client
