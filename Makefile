@@ -1,19 +1,30 @@
-# Commands, each doing all the set-up in .venv from nothing:
+# Commands, each doing all the set-up in .venv from nothing, with uv where it is installed, else with pip:
 #
 #   make train                  a tiny model learns to use tools, in minutes, on a CPU
 #   make train algorithm=ppo    any config group or key=value through args="trainer.steps=10 ..."
 #   make test                   lint, types, tests (make test-whole: pages followed word for word, faults, kills)
 #   make fuzz                   10,000 random rows, configurations, service requests and tool outputs; all property tests
 #   make coverage               line coverage of agent_r1 by `make test`, with a floor
+#   make docs                   the documentation as a site, in build/site
 PYTHON ?= python3
 BIN := .venv/bin
+CORE := .venv/.agent-r1-core
 SETUP := .venv/.agent-r1-installed
+UV ?= uv
 
 overrides = $(if $(algorithm),algorithm=$(algorithm)) $(args)
 
-.PHONY: train test test-unit test-integration test-whole test-slow fuzz coverage lint clean
+# Debian's Chromium for the tests of the viewer's page, where there is none yet. Without one they are skipped.
+.PHONY: browser
+browser:
+	@command -v chromedriver >/dev/null || { command -v apt-get >/dev/null && \
+	  sudo=$$(test $$(id -u) = 0 || echo sudo) && $$sudo apt-get update -qq && \
+	  $$sudo apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 \
+	  || echo "no Chromium could be installed: the tests of the page will be skipped"
 
-train: $(SETUP)
+.PHONY: train docs test test-unit test-integration test-whole test-slow fuzz coverage lint clean
+
+train: $(if $(wildcard $(SETUP)),$(SETUP),$(CORE))
 	$(BIN)/agent-r1 train recipes/quickstart $(overrides)
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -41,16 +52,35 @@ fuzz: $(SETUP)
 coverage: $(SETUP)
 	$(PYTEST) -m "not slow and not whole" --cov --cov-report=term:skip-covered
 
+# The site, in build/site; a link or an anchor that leads nowhere is an error.
+docs: $(SETUP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
+
 lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(SETUP): pyproject.toml constraints.txt
+# uv is faster and is used where it is installed. pip follows where uv cannot: uv does not read the settings of pip, such as
+# a folder with a wheel of torch.
+# $(call install,EXTRAS)
+define install
 	@echo "setting up .venv; the first time this takes some minutes"
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $(SETUP)
+	@if command -v $(UV) >/dev/null 2>&1; then test -x $(BIN)/python || $(UV) venv --quiet --seed --python $(PYTHON) .venv; fi; \
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@if command -v $(UV) >/dev/null 2>&1 && $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt -e ".$(1)"; \
+	then echo "installed with uv"; \
+	else $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$(1)"; fi
+endef
+
+# What training needs; everything that is set up for development has it too.
+$(CORE): pyproject.toml constraints.txt
+	$(call install,)
+	touch $(CORE)
+
+$(SETUP): pyproject.toml constraints.txt
+	$(call install,[dev])
+	touch $(SETUP) $(CORE)
 
 clean:
 	rm -rf .venv runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*

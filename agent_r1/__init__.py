@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agent_r1.findings import Finding
     from agent_r1.flows import AgentEnvLoop, AgentFlowBase, SingleStepFlow, try_flow
     from agent_r1.rewards import RewardFunction
+    from agent_r1.runs import LoadedRun, load_run
     from agent_r1.tools import BaseTool, ToolContext, ToolResponse, check_tool, tool, try_tool
     from agent_r1.types import (
         Action,
@@ -51,6 +52,7 @@ _HOMES = {
     "agent_r1.findings": ("Finding",),
     "agent_r1.flows": ("AgentEnvLoop", "AgentFlowBase", "SingleStepFlow", "try_flow"),
     "agent_r1.rewards": ("RewardFunction",),
+    "agent_r1.runs": ("LoadedRun", "load_run"),
     "agent_r1.tools": ("BaseTool", "ToolContext", "ToolResponse", "check_tool", "tool", "try_tool"),
     "agent_r1.types": (
         "Action",
@@ -84,6 +86,7 @@ __all__ = [
     "Episode",
     "Finding",
     "Group",
+    "LoadedRun",
     "Observation",
     "RewardFunction",
     "SamplingParams",
@@ -104,6 +107,7 @@ __all__ = [
     "check_tool",
     "evaluate",
     "load_config",
+    "load_run",
     "load_trajectories",
     "sft",
     "tool",

@@ -16,6 +16,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
@@ -196,12 +197,17 @@ def _checks_of_fields(schema: type) -> _Checks:
 @lru_cache(maxsize=512)
 def _checks_of_arguments(target: Callable[..., Any]) -> _Checks:
     function: Any = target.__init__ if inspect.isclass(target) else target
+    hints = {name: _hint(function, name) for name in getattr(function, "__annotations__", ()) if name != "return"}
+    return {name: check for name, hint in hints.items() if hint is not None and (check := _check(hint)) is not None}
+
+
+def _hint(function: Any, name: str) -> Any:
+    """The annotation of one argument; None when it has names that exist only for type checkers."""
+    alone = SimpleNamespace(__annotations__={name: function.__annotations__[name]})
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError, AttributeError):  # names that exist only for type checkers
-        return {}
-    hints.pop("return", None)
-    return {name: check for name, hint in hints.items() if (check := _check(hint)) is not None}
+        return typing.get_type_hints(alone, function.__globals__, include_extras=True)[name]
+    except (NameError, TypeError, AttributeError):
+        return None
 
 
 def _check(hint: Any) -> TypeAdapter[Any] | None:

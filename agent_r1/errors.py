@@ -11,6 +11,7 @@
     |-- RunLockedError (RuntimeError)      a run folder that another process uses
     |-- StorageError (OSError)             a file or folder that cannot be written
     |-- ExportError (RuntimeError)         a trained model that cannot be exported as a Hugging Face folder
+    |-- TrackerError (RuntimeError)        a tracker that cannot be opened or cannot log
     |-- EngineError (RuntimeError)         an engine that cannot complete a request
     |-- EnvTimeoutError (TimeoutError)     an environment that took too long
     |-- EnvServerError (ConnectionError)   an environment server that cannot be reached or sends a wrong reply
@@ -95,6 +96,10 @@ class StorageError(AgentR1Error, OSError):
 
 class ExportError(AgentR1Error, RuntimeError):
     """A trained model cannot be exported."""
+
+
+class TrackerError(AgentR1Error, RuntimeError):
+    """A tracker cannot be opened, or cannot log."""
 
 
 class EngineError(AgentR1Error, RuntimeError):

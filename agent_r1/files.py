@@ -57,6 +57,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         partial.replace(path)
 
 
+def is_gguf(path: str | Path) -> bool:
+    """Whether this is a GGUF file that exists."""
+    return Path(path).suffix == ".gguf" and Path(path).is_file()
+
+
 def replace_folder(new: Path, place: Path) -> None:
     """Move the folder `new` to `place`, durably. The old folder is removed only after that. Of two processes that
     replace it at once the later one wins."""

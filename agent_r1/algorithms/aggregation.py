@@ -8,14 +8,16 @@ the keys of `algorithm.aggregation`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.constraints import Positive
 from agent_r1.registry import Registry, takes
 
-Aggregation = Callable[..., Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Aggregation = Callable[..., "Tensor"]
 """From `credited_N`, `step_N`, `trajectory_N` to weights."""
 
 aggregations: Registry[Aggregation] = Registry(

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import torch
-
 from agent_r1.algorithms.aggregation import Aggregation, aggregations
 from agent_r1.algorithms.estimators import Credit, estimators
 from agent_r1.algorithms.kl import KLEstimator, kl_estimators
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.algorithms.losses import LossInputs, TokenLosses, policy_losses
 from agent_r1.algorithms.off_policy import Correction, corrections
 from agent_r1.algorithms.table import StepTable
-from agent_r1.config import AlgorithmConfig
+from agent_r1.config import PART_KEYS, AlgorithmConfig, preset_values
 from agent_r1.errors import ConfigError
 from agent_r1.registry import Part, bind_part
 from agent_r1.types import Observation
@@ -67,6 +66,15 @@ class Algorithm:
         return valued_N is not None and bool(valued_N[1])
 
     @property
+    def needs_greedy(self) -> bool:
+        """The estimator compares with a greedy rollout of each task: it raises without one."""
+        try:
+            self.estimate(replace(_two_trajectories(self.settings), greedy_returns_R=None))
+        except (TypeError, ValueError, RuntimeError, AttributeError):
+            return True
+        return False
+
+    @property
     def kl_in_reward(self) -> bool:
         """Divergence is subtracted from the reward."""
         return bool(self.settings.kl.coefficient) and self.settings.kl.place == "reward"
@@ -84,7 +92,8 @@ def bind_algorithm(config: AlgorithmConfig) -> Algorithm:
         settings=_with_defaults(config),
     )
     _refuse_contradictions(config)
-    _rehearse(algorithm)
+    if not _is_preset(config):
+        _rehearse(algorithm)
     return algorithm
 
 
@@ -140,6 +149,20 @@ def _two_trajectories(settings: AlgorithmConfig) -> StepTable:
         bootstrap_R=torch.zeros(2, dtype=torch.float64) if critic else None,
         greedy_returns_R=torch.zeros(2, dtype=torch.float64) if settings.group_plan != "sampled" else None,
         observations_S=(Observation(text="a"), Observation(text="b"), Observation(text="a")),
+    )
+
+
+def _is_preset(config: AlgorithmConfig) -> bool:
+    """Whether these are the parts of a preset of the library: they fit, which a test shows. What may differ from the
+    preset is arguments, and those are checked by their annotations."""
+    preset = preset_values("algorithm", config.preset)
+    if preset is None:
+        return False
+    known = AlgorithmConfig(**{key: preset[key] for key in PART_KEYS if key in preset})
+    return (
+        all(getattr(config, key).name == getattr(known, key).name for key in PART_KEYS)
+        and config.critic.kind == preset.get("critic", {}).get("kind")
+        and config.group_plan == preset.get("group_plan", known.group_plan)
     )
 
 

@@ -8,9 +8,12 @@ there are. Where every entry has at most one continuation this is the plain recu
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from agent_r1.algorithms.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def tree_scan(inputs: Tensor, decay: float, parents: Tensor) -> Tensor:

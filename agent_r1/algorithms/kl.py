@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.registry import Registry, takes
 
-KLEstimator = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KLEstimator = Callable[["Tensor", "Tensor"], "Tensor"]
 
 kl_estimators: Registry[KLEstimator] = Registry("KL estimator", accepts=takes(2), expected="a function of log-probs")
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.constraints import Positive, one_of
 from agent_r1.registry import Registry, takes
 from agent_r1.types import LOG_RATIO_BOUND
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

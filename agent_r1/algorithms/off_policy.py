@@ -8,15 +8,17 @@ token over the engine's. The weight is a constant: no gradient flows through it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.constraints import NotNegative, Positive
 from agent_r1.registry import Registry, takes
 from agent_r1.types import LOG_RATIO_BOUND
 
-Correction = Callable[..., Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Correction = Callable[..., "Tensor"]
 """From `old_logprobs_N`, `rollout_logprobs_N`, `step_N` to weights."""
 
 corrections: Registry[Correction] = Registry(

@@ -22,10 +22,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from agent_r1.algorithms.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 NUM_FOLDS = 8
 """Folds per batch. With groups of up to eight members, and episodes as units, no two members share a fold."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agent_r1.algorithms.branches import (
     depths,
@@ -19,8 +17,12 @@ from agent_r1.algorithms.branches import (
     token_parents,
     tree_scan,
 )
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.algorithms.scan import next_in_segment, reverse_scan
 from agent_r1.types import Observation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,14 @@ from agent_r1.chat.formats import HermesFormat, ParsedText, ToolFormat, tool_for
 from agent_r1.chat.renderer import ChatRenderer, Prompt, Tokenizer
 from agent_r1.chat.text_stream import TextStream
 from agent_r1.chat.token_text import ContentStream, TokenTexts, content_stream
-from agent_r1.chat.tokenizer import generation_stop_ids, load_renderer, load_tokenizer
+from agent_r1.chat.tokenizer import (
+    generation_sampling,
+    generation_stop_ids,
+    load_renderer,
+    load_tokenizer,
+    read_context_length,
+    read_renderer,
+)
 
 __all__ = [
     "ChatRenderer",
@@ -18,9 +25,12 @@ __all__ = [
     "Tokenizer",
     "ToolFormat",
     "content_stream",
+    "generation_sampling",
     "generation_stop_ids",
     "load_renderer",
     "load_tokenizer",
+    "read_context_length",
+    "read_renderer",
     "template_with_tools",
     "tool_formats",
 ]

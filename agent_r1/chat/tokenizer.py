@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from agent_r1.chat.renderer import ChatRenderer, Tokenizer
+from agent_r1.chat.tokenizer_file import read_json, read_tokenizer_file
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
@@ -21,6 +22,36 @@ def load_renderer(path: str | Path, tool_format: str = "hermes", *, trust_remote
     return ChatRenderer(tokenizer, tool_format, stop_ids=generation_stop_ids(path))
 
 
+def generation_sampling(path: str | Path) -> dict[str, float]:
+    """What generation_config.json says about `temperature`, `top_p` and `top_k`, of a model that is to be sampled."""
+    from transformers import GenerationConfig
+
+    try:
+        config = GenerationConfig.from_pretrained(str(path))
+    except OSError:
+        return {}
+    names = ("temperature", "top_p", "top_k") if config.do_sample else ()
+    return {name: value for name in names if (value := getattr(config, name, None)) is not None}
+
+
+def read_renderer(folder: Path, tool_format: str = "hermes") -> ChatRenderer | None:
+    """A renderer made of the files of a model folder, without importing `transformers`, for checks; None when they do
+    not suffice."""
+    tokenizer = read_tokenizer_file(folder)
+    if tokenizer is None:
+        return None
+    eos = (read_json(folder / "generation_config.json") or {}).get("eos_token_id")
+    return ChatRenderer(tokenizer, tool_format, stop_ids=_as_ids(eos))
+
+
+def read_context_length(folder: Path) -> int | None:
+    """The longest sequence of a model folder's model, from its config.json; None when that does not say it."""
+    settings = read_json(folder / "config.json") or {}
+    text = settings.get("text_config")
+    length = (text if isinstance(text, dict) else settings).get("max_position_embeddings")
+    return length if isinstance(length, int) else None
+
+
 def generation_stop_ids(path: str | Path) -> tuple[int, ...]:
     """`eos_token_id` of generation_config.json: chat models often have more stop tokens than their tokenizer names."""
     from transformers import GenerationConfig
@@ -29,4 +60,8 @@ def generation_stop_ids(path: str | Path) -> tuple[int, ...]:
         eos = GenerationConfig.from_pretrained(str(path)).eos_token_id
     except OSError:
         return ()
+    return _as_ids(eos)
+
+
+def _as_ids(eos: int | list[int] | None) -> tuple[int, ...]:
     return tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)

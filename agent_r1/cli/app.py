@@ -14,7 +14,7 @@ from agent_r1.cli.help_text import help_text
 from agent_r1.cli.indexes import index, search
 from agent_r1.cli.recipes import check, evaluate, sft, train
 from agent_r1.cli.reports import plot, table
-from agent_r1.cli.scaffold import init
+from agent_r1.cli.scaffold import copy, init, list_recipes
 from agent_r1.cli.serving import serve as serve_model
 from agent_r1.cli.view import view
 
@@ -22,6 +22,7 @@ _HELP = """Train language-model agents with reinforcement learning over whole mu
 
 First steps:
 
+  agent-r1 train quickstart           # a tiny model learns to use tools, in minutes, on a CPU
   agent-r1 init my_shop               # write a recipe of your own
   agent-r1 check recipes/my_shop      # find what will go wrong
   agent-r1 train recipes/my_shop      # train it; writes runs/my_shop
@@ -46,7 +47,12 @@ def _add(group: typer.Typer, name: str, command: Callable[..., Any], panel: str 
 app = _new_app(_HELP)
 env_app = _new_app("Serve environments over HTTP.")
 
+recipes_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich", add_completion=False)
+recipes_app.callback(help=help_text(list_recipes.__doc__ or ""))(list_recipes)
+
 _add(app, "init", init, "Recipes")
+_add(recipes_app, "copy", copy)
+app.add_typer(recipes_app, name="recipes", rich_help_panel="Recipes")
 _add(app, "check", check, "Recipes")
 _add(app, "train", train, "Recipes")
 _add(app, "sft", sft, "Recipes")

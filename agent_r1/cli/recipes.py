@@ -8,14 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from agent_r1.cli.errors import readable_errors
+from agent_r1.cli.scaffold import say_which
 from agent_r1.codec import write_json
 from agent_r1.errors import no_exit
 
 Recipe = Annotated[
     str,
     typer.Argument(
-        help="A recipe folder: one with a base.yaml, for example recipes/quickstart. Without one, the first key=value: "
-        "env=gym:FrozenLake-v1 brings its own tasks.",
+        help="A recipe folder (one with a base.yaml), or the name of a recipe that comes with Agent-R1 (`agent-r1 "
+        "recipes`), for example quickstart. Without one, the first key=value: env=gym:FrozenLake-v1 brings its own "
+        "tasks.",
         metavar="RECIPE",
     ),
 ]
@@ -69,6 +71,7 @@ def train(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False) 
 
     folder, changes = split_arguments(recipe, overrides)
     with readable_errors():
+        say_which(recipe)
         if not dry_run:
             api.train(folder, overrides=changes)
             return
@@ -92,6 +95,7 @@ def sft(recipe: Recipe, overrides: Overrides = None) -> None:
 
     with readable_errors():
         named, changes = split_arguments(recipe, overrides)
+        say_which(recipe)
         folder = api.sft(named, overrides=changes)
         typer.echo(f"model: {folder}")
 
@@ -121,6 +125,7 @@ def evaluate(
 
     with readable_errors():
         folder, changes = split_arguments(recipe, overrides)
+        say_which(recipe)
         evaluation = api.evaluate(folder, overrides=changes, model=model, baseline=baseline)
         console = RunConsole()
         for trajectory in evaluation.worst_first()[:show]:
@@ -157,6 +162,7 @@ def check(
 
     with readable_errors():
         folder, changes = split_arguments(recipe, overrides)
+        say_which(recipe)
         report = api.check(folder, overrides=changes, groups=groups, members=members, trials=trials)
         _write_result(json_file, report.as_json())
     typer.echo(f"{len(report.problems)} problems, {len(report.warnings)} warnings")

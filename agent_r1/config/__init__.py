@@ -1,12 +1,13 @@
 """Configuration: dataclasses as the schema, composed with Hydra."""
 
-from agent_r1.config.algorithm_schema import AlgorithmConfig, CriticConfig, KLConfig
+from agent_r1.config.algorithm_schema import PART_KEYS, AlgorithmConfig, CriticConfig, KLConfig
 from agent_r1.config.compose import (
     Overrides,
     from_yaml,
     known_keys,
     load_config,
     override_texts,
+    preset_values,
     presets,
     to_yaml,
     value_problems,
@@ -25,6 +26,7 @@ from agent_r1.config.schema import (
 )
 
 __all__ = [
+    "PART_KEYS",
     "AgentConfig",
     "AlgorithmConfig",
     "Config",
@@ -43,6 +45,7 @@ __all__ = [
     "known_keys",
     "load_config",
     "override_texts",
+    "preset_values",
     "presets",
     "quoted",
     "to_yaml",

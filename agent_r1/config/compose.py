@@ -10,12 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from agent_r1.config.algorithm_schema import PART_KEYS, AlgorithmConfig
@@ -24,6 +25,7 @@ from agent_r1.config.schema import Config
 from agent_r1.constraints import field_problems, unusable_parts
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 from agent_r1.paths import cache_dir
+from agent_r1.shipped import find_recipe
 
 OPEN_KEYS = ("env", *(f"algorithm.{key}" for key in PART_KEYS))
 """Keys whose arguments are checked against a signature rather than the schema. On the command line `key=name` replaces
@@ -52,25 +54,20 @@ Overrides = Sequence[str] | Mapping[str, object]
 
 
 def load_config(recipe: str | Path | Config | None = None, overrides: Overrides = ()) -> Config:
-    """The configuration of a recipe folder (its `base.yaml`), of another configuration or of neither, with overrides on
-    top.
+    """The configuration of a recipe (the `base.yaml` of its folder; `find_recipe` says which folder a name means), of
+    another configuration or of neither, with overrides on top.
 
     `load_config("recipes/quickstart", {"trainer.steps": 20}).trainer.steps` is 20.
     """
     overrides = override_texts(overrides)
     is_recipe = not isinstance(recipe, Config | None)
-    folder = Path(recipe) if isinstance(recipe, str | Path) else _PACKAGE_FOLDER
+    folder = find_recipe(recipe) if isinstance(recipe, str | Path) else _PACKAGE_FOLDER
     name = "base" if is_recipe else "default" if recipe is None else "given"
     if isinstance(recipe, Config):
         names_algorithm = any(entry.lstrip("+").startswith("algorithm=") for entry in overrides)
         # A preset replaces the whole algorithm, not only the keys it names.
         base = replace(recipe, algorithm=AlgorithmConfig()) if names_algorithm else recipe
         ConfigStore.instance().store(name=name, node=_node(base))
-    elif not _is_file(folder / f"{name}.yaml"):
-        raise ConfigError(
-            f"'{folder}' is not a recipe: there is no file {folder / 'base.yaml'}. "
-            "Give a folder such as recipes/quickstart"
-        )
     _register_schema()
     GlobalHydra.instance().clear()
     checked = _checked_overrides(overrides)
@@ -121,13 +118,6 @@ def _register_schema() -> None:
     ConfigStore.instance().store(name="agent_r1", node=Config)
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a path that the file system does not take
-        return False
-
-
 def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
     """Compose; a preset of a group that the recipe's `defaults` do not name is merged over the recipe."""
     try:
@@ -143,6 +133,13 @@ def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
 def presets(group: str) -> list[str]:
     """The names of the package's presets: `presets("model")` is ["smollm2"]."""
     return sorted(path.stem for path in (_PACKAGE_FOLDER / group).glob("*.yaml"))
+
+
+def preset_values(group: str, name: str | None) -> dict[str, Any] | None:
+    """What the file of a preset of the package says; None when there is no such preset."""
+    if name not in presets(group):
+        return None
+    return cast(dict[str, Any], yaml.safe_load((_PACKAGE_FOLDER / group / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
 def _note_preset(composed: DictConfig) -> None:
@@ -220,6 +217,11 @@ def from_yaml(text: str) -> Config:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
         return cast(Config, OmegaConf.to_object(cast(DictConfig, merged)))
+    except ConfigKeyError as error:
+        raise ConfigError(
+            f"a saved configuration has the key '{error.full_key}', which this version does not know: it was written "
+            "by another version. Remove the key from it, or use the version that wrote it"
+        ) from error
     except _REFUSALS as error:
         raise ConfigError(f"a saved configuration cannot be read: {error}") from error
 

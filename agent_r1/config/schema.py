@@ -254,12 +254,13 @@ class EvalConfig:
 class TrackingConfig:
     """What is logged and where."""
 
-    tensorboard: bool = False
-    """Write TensorBoard events (extra `tensorboard`)."""
-    wandb_project: Optional[str] = None
-    """Log to this Weights & Biases project (extra `wandb`)."""
     trackers: list[str] = field(default_factory=list)
-    """Trackers of your own, by their registered names or as `module:function`."""
+    """Where metrics go beside `metrics.jsonl`: `tensorboard`, `wandb`, `mlflow` (each an extra), and your own by their
+    registered names or as `module:function`."""
+    project: str = "agent-r1"
+    """The project of W&B and the experiment of MLflow."""
+    tags: list[str] = field(default_factory=list)
+    """Tags of the run in W&B and MLflow, beside its algorithm, model and recipe."""
     record_every: CountOrZero = 1
     """Training steps between recorded batches of trajectories; 0: none are recorded."""
     record_credit: bool = False

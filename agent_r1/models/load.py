@@ -13,9 +13,10 @@ from torch import nn
 from agent_r1.chat import ChatRenderer, Tokenizer, generation_stop_ids, load_tokenizer
 from agent_r1.config import ModelConfig
 from agent_r1.errors import CheckpointError, ConfigError, EngineError
+from agent_r1.files import is_gguf
 from agent_r1.models.attention_features import check_attention
 from agent_r1.models.fused_projections import fuse_projections
-from agent_r1.models.gguf import is_gguf, unpack_gguf
+from agent_r1.models.gguf import unpack_gguf
 from agent_r1.models.lm_head import check_head
 from agent_r1.models.lora import add_adapters, merged_weights, restore_state
 from agent_r1.models.precision import train_in_float32

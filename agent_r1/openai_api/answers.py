@@ -195,12 +195,13 @@ class ChatModel:
     async def completion(
         self, request: CompletionRequest, prompt_ids: TokenIds, *, seed: int, index: int = 0
     ) -> Choice:
-        """One plain completion, sampled to its end."""
+        """One plain completion, sampled to its end. `index` counts the choices of all prompts: choice `k` of every
+        prompt has the same seed."""
         if request.sampling.stop:
             async for delta in self.stream_text(request, prompt_ids, seed=seed, index=index):
                 if delta.choice is not None:
                     return delta.choice
-        params = self.sampling_params(request.sampling, prompt_ids, seed=seed, index=index)
+        params = self.sampling_params(request.sampling, prompt_ids, seed=seed, index=index % request.n)
         sampled = await sample_whole_text(self.engine, self.renderer, prompt_ids, params)
         return Choice(index=index, completion=sampled.completion, text=sampled.text)
 
@@ -209,7 +210,7 @@ class ChatModel:
     ) -> AsyncGenerator[ChoiceDelta, None]:
         """One plain completion as it is sampled."""
         stop = request.sampling.stop
-        params = self.sampling_params(request.sampling, prompt_ids, seed=seed, index=index)
+        params = self.sampling_params(request.sampling, prompt_ids, seed=seed, index=index % request.n)
         content = ContentStream(stop=stop)
         async with aclosing(sample_text(self.engine, self.renderer, prompt_ids, params, stop)) as sampled:
             async for new in sampled:

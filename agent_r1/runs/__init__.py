@@ -4,26 +4,30 @@ from agent_r1.runs.checkpoints import find_damage, list_checkpoints, newest_read
 from agent_r1.runs.credit import parse_credit, read_credit, write_credit
 from agent_r1.runs.folder import RUN_MARKS, RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
+from agent_r1.runs.load import LoadedRun, Table, load_run
 from agent_r1.runs.lock import FolderLock, is_locked, lock_folder
 from agent_r1.runs.names import check_reads_outside, folder_problems
 from agent_r1.runs.opening import locked_run, open_run, open_trackers, plan_opening, write_fingerprints
 from agent_r1.runs.plot import DEFAULT_KEYS, draw_curves, save_figure
 from agent_r1.runs.read import RunRecord, read_runs
 from agent_r1.runs.table import markdown_table, table_rows
-from agent_r1.runs.tracking import Tracker, parse_metrics_line, tracker_factories
+from agent_r1.runs.tracking import Tracker, check_trackers, parse_metrics_line, tracker_factories
 from agent_r1.runs.trajectories import read_trajectories, trajectory_lines, write_trajectories
 
 __all__ = [
     "DEFAULT_KEYS",
     "RUN_MARKS",
     "FolderLock",
+    "LoadedRun",
     "MetricsFollower",
     "MetricsUpdate",
     "RunFolder",
     "RunRecord",
+    "Table",
     "Tracker",
     "base_model",
     "check_reads_outside",
+    "check_trackers",
     "draw_curves",
     "find_damage",
     "folder_problems",
@@ -31,6 +35,7 @@ __all__ = [
     "follow_trajectories",
     "is_locked",
     "list_checkpoints",
+    "load_run",
     "lock_folder",
     "locked_run",
     "markdown_table",

@@ -9,7 +9,7 @@ runs/<name>/config.yaml               the resolved configuration
             checkpoints/step_<n>/     state to resume from
             hf/                       the trained model
             summary.json              the result; a run without it is unfinished
-            tensorboard/              event files, on request
+            tensorboard/, wandb/      what trackers write, on request; trackers.json: their ids of the run
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ RUN_FILES = {
     "hf",
     "summary.json",
     "tensorboard",
+    "trackers.json",
 }
 """What a run writes, and the index that `agent-r1 view` makes of it."""
 

@@ -21,7 +21,7 @@ from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.runs.folder import RUN_FILES, RUN_MARKS, RunFolder
 from agent_r1.runs.lock import FolderLock, lock_folder
 from agent_r1.runs.names import name_problem
-from agent_r1.runs.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers, WandbTracker, tracker_factories
+from agent_r1.runs.tracking import JsonlTracker, Trackers, open_each
 
 _MAX_LISTED = 20
 
@@ -174,13 +174,6 @@ def _free_name(path: Path) -> Path:
     return aside
 
 
-def open_trackers(config: Config, folder: RunFolder) -> Trackers:
-    """The trackers that a run's metrics are written to."""
-    trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
-    if config.tracking.tensorboard:
-        trackers.append(TensorBoardTracker(folder.tensorboard))
-    if config.tracking.wandb_project is not None:
-        settings: dict[str, Any] = {"config": to_yaml(config)}
-        trackers.append(WandbTracker(config.tracking.wandb_project, config.run.name, settings))
-    trackers += [tracker_factories.get(name)(config, folder.path) for name in config.tracking.trackers]
-    return Trackers(trackers)
+def open_trackers(config: Config, folder: RunFolder, warn: Callable[[str], None] = lambda text: None) -> Trackers:
+    """The trackers that a run's metrics are written to; `warn` is called with what a tracker could not do."""
+    return Trackers(JsonlTracker(folder.metrics), open_each(config, folder.path, warn), warn)

@@ -93,14 +93,15 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
         raise DataError(f"no metrics.jsonl in {named}: not the folder of a run. {did_you_mean(missing[0].name, runs)}")
     names = [folder.resolve().name for folder in folders]
     return [
-        RunRecord(
-            label=name if names.count(name) == 1 else str(folder),
-            lines=RunFolder(folder).read_metrics(),
-            config_text=_text(RunFolder(folder).config),
-            summary=_summary(RunFolder(folder)),
-        )
+        read_run(folder, label=name if names.count(name) == 1 else str(folder))
         for folder, name in zip(folders, names, strict=True)
     ]
+
+
+def read_run(folder: Path, *, label: str) -> RunRecord:
+    """The run in a folder, which may not have logged anything yet."""
+    run = RunFolder(folder)
+    return RunRecord(label=label, lines=run.read_metrics(), config_text=_text(run.config), summary=_summary(run))
 
 
 def _summary(folder: RunFolder) -> Mapping[str, Any]:

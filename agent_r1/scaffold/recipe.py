@@ -15,12 +15,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from agent_r1.errors import ConfigError
+from agent_r1.shipped import shipped_recipes
 
 TEMPLATES = Path(__file__).parent / "templates"
 _SUFFIXES = (".py", ".yaml", ".md")  # installers leave compiled files beside the templates
 
 _TAKEN = {
-    "quickstart": "is a recipe that comes with Agent-R1, and both would write to runs/quickstart",
     **dict.fromkeys(("agent_r1", "recipes", "tests", "benchmarks"), "is a package of this project"),
     **dict.fromkeys(("tool", "env_loop", "single_step"), "is a name that Agent-R1 gives to a part of its own"),
 }
@@ -42,9 +42,9 @@ def write_recipe(name: str, *, kind: Kind = Kind.TOOL, into: Path | None = None)
 
     Without `into`, recipes go to the folder `recipes` where there is one, else to the working directory.
     """
-    _check_name(name)
-    folder = (into if into is not None else _usual_place()) / name
-    _check_folder(folder)
+    check_name(name)
+    folder = (into if into is not None else usual_place()) / name
+    check_folder(folder)
     words = {
         "my_task": name,
         "my_agent": name if kind is Kind.FLOW else "env_loop",
@@ -73,23 +73,28 @@ def _filled(text: str, words: dict[str, str]) -> str:
     return text
 
 
-def _usual_place() -> Path:
+def usual_place() -> Path:
+    """Where recipes go: the folder `recipes` if it exists, else the working directory."""
     recipes = Path("recipes")
     return recipes if recipes.is_dir() else Path()
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Refuse a name that a recipe cannot have."""
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or name.startswith("_"):
         raise ConfigError(
             f"'{name}' cannot name a recipe, because it names Python files too: use letters, digits and '_', with a "
             "letter first and no word of Python, for example my_shop"
         )
     taken = "is a module of Python's own" if name in sys.stdlib_module_names else _TAKEN.get(name)
+    if name in {recipe.name for recipe in shipped_recipes()}:
+        taken = f"is a recipe that comes with Agent-R1, and both would write to runs/{name}"
     if taken is not None:
         raise ConfigError(f"'{name}' {taken}; choose another name, for example my_{name}")
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something already, or cannot be made."""
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
             f"the folder {folder} exists and is not empty; nothing was written. Choose another name or --into"

@@ -131,10 +131,10 @@ class ModelServer:
     async def complete(self, request: CompletionRequest) -> Json:
         """The whole response."""
         with self.slots.taken(request.n * len(request.prompts)):
-            prompts, seeds = self._prompts(request)
+            prompts, seed = self._prompts(request)
             choices = await _all_of(
-                self.model.completion(request, prompts[i // request.n], seed=seed, index=i)
-                for i, seed in enumerate(seeds)
+                self.model.completion(request, prompts[index // request.n], seed=seed, index=index)
+                for index in range(request.n * len(prompts))
             )
             self._count(sum(map(len, prompts)), choices)
             echoed = [self._echo(request, prompt) for prompt in prompts]
@@ -144,23 +144,22 @@ class ModelServer:
         """The events of a streamed response. What is wrong with the request is raised here, before the first event."""
         with ExitStack() as stack:
             stack.enter_context(self.slots.taken(request.n * len(request.prompts)))
-            prompts, seeds = self._prompts(request)
+            prompts, seed = self._prompts(request)
             chunks = CompletionChunks(self._head("text_completion"), request, prompts, self.texts)
             streams, first = [], []
-            for index, seed in enumerate(seeds):
+            for index in range(request.n * len(prompts)):
                 prompt = prompts[index // request.n]
                 streams.append(self.model.stream_text(request, prompt, seed=seed, index=index))
                 first.append(chunks.first(index, self._echo(request, prompt)))
             return Reserved(self._events(streams, first, chunks, sum(map(len, prompts))), stack.pop_all())
 
-    def _prompts(self, request: CompletionRequest) -> tuple[list[TokenIds], list[int]]:
-        """The ids of every prompt, and the seed of every choice: choice `k` of each prompt is sampled alike."""
+    def _prompts(self, request: CompletionRequest) -> tuple[list[TokenIds], int]:
+        """The ids of every prompt, and the seed."""
         prompts = [self.model.prompt_ids(prompt) for prompt in request.prompts]
         seed = self._seed(request.sampling.seed)
         for prompt in prompts:
             self.model.sampling_params(request.sampling, prompt, seed=seed, index=0)
-        params = [request.sampling.params(max_tokens=1, stop_ids=(), seed=seed, index=k) for k in range(request.n)]
-        return prompts, [entry.seed for _ in prompts for entry in params]
+        return prompts, seed
 
     def _echo(self, request: CompletionRequest, prompt: TokenIds) -> str:
         return self.agent.renderer.text_of(prompt) if request.echo else ""

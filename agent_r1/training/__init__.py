@@ -1,20 +1,48 @@
-"""Training: the plan of a run, its preparation, its components, the training loop, checkpoints, whole runs."""
+"""Training: the plan of a run, its preparation, its components, the training loop, checkpoints, whole runs.
 
-from agent_r1.training.checkpoints.files import load_checkpoint
-from agent_r1.training.components import RunComponents, load_components, make_rollout
-from agent_r1.training.model_check import CheckedModel, check_model, check_model_exists, context_length_of
-from agent_r1.training.plan import (
-    RunPlan,
-    check_config,
-    distinct_setups,
-    first_observation,
-    make_plan,
-    tool_policies,
-    tools_in_use,
-)
-from agent_r1.training.prepare import ensure_model, prepare_model, prepare_plan
-from agent_r1.training.run import dry_run, eval_run, sft_run, train_run
-from agent_r1.training.summary import Summary
+Names are loaded on first use: a plan and a dry run need no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent_r1.training.checkpoints.files import load_checkpoint
+    from agent_r1.training.components import RunComponents, load_components, make_rollout
+    from agent_r1.training.model_check import CheckedModel, check_model, check_model_exists, context_length_of
+    from agent_r1.training.plan import (
+        RunPlan,
+        check_config,
+        distinct_setups,
+        first_observation,
+        make_plan,
+        tool_policies,
+        tools_in_use,
+    )
+    from agent_r1.training.prepare import dry_run, ensure_model, prepare_model, prepare_plan
+    from agent_r1.training.run import eval_run, sft_run, train_run
+    from agent_r1.training.summary import Summary
+
+_HOMES = {
+    "checkpoints.files": ("load_checkpoint",),
+    "components": ("RunComponents", "load_components", "make_rollout"),
+    "model_check": ("CheckedModel", "check_model", "check_model_exists", "context_length_of"),
+    "plan": (
+        "RunPlan",
+        "check_config",
+        "distinct_setups",
+        "first_observation",
+        "make_plan",
+        "tool_policies",
+        "tools_in_use",
+    ),
+    "prepare": ("dry_run", "ensure_model", "prepare_model", "prepare_plan"),
+    "run": ("eval_run", "sft_run", "train_run"),
+    "summary": ("Summary",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CheckedModel",
@@ -41,3 +69,9 @@ __all__ = [
     "tools_in_use",
     "train_run",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'agent_r1.training' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"agent_r1.training.{_HOME_OF[name]}"), name)

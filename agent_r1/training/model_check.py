@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.chat import ChatRenderer, load_renderer
+from agent_r1.chat import ChatRenderer, load_renderer, read_context_length, read_renderer
 from agent_r1.config import Config, presets
 from agent_r1.errors import ConfigError, DataError
-from agent_r1.models import check_targets
 from agent_r1.training.plan import RunPlan, first_observation
 
 
@@ -22,17 +21,22 @@ class CheckedModel:
     """The run's context, in tokens."""
 
 
-def check_model(plan: RunPlan) -> CheckedModel:
+def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
     """Check that the model exists and that every first prompt fits its context; reads its tokenizer and its
-    configuration, not its weights."""
+    configuration, not its weights. With `from_files`, for a check that no run follows, both are read without
+    `transformers` and torch where the folder's files suffice."""
     config = plan.config
     check_model_exists(config)
     if config.model.lora.rank > 0:
+        from agent_r1.models import check_targets
+
         check_targets(config.model)
-    renderer = load_renderer(
+    folder = Path(config.model.path)
+    read = read_renderer(folder, config.model.tool_format) if from_files and folder.is_dir() else None
+    renderer = read or load_renderer(
         config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
     )
-    context = context_length_of(config)
+    context = context_length_of(config, read_context_length(folder) if read is not None else None)
     if config.rollout.max_tokens >= context:
         raise ConfigError(
             f"rollout.max_tokens={config.rollout.max_tokens} leaves no room for a prompt in a context of {context}"
@@ -51,14 +55,10 @@ def check_model(plan: RunPlan) -> CheckedModel:
     return CheckedModel(renderer=renderer, context_length=context)
 
 
-def context_length_of(config: Config) -> int:
-    """The run's context: the configured one, at most the model's own and what one micro-batch holds."""
-    from transformers import AutoConfig
-
-    model_config = AutoConfig.from_pretrained(
-        config.model.path, trust_remote_code=config.model.trust_remote_code
-    ).get_text_config()
-    of_model = int(model_config.max_position_embeddings)
+def context_length_of(config: Config, known: int | None = None) -> int:
+    """The run's context: the configured one, at most the model's own and what one micro-batch holds. `known` is the
+    model's own, where it is known."""
+    of_model = _length_of_model(config) if known is None else known
     requested, trainable = config.rollout.context_length, config.trainer.micro_batch_tokens
     if requested is not None and requested > of_model:
         raise ConfigError(f"rollout.context_length={requested} is more than the model's own {of_model}")
@@ -68,6 +68,13 @@ def context_length_of(config: Config) -> int:
             "could not be trained"
         )
     return requested or min(of_model, trainable)
+
+
+def _length_of_model(config: Config) -> int:
+    from transformers import AutoConfig
+
+    model_config = AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    return int(model_config.get_text_config().max_position_embeddings)
 
 
 def check_model_exists(config: Config) -> None:

@@ -29,11 +29,10 @@ from agent_r1.envs import (
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, UnknownNameError, did_you_mean, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.gateway import GatewayFlow, check_agent
-from agent_r1.models import check_form, require_peft
 from agent_r1.registry import bind_part, find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
 from agent_r1.rollout import check_group_plan
-from agent_r1.runs import folder_problems, tracker_factories
+from agent_r1.runs import check_trackers, folder_problems
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.builtin import declare_servers, make_server
 from agent_r1.tools.workers import FunctionRef
@@ -106,8 +105,7 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
     problems.run(tool_formats.get, config.model.tool_format)
     problems.run(bind_engine, config)
     if not wrong_values:
-        for name in config.tracking.trackers:
-            problems.run(tracker_factories.get, name)
+        problems.run(check_trackers, config)
     # With wrong values, paths may be no strings.
     problems.run(_check_env, config, not wrong_values and not lacks_data(config))
     if config.reward.timeout is not None and reward is not None:
@@ -121,6 +119,8 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
             "records none; set record_every=1, or record_credit=false"
         )
     if config.model.lora.rank > 0 and not wrong_values:
+        from agent_r1.models import check_form, require_peft
+
         problems.run(check_form, config.model.lora)
         problems.run(require_peft, config.model.lora)
     report_problems(problems.found, ConfigError, _TITLE)
@@ -137,7 +137,7 @@ def make_plan(config: Config) -> RunPlan:
     problems.run(_find_tools, config)
     report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
-    check_group_plan(config, train_tasks[0])
+    check_group_plan(config, train_tasks[0], needs_greedy=algorithm.needs_greedy)
     _check_agent(config, [*train_tasks, *eval_tasks])
     _check_tools(config, [*train_tasks, *eval_tasks])
     for function in terms_of(reward):

@@ -1,4 +1,9 @@
-"""What a run makes before it starts: data files, the model, its conversion from GGUF, its warm start."""
+"""What a run makes before it starts: data files, the model, its conversion from GGUF, its warm start; and the dry run,
+which makes and checks data alone.
+
+A dry run imports no torch, so it is imported where a model is made. An algorithm whose parts are not those of a preset,
+LoRA, a model of the hub and code of the recipe may import it.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import Config, RewardConfig
+from agent_r1.config import Config, RewardConfig, to_yaml
 from agent_r1.console import RunConsole
 from agent_r1.data import row_files
 from agent_r1.envs import kind_of, ready_env
 from agent_r1.errors import ConfigError, no_exit, report_problems
 from agent_r1.event_loop import run_cancelling
-from agent_r1.models import convert_gguf, gguf_folder, is_gguf
+from agent_r1.files import is_gguf
 from agent_r1.registry import find_module, load_function
-from agent_r1.runs import lock_folder
+from agent_r1.runs import RunFolder, check_reads_outside, lock_folder, plan_opening
 from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan, check_config, lacks_data, make_plan
-from agent_r1.training.sft import ensure_warm_start
 
 
 def prepare_run(config: Config, console: RunConsole) -> tuple[RunPlan, CheckedModel]:
@@ -80,6 +84,8 @@ def merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 def ensure_model(plan: RunPlan, console: RunConsole) -> RunPlan:
     """The plan with the model that its run starts from: made and warm-started where the recipe says so."""
+    from agent_r1.training.sft import ensure_warm_start
+
     return replace(plan, config=ensure_warm_start(prepare_model(plan.config, console), console))
 
 
@@ -96,11 +102,47 @@ def prepare_model(config: Config, console: RunConsole) -> Config:
                 _call_preparation(config.model.prepare, "model preparation", config)
     if not is_gguf(config.model.path):
         return config
+    from agent_r1.models import convert_gguf, gguf_folder
+
     folder = gguf_folder(Path(config.model.path))
     if not folder.is_dir():
         console.info(f"{config.model.path} is converted once, into {folder}")
         convert_gguf(Path(config.model.path), folder)
     return replace(config, model=replace(config.model, path=str(folder)))
+
+
+def started_config(config: Config) -> Config:
+    """The configuration of a run that starts from the finished model in `sft.folder`."""
+    if config.sft.folder is None:
+        return config
+    return replace(
+        config,
+        model=replace(config.model, path=str(RunFolder(Path(config.sft.folder)).model), prepare=None),
+        sft=replace(config.sft, folder=None),
+    )
+
+
+def dry_run(config: Config, console: RunConsole) -> RunPlan:
+    """Check configuration, data and names, print the resolved configuration, load no model."""
+    plan = prepare_plan(config)
+    config = plan.config
+    check_reads_outside(config)
+    if config.model.prepare is not None and not Path(config.model.path).exists():
+        model_note = f"will be made by {config.model.prepare}"
+    elif is_gguf(config.model.path):
+        model_note = "a GGUF file, which a run converts"
+    else:
+        check_model(plan, from_files=True)
+        model_note = "found; every first prompt fits its context"
+    if config.sft.folder is not None:
+        model_note += f", warm-started in {config.sft.folder}"
+    console.info(to_yaml(config).rstrip())
+    if not is_gguf(config.model.path):
+        opening = plan_opening(started_config(config))
+        if opening.story:
+            console.info(opening.story)
+    console.info(f"train: {len(plan.train_tasks)} tasks   eval: {len(plan.eval_tasks)} tasks   model: {model_note}")
+    return plan
 
 
 def _call_preparation(reference: str, kind: str, config: Config) -> None:

@@ -1,24 +1,23 @@
-"""Whole runs: training, evaluation, warm start, dry run. Checks first, then loads the models, then works."""
+"""Whole runs: training, evaluation, warm start. Checks first, then loads the models, then works."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
-from agent_r1.config import Config, to_yaml
+from agent_r1.config import Config
 from agent_r1.console import RunConsole
 from agent_r1.evaluation import Evaluation, sample_eval_tasks
 from agent_r1.interrupts import StopSignals, stop_signals
-from agent_r1.models import is_gguf
-from agent_r1.runs import FolderLock, RunFolder, check_reads_outside, locked_run, open_run, open_trackers, plan_opening
+from agent_r1.runs import FolderLock, RunFolder, check_reads_outside, locked_run, open_run, open_trackers
 from agent_r1.training.checkpoints.resume import resume_run
 from agent_r1.training.components import RunComponents, load_components, make_training_components
 from agent_r1.training.disk_space import disk_space_warning
 from agent_r1.training.evaluations import evaluate_policy
 from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan
-from agent_r1.training.prepare import ensure_model, prepare_model, prepare_plan, prepare_run
-from agent_r1.training.sft import ensure_warm_start, started_config, tune
+from agent_r1.training.prepare import ensure_model, expand_env, prepare_model, prepare_plan, prepare_run
+from agent_r1.training.sft import ensure_warm_start, tune
 from agent_r1.training.summary import Summary
 from agent_r1.training.trainer import Trainer
 
@@ -57,7 +56,12 @@ async def _train_with(
     if shortage is not None:
         console.warn(shortage)
     checkpoint = resume_run(folder, training.learner, console.warn) if resumes else None
-    tracker = open_trackers(plan.config, folder)
+
+    def warn(message: str) -> None:
+        console.warn(message)
+        training.health.warnings.append(message)
+
+    tracker = open_trackers(plan.config, folder, warn)
     with stop.deferred():
         try:
             trainer = Trainer(
@@ -99,6 +103,7 @@ def sft_run(config: Config, console: RunConsole) -> Path:
     """Tune `model.path` on `sft.data`; returns the folder of the tuned model. If `sft.folder` is set, the model is in
     there, and is made only when it is not there yet."""
     with stop_signals(quiet=console.console.quiet):
+        config = expand_env(config)
         prepare_plan(config)
         check_reads_outside(config)
         config = prepare_model(config, console)
@@ -106,26 +111,3 @@ def sft_run(config: Config, console: RunConsole) -> Path:
             return Path(ensure_warm_start(config, console).model.path)
         with locked_run(config) as lock:
             return tune(config, console, lock)
-
-
-def dry_run(config: Config, console: RunConsole) -> RunPlan:
-    """Check configuration, data and names, print the resolved configuration, load no model."""
-    plan = prepare_plan(config)
-    config = plan.config
-    check_reads_outside(config)
-    if config.model.prepare is not None and not Path(config.model.path).exists():
-        model_note = f"will be made by {config.model.prepare}"
-    elif is_gguf(config.model.path):
-        model_note = "a GGUF file, which a run converts"
-    else:
-        check_model(plan)
-        model_note = "found; every first prompt fits its context"
-    if config.sft.folder is not None:
-        model_note += f", warm-started in {config.sft.folder}"
-    console.info(to_yaml(config).rstrip())
-    if not is_gguf(config.model.path):
-        opening = plan_opening(started_config(config))
-        if opening.story:
-            console.info(opening.story)
-    console.info(f"train: {len(plan.train_tasks)} tasks   eval: {len(plan.eval_tasks)} tasks   model: {model_note}")
-    return plan

@@ -34,6 +34,7 @@ from agent_r1.runs import (
 from agent_r1.training.model_check import check_model
 from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import make_plan
+from agent_r1.training.prepare import started_config
 
 _INTERRUPTED = "A warm start has no checkpoints: run the same command again to start it over."
 
@@ -56,7 +57,7 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     )
     if config.model.lora.rank:
         add_adapters(policy, config.model.lora, seed=config.trainer.seed)
-    tracker = open_trackers(config, folder)
+    tracker = open_trackers(config, folder, console.warn)
     settings, growth = config.sft, WeightGrowth(policy)
     try:
         with console.progress("warm start", settings.steps, in_logs=False) as bar:
@@ -117,17 +118,6 @@ def _make_warm_start(folder: RunFolder, config: Config, console: RunConsole) -> 
             if torch.cuda.is_available():  # its memory must not count as that of the run
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-
-
-def started_config(config: Config) -> Config:
-    """The configuration of a run that starts from the finished model in `sft.folder`."""
-    if config.sft.folder is None:
-        return config
-    return replace(
-        config,
-        model=replace(config.model, path=str(RunFolder(Path(config.sft.folder)).model), prepare=None),
-        sft=replace(config.sft, folder=None),
-    )
 
 
 def warm_start_recipe(config: Config, folder: Path) -> Config:

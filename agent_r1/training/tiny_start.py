@@ -11,9 +11,6 @@ from agent_r1.config import Config, ModelConfig
 from agent_r1.console import RunConsole
 from agent_r1.data import read_rows
 from agent_r1.errors import DataError
-from agent_r1.models import build_tiny_model
-from agent_r1.training.run import sft_run
-from agent_r1.training.sft import warm_start_recipe
 
 
 def make_warm_start(config: Config) -> None:
@@ -22,6 +19,11 @@ def make_warm_start(config: Config) -> None:
     It depends only on those settings and the data, not on the run's seed, algorithm or optimizer: all runs of a recipe
     start from the same weights.
     """
+    # A recipe imports this module for a dry run too, which needs no torch.
+    from agent_r1.models import build_tiny_model
+    from agent_r1.training.run import sft_run
+    from agent_r1.training.sft import warm_start_recipe
+
     warm = Path(config.model.path).parent
     untrained = warm.with_name(f"{warm.name}_untrained")
     build_tiny_model(_read_demonstrations(config.sft.data), untrained)

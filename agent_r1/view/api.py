@@ -147,7 +147,7 @@ class ViewApi:
         bounds = Bounds()
         shown: dict[str, Any] = bounds.apply(whole_record(record))
         tokenizer = find_tokenizer(run.folder, run.model_path) if with_tokens else None
-        credit = run.credit(row) if with_tokens else None
+        credit = run.credit([row]).get(row["key"]) if with_tokens else None
         if with_tokens:
             add_tokens(shown, record, tokenizer, credit)
         return {
@@ -156,7 +156,7 @@ class ViewApi:
             "tokenizer": tokenizer is not None,
             "credit": credit is not None,
             "neighbours": neighbours,
-            "cut": bounds.cut[:1000],
+            "cut": bounds.cut,
         }
 
     def text(self, run_id: str, key: str, path: str, offset: int, limit: int) -> dict[str, Any]:
@@ -175,15 +175,19 @@ class ViewApi:
         run = self.run(run_id)
         with run.index.reading() as connection:
             rows = query.rows_of(connection, query.group_ids(connection, step, group, kind))
+        num_members = len(rows)
         if not rows:
             raise NotFoundError(f"step {step} has no group {group} ({kind})")
         bounds = Bounds(max_text=_LIGHT_TEXT)
         members: list[dict[str, Any]] = []
         prompt: Any = []
-        for row in rows[:_MAX_MEMBERS]:
+        rows = rows[:_MAX_MEMBERS]
+        credit = run.credit(rows)
+        for row in rows:
             _, _, record = self._read(run, row["key"])
             prompt = prompt or record.get("prompt") or []
-            light = {"steps": light_steps(record), "vote": record.get("vote") or "", "error": record.get("error")}
+            steps = light_steps(record, credit.get(row["key"]))
+            light = {"steps": steps, "vote": record.get("vote") or "", "error": record.get("error")}
             members.append({**row, "record": bounds.apply(light)})
         return {
             "step": step,
@@ -192,7 +196,7 @@ class ViewApi:
             "task_id": rows[0]["task_id"],
             "prompt": Bounds().apply(prompt),
             "members": members,
-            "num_members": len(rows),
+            "num_members": num_members,
         }
 
     def task(self, run_id: str, task: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def whole_record(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def light_steps(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+def light_steps(record: Mapping[str, Any], credit: Sequence[StepCredit] | None = None) -> list[dict[str, Any]]:
     """The steps for a comparison of several trajectories: what was done, what came back and what it earned."""
     steps = record["steps"]
     return [
@@ -38,7 +38,7 @@ def light_steps(record: Mapping[str, Any]) -> list[dict[str, Any]]:
             **_action(step),
             "results": [_result(message) for message in _results(steps, index)],
             "reward": number(step.get("reward")),
-            "advantage": None,
+            "advantage": number(credit[index].advantage) if credit and index < len(credit) else None,
         }
         for index, step in enumerate(steps)
     ]

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf.errors import OmegaConfBaseException
 
+from agent_r1.codec import write_json
 from agent_r1.errors import AgentR1Error, DataError
 from agent_r1.metric_names import STEP_SECONDS
 from agent_r1.runs import RunRecord, is_locked, parse_credit, parse_metrics_line
@@ -23,8 +25,14 @@ from agent_r1.view.index.store import TrajectoryIndex
 from agent_r1.view.inside import Signature, open_inside, read_inside, signature_of
 
 _MAX_FILE = 4 << 20
+_MAX_CONFIG = 256 << 10
+_MAX_SETTINGS = 5_000
+_NEEDED_SECTIONS = ("model", "rollout", "algorithm", "trainer")
+"""What the labels of a run are derived from."""
 _STEP_WARNING = re.compile(r"step (\d+): (.*)", re.DOTALL)
-_SEED_KEYS = ("seed", "run.", "tracking.", "data.seed", "rollout.seed")
+_OF_ONE_RUN = ("trainer.seed", "run.", "tracking.")
+"""Keys in which the runs of a family differ."""
+_YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class ViewedRun:
@@ -90,8 +98,12 @@ class ViewedRun:
 
     def config(self) -> dict[str, Any]:
         """The configuration as flat keys."""
-        settings: dict[str, Any] = self._derived("config", self.config_text, self._parse_config)
-        return settings
+        return _flat(self._sections())
+
+    def _sections(self) -> dict[str, Any]:
+        """The configuration, bounded."""
+        sections: dict[str, Any] = self._derived("config", self.config_text, self._parse_config)
+        return sections
 
     def summary(self) -> dict[str, Any]:
         """The summary of a finished run; empty for an unfinished one."""
@@ -109,7 +121,7 @@ class ViewedRun:
 
     def _read(self, name: str) -> str:
         try:
-            content = read_inside(self.folder, name, max_bytes=_MAX_FILE)
+            content = read_inside(self.folder, name, max_bytes=_MAX_CONFIG if name == "config.yaml" else _MAX_FILE)
             self.problems.pop(name, None)
         except DataError as error:
             self.problems[name] = str(error)
@@ -124,22 +136,22 @@ class ViewedRun:
         return cached[1]
 
     def _parse_config(self, text: str) -> dict[str, Any]:
+        self.problems.pop("configuration", None)
         try:
-            loaded = yaml.safe_load(text) if text else {}
+            loaded = yaml.load(text, _YAML_LOADER) if text else {}
         except (yaml.YAMLError, RecursionError, ValueError) as error:
-            self.problems["config.yaml"] = f"config.yaml is not YAML: {str(error)[:300]}"
+            self.problems["configuration"] = f"config.yaml is not YAML: {str(error)[:300]}"
             return {}
-        if not isinstance(loaded, dict):
-            return {}
-        return _flat(Bounds().apply(loaded))
+        return Bounds(max_nodes=_MAX_SETTINGS).apply(loaded) if isinstance(loaded, dict) else {}
 
     def _parse_summary(self, text: str) -> dict[str, Any]:
+        self.problems.pop("result", None)
         try:
             summary = json.loads(text) if text else {}
         except (ValueError, RecursionError):
             summary = None
         if not isinstance(summary, dict):
-            self.problems["summary.json"] = "summary.json is not the summary of a run"
+            self.problems["result"] = "summary.json is not the summary of a run"
             return {}
         return summary
 
@@ -189,9 +201,12 @@ class ViewedRun:
 
     def _identify(self) -> dict[str, Any]:
         settings, summary = self.config(), self.summary()
-        record = RunRecord(label=self.id, lines=[], config_text=self.config_text, summary=summary)
-        seed = summary.get("seed", settings.get("seed", settings.get("run.seed")))
-        rest = {key: value for key, value in settings.items() if not key.startswith(_SEED_KEYS)}
+        # YAML can repeat a value without end; JSON, which is YAML too, cannot.
+        sections = {name: value for name, value in self._sections().items() if name in _NEEDED_SECTIONS}
+        bounded = write_json(sections, default=str)
+        record = RunRecord(label=self.id, lines=[], config_text=bounded, summary=summary)
+        seed = summary.get("seed", settings.get("trainer.seed"))
+        rest = {key: value for key, value in settings.items() if not key.startswith(_OF_ONE_RUN)}
         return {
             "algorithm": _attempt(lambda: record.algorithm),
             "model": _attempt(lambda: record.model),
@@ -211,20 +226,25 @@ class ViewedRun:
         """The model it started from, as its configuration names it."""
         return str(self.config().get("model.path") or "")
 
-    def credit(self, row: Mapping[str, Any]) -> Sequence[StepCredit] | None:
-        """What the learner recorded about the tokens of a trajectory, per step; None when nothing was recorded."""
-        if row["kind"] != "train" or row["member"] < 0:
-            return None
-        wanted = row["group_id"], row["member"]
-        prefix = f'{{"group_id": {wanted[0]}, "member": {wanted[1]},'.encode()
+    def credit(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[StepCredit]]:
+        """What the learner recorded about the tokens of trajectories of one step, per key and step of the episode."""
+        wanted = {
+            f'{{"group_id": {row["group_id"]}, "member": {row["member"]},'.encode(): row["key"]
+            for row in rows
+            if row["kind"] == "train"
+        }
+        found: dict[str, Sequence[StepCredit]] = {}
         try:
-            with open_inside(self.folder, "credit", f"{row['step']}.jsonl") as file:
+            with open_inside(self.folder, "credit", f"{rows[0]['step']}.jsonl") as file:
                 for _, _, line in lines_of(file):
-                    if line is not None and line.startswith(prefix):
-                        return parse_credit(line).steps
-        except (FileNotFoundError, DataError, ValueError, KeyError, TypeError, RecursionError):
-            return None
-        return None
+                    key = wanted.get(line[: line.find(b",", line.find(b",") + 1) + 1]) if line else None
+                    if line is not None and key is not None:
+                        found[key] = parse_credit(line).steps
+        except (FileNotFoundError, DataError):
+            pass
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            self.problems["credit"] = f"credit/{rows[0]['step']}.jsonl has a line that is no credit: {error}"
+        return found
 
     def _time(self, name: str) -> float | None:
         try:
@@ -310,5 +330,5 @@ def _attempt(make: Callable[[], str]) -> str:
     """A label; "?" where the configuration is not one of ours."""
     try:
         return make()[:200]
-    except (AgentR1Error, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (AgentR1Error, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError):
         return "?"

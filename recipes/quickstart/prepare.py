@@ -25,7 +25,8 @@ def make_data(config: Config) -> None:
 def make_warm_start(config: Config) -> None:
     """Write the careless shopper's demonstrations and warm-start a tiny model on them."""
     rng = random.Random("quickstart demonstrations")
-    demonstrations = Path(config.model.path).parent.with_name("quickstart_data") / "demonstrations.jsonl"
+    warm = Path(config.model.path).parent
+    demonstrations = warm.with_name(f"{warm.name.removesuffix('_warm_start')}_data") / "demonstrations.jsonl"
     rows = (demonstration(draw_basket(rng), rng) for _ in range(NUM_DEMONSTRATIONS))
     write_atomically(demonstrations, json_lines(rows))
     tiny_start.make_warm_start(replace(config, sft=replace(config.sft, data=[str(demonstrations)])))

@@ -1,4 +1,4 @@
-"""A real browser for tests of web pages: headless Chromium through its driver. Tests are skipped where it is missing."""
+"""A real browser for tests of web pages: headless Chromium through its driver. Tests skip where it is missing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from typing import Any
 
 import pytest
 
-FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars"
-).split()
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+]
 
 
 class Browser:

@@ -41,7 +41,7 @@ class Hints(vf.MultiTurnEnv):
     async def setup_state(self, state: vf.State) -> None:
         state["hints"] = 0
 
-    @vf.stop
+    @vf.stop  # type: ignore[untyped-decorator]
     async def is_right(self, state: vf.State) -> bool:
         turns = state["trajectory"]
         return bool(turns) and turns[-1]["completion"][-1].content == state["answer"]

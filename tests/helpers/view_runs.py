@@ -13,8 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.codec import write_json
-from agent_r1.runs import write_trajectories
-from agent_r1.types import Action, FailedAttempt, Group, Observation, Step, StopReason, Task, ToolCall, Trajectory
+from agent_r1.runs import write_credit, write_trajectories
+from agent_r1.types import (
+    Action,
+    FailedAttempt,
+    Group,
+    Observation,
+    Step,
+    StepCredit,
+    StopReason,
+    Task,
+    ToolCall,
+    Trajectory,
+    TrajectoryCredit,
+)
 
 ROOT = Path(__file__).parents[2]
 ITEMS = ("egg", "tea", "honey", "salt")
@@ -62,7 +74,21 @@ class MadeRun:
     def write(self, step: int, groups: Sequence[Group]) -> None:
         """Write the trajectories of a step, and the tokens they need."""
         self.words.save(self.folder / "hf")
-        write_trajectories(self.folder / "trajectories" / f"{step:06d}.jsonl", groups, policy_step=step)
+        write_trajectories(self.folder / "trajectories" / f"{step}.jsonl", groups, policy_step=step)
+
+    def learn(self, step: int, groups: Sequence[Group]) -> None:
+        """Write what a learner made of these groups: the first token of an action is bad, the others are good."""
+        (self.folder / "credit").mkdir(exist_ok=True)
+        credits = [
+            TrajectoryCredit(
+                group_id=rollout.group_id,
+                member=rollout.member,
+                steps=tuple(credit_of(len(taken.action_ids)) for taken in rollout.steps),
+            )
+            for group in groups
+            for rollout in group
+        ]
+        write_credit(self.folder / "credit" / f"{step}.jsonl", credits)
 
     def group(self, step: int, number: int, members: int) -> Group:
         """The rollouts of one task."""
@@ -76,7 +102,9 @@ class MadeRun:
         """A call of a tool, and an answer."""
         call = f'{{"name": "price", "arguments": {{"item": "{item}"}}}}'
         first = self.step(
-            task.prompt, ("<tool_call>", call, "</tool_call>"), calls=(ToolCall(name="price", arguments={"item": item}),)
+            task.prompt,
+            ("<tool_call>", call, "</tool_call>"),
+            calls=(ToolCall(name="price", arguments={"item": item}),),
         )
         first = replace(first, reward=0.1)
         answer = "12" if is_right else f"{member}"
@@ -122,6 +150,19 @@ class MadeRun:
     def finish(self, warnings: Sequence[str] = ()) -> None:
         """Write the summary."""
         (self.folder / "summary.json").write_text(json.dumps({"warnings": list(warnings)}))
+
+
+def credit_of(length: int) -> StepCredit:
+    """The credit of a step: advantages from -1 up, a ratio of 1 for the first token and more for the others."""
+    return StepCredit(
+        reward=0.5,
+        observed_return=1.5,
+        advantages=tuple(i - 1.0 for i in range(length)),
+        values=(),
+        old_logprobs=(-1.0,) * length,
+        logprobs=tuple(-1.0 + 0.1 * i for i in range(length)),
+        entropies=tuple(0.5 * (i + 1) for i in range(length)),
+    )
 
 
 def failed_trajectory(trajectory: Trajectory, traceback: str) -> Trajectory:

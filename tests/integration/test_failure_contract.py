@@ -1047,6 +1047,27 @@ def test_trajectories_that_cannot_be_written_are_counted_and_the_run_goes_on(
     seen_in("records-unwritten", "error/failed_records")
 
 
+@row("tracker-fails")
+def test_a_tracker_that_raises_is_counted_and_the_run_continues(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lost_tracker.py").write_text(
+        "class Lost:\n"
+        "    def log(self, step, metrics): raise ConnectionError('no route')\n"
+        "    def close(self): raise SystemExit(1)\n"
+        "def make(config, folder): return Lost()\n"
+        "def refuse(config, folder): raise PermissionError('no key')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trackers = "tracking.trackers=['lost_tracker:make','lost_tracker:refuse']"
+    summary = commands.train(*tiny_overrides(tmp_path, model_folder, "trainer.steps=4", trackers), quiet=True)
+    assert summary.steps == 4
+    assert counted(tmp_path / "tiny", "error/failed_trackers") == [1, 2, 3]
+    for reason in ("make' failed (ConnectionError: no route)", "refuse' cannot be opened (PermissionError: no key)"):
+        assert [warning for warning in summary.warnings if reason in warning]
+    seen_in("tracker-fails", "error/failed_trackers")
+
+
 @row("disk-full")
 def test_a_model_that_cannot_be_written_is_one_error_and_the_same_command_goes_on(
     tmp_path: Path, model_folder: Path

@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 import agent_r1
 from agent_r1.cli.app import app
 from agent_r1.config import from_yaml
+from agent_r1.envs import ready_env
 from agent_r1.errors import RolloutsFailingError
+from agent_r1.models.tiny import build_tiny_model
+from tests.helpers.frozen_lake import demonstrations
 from tests.helpers.tiny_gym import Line
 from tests.helpers.tiny_runs import score_variety
 
@@ -99,6 +102,39 @@ def test_an_mcp_server_is_trained_as_the_whole_set_of_tools(
     assert metrics["error/failed_rollouts"] == 0
     tools = trajectories[0].steps[0].observation.tools
     assert [tool["function"]["name"] for tool in tools] == ["add", "refuse"]
+
+
+@pytest.mark.whole
+def test_a_tiny_model_learns_to_cross_the_frozen_lake(tmp_path: Path) -> None:
+    """From players who choose at random in half of their turns to the way across, in nine steps."""
+    lake = {
+        "arguments": {"is_slippery": False},
+        "observe": "tests.helpers.frozen_lake:field",
+        "instructions": "Cross.",
+    }
+    ready = ready_env({"name": "gym:FrozenLake-v1", **lake})
+    played = demonstrations(ready.train[:200], ready.env, wrong=0.5, steps=8)
+    build_tiny_model(played, tmp_path / "untrained")
+    shared = {**{f"env.{key}": value for key, value in lake.items()}, "run.folder": str(tmp_path)}
+    warm = agent_r1.sft(
+        env="gym:FrozenLake-v1",
+        model=tmp_path / "untrained",
+        demonstrations=played,
+        overrides={**shared, "run.name": "warm", "sft.steps": 40, "sft.batch_size": 16, "sft.learning_rate": 2e-3},
+        quiet=True,
+    )
+    settings = {
+        "env.eval_tasks": 0,
+        "rollout.groups_per_step": 4,
+        "rollout.max_tokens": 4,
+        "trainer.steps": 9,
+        "optimizer.learning_rate": 3e-4,
+    }
+    agent_r1.train(env="gym:FrozenLake-v1", model=warm, overrides={**shared, **settings}, quiet=True)
+    lines = (tmp_path / "FrozenLake-v1" / "metrics.jsonl").read_text().splitlines()
+    success = [entry["reward/success"] for entry in map(json.loads, lines) if "reward/success" in entry]
+    assert sum(success[:2]) / 2 < 0.4
+    assert sum(success[-2:]) / 2 > 0.75
 
 
 @pytest.mark.whole

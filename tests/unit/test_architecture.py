@@ -29,9 +29,10 @@ PACKAGES: dict[str, str] = {
     "console": "findings metric_names types",
     "registry": "constraints errors",
     "files": "errors",
+    "shipped": "errors",
     "web": "codec errors",
     # What users extend: tools, environments, flows, rewards, formats, estimators.
-    "config": "constraints errors paths registry",
+    "config": "constraints errors paths registry shipped",
     "chat": "errors registry types",
     "tools": "codec constraints errors event_loop files findings registry seeds types",
     "rewards": "constraints errors registry types",
@@ -62,12 +63,12 @@ PACKAGES: dict[str, str] = {
         "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
         "tools training types"
     ),
-    "scaffold": "errors",
+    "scaffold": "errors shipped",
     "view": "codec errors files metric_names runs types version web",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
         "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
-        "scaffold serving tools training view web"
+        "scaffold serving shipped tools training view web"
     ),
 }
 """What each package may import of the others."""

@@ -13,7 +13,14 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DEVELOPMENT = "dev"
 
-DISTRIBUTIONS = {"PIL": "pillow", "faiss": "faiss-cpu", "hydra": "hydra-core", "yaml": "pyyaml"}
+DISTRIBUTIONS = {
+    "IPython": "ipython",
+    "PIL": "pillow",
+    "faiss": "faiss-cpu",
+    "hydra": "hydra-core",
+    "mlflow": "mlflow-skinny",
+    "yaml": "pyyaml",
+}
 """Of modules that are called otherwise than what installs them."""
 
 

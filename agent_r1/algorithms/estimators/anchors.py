@@ -6,14 +6,16 @@ import difflib
 import hashlib
 import json
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agent_r1.algorithms.estimators.base import Credit, estimators, group_statistics, has_spread, standardize
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.algorithms.table import StepTable
 from agent_r1.constraints import Fraction, NotNegative, Positive
 from agent_r1.types import Observation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @estimators.register("gigpo")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agent_r1.algorithms.estimators.base import Credit, estimators, whiten, whiten_masked
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.algorithms.table import StepTable
 from agent_r1.constraints import Fraction
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _gae(table: StepTable, gamma: float, lam: float, values_S: Tensor) -> Tensor:

@@ -6,8 +6,6 @@ Tokens of a group whose members all earned the same get no credit. Neither do th
 
 from __future__ import annotations
 
-import torch
-
 from agent_r1.algorithms.estimators.base import (
     Credit,
     estimators,
@@ -16,6 +14,7 @@ from agent_r1.algorithms.estimators.base import (
     standardize,
     whiten_masked,
 )
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.algorithms.table import StepTable
 from agent_r1.constraints import Fraction, Positive
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from agent_r1.algorithms.estimators.base import Credit, estimators, whiten
+from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.algorithms.table import StepTable
 from agent_r1.constraints import Fraction
 

@@ -54,13 +54,11 @@ def kind_of(name: Any) -> str | None:
 
 
 def run_name_of(name: Any) -> str | None:
-    """The name of a run of `KIND:NAME`, when the user gives none.
+    """The name of a run in `KIND:NAME` or `module:attribute`, when the user gives none.
 
     >>> run_name_of("gym:FrozenLake-v1"), run_name_of("mcp:python shop/server.py"), run_name_of("tool")
     ('FrozenLake-v1', 'python_shop_server.py', None)
     """
-    if kind_of(name) is None:
-        return None
     return re.sub(r"[^\w.=-]+", "_", str(name).partition(":")[2])[:80].strip("._") or None
 
 

@@ -135,12 +135,12 @@ class Commands:
     def answer(self, rest: str) -> None:
         """/answer: the ground truth of the task that was run"""
         truth = self._session.exchanges[0].task.ground_truth if self._session.exchanges else None
-        self._tell("there is none" if truth is None else printable(str(truth)))
+        self._tell("there is none" if truth is None else str(truth))
 
     def system(self, rest: str) -> Reply:
         """/system [TEXT]: show the system message; or set it, which begins a new conversation; - removes it"""
         if not rest:
-            self._tell(printable(self._session.system or "there is no system message"))
+            self._tell(self._session.system or "there is no system message")
             return Reply()
         self._session.exchanges.clear()
         self._session.system = None if rest == "-" else rest
@@ -166,7 +166,7 @@ class Commands:
         return Reply(leave=True)
 
     def _tell(self, text: str) -> None:
-        self._console.print(Text(text, style="dim"), soft_wrap=True)
+        self._console.print(Text(printable(text), style="dim"), soft_wrap=True)
 
 
 _COMMANDS: dict[str, Callable[[Commands, str], Reply | None]] = {

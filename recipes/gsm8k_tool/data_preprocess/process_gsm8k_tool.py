@@ -20,6 +20,7 @@ from agent_r1.config import Config
 from agent_r1.data import locate, write_rows
 from agent_r1.errors import DataError
 from agent_r1.registry import load_module, recipe_folder
+from agent_r1.shipped import find_recipe
 from agent_r1.tools import ToolContext
 from agent_r1.tools.builtin import evaluate
 from agent_r1.types import Task
@@ -27,7 +28,8 @@ from agent_r1.types import Task
 _RECIPE = Path(__file__).resolve().parents[1]
 with recipe_folder(_RECIPE):
     prompts, tools = load_module("prompts"), load_module("tools")
-with recipe_folder(_RECIPE.with_name("gsm8k")):  # the same problems
+_SIBLING = _RECIPE.with_name("gsm8k")
+with recipe_folder(_SIBLING if _SIBLING.is_dir() else find_recipe("gsm8k")):  # the same problems
     gsm8k = load_module("data_preprocess.process_gsm8k")
 
 MAX_STEPS = 5

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from agent_r1.cli import app
 from agent_r1.cli.help_text import help_text
 
-COMMANDS = ("train", "sft", "eval", "check", "plot", "table", "index", "search", "init", "env serve")
+COMMANDS = ("train", "sft", "eval", "check", "plot", "table", "index", "search", "init", "recipes copy", "env serve")
 
 
 def help_of(command: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from torch import Tensor
 from typer.testing import CliRunner
 
 from agent_r1.algorithms import aggregations, corrections, estimators, kl_estimators, policy_losses
@@ -92,7 +93,9 @@ def arguments_of_parts() -> Iterator[tuple[str, Any]]:
             ):
                 continue
             function = target.__init__ if inspect.isclass(target) else target
-            for argument, hint in typing.get_type_hints(function, include_extras=True).items():
+            for argument, hint in typing.get_type_hints(
+                function, localns={"Tensor": Tensor}, include_extras=True
+            ).items():
                 if number_of(hint) is not None and argument != "return":
                     yield f"{registry.kind} {name}.{argument}", hint
 

@@ -102,9 +102,7 @@ def test_a_reward_function_that_raises_is_no_zero() -> None:
 
 def test_train_and_eval_tasks_are_disjoint() -> None:
     own = ready("single")
-    assert [task.prompt[-1]["content"] for task in own.eval] == [
-        "What is 3 + 4?"
-    ]  # the other is in `train`
+    assert [task.prompt[-1]["content"] for task in own.eval] == ["What is 3 + 4?"]  # the other is in `train`
     split = ready("tools")
     assert (len(split.train), len(split.eval)) == (8, 2)
     assert not {str(task.prompt) for task in split.train} & {str(task.prompt) for task in split.eval}

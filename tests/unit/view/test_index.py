@@ -1,4 +1,4 @@
-"""The index of trajectories: what is in it, how it follows the files, and that nothing in a run folder can mislead it."""
+"""The index of trajectories: what is in it, how it follows the files, and that nothing in a run folder misleads it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,12 @@ def test_only_new_files_are_read(run: WrittenRun, monkeypatch: pytest.MonkeyPatc
     assert not index.update()
     add(run, 2)
     read: list[bytes] = []
-    monkeypatch.setattr("agent_r1.view.index.writer.decode_short", lambda line: read.append(line) or decode(line))
+
+    def decode_short(line: bytes) -> dict[str, Any]:
+        read.append(line)
+        return decode(line)
+
+    monkeypatch.setattr("agent_r1.view.index.writer.decode_short", decode_short)
     assert index.update()
     assert len(read) == 1
     assert [row["step"] for row in rows(index)] == [1, 2]
@@ -140,7 +145,7 @@ def test_several_viewers_index_one_run_at_once(tmp_path: Path) -> None:
     assert len(rows(indexes[0])) == 20
 
 
-# --- damage ------------------------------------------------------------------------------------------------------------
+# --- damage ----------------------------------------------------------------------------------------------------------
 
 
 def test_lines_that_cannot_be_read_are_counted_and_the_others_are_there(run: WrittenRun) -> None:
@@ -292,7 +297,7 @@ def test_a_run_folder_that_cannot_be_written_has_its_index_in_the_cache(
     assert len(rows(index)) == 1
 
 
-# --- reading lines without decoding all of them ------------------------------------------------------------------------
+# --- reading lines without decoding all of them ----------------------------------------------------------------------
 
 texts = st.text(max_size=30) | st.sampled_from(
     [HOSTILE, '"action_ids": [1, 2', '], "anchor": null', ', "timings": {', '"token_ids": ', '\\"prompt_ids\\": [']

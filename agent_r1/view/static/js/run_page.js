@@ -1,9 +1,10 @@
 // One run: its curves, and what the health monitor warned of.
 
-import { foreign, h } from "./dom.js";
+import { h } from "./dom.js";
 import { createPanels } from "./panels.js";
 import { go, link } from "./router.js";
 import { colorsOf, runHead } from "./run_head.js";
+import { textBlock } from "./text_block.js";
 
 export async function runPage({ source, route, state }) {
   const id = route.params.run;
@@ -30,7 +31,7 @@ export async function runPage({ source, route, state }) {
   function warningOf({ step, rule, text }) {
     return h("li", {},
       h("a", { class: "step-link", href: link("trajectories", { run: id }, { step }) }, `step ${step}`),
-      h("span", {}, foreign(text || rule)),
+      h("div", { class: "warning-text" }, textBlock(text || rule, { first: 500, lines: 6 })),
     );
   }
 

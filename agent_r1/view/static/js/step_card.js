@@ -72,6 +72,8 @@ function headOf(step, index) {
   const facts = [
     ["reward", signed(step.reward ?? 0), signOf(step.reward)],
     Number.isFinite(step.advantage) ? ["advantage", signed(step.advantage), signOf(step.advantage)] : null,
+    Number.isFinite(step.return) ? ["return", signed(step.return), ""] : null,
+    Number.isFinite(step.value) ? ["value", number(step.value), ""] : null,
     ["tokens", count(step.num_action_tokens ?? step.tokens?.filter((token) => token.action).length), ""],
     seconds > 0 ? ["time", duration(seconds), ""] : null,
   ].filter(Boolean);

@@ -5,6 +5,7 @@ import { count, foreign, h } from "./dom.js";
 import { promptBox } from "./group_page.js";
 import { createListKeys } from "./keyboard.js";
 import { link } from "./router.js";
+import { oneLine } from "./text.js";
 import { createTable } from "./trajectory_table.js";
 
 export async function taskPage({ source, route, state }) {
@@ -16,7 +17,7 @@ export async function taskPage({ source, route, state }) {
   const table = createTable({ addressOf: (row) => link("trajectory", { run: id, key: row.key }, { step: row.step, kind: row.kind }) });
   const prompt = h("div", {});
   const element = h("div", { class: "page" },
-    h("header", { class: "run-top" }, h("div", { class: "run-title" }, h("h1", {}, foreign(task))),
+    h("header", { class: "run-top" }, h("div", { class: "run-title" }, h("h1", {}, foreign(oneLine(task)))),
       h("p", { class: "run-facts" }, "one task over the training"), figures),
     prompt,
     h("section", { class: "panel task-panel" }, h("header", {}, h("h3", {}, "reward")), chart.element),

@@ -1,7 +1,11 @@
 // Text from models, tools and tasks is hostile. Whatever cannot be seen, or would change how its neighbours are shown, is
 // written as a visible mark: control characters, escape sequences, direction marks, zero-width and tag characters.
 
+const CONTROLS =
+  "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US".split(" ");
 const NAMED = new Map([
+  ...CONTROLS.map((name, code) => [code, name]),
+  [0x7f, "DEL"],
   [0x061c, "ALM"], [0x180e, "MVS"], [0x200b, "ZWSP"], [0x200c, "ZWNJ"], [0x200d, "ZWJ"], [0x200e, "LRM"], [0x200f, "RLM"],
   [0x2028, "LS"], [0x2029, "PS"], [0x202a, "LRE"], [0x202b, "RLE"], [0x202c, "PDF"], [0x202d, "LRO"], [0x202e, "RLO"],
   [0x2060, "WJ"], [0x2066, "LRI"], [0x2067, "RLI"], [0x2068, "FSI"], [0x2069, "PDI"], [0xfeff, "BOM"],
@@ -11,12 +15,10 @@ const NAMED = new Map([
 const HIDDEN =
   /\u001b\[[0-9;:?<=>]*[ -/]*[@-~]|[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]|[\ud800-\udfff]/gu;
 
-/** The visible mark of a hidden character or escape sequence: `mark("\u0000")` is "␀", `mark("\u202e")` is "⟨RLO⟩". */
+/** The visible mark of a hidden character or escape sequence: `mark("\u0000")` is "⟨NUL⟩", `mark("\u001b[31m")` "⟨ESC⟩[31m". */
 export function mark(hidden) {
-  if (hidden.length > 2) return "␛" + hidden.slice(1);
+  if (hidden.length > 2) return mark(hidden[0]) + hidden.slice(1);
   const code = hidden.codePointAt(0);
-  if (code < 0x20) return String.fromCodePoint(0x2400 + code);
-  if (code === 0x7f) return "␡";
   return `⟨${NAMED.get(code) ?? "U+" + code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
 

@@ -15,36 +15,49 @@ export function textBlock(value, { className = "", first = FIRST, lines = FIRST_
   const text = typeof value === "string" ? value : String(value ?? "");
   const body = h("div", { class: `text ${className}`, dir: "auto" });
   const wrapper = h("div", { class: "text-block" }, body);
-  let end = firstEnd(text, first, lines);
+  const end = firstEnd(text, first, lines);
   appendText(body, text.slice(0, end));
   if (end >= text.length && !rest) return wrapper;
 
   const total = rest?.total ?? text.length;
-  let fetched = rest ? [...text].length : 0;
-  const isComplete = () => end >= text.length && (!rest || fetched >= total);
-  const more = h("button", { class: "more", type: "button" });
-  const label = () => {
-    const isLast = rest ? total - fetched <= 0 : text.length - end <= MORE;
-    more.textContent = isLast ? `Show all ${count(total)} characters` : `Show more of ${count(total)} characters`;
-  };
+  const more = h("button", { class: "more", type: "button" }, `Show ${total > MORE ? "more of" : "all"} ${count(total)} characters`);
+  const next = readerOf(text, rest);
+  let isFirst = true;
   more.addEventListener("click", async () => {
     more.disabled = true;
-    if (end < text.length) {
-      const next = head(text, MORE, end);
-      appendText(body, next.text);
-      end = next.end;
-    } else {
-      const part = await rest.load(fetched, MORE);
-      appendText(body, part.text);
-      fetched = part.text ? fetched + [...part.text].length : total;
-    }
+    const piece = await next();
+    if (isFirst) body.replaceChildren();
+    isFirst = false;
+    // Pieces are blocks of their own: those out of sight cost no layout, however many there are.
+    const block = h("span", { class: "piece" });
+    appendText(block, piece.text);
+    body.append(block);
     more.disabled = false;
-    if (isComplete()) more.remove();
-    else label();
+    if (piece.isLast) more.remove();
+    else more.textContent = `Show more of ${count(total)} characters`;
   });
-  label();
   wrapper.append(more);
   return wrapper;
+}
+
+/** A function that gives the next piece of a text from its beginning on, cut after a line where there is one. */
+function readerOf(text, rest) {
+  let at = 0;
+  let known = text;
+  let fetched = rest ? [...text].length : 0;
+  return async () => {
+    if (rest && at >= known.length && fetched < rest.total) {
+      const part = await rest.load(fetched, MORE);
+      known = part.text;
+      at = 0;
+      fetched = part.text ? fetched + [...part.text].length : rest.total;
+    }
+    const piece = head(known, MORE, at).text;
+    const line = piece.lastIndexOf("\n") + 1;
+    const cut = at + piece.length < known.length && line > MORE / 2 ? piece.slice(0, line) : piece;
+    at += cut.length;
+    return { text: cut, isLast: at >= known.length && (!rest || fetched >= rest.total) };
+  };
 }
 
 function firstEnd(text, characters, lines) {

@@ -4,6 +4,7 @@ import { count, foreign, h, number, signed } from "./dom.js";
 import { createListKeys } from "./keyboard.js";
 import { go, link, parseRoute } from "./router.js";
 import { createStepCard, messageOf, signOf } from "./step_card.js";
+import { oneLine } from "./text.js";
 import { createTextLoader } from "./text_block.js";
 import { listQuery } from "./trajectories_page.js";
 import { availableModes, MODES, scaleFor } from "./token_scales.js";
@@ -114,7 +115,7 @@ function headOf(record, { groupLink, taskLink, neighbour }) {
     record.vote ? `answered “${String(record.vote).slice(0, 60)}”` : null,
   ].filter(Boolean);
   return h("header", { class: "run-top" },
-    h("div", { class: "run-title" }, h("h1", {}, foreign(record.task_id)), resultBadge(record)),
+    h("div", { class: "run-title" }, h("h1", {}, foreign(oneLine(record.task_id))), resultBadge(record)),
     h("p", { class: "run-facts" }, foreign(facts.join(" · "))),
     h("dl", { class: "figures wide" }, figures.map(([name, value, sign]) => h("div", {}, h("dt", {}, foreign(name)), h("dd", { class: sign }, value)))),
     h("nav", { class: "actions", "aria-label": "From this trajectory" },

@@ -63,7 +63,7 @@ function rowOf(row, onOpen) {
     h("td", { class: "col-task" }, anchor, h("span", { class: "faint" }, member)),
     h("td", { class: "col-reward num" }, rewardBar(row.reward), number(row.reward)),
     h("td", { class: "col-process num" }, row.process_reward ? signed(row.process_reward) : h("span", { class: "faint" }, "0")),
-    h("td", { class: "col-result" }, resultBadge(row), row.retries ? h("span", { class: "faint" }, ` ${row.retries} retried`) : null),
+    h("td", { class: "col-result" }, resultBadge(row), row.retries ? h("span", { class: "faint", title: `${row.retries} attempts failed before` }, ` ↻ ${row.retries}`) : null),
     h("td", { class: "col-steps num" }, count(row.num_steps)),
     h("td", { class: "col-calls num", title: row.tools?.join(", ") }, count(row.tool_calls)),
     h("td", { class: "col-tokens num" }, count(row.tokens)),

@@ -1,0 +1,117 @@
+"""What a name stands for: runs, checkpoints, models, and everything that is neither."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent_r1.config import from_yaml, to_yaml
+from agent_r1.errors import CheckpointError, ConfigError, DataError
+from agent_r1.inference import ChatSession, find_source, load_agent
+from agent_r1.types import SamplingParams
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+@pytest.fixture
+def run(uninterrupted: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy of a finished run of four steps."""
+    return shutil.copytree(uninterrupted(), tmp_path / "tiny")
+
+
+def test_a_run_has_the_settings_it_was_trained_with(run: Path) -> None:
+    source = find_source(run, overrides=["rollout.temperature=0.5"])
+    assert source.config.model.path == str(run / "hf")
+    assert (source.config.rollout.max_steps, source.config.rollout.temperature) == (2, 0.5)
+    assert source.config.env["tools"] == ["price", "calculate"]
+    assert source.has_recipe
+    assert source.checkpoint is None
+
+
+def test_a_run_without_an_exported_model_has_its_newest_undamaged_checkpoint(run: Path) -> None:
+    shutil.rmtree(run / "hf")
+    checkpoints = sorted((run / "checkpoints").iterdir())
+    newest = find_source(run)
+    assert newest.checkpoint == (4, checkpoints[-1])
+    (checkpoints[-1] / "state.pt").write_bytes(b"torn")
+    assert find_source(run).checkpoint == (3, checkpoints[-2])
+    assert checkpoints[-1].is_dir(), "a reader leaves damaged checkpoints where they are"
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"neither an exported model \(hf/\) nor a checkpoint"):
+        find_source(run)
+
+
+def test_a_checkpoint_is_the_model_that_was_exported_from_it(run: Path) -> None:
+    """The last checkpoint and `hf/` reply alike, token by token."""
+
+    async def first_reply(step: int | None) -> tuple[int, ...]:
+        agent = load_agent(run, step=step)
+        async with agent.opened():
+            session = ChatSession(agent)
+            session.sampling = GREEDY
+            return (await session.say("What do 2 egg cost?")).steps[0].action_ids
+
+    replies = [asyncio.run(first_reply(step)) for step in (None, 4)]
+    assert replies[0] == replies[1]
+
+
+def test_a_step_without_a_checkpoint_is_refused_with_those_there_are(run: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint of step 1; there are: 3, 4"):
+        find_source(run, step=1)
+
+
+def test_a_model_without_a_recipe_is_a_plain_chat_model(model_folder: Path) -> None:
+    agent = load_agent(model_folder, overrides=["rollout.max_tokens=4"])
+    assert agent.flow == "single_step"
+
+    async def talk() -> list[str]:
+        async with agent.opened():
+            session = ChatSession(agent)
+            await session.say("hello")
+            await session.say("again")
+            return [message["role"] for message in session.messages]
+
+    assert asyncio.run(talk()) == ["user", "assistant", "user", "assistant"]
+    with pytest.raises(DataError, match="there are no tasks"):
+        agent.tasks()
+
+
+def test_a_recipe_gives_a_model_its_tools(model_folder: Path) -> None:
+    source = find_source(model_folder, recipe="recipes/quickstart")
+    assert source.config.env["tools"] == ["price", "calculate"]
+    assert source.config.model.path == str(model_folder)
+    assert source.config.model.prepare is None
+
+
+def test_what_is_neither_a_run_nor_a_model_is_refused_with_what_is_there(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="It contains runs: tiny; name one of them"):
+        find_source(tmp_path)
+    with pytest.raises(ConfigError, match=r"tinny does not exist. Did you mean 'tiny'\?"):
+        find_source(tmp_path / "tinny")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"neither a run \(it has no config.yaml\) nor a model"):
+        find_source(tmp_path / "empty")
+    with pytest.raises(ConfigError, match=r"leave model\.path out"):
+        find_source(run, overrides=["model.path=other"])
+
+
+def test_a_run_whose_recipe_is_elsewhere_says_where_it_was_trained(run: Path) -> None:
+    config = from_yaml((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(to_yaml(replace(config, recipe="recipes/gone")))
+    with pytest.raises(ConfigError, match="recipes/gone, which is not here"):
+        load_agent(run)
+
+
+def test_data_that_is_gone_is_named(run: Path) -> None:
+    config = from_yaml((run / "config.yaml").read_text())
+    gone = replace(config.data, train=["gone.jsonl"], eval=[])
+    (run / "config.yaml").write_text(to_yaml(replace(config, data=gone)))
+    agent = load_agent(run)
+    assert agent.system_message() is None
+    with pytest.raises(DataError, match=r"the data files gone\.jsonl are not here"):
+        agent.tasks()
