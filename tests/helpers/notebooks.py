@@ -10,8 +10,8 @@ from typing import Any
 def run_cells(cells: list[str], folder: Path) -> list[list[Any]]:
     """The outputs of each cell. An exception in a cell is raised."""
     import nbformat
-    from jupyter_client.manager import AsyncKernelManager
     from jupyter_client.kernelspec import KernelSpec
+    from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
 
     class ThisPython(AsyncKernelManager):
