@@ -18,6 +18,7 @@ no torch.
 
 _TITLES = {
     "agent_r1.api": "Runs",
+    "agent_r1.runs": "Finished runs",
     "agent_r1.config": "Configuration",
     "agent_r1.tools": "Tools",
     "agent_r1.envs": "Environments",
@@ -39,7 +40,9 @@ def python_page() -> str:
     for title, names in groups.items():
         if names:
             parts.append(f"## {title}")
-            parts += [_entry(name) for name in sorted(names, key=lambda name: (name[0].isupper(), name))]
+            parts += [
+                _entry(name) for name in sorted(names, key=lambda name: (name != "train", name[0].isupper(), name))
+            ]
     return "\n\n".join(parts) + "\n"
 
 
