@@ -14,6 +14,14 @@ UV ?= uv
 
 overrides = $(if $(algorithm),algorithm=$(algorithm)) $(args)
 
+# Debian's Chromium for the tests of the viewer's page, where there is none yet. Without one they are skipped.
+.PHONY: browser
+browser:
+	@command -v chromedriver >/dev/null || { command -v apt-get >/dev/null && \
+	  sudo=$$(test $$(id -u) = 0 || echo sudo) && $$sudo apt-get update -qq && \
+	  $$sudo apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 \
+	  || echo "no Chromium could be installed: the tests of the page will be skipped"
+
 .PHONY: train docs test test-unit test-integration test-whole test-slow fuzz coverage lint clean
 
 train: $(if $(wildcard $(SETUP)),$(SETUP),$(CORE))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import json
 import logging
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.panel import Panel
@@ -41,6 +44,14 @@ _logger = logging.getLogger("agent_r1")
 
 _SECONDS_BETWEEN_LINES = 60.0
 """Between lines of a log, where there is no terminal for a progress bar."""
+
+_SECONDS_BETWEEN_UPDATES = 0.2
+_NOTEBOOK_WIDTH = 110
+"""Characters per line of tables in the output of a notebook's cell."""
+
+if "ipykernel" in sys.modules:
+    # tqdm, which transformers imports, asks for widgets that nothing here needs.
+    warnings.filterwarnings("ignore", message="IProgress not found")
 
 _CHECK_WORDS = {
     "ok": ("ok", "green"),
@@ -78,17 +89,27 @@ class RunConsole:
     """The console of one run. `quiet` prints nothing."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(quiet=quiet, highlight=False)
-        self._bars = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=self.console,
-            transient=True,
-            disable=quiet or not self.console.is_terminal,
+        self._in_notebook = Console().is_jupyter
+        # In a notebook lines are plain text of the cell, not one element of the page each.
+        self.console = (
+            Console(quiet=quiet, highlight=False, force_jupyter=False, force_terminal=False, width=_NOTEBOOK_WIDTH)
+            if self._in_notebook
+            else Console(quiet=quiet, highlight=False)
+        )
+        self._bars: Progress = (
+            NotebookBars(quiet=quiet)
+            if self._in_notebook
+            else Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=self.console,
+                transient=True,
+                disable=quiet or not self.console.is_terminal,
+            )
         )
 
     def info(self, text: str) -> None:
@@ -103,12 +124,12 @@ class RunConsole:
 
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0, in_logs: bool = True) -> Iterator[ProgressBar]:
-        """A progress bar that disappears when the block ends; bars may be nested. Without a terminal a line per minute
-        is logged instead, unless `in_logs=False`."""
+        """A progress bar that disappears when the block ends; bars may be nested. Without a terminal or a notebook a
+        line per minute is logged instead, unless `in_logs=False`."""
         if not self._bars.tasks:
             self._bars.start()
         task = self._bars.add_task(title, total=total, completed=done, note="")
-        log = self.info if in_logs and not self.console.is_terminal else None
+        log = self.info if in_logs and not self.console.is_terminal and not self._in_notebook else None
         try:
             yield ProgressBar(self._bars, task, log)
         finally:
@@ -208,6 +229,56 @@ class ProgressBar:
             progress = f"{task.description}: {task.completed:.0f} of {task.total:.0f}"
             elapsed = f"after {(now - self._started) / 60:.0f} min"
             self._log(f"{progress} {elapsed}, {note}" if note else f"{progress} {elapsed}")
+
+
+class NotebookBars(Progress):
+    """Progress bars in the output of a notebook's cell: one element of the page, which is replaced in place and empty
+    at the end. It needs no widgets."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        super().__init__(disable=True)
+        self._quiet = quiet
+        self._handle: Any = None
+        self._last_shown = 0.0
+
+    def start(self) -> None:
+        """Add the element to the cell."""
+        if not self._quiet:
+            from IPython.display import display
+
+            self._handle = display(self._content(), raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Empty the element."""
+        self._show()
+
+    def add_task(self, *arguments: Any, **named: Any) -> TaskID:
+        """Add a bar, and show it."""
+        task = super().add_task(*arguments, **named)
+        self._show()
+        return task
+
+    def update(self, *arguments: Any, **named: Any) -> None:
+        """Change a bar; the element is replaced a few times per second at most."""
+        super().update(*arguments, **named)
+        if time.monotonic() - self._last_shown >= _SECONDS_BETWEEN_UPDATES:
+            self._show()
+
+    def _show(self) -> None:
+        self._last_shown = time.monotonic()
+        if self._handle is not None:
+            self._handle.update(self._content(), raw=True)
+
+    def _content(self) -> dict[str, str]:
+        """The bars for a page, and as text for what shows no HTML."""
+        lines, elements = [], []
+        for task in self.tasks:
+            note = str(task.fields.get("note", ""))
+            line = f"{task.description} {task.completed:.0f}/{task.total or 0:.0f} {note}".strip()
+            lines.append(line)
+            value = f'value="{task.completed:.0f}" max="{task.total or 1:.0f}"'
+            elements.append(f"<div><progress {value}></progress> {html.escape(line)}</div>")
+        return {"text/plain": "\n".join(lines), "text/html": "".join(elements)}
 
 
 @contextmanager

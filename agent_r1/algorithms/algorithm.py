@@ -66,6 +66,15 @@ class Algorithm:
         return valued_N is not None and bool(valued_N[1])
 
     @property
+    def needs_greedy(self) -> bool:
+        """The estimator compares with a greedy rollout of each task: it raises without one."""
+        try:
+            self.estimate(replace(_two_trajectories(self.settings), greedy_returns_R=None))
+        except (TypeError, ValueError, RuntimeError, AttributeError):
+            return True
+        return False
+
+    @property
     def kl_in_reward(self) -> bool:
         """Divergence is subtracted from the reward."""
         return bool(self.settings.kl.coefficient) and self.settings.kl.place == "reward"

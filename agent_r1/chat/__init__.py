@@ -6,6 +6,7 @@ from agent_r1.chat.renderer import ChatRenderer, Prompt, Tokenizer
 from agent_r1.chat.text_stream import TextStream
 from agent_r1.chat.token_text import ContentStream, TokenTexts, content_stream
 from agent_r1.chat.tokenizer import (
+    generation_sampling,
     generation_stop_ids,
     load_renderer,
     load_tokenizer,
@@ -24,6 +25,7 @@ __all__ = [
     "Tokenizer",
     "ToolFormat",
     "content_stream",
+    "generation_sampling",
     "generation_stop_ids",
     "load_renderer",
     "load_tokenizer",

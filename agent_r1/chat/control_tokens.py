@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent_r1.errors import ChatTemplateError
-from agent_r1.types import Action, Message
+from agent_r1.types import Action, Message, common_prefix
 
 SPLIT = "\ufdd0"
 """Cuts a control token in two. Unicode reserves this code point for use inside programs; in text it is doubled."""
@@ -215,7 +215,7 @@ def _alternatives(texts: Sequence[str]) -> str:
     '<(?:a>|b>(?:>)?)'
     """
     first, last = texts[0], texts[-1]
-    shared = next((n for n, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+    shared = common_prefix(first, last)
     beginning, rest = re.escape(first[:shared]), [text[shared:] for text in texts]
     ends_here = rest[0] == ""
     groups: dict[str, list[str]] = {}

@@ -22,6 +22,18 @@ def load_renderer(path: str | Path, tool_format: str = "hermes", *, trust_remote
     return ChatRenderer(tokenizer, tool_format, stop_ids=generation_stop_ids(path))
 
 
+def generation_sampling(path: str | Path) -> dict[str, float]:
+    """What generation_config.json says about `temperature`, `top_p` and `top_k`, of a model that is to be sampled."""
+    from transformers import GenerationConfig
+
+    try:
+        config = GenerationConfig.from_pretrained(str(path))
+    except OSError:
+        return {}
+    names = ("temperature", "top_p", "top_k") if config.do_sample else ()
+    return {name: value for name in names if (value := getattr(config, name, None)) is not None}
+
+
 def read_renderer(folder: Path, tool_format: str = "hermes") -> ChatRenderer | None:
     """A renderer made of the files of a model folder, without importing `transformers`, for checks; None when they do
     not suffice."""

@@ -14,7 +14,7 @@ from agent_r1.chat import ChatRenderer, Prompt, tool_formats
 from agent_r1.errors import ConfigError
 from agent_r1.findings import Finding
 from agent_r1.tools import example_arguments
-from agent_r1.types import Action, Message, Observation, ToolCall
+from agent_r1.types import Action, Message, Observation, ToolCall, common_prefix
 
 _THINKING = "<think>\nLet me see.\n</think>\n\n"
 
@@ -68,10 +68,9 @@ def _difference(renderer: ChatRenderer, bridged: Prompt, observation: Observatio
     whole = str(decode(list(renderer.render(observation).token_ids), skip_special_tokens=False))
     if running == whole:
         return []
-    at = next((n for n, (left, right) in enumerate(zip(running, whole, strict=False)) if left != right), 0)
-    observed = (
-        f"the running prompt has {running[at - 20 : at + 20]!r} where the template writes {whole[at - 20 : at + 20]!r}"
-    )
+    at = common_prefix(running, whole)
+    around = slice(max(0, at - 20), at + 20)
+    observed = f"the running prompt has {running[around]!r} where the template writes {whole[around]!r}"
     fix = "Harmless when only spaces differ; otherwise fix the template"
     return [Finding(rule="the template writes turns as they were said", observed=observed, fix=fix, severity="warning")]
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agent_r1.cli.errors import readable_errors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agent_r1.inference import Agent
 
 ModelOrRun = Annotated[
     str,
@@ -84,19 +89,12 @@ def chat(
 
     with readable_errors():
         from agent_r1.errors import ConfigError
-        from agent_r1.inference import connect_agent, load_agent
         from agent_r1.inference.terminal import TerminalChat, ask_once, printable, task_named
 
         if json_record and question is None and task is None:
             raise ConfigError("--json prints a single reply: give --question or --task")
-        texts = ["rollout.concurrency=1", *(overrides or ())]
         notes = Console(stderr=True, highlight=False)
-        if server is not None:
-            if step is not None:
-                raise ConfigError("--step loads a checkpoint here, and --server uses the server's weights")
-            agent = connect_agent(server, model_or_run, recipe=recipe, overrides=texts, key=_key(key_env))
-        else:
-            agent = load_agent(model_or_run, recipe=recipe, overrides=texts, step=step, say=notes.print)
+        agent = _agent(model_or_run, overrides, recipe, step, server, key_env, notes)
         world = task_named(agent, task)
         if interactive or (question is None and world is None):
             console = Console(highlight=False, markup=False, emoji=False)
@@ -115,6 +113,26 @@ def chat(
             raise typer.Exit(1)
         last = trajectory.steps[-1].action
         typer.echo(record.rstrip("\n") if json_record else printable(last.final_answer or last.text))
+
+
+def _agent(
+    model_or_run: str,
+    overrides: list[str] | None,
+    recipe: str | None,
+    step: int | None,
+    server: str | None,
+    key_env: str | None,
+    notes: Console,
+) -> Agent:
+    from agent_r1.errors import ConfigError
+    from agent_r1.inference import connect_agent, load_agent
+
+    texts = ["rollout.concurrency=1", *(overrides or ())]
+    if server is None:
+        return load_agent(model_or_run, recipe=recipe, overrides=texts, step=step, say=notes.print)
+    if step is not None:
+        raise ConfigError("--step loads a checkpoint here, and --server uses the server's weights")
+    return connect_agent(server, model_or_run, recipe=recipe, overrides=texts, key=_key(key_env))
 
 
 def _key(name: str | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -82,31 +83,32 @@ def serve(
       agent-r1 serve MODEL --recipe recipes/gsm8k_tool --host 0.0.0.0 --key-env MY_KEY
     """
     with readable_errors():
-        from agent_r1.inference import load_agent
-        from agent_r1.serving import ModelServer, ServingLimits, create_app
         from agent_r1.web import listen, make_access, serve_forever
 
         given = key if key_env is None else _key_of(key_env)
         access = make_access(host, key=given, allowed=allow_host or ())
-        limits = ServingLimits(
-            max_tokens=max_tokens,
-            max_prompt_tokens=max_prompt_tokens,
-            max_running=max_running,
-            max_waiting=max_waiting,
-            request_seconds=request_seconds,
-            body_mb=body_mb,
-        )
-        listener = listen(host, port)  # before the model is loaded: a taken port is told at once
-        settings = [f"rollout.concurrency={max_running}", *(overrides or ())]
-        agent = load_agent(model_or_run, recipe=recipe, overrides=settings, step=step, say=typer.echo)
-        server = ModelServer(agent, limits=limits, name=name)
+        with closing(listen(host, port)) as listener:  # before anything is loaded: a taken port is told at once
+            from agent_r1.inference import load_agent
+            from agent_r1.serving import ModelServer, ServingLimits, create_app
 
-        def announce(address: str) -> None:
-            typer.echo(f"serving {server.name} at {address}/v1")
-            if access.token is not None and not given:
-                typer.echo(f"clients need the key {access.token}")
+            limits = ServingLimits(
+                max_tokens=max_tokens,
+                max_prompt_tokens=max_prompt_tokens,
+                max_running=max_running,
+                max_waiting=max_waiting,
+                request_seconds=request_seconds,
+                body_mb=body_mb,
+            )
+            settings = [f"rollout.concurrency={max_running}", *(overrides or ())]
+            agent = load_agent(model_or_run, recipe=recipe, overrides=settings, step=step, say=typer.echo)
+            server = ModelServer(agent, limits=limits, name=name)
 
-        serve_forever(create_app(server, access), listener, announce, shutdown_seconds=shutdown_seconds)
+            def announce(address: str) -> None:
+                typer.echo(f"serving {server.name} at {address}/v1")
+                if access.token is not None and not given:
+                    typer.echo(f"clients need the key {access.token}")
+
+            serve_forever(create_app(server, access), listener, announce, shutdown_seconds=shutdown_seconds)
 
 
 def _key_of(variable: str) -> str:

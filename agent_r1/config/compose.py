@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from agent_r1.config.algorithm_schema import PART_KEYS, AlgorithmConfig
@@ -217,6 +217,11 @@ def from_yaml(text: str) -> Config:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
         return cast(Config, OmegaConf.to_object(cast(DictConfig, merged)))
+    except ConfigKeyError as error:
+        raise ConfigError(
+            f"a saved configuration has the key '{error.full_key}', which this version does not know: it was written "
+            "by another version. Remove the key from it, or use the version that wrote it"
+        ) from error
     except _REFUSALS as error:
         raise ConfigError(f"a saved configuration cannot be read: {error}") from error
 

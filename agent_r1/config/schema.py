@@ -254,16 +254,13 @@ class EvalConfig:
 class TrackingConfig:
     """What is logged and where."""
 
-    tensorboard: bool = False
-    """Write TensorBoard events (extra `tensorboard`)."""
-    wandb_project: Optional[str] = None
-    """Log to this Weights & Biases project (extra `wandb`)."""
-    mlflow_experiment: Optional[str] = None
-    """Log to this MLflow experiment (extra `mlflow`)."""
+    trackers: list[str] = field(default_factory=list)
+    """Where metrics go beside `metrics.jsonl`: `tensorboard`, `wandb`, `mlflow` (each an extra), and your own by their
+    registered names or as `module:function`."""
+    project: str = "agent-r1"
+    """The project of W&B and the experiment of MLflow."""
     tags: list[str] = field(default_factory=list)
     """Tags of the run in W&B and MLflow, beside its algorithm, model and recipe."""
-    trackers: list[str] = field(default_factory=list)
-    """Trackers of your own, by their registered names or as `module:function`."""
     record_every: CountOrZero = 1
     """Training steps between recorded batches of trajectories; 0: none are recorded."""
     record_credit: bool = False

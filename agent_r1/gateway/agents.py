@@ -182,6 +182,8 @@ class _Tail:
 class RemoteAgents:
     """Rollouts that wait for a program which asks for them (`POST /rollouts`)."""
 
+    is_closed: bool = False
+    """The run is over: there is nothing left to claim."""
     _waiting: deque[Assignment] = field(default_factory=deque)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -199,7 +201,12 @@ class RemoteAgents:
         """The rollout that has waited longest; None when there is none within `wait_seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_seconds):
-                while not self._waiting:
+                while not self._waiting and not self.is_closed:
                     self._arrived.clear()
                     await self._arrived.wait()
         return self._waiting.popleft() if self._waiting else None
+
+    def close(self) -> None:
+        """Tell those who wait for a rollout that there will be none."""
+        self.is_closed = True
+        self._arrived.set()

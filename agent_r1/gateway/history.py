@@ -97,7 +97,7 @@ def text_prompt(
     text: str, encode: Callable[[str], TokenIds], stop_ids: TokenIds, call: RecordedCall | None, rest: str
 ) -> Prompt:
     """The prompt of a raw text: over the sampled ids of the call it continues, without an end of turn, since the text
-    goes on behind them; then `rest`."""
+    continues after them; then `rest`."""
     observation = Observation(text=text)
     if call is None:
         return Prompt(observation=observation, token_ids=encode(text))

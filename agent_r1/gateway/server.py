@@ -5,7 +5,8 @@
     GET  /<token>/v1/models
     POST /<token>/v1/reward             {"reward": 1.0}, with "step" or the "id" of a response for a step's reward
     POST /<token>/v1/finish             {"answer": "12"} or {"error": "..."}: the end of a remote program's rollout
-    POST /rollouts                      {"wait_seconds": 30}: a task and its base URL, for agent.remote=true
+    POST /rollouts                      {"wait_seconds": 30}: a task and its base URL, for agent.remote=true; status 204
+                                        when none came, 410 when the run is over
     GET  /health
 
 Temperature, top_p, top_k and seed of a request are ignored: the policy is trained at the temperature it is sampled at,
@@ -142,6 +143,8 @@ class _Routes:
             raise RefusedError(422, "invalid_wait", f"wait_seconds is a number from 0 to {MAX_WAIT_SECONDS:g}")
         assignment = await while_connected(request, agents.claim(float(seconds)))
         if assignment is None:
+            if agents.is_closed:
+                raise RefusedError(410, "run_over", "the run is over; there are no more rollouts")
             return Response(status_code=204)
         return _json({"task": assignment.task, "base_url": assignment.base_url, "api_key": assignment.api_key})
 

@@ -76,6 +76,8 @@ class Gateway:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._url = None
+        if isinstance(self._agent, RemoteAgents):
+            self._agent.close()
         await self._stack.aclose()
 
 

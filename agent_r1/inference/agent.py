@@ -17,16 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_r1.chat import ChatRenderer, load_renderer
-from agent_r1.config import Config, Overrides
+from agent_r1.chat import ChatRenderer, generation_sampling, load_renderer
+from agent_r1.config import Config, Overrides, override_texts
 from agent_r1.data import load_tasks, read_rows
 from agent_r1.engines import Engine, make_engine
 from agent_r1.envs import AgentEnv, make_env
 from agent_r1.errors import DataError, no_exit
 from agent_r1.flows import FlowObserver, Turn
 from agent_r1.inference.server_client import ServerEngine
-from agent_r1.inference.source import AgentSource, Say, find_settings, find_source, recipe_of
-from agent_r1.models import choose_device, is_gguf, load_policy, load_trained, merge_trained, unpack_gguf
+from agent_r1.inference.source import AgentSource, Say, find_settings, find_source, recipe_of, unpacked
+from agent_r1.models import choose_device, load_policy, load_trained, merge_trained
 from agent_r1.registry import recipe_folder
 from agent_r1.rewards import RewardFunction, in_workers, no_outcome_reward
 from agent_r1.rollout import Rollout, RolloutLimits
@@ -167,13 +167,13 @@ def load_agent(
     config = source.config
     with no_exit("the code of the recipe"), recipe_folder(recipe_of(source)):
         _, reward = check_config(config)
-        if is_gguf(config.model.path):
-            say(f"{config.model.path} is converted once, into the cache")
-            config.model.path = str(unpack_gguf(Path(config.model.path)))
+        config.model.path = unpacked(config.model.path, say)
         check_model_exists(config)
         renderer = load_renderer(
             config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
         )
+        if not source.has_recipe:
+            _sample_as_published(source, override_texts(overrides))
         engine = _load_engine(source)
         return make_agent(source, renderer, engine, reward)
 
@@ -231,6 +231,14 @@ def make_agent(source: AgentSource, renderer: ChatRenderer, engine: Engine, rewa
         tools=tools,
         sampling=_sampling(source),
     )
+
+
+def _sample_as_published(source: AgentSource, overrides: Sequence[str]) -> None:
+    """Take over the sampling that a model's generation config recommends, where no override says otherwise."""
+    given = {text.partition("=")[0].lstrip("+") for text in overrides}
+    for name, value in generation_sampling(source.config.model.path).items():
+        if f"rollout.{name}" not in given:
+            setattr(source.config.rollout, name, value)
 
 
 def _load_engine(source: AgentSource) -> Engine:

@@ -9,17 +9,15 @@ from typing import Any, Literal
 from agent_r1.chat import load_tokenizer
 from agent_r1.errors import CheckpointError, ConfigError, ExportError
 from agent_r1.inference.model_card import CardFacts, model_card
-from agent_r1.inference.source import AgentSource, Say, find_source
+from agent_r1.inference.source import AgentSource, Say, find_source, unpacked
 from agent_r1.models import (
     choose_device,
     copy_model,
     export_adapters,
     export_model,
     export_policy,
-    is_gguf,
     load_model,
     load_trained,
-    unpack_gguf,
 )
 from agent_r1.runs import RunFolder, base_model
 from agent_r1.training import load_checkpoint
@@ -77,10 +75,7 @@ def export_agent(
     folder.parent.mkdir(parents=True, exist_ok=True)
     if source.checkpoint is not None:
         return _export_checkpoint(source, source.checkpoint, folder, lora, files)
-    path = source.config.model.path
-    if is_gguf(path):
-        say(f"{path} is converted once, into the cache")
-        path = str(unpack_gguf(Path(path)))
+    path = unpacked(source.config.model.path, say)
     if Path(path).is_dir():
         copy_model(Path(path), folder, files=files)
     else:

@@ -14,8 +14,11 @@ from pathlib import Path
 
 from agent_r1.config import Config, Overrides, load_config, override_texts, quoted
 from agent_r1.errors import CheckpointError, ConfigError, did_you_mean
-from agent_r1.models import gguf_folder, is_gguf
+from agent_r1.models import gguf_folder, is_gguf, unpack_gguf
 from agent_r1.runs import RunFolder, find_damage, list_checkpoints
+
+Say = Callable[[str], None]
+"""Tells the user something, such as that a file is converted."""
 
 _MAX_TOKENS = 1024
 """Maximum tokens per turn for a model without a recipe."""
@@ -160,6 +163,15 @@ def _checkpoint(folder: RunFolder, step: int | None) -> tuple[int, Path]:
     )
 
 
+def unpacked(path: str, say: Say) -> str:
+    """The folder of a model; a GGUF file is converted into the cache the first time."""
+    if not is_gguf(path):
+        return path
+    if not gguf_folder(Path(path)).is_dir():
+        say(f"{path} is converted once, into the cache")
+    return str(unpack_gguf(Path(path)))
+
+
 def _converted(path: str) -> str:
     """The folder that a GGUF file was converted into for training."""
     return str(gguf_folder(Path(path))) if is_gguf(path) else path
@@ -181,7 +193,3 @@ def _check_is_model(path: Path) -> None:
     if not path.exists() and path.parent.is_dir() and (str(path.parent) != "." or path.suffix == ".gguf"):
         known = [entry.name for entry in path.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
         raise ConfigError(f"{path} does not exist. {did_you_mean(path.name, known)}")
-
-
-Say = Callable[[str], None]
-"""Tells the user something, such as that a file is converted."""

@@ -26,9 +26,12 @@ class TurnMemory:
     memory.prompt(next_observation)       # previous prompt ids + sampled ids + rendered delta
     """
 
-    def __init__(self, renderer: ChatRenderer, max_turns: int = 1024) -> None:
+    def __init__(self, renderer: ChatRenderer, *, max_turns: int = 1024, max_tokens: int = 2_000_000) -> None:
+        """`max_tokens` bounds the prompts of all turns together."""
         self._renderer = renderer
         self._max_turns = max_turns
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
         self._turns: OrderedDict[bytes, tuple[Prompt, Action]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -40,10 +43,15 @@ class TurnMemory:
         if observation.messages is None:
             return
         key = _key((*observation.messages, action.as_message()), observation.tools)
+        self._forget(key)
         self._turns[key] = prompt, action
-        self._turns.move_to_end(key)
-        while len(self._turns) > self._max_turns:
-            self._turns.popitem(last=False)
+        self._num_tokens += len(prompt.token_ids)
+        while len(self._turns) > self._max_turns or (self._num_tokens > self._max_tokens and len(self._turns) > 1):
+            self._forget(next(iter(self._turns)))
+
+    def _forget(self, key: bytes) -> None:
+        turn = self._turns.pop(key, None)
+        self._num_tokens -= len(turn[0].token_ids) if turn is not None else 0
 
     def prompt(self, observation: Observation) -> Prompt:
         """The prompt of a conversation, bridged over its latest remembered turn. Raises what `render` raises."""

@@ -77,14 +77,20 @@ def members_of(plan: GroupPlan, task: Task, group_size: int, sampling: SamplingP
     return members
 
 
-def check_group_plan(config: Config, task: Task) -> None:
+def check_group_plan(config: Config, task: Task, *, needs_greedy: bool = False) -> None:
     """Ask the group plan for the members of one task, so that a plan that cannot work is found before a model is
-    loaded."""
+    loaded. With `needs_greedy`, one of them must be greedy."""
     name, sampling = config.algorithm.group_plan, SamplingParams(max_tokens=config.rollout.max_tokens)
     plan = group_plans.get(name)
     try:
-        members_of(plan, task, config.rollout.group_size, sampling)
+        members = members_of(plan, task, config.rollout.group_size, sampling)
     except AgentR1Error:
         raise
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise ConfigError(f"algorithm.group_plan={name} does not work for task '{task.task_id}': {error!r}") from error
+    if needs_greedy and not any(member.role == "greedy" for member in members):
+        raise ConfigError(
+            f"algorithm.estimator={config.algorithm.estimator.name} compares with a greedy rollout of each task, and "
+            f"algorithm.group_plan={name} gives task '{task.task_id}' none; add greedy_member(sampling), or use "
+            "group_plan=with_greedy"
+        )

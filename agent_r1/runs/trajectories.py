@@ -8,13 +8,13 @@ raw text and images are written the same way. `form` says which of messages, tex
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from agent_r1.codec import observation_from_json, observation_to_json, write_json
 from agent_r1.files import write_atomically
-from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory
+from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory, common_prefix
 
 _FORMS = ("messages", "text", "token_ids")
 _NOTHING_SEEN: Mapping[str, Any] = {"messages": None, "text": None, "images": [], "tools": None}
@@ -47,7 +47,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
     before = _NOTHING_SEEN
     steps: list[dict[str, Any]] = []
     for step in trajectory.steps:
-        shared = _common(ids_before, step.prompt_ids)
+        shared = common_prefix(ids_before, step.prompt_ids)
         seen = observation_to_json(step.observation)
         steps.append(
             {
@@ -108,9 +108,9 @@ def _observation_delta(
 ) -> dict[str, Any]:
     """An observation, without what it repeats of the one before and of its own prompt."""
     messages, text, images = seen["messages"] or [], seen["text"] or "", seen["images"]
-    shared_messages = _common(before["messages"] or [], messages)
-    shared_text = _common(before["text"] or "", text)
-    shared_images = _common(before["images"], images)
+    shared_messages = common_prefix(before["messages"] or [], messages)
+    shared_text = common_prefix(before["text"] or "", text)
+    shared_images = common_prefix(before["images"], images)
     return {
         "form": next(form for form in _FORMS if seen[form] is not None),
         "shared_messages": shared_messages,
@@ -149,17 +149,6 @@ def _whole_observation(
 def _in_words(value: Any) -> str:
     """Text for a value that JSON cannot hold."""
     return f"<{len(value):,} bytes>" if isinstance(value, bytes) else str(value)
-
-
-def _common(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """How many leading entries are equal.
-
-    >>> _common((1, 2, 3), (1, 2, 4, 5))
-    2
-    """
-    if len(right) >= len(left) and right[: len(left)] == left:
-        return len(left)
-    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
 def _from_json(line: Mapping[str, Any]) -> Trajectory:

@@ -90,11 +90,14 @@ class AgentMode:
             task = self._task(str(fields.task))
         if max_tokens is not None and (fields.max_tokens or 0) > max_tokens:
             raise ApiError(f"max_tokens is {fields.max_tokens}; at most {max_tokens} per turn", param="max_tokens")
+        sampling = self._agent.sampling
+        if max_tokens is not None:
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
         chosen = fields.model_dump(include={"temperature", "top_p", "max_tokens"}, exclude_none=True)
         return AgentRequest(
             task=task,
             is_scored=fields.task is not None,
-            sampling=replace(self._agent.sampling, **chosen),
+            sampling=replace(sampling, **chosen),
             seed=secrets.randbits(62) if fields.seed is None else fields.seed,
             stream=fields.stream,
             return_token_ids=fields.return_token_ids,

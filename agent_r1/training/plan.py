@@ -137,7 +137,7 @@ def make_plan(config: Config) -> RunPlan:
     problems.run(_find_tools, config)
     report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
-    check_group_plan(config, train_tasks[0])
+    check_group_plan(config, train_tasks[0], needs_greedy=algorithm.needs_greedy)
     _check_agent(config, [*train_tasks, *eval_tasks])
     _check_tools(config, [*train_tasks, *eval_tasks])
     for function in terms_of(reward):

@@ -259,9 +259,7 @@ class Trainer:
     def _load(self, checkpoint: Checkpoint, logged: Sequence[Mapping[str, Any]]) -> None:
         """Restore what the learner does not hold."""
         self.shaping.process.load_state_dict(checkpoint.state["process_balance"])
-        # Checkpoints of versions without overlapping rollouts have no entry: batches were trained in order.
-        started = {"pending": [], "next": checkpoint.step * self.config.rollout.groups_per_step}
-        self.collector.load_state_dict(checkpoint.state.get("collector", started))
+        self.collector.load_state_dict(checkpoint.state["collector"])
         self.health.replay(logged)
         self._progress.step = checkpoint.step
         self._progress.train_seconds = float(checkpoint.state["train_seconds"])

@@ -14,6 +14,7 @@ from agent_r1.types.credit import LOG_RATIO_BOUND, Numbers, StepCredit, Trajecto
 from agent_r1.types.episodes import Episode, FailedAttempt, Group, StopReason, Trajectory
 from agent_r1.types.messages import TEXT_ARGUMENT, Message, TokenIds, ToolSchema, media_in
 from agent_r1.types.sampling import Completion, FinishReason, SamplingParams
+from agent_r1.types.sequences import common_prefix
 from agent_r1.types.steps import Action, Observation, Step, StepResult, ToolCall
 from agent_r1.types.tasks import Task
 
@@ -40,5 +41,6 @@ __all__ = [
     "ToolSchema",
     "Trajectory",
     "TrajectoryCredit",
+    "common_prefix",
     "media_in",
 ]

@@ -171,7 +171,7 @@ class Batch:
         return scale * torch.randn(size, generator=self.generator, dtype=torch.float64)
 
     def logprobs(self) -> Tensor:
-        """Random log-probabilities, one a token."""
+        """Random log-probabilities, one per token."""
         return -self.normal(2.0).abs()
 
     def padded(self, values_N: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class StepPlan:
     """How many steps of what size."""
 
     groups: int
-    """Prompts a step."""
+    """Prompts per step."""
     members: int
     """Rollouts of each."""
     new_tokens: int

@@ -41,7 +41,7 @@ class Workload:
 
 
 def random_prompts(workload: Workload, *, vocabulary: int, seed: int) -> list[tuple[int, ...]]:
-    """One prompt a request, members of a group beside each other. Another seed gives prompts no cache has seen.
+    """One prompt per request, members of a group beside each other. Another seed gives prompts no cache has seen.
 
     2 groups of 2 give [a, a, b, b].
     """

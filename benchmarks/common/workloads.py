@@ -129,8 +129,8 @@ def multi_turn_experience(shape: Conversations, *, vocabulary: int, seed: int = 
 
 
 def grpo_learner(policy: nn.Module, compute: Compute, *, gradient_clip: float = 1.0) -> TorchLearner:
-    """Makes one GRPO update a batch. The ratio starts from the update's own pass, so invented rollout log-probs do not
-    clip anything away."""
+    """Makes one GRPO update per batch. The ratio starts from the update's own pass, so invented rollout log-probs clip
+    nothing away."""
     algorithm = AlgorithmConfig(estimator=Part("group"), old_logprobs="trainer")
     return TorchLearner(
         models=Models(policy=policy, reference=None, critic=None, compute=compute),

@@ -241,7 +241,7 @@ def generation_rows(bench: Bench, model: SampleModel) -> Iterator[Row]:
 
 
 async def generation_figures(engine: LocalEngine, workload: Workload, vocabulary: int, repeats: int) -> Figures:
-    """Tokens a second over all repeats; the first round warms up and is not counted."""
+    """Tokens per second over all repeats; the first round warms up and is not counted."""
     seconds, steps = [], []
     for repeat in range(repeats + 1):
         prompts = random_prompts(workload, vocabulary=vocabulary, seed=FIRST_SEED + repeat)

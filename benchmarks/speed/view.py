@@ -95,7 +95,7 @@ def time_answers(run: Path) -> dict[str, float]:
             "by_reward": f"/api/runs/{run.name}/trajectories?limit=100&sort=-reward",
             "filtered": f"/api/runs/{run.name}/trajectories?limit=100&tool=search&reward_min=0.5&step_min=3",
             "rare_word": f"/api/runs/{run.name}/trajectories?limit=100&text=word7999",
-            "frequent_words": f"/api/runs/{run.name}/trajectories?limit=100&text=word1%20word2",
+            "frequent_words": f"/api/runs/{run.name}/trajectories?limit=100&text=word1%20word2%20",
             "one_trajectory": f"/api/runs/{run.name}/trajectories/{key}",
         }
         for name, path in questions.items():

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from agent_r1.cli import app
 from agent_r1.inference.terminal.commands import _COMMANDS
 from tests.helpers import commands
-from tests.helpers.tiny_runs import score_variety, tiny_overrides
+from tests.helpers.tiny_runs import tiny_overrides
 
 ROOT = Path(__file__).parents[2]
 CHAT, EXPORT = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("chat", "export"))
@@ -41,25 +38,25 @@ def test_every_slash_command_is_in_the_page_and_every_one_of_the_page_exists() -
 
 
 @pytest.mark.whole
-def test_the_commands_and_snippets_run_on_a_trained_run(tmp_path: Path, model_folder: Path) -> None:
+def test_the_commands_and_snippets_run_on_a_trained_run(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
-    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
-    overrides = tiny_overrides(runs, model_folder, "run.name=quickstart", "trainer.steps=1", "data.eval=${data.train}")
-    commands.train(*overrides, quiet=True, reward=score_variety)
-    config = runs / "quickstart" / "config.yaml"
-    text = config.read_text().replace(str(ROOT / "recipes"), "recipes").replace("score_variety", "reward_fn:score")
-    config.write_text(text)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGENT_R1_CACHE", str(tmp_path / "cache"))
+    _, *overrides = tiny_overrides(runs, model_folder, "run.name=quickstart", "trainer.steps=1")
+    commands.train("recipes/quickstart", *overrides, "data.eval=${data.train}", quiet=True)
     shown = re.findall(r"^    ((?:echo .* \| )?agent-r1 (?:chat|export) .*)$", CHAT + EXPORT, re.MULTILINE)
     offline = [line for line in shown if "MODEL" not in line and "--server" not in line and "my_lora_run" not in line]
     assert len(offline) >= 10
-    script = "\n".join(f"{line} </dev/null" if not line.startswith("echo") else line for line in offline)
+    for line in offline:
+        said, _, command = line.rpartition("agent-r1 ")
+        result = CliRunner().invoke(app, shlex.split(command), input=said)
+        assert result.exit_code == 0, f"{line}\n{result.output}"
+    assert "## Figures" in (tmp_path / "shopper" / "README.md").read_text()
     [snippet] = re.findall(r"```python\n(import asyncio.*?)```", CHAT, re.DOTALL)
-    (tmp_path / "snippet.py").write_text(snippet)
-    program = f'set -e\nagent-r1() {{ {shlex.quote(sys.executable)} -m agent_r1.cli "$@"; }}\n{script}\n'
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AGENT_R1_CACHE": str(tmp_path / "cache")}
-    for command in (["bash", "-c", program], [sys.executable, "snippet.py"]):
-        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stdout + result.stderr
-    assert (tmp_path / "shopper" / "README.md").is_file()
-    assert "StepRecorded" in result.stdout
+    capsys.readouterr()
+    exec(compile(snippet, "docs/chat.md", "exec"), {})
+    assert "StepRecorded" in capsys.readouterr().out

@@ -30,3 +30,49 @@ def count(word: str) -> dict[str, int]:
 def test_a_word_to_avoid_is_rare(word: str) -> None:
     found = count(word)
     assert sum(found.values()) <= AT_MOST[word], f"'{word}' stands {sum(found.values())} times: {found}"
+
+
+NUMBER = r"\d[\d,.]*|one|two|three|four|five|six|eight|ten|once|twice|several|many"
+COUNTED = (
+    r"tokens|steps|turns|calls|rollouts|members|rows|tasks|updates|prompts|ids|ratios|rewards|values|passes|copies"
+)
+PER = (
+    r"step|episode|task|group|token|turn|row|batch|trajectory|rollout|call|update|member|prompt|request|run|seed|layer"
+)
+LINKS = (
+    r"of|in|on|at|to|for|from|with|without|over|after|before|across|within|as|and|or|than|when|that|if|is|was|has|have"
+    r"|follow|share|which"
+)
+FOR_PER = re.compile(
+    rf"\b(?:(?:{NUMBER})(?:\s+(?!(?:{LINKS})\b)[\w-]+){{0,2}}|{COUNTED})\s+an?\s+(?:{PER})(?=[.,;:)|]|\s+(?:and|or)\b)",
+    re.IGNORECASE,
+)
+"""`one ratio a step.`, `8 tool calls an episode,`, `Tokens a turn.`: a count, a unit, and what should be `per step`. A
+verb or a link between them means something else: `one row of a file`, `tokens a request samples`."""
+
+
+@pytest.mark.parametrize(
+    "text", ["one ratio a step, the geometric mean", "8 tool calls an episode.", "Tokens a turn.", "one a token.\n"]
+)
+def test_a_step_for_per_step_is_found(text: str) -> None:
+    assert FOR_PER.search(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one row of a batch.",
+        "Tokens a request samples before the host reads them",
+        "three failures in a row.",
+        "one ratio per step.",
+        "several updates follow a rollout by hours",
+        "number of blocks a group gathers",
+    ],
+)
+def test_other_uses_of_a_step_are_not(text: str) -> None:
+    assert not FOR_PER.search(text)
+
+
+def test_no_text_says_a_step_for_per_step() -> None:
+    found = {str(path.relative_to(ROOT)): FOR_PER.findall(path.read_text()) for path in FILES}
+    assert not {name: hits for name, hits in found.items() if hits}

@@ -59,9 +59,19 @@ def test_your_own_algorithm(tmp_path: Path, forks: Forks) -> None:
     assert metrics_of(reader.folder / "runs" / "shop")[-1]["step"] == 2
 
 
+@pytest.mark.whole
+def test_existing_agent(tmp_path: Path, forks: Forks) -> None:
+    pytest.importorskip("openai", reason="the page's agent is on the openai client: pip install 'agent-r1[dev]'")
+    reader = Reader(tmp_path, forks)
+    reader.follow(page("existing_agent.md"))
+    first, *_, last = metrics_of(reader.folder / "runs" / "boxes")
+    assert last["reward/success"] > first["reward/success"] + 0.3
+    assert last["episode/steps"] > first["episode/steps"]
+
+
 def test_the_readme_links_every_tutorial_and_every_link_of_a_tutorial_leads_somewhere() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert len(PAGES) >= 4
+    assert len(PAGES) == 5
     assert not [name for name in PAGES if f"(docs/tutorials/{name})" not in readme]
     links = [link for name in PAGES for link in re.findall(r"\]\(([^)]+)\)", page(name))]
     assert not [link for link in links if not (FOLDER / link).exists()]

@@ -46,9 +46,11 @@ class Served:
 
 
 @contextmanager
-def served(agent: Agent, *, access: Access | None = None, shutdown_seconds: int = 5, **limits: Any) -> Iterator[Served]:
+def served(
+    agent: Agent, *, access: Access | None = None, name: str = "tiny", shutdown_seconds: int = 5, **limits: Any
+) -> Iterator[Served]:
     """The agent behind the API, on a free port."""
-    server = ModelServer(agent, limits=ServingLimits(**limits), name="tiny")
+    server = ModelServer(agent, limits=ServingLimits(**limits), name=name)
     ready: Any = threading.Event()
     state: dict[str, Any] = {}
 

@@ -243,6 +243,14 @@ def foreign_checkpoint(folder: Path) -> None:
     torch.save({"weights": torch.ones(1)}, newest / "state.pt")
 
 
+def checkpoint_without_collector(folder: Path) -> None:
+    """As versions before overlapping rollouts wrote it."""
+    newest = list_checkpoints(folder / "checkpoints")[-1][1]
+    state = torch.load(newest / "state.pt", weights_only=True)
+    del state["collector"]
+    torch.save(state, newest / "state.pt")
+
+
 @pytest.mark.parametrize("mode", ["auto", "must"])
 @pytest.mark.parametrize(
     ("damage", "kind", "words"),
@@ -253,6 +261,7 @@ def foreign_checkpoint(folder: Path) -> None:
         (metrics_without_steps, DataError, ["line 1 of", "metrics.jsonl", "with a step"]),
         (all_corrupt, CheckpointError, ["every checkpoint is damaged", "step_2", "run.resume=never"]),
         (foreign_checkpoint, CheckpointError, ["is not the checkpoint of a run"]),
+        (checkpoint_without_collector, CheckpointError, ["of this version: it lacks collector", "run.resume=never"]),
     ],
 )
 def test_what_cannot_be_read_is_one_clear_line_and_nothing_is_changed(

@@ -87,7 +87,12 @@ def test_a_run_that_fails_before_its_first_step_closes_its_engine(
 def test_a_run_folder_is_complete(run: list[str], tmp_path: Path) -> None:
     held_out = write_tasks(tmp_path / "held_out.jsonl", count=3)
     summary = commands.train(
-        *run, f"data.eval=[{held_out}]", "eval.samples=2", "tracking.tensorboard=true", quiet=True, reward=score_variety
+        *run,
+        f"data.eval=[{held_out}]",
+        "eval.samples=2",
+        "tracking.trackers=[tensorboard]",
+        quiet=True,
+        reward=score_variety,
     )
     folder = tmp_path / "tiny"
     assert (folder / "config.yaml").is_file()

@@ -41,8 +41,8 @@ def tracked(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Run
     overrides = tiny_overrides(
         folder,
         model_folder,
-        "tracking.wandb_project=shop",
-        "tracking.mlflow_experiment=shop",
+        "tracking.trackers=[wandb,mlflow]",
+        "tracking.project=shop",
         "tracking.tags=[ablation]",
     )
     for steps in (2, 3):
@@ -99,7 +99,7 @@ from pathlib import Path
 from agent_r1.config import load_config
 from agent_r1.runs import RunFolder, open_trackers
 
-section = ["tracking.wandb_project=shop", "tracking.mlflow_experiment=shop"]
+section = ["tracking.trackers=[wandb,mlflow]", "tracking.project=shop"]
 trackers = open_trackers(load_config(None, ["model.path=none", *section]), RunFolder(Path("tiny")), print)
 trackers.log(1, {"reward": 1.0})
 trackers.close()

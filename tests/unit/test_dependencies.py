@@ -14,6 +14,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DEVELOPMENT = "dev"
 
 DISTRIBUTIONS = {
+    "IPython": "ipython",
     "PIL": "pillow",
     "faiss": "faiss-cpu",
     "hydra": "hydra-core",

@@ -122,7 +122,7 @@ def _arrays(samples: Sequence[Sample], chosen: Sequence[int]) -> dict[int, Ids]:
 
 
 def _common_prefix(left: Ids, right: Ids) -> int:
-    """How many leading ids are equal: 2 for (1, 2, 3) and (1, 2, 4, 5)."""
+    """`types.common_prefix` of arrays, without a loop over their ids: 2 for (1, 2, 3) and (1, 2, 4, 5)."""
     shorter = min(len(left), len(right))
     if left.base is not None and left.base is right.base:  # both are beginnings of one array
         return shorter

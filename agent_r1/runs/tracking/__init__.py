@@ -10,7 +10,7 @@ A tracker of your own is a function under a name, in a module that `imports` lis
 """
 
 from agent_r1.runs.tracking.background import BackgroundTracker
-from agent_r1.runs.tracking.base import Tracker, Trackers, check_trackers, open_each, tracker_factories, tracker_names
+from agent_r1.runs.tracking.base import Tracker, Trackers, check_trackers, open_each, tracker_factories
 from agent_r1.runs.tracking.jsonl import NOT_FINITE, JsonlTracker, parse_metrics_line, read_metrics
 from agent_r1.runs.tracking.mlflow import MlflowTracker
 from agent_r1.runs.tracking.tensorboard import TensorBoardTracker
@@ -30,5 +30,4 @@ __all__ = [
     "parse_metrics_line",
     "read_metrics",
     "tracker_factories",
-    "tracker_names",
 ]

@@ -91,7 +91,7 @@ def open_each(config: Config, folder: Path, warn: Callable[[str], None]) -> list
     """The trackers beside the JSONL file. One that cannot be opened is a warning; a missing package is an error."""
     opened: list[BackgroundTracker] = []
     check_trackers(config)
-    for name in tracker_names(config):
+    for name in dict.fromkeys(config.tracking.trackers):
         factory = tracker_factories.get(name)
         try:
             with guarded(name, "cannot be opened"):
@@ -101,20 +101,9 @@ def open_each(config: Config, folder: Path, warn: Callable[[str], None]) -> list
     return opened
 
 
-def tracker_names(config: Config) -> list[str]:
-    """The registered names of the trackers that a configuration asks for, each once."""
-    section = config.tracking
-    chosen = {
-        "tensorboard": section.tensorboard,
-        "wandb": section.wandb_project is not None,
-        "mlflow": section.mlflow_experiment is not None,
-    }
-    return list(dict.fromkeys([*(name for name, is_chosen in chosen.items() if is_chosen), *section.trackers]))
-
-
 def check_trackers(config: Config) -> None:
     """Raise when a tracker's name is unknown or its package is not installed."""
-    for name in tracker_names(config):
+    for name in dict.fromkeys(config.tracking.trackers):
         tracker_factories.get(name)
         if name in _PACKAGES:
             require_installed(name, _PACKAGES[name], name, f"the tracker '{name}'")

@@ -1,4 +1,4 @@
-"""MLflow (`tracking.mlflow_experiment`). It logs to `MLFLOW_TRACKING_URI`, by default to the file `mlflow.db` in the
+"""MLflow (`tracking.trackers=[mlflow]`). It logs to `MLFLOW_TRACKING_URI`, by default to the file `mlflow.db` in the
 working directory, which needs no server."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MlflowTracker:
         try:
             from mlflow import MlflowClient, entities
         except ImportError as error:
-            raise MissingExtraError("mlflow-skinny", "mlflow", "tracking.mlflow_experiment") from error
+            raise MissingExtraError("mlflow-skinny", "mlflow", "the tracker 'mlflow'") from error
         # A client of its own: the fluent functions have one active run per process, which may be the user's.
         self._client: Any = MlflowClient()
         self._metric: Any = entities.Metric
@@ -36,7 +36,7 @@ class MlflowTracker:
             self._run_id = known
             self._client.update_run(known, status="RUNNING")
             return
-        experiment = self._experiment_id(config.tracking.mlflow_experiment or "agent-r1")
+        experiment = self._experiment_id(config.tracking.project)
         tags = {**run_tags(config), **dict.fromkeys(config.tracking.tags, "true")}
         run = self._client.create_run(experiment, run_name=config.run.name, tags=tags)
         self._run_id = str(run.info.run_id)

@@ -1,4 +1,4 @@
-"""TensorBoard event files in the run's folder (`tracking.tensorboard`)."""
+"""TensorBoard event files in the run's folder (`tracking.trackers=[tensorboard]`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TensorBoardTracker:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
-            raise MissingExtraError("tensorboard", "tensorboard", "tracking.tensorboard=true") from error
+            raise MissingExtraError("tensorboard", "tensorboard", "the tracker 'tensorboard'") from error
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary
         self._folder = folder

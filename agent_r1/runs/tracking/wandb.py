@@ -1,4 +1,4 @@
-"""Weights & Biases (`tracking.wandb_project`). With `WANDB_MODE=offline` nothing leaves the machine; `wandb sync`
+"""Weights & Biases (`tracking.trackers=[wandb]`). With `WANDB_MODE=offline` nothing leaves the machine; `wandb sync`
 uploads such a run later."""
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class WandbTracker:
         try:
             import wandb
         except ImportError as error:
-            raise MissingExtraError("wandb", "wandb", "tracking.wandb_project") from error
+            raise MissingExtraError("wandb", "wandb", "the tracker 'wandb'") from error
         known = saved_id(folder, "wandb")
         # W&B would put itself between the progress bars and the terminal.
         settings: dict[str, Any] = {"console": "off"}
         if "finish_timeout" in wandb.Settings.model_fields:
             settings["finish_timeout"] = _FINISH_SECONDS
         self._run: Any = wandb.init(
-            project=config.tracking.wandb_project,
+            project=config.tracking.project,
             name=config.run.name,
             dir=str(folder),
             id=known,

@@ -9,7 +9,7 @@ from agent_r1.learner import Learner
 from agent_r1.runs import RunFolder, newest_readable
 from agent_r1.training.checkpoints.files import Checkpoint, load_checkpoint
 
-_PARTS = {"learner", "process_balance", "train_seconds"}
+_PARTS = {"learner", "process_balance", "collector", "train_seconds"}
 
 
 def resume_run(folder: RunFolder, learner: Learner, say: Callable[[str], None]) -> Checkpoint:
@@ -35,8 +35,12 @@ def resume_run(folder: RunFolder, learner: Learner, say: Callable[[str], None]) 
 
 def _check_parts(checkpoint: Checkpoint, learner: Learner) -> None:
     state = checkpoint.state
-    if not isinstance(state, Mapping) or not state.keys() >= _PARTS:
-        raise CheckpointError(f"{checkpoint.path} is not the checkpoint of a run of this version")
+    lacking = sorted(_PARTS - state.keys()) if isinstance(state, Mapping) else sorted(_PARTS)
+    if lacking:
+        raise CheckpointError(
+            f"{checkpoint.path} is not the checkpoint of a run of this version: it lacks {', '.join(lacking)}. Resume "
+            "it with the version that wrote it, or start a new run with run.resume=never"
+        )
     saved, expected = set(state["learner"]), set(learner.state_dict())
     if saved != expected:
         surplus = ", ".join(sorted(saved - expected)) or "nothing"

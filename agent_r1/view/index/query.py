@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,9 +49,10 @@ def list_rows(connection: sqlite3.Connection, filters: Filters, page: Page) -> d
     select."""
     _find_text(connection, filters.text)
     where = _where(connection, filters)
-    [(total,)] = connection.execute(f"SELECT count(*) FROM trajectories t{where.sql}", where.values)
-    direction = "DESC" if page.sort.startswith("-") else "ASC"
-    order = f"{SORTS[page.sort.lstrip('-')]} {direction}, t.step {direction}, t.kind, t.file, t.line"
+    counts = _count_by_tools_and_reason(connection, where)
+    direction = " DESC" if page.sort.startswith("-") else ""
+    column = SORTS[page.sort.lstrip("-")]
+    order = ", ".join(dict.fromkeys([f"{column}{direction}", f"t.step{direction}", "t.kind", "t.file", "t.line"]))
     ids = [
         row[0]
         for row in connection.execute(
@@ -59,12 +60,18 @@ def list_rows(connection: sqlite3.Connection, filters: Filters, page: Page) -> d
             [*where.values, page.limit, page.offset],
         )
     ]
+    by_tools = counts if not filters.tools else _counts_without(connection, filters, tools=())
+    by_reason = counts if not filters.stop_reasons else _counts_without(connection, filters, stop_reasons=())
+    sets = _toolsets(connection)
     return {
-        "total": total,
+        "total": sum(counts.values()),
         "offset": page.offset,
         "limit": page.limit,
         "rows": rows_of(connection, ids),
-        "facets": {"tools": _tool_counts(connection, filters), "stop_reasons": _reason_counts(connection, filters)},
+        "facets": {
+            "tools": _sums((name, count) for (tools, _), count in by_tools.items() for name in sets.get(tools, ())),
+            "stop_reasons": _sums((reason, count) for (_, reason), count in by_reason.items()),
+        },
     }
 
 
@@ -196,37 +203,32 @@ def _find_text(connection: sqlite3.Connection, text: str) -> None:
         "OR t.prompt IN (SELECT rowid FROM prompt_texts WHERE prompt_texts MATCH ?))"
     )
     connection.execute("DROP TABLE IF EXISTS temp.matching")
+    connection.execute("CREATE TEMP TABLE matching (id INTEGER PRIMARY KEY)")
     connection.execute(
-        "CREATE TEMP TABLE matching AS SELECT t.id AS id FROM trajectories t WHERE "
-        + " AND ".join([matches] * len(phrases)),
+        f"INSERT INTO matching SELECT t.id FROM trajectories t WHERE {' AND '.join([matches] * len(phrases))}",
         [phrase for phrase in phrases for _ in range(2)],
     )
-    connection.execute("CREATE INDEX temp.by_id ON matching (id)")
 
 
-def _tool_counts(connection: sqlite3.Connection, filters: Filters) -> dict[str, int]:
-    where = _where(connection, replace(filters, tools=()))
-    sets = _toolsets(connection)
-    counts: dict[str, int] = {}
-    for number, count in connection.execute(
-        f"SELECT t.toolset, count(*) FROM trajectories t{where.sql} GROUP BY t.toolset", where.values
-    ):
-        for name in sets.get(number, ()):
-            counts[name] = counts.get(name, 0) + count
-    return _most_frequent(counts)
-
-
-def _reason_counts(connection: sqlite3.Connection, filters: Filters) -> dict[str, int]:
-    where = _where(connection, replace(filters, stop_reasons=()))
+def _count_by_tools_and_reason(connection: sqlite3.Connection, where: _Where) -> dict[tuple[int, str], int]:
+    """How many trajectories each set of tools and stop reason has: the total and both facets in one pass."""
     rows = connection.execute(
-        f"SELECT t.stop_reason, count(*) FROM trajectories t{where.sql} GROUP BY t.stop_reason", where.values
+        f"SELECT t.toolset, t.stop_reason, count(*) FROM trajectories t{where.sql} GROUP BY t.toolset, t.stop_reason",
+        where.values,
     )
-    return _most_frequent(dict(rows.fetchall()))
+    return {(tools, reason): count for tools, reason, count in rows}
 
 
-def _most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
-    """At most 200: a model may invent any number of tool names."""
-    return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:200])
+def _counts_without(connection: sqlite3.Connection, filters: Filters, **removed: Any) -> dict[tuple[int, str], int]:
+    return _count_by_tools_and_reason(connection, _where(connection, replace(filters, **removed)))
+
+
+def _sums(entries: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Sums by name, the largest first; at most 200, since a model may invent any number of tool names."""
+    sums: dict[str, int] = {}
+    for name, count in entries:
+        sums[name] = sums.get(name, 0) + count
+    return dict(sorted(sums.items(), key=lambda entry: (-entry[1], entry[0]))[:200])
 
 
 def _toolsets(connection: sqlite3.Connection) -> dict[int, list[str]]:

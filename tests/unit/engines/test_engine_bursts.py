@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -181,6 +182,38 @@ def test_a_request_that_is_cancelled_in_flight_frees_its_blocks_and_harms_nobody
         return [await late_comer, *rest]
 
     assert asyncio.run(cancel_half()) == [expected[0], *expected[1::2]]
+    engine._scheduler.cache.clear()
+    assert engine._scheduler.pool.num_held == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"kv_memory": 200}], ids=str)
+def test_streams_give_bursts_and_closing_them_in_flight_frees_their_blocks(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    requests = [(ids, replace(sampling, max_tokens=40)) for ids, sampling in prompts(12)]
+    expected = asyncio.run(all_answers(LocalEngine(model), requests))
+    engine = late_engine(model, monkeypatch, **settings)
+
+    async def read(number: int) -> tuple[TokenIds, ...]:
+        pieces: list[TokenIds] = []
+        async with aclosing(engine.stream(*requests[number])) as stream:
+            async for new in stream:
+                pieces.append(new.token_ids)
+                if number % 2 == 0 and len(pieces) == 2 + number // 4:
+                    break
+        return tuple(pieces)
+
+    async def run() -> list[tuple[TokenIds, ...]]:
+        async with asyncio.timeout(60):
+            return list(await asyncio.gather(*map(read, range(12))))
+
+    for number, (pieces, whole) in enumerate(zip(asyncio.run(run()), expected, strict=True)):
+        tokens = sum(pieces, ())
+        assert tokens == whole.token_ids[: len(tokens)]
+        assert len(tokens) == 40 or number % 2 == 0
+        assert max(map(len, pieces)) > 1, "the tokens of a burst come together"
+    assert not engine._futures._streams
+    engine._scheduler.release_finished()
     engine._scheduler.cache.clear()
     assert engine._scheduler.pool.num_held == 0
 

@@ -22,6 +22,7 @@ from agent_r1.config import AlgorithmConfig
 from agent_r1.config.compose import OPEN_KEYS, known_keys
 from agent_r1.evaluation.health import WINDOW, HealthMonitor
 from agent_r1.registry import Registry
+from agent_r1.runs import RunFolder
 from agent_r1.types import Episode, Task
 from tests.helpers import commands
 from tests.helpers.fuzzing import cases
@@ -426,6 +427,8 @@ def test_a_run_with_a_constant_reward_is_told_that_nothing_is_learned(
     assert written["warnings"] == summary.warnings
     (warning,) = [line for line in summary.warnings if "spread" in line]
     assert warning.startswith("step 3: no group has any spread of reward (mean 0.50)")
+    [stored] = [line for line in RunFolder(tmp_path / "tiny").read_warnings() if "spread" in line["text"]]
+    assert (stored["step"], stored["rule"], f"step 3: {stored['text']}") == (3, "no spread", warning)
     printed = capsys.readouterr().out
     assert printed.count("warning: no group has any spread of reward (mean 0.50), so nothing is learned.") == 1
 
@@ -437,3 +440,4 @@ def test_a_resumed_run_has_the_warnings_from_before(tmp_path: Path, model_folder
     resumed = commands.train(*run, quiet=True, reward=always_half)
     assert resumed.warnings == whole.warnings
     assert len(resumed.warnings) >= 1
+    assert RunFolder(tmp_path / "tiny").read_warnings() == RunFolder(tmp_path / "whole").read_warnings() != []

@@ -514,6 +514,22 @@ def test_a_remote_worker_reports_a_failure(renderer: ChatRenderer, tokenizer: An
     assert "the browser crashed" in (trajectory.error or "")
 
 
+def test_a_worker_that_waits_at_the_end_of_the_run_is_told_so() -> None:
+    async def run() -> int:
+        async with Gateway(AgentConfig(remote=True)) as gateway:
+            url = await gateway._started()
+            async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+                waiting = asyncio.ensure_future(client.post("/rollouts", json={"wait_seconds": 20}))
+                while not gateway.agent._arrived._waiters:
+                    await asyncio.sleep(0.005)
+                closing = asyncio.ensure_future(gateway.__aexit__(None, None, None))
+                status = (await waiting).status_code
+            await closing
+        return status
+
+    assert asyncio.run(run()) == 410
+
+
 def test_a_worker_that_never_comes_is_a_timeout(renderer: ChatRenderer, tokenizer: Any) -> None:
     [trajectory] = roll_out(replies_in_order(tokenizer, "12"), renderer, AgentConfig(remote=True), deadline_seconds=0.2)
     assert trajectory.stop_reason is StopReason.TIMEOUT

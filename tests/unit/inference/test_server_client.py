@@ -32,6 +32,8 @@ ANSWER_CHUNKS = [{"delta": {"content": "It costs"}}, {"delta": {"content": " 7."
 
 
 class _Handler(BaseHTTPRequestHandler):
+    server: Any
+
     def do_GET(self) -> None:
         self._answer(200, json.dumps({"data": [{"id": "tiny"}]}))
 

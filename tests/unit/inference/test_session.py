@@ -35,7 +35,8 @@ def chat(agent: Agent, talk: Callable[[ChatSession], Awaitable[Any]]) -> ChatSes
 
 
 def prompts(agent: Agent) -> list[tuple[int, ...]]:
-    return [prompt for prompt, _ in agent.engine.requests]
+    engine: Any = agent.engine
+    return [prompt for prompt, _ in engine.requests]
 
 
 def test_every_prompt_of_a_conversation_continues_the_exact_ids_of_the_one_before(renderer: ChatRenderer) -> None:

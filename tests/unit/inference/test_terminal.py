@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -109,7 +110,8 @@ def test_sampling_is_shown_changed_and_used(renderer: ChatRenderer, monkeypatch:
     shown, _ = type_lines(agent, monkeypatch, "/sampling temperature=0.5 top_k=3", "/sampling top_p=2 x=1", "hi")
     assert "temperature=0.5  top_p=1  top_k=3  max_tokens=256" in shown
     assert "top_p=2 is not a number above 0, at most 1; unknown key 'x'" in shown
-    [(_, used)] = agent.engine.requests
+    engine: Any = agent.engine
+    [(_, used)] = engine.requests
     assert (used.temperature, used.top_k) == (0.5, 3)
 
 

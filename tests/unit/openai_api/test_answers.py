@@ -17,10 +17,12 @@ from agent_r1.openai_api import (
     ChatModel,
     Choice,
     ResponseHead,
+    TurnMemory,
     chat_response,
     read_chat_request,
     read_completion_request,
 )
+from agent_r1.types import Observation
 
 CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "apple"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "price", "parameters": {"type": "object"}}}]
@@ -136,6 +138,20 @@ def test_the_next_turn_continues_from_the_sampled_ids(renderer: ChatRenderer) ->
     assert prompt.token_ids[: len(first) + len(choice.completion.token_ids)] == first + choice.completion.token_ids
     changed = [*history[:-2], {**history[-2], "content": "I do not look."}, history[-1]]
     assert not model.prompt(read_chat_request(body(tools=TOOLS, messages=changed))).bridged
+
+
+def test_the_memory_of_turns_is_bounded(renderer: ChatRenderer) -> None:
+    memory = TurnMemory(renderer, max_turns=3, max_tokens=100)
+    for number in range(5):
+        prompt = memory.prompt(Observation(messages=({"role": "user", "content": f"{number}"},)))
+        memory.remember(prompt, renderer.parse(renderer.encode("Hi."), truncated=False))
+        memory.remember(prompt, renderer.parse(renderer.encode("Hi."), truncated=False))
+    assert len(memory) == 3
+    long = memory.prompt(Observation(messages=({"role": "user", "content": "word " * 200},)))
+    memory.remember(long, renderer.parse(renderer.encode("Hi."), truncated=False))
+    assert len(memory) == 1
+    history = (*long.observation.messages, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "?"})
+    assert memory.prompt(Observation(messages=history)).bridged
 
 
 def test_control_tokens_of_a_user_are_ordinary_text(renderer: ChatRenderer) -> None:

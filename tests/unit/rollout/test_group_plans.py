@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent_r1.algorithms import bind_algorithm
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import AlgorithmConfig, Config, load_config, presets
 from agent_r1.config.schema import RolloutConfig
@@ -191,6 +192,27 @@ def test_of_the_presets_only_remax_has_a_greedy_member() -> None:
 
 def broken(task: Task, group_size: int, sampling: SamplingParams) -> Sequence[Member]:
     return [Member(number=0, sampling=task.extra_info["sampling"])]
+
+
+def warm_and_cold(task: Task, group_size: int, sampling: SamplingParams) -> Sequence[Member]:
+    """As in docs/algorithms.md: no member is greedy."""
+    cold = replace(sampling, temperature=0.3)
+    return [Member(number=number, sampling=cold if number % 2 else sampling) for number in range(group_size)]
+
+
+def test_a_plan_without_a_greedy_member_is_refused_for_an_estimator_that_needs_one() -> None:
+    settings = [f"algorithm.group_plan={__name__}:warm_and_cold", "model.path=x"]
+    for preset, needs_greedy in (("remax", True), ("grpo", False)):
+        config = load_config(None, [f"algorithm={preset}", *settings])
+        algorithm = bind_algorithm(config.algorithm)
+        assert algorithm.needs_greedy == needs_greedy
+        if needs_greedy:
+            with pytest.raises(ConfigError, match=r"greedy_baseline compares with a greedy rollout .* task 'a' none"):
+                check_group_plan(config, TASKS[0], needs_greedy=True)
+        else:
+            check_group_plan(config, TASKS[0], needs_greedy=False)
+    remax = load_config(None, ["algorithm=remax", "model.path=x"])
+    check_group_plan(remax, TASKS[0], needs_greedy=bind_algorithm(remax.algorithm).needs_greedy)
 
 
 @pytest.mark.parametrize(

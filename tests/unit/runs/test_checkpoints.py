@@ -333,9 +333,13 @@ def test_a_run_of_another_configuration_is_moved_aside(tmp_path: Path, override:
 
 def test_a_run_of_a_configuration_that_is_no_longer_understood_is_moved_aside(tmp_path: Path) -> None:
     old = start_run(tmp_path)
-    old.config.write_text(old.config.read_text() + "a_key_of_an_earlier_release: 1\n")
-    folder, goes_on = open_run(config_of(tmp_path))
+    text = old.config.read_text()
+    assert text.count("algorithm:\n") == 1
+    old.config.write_text(text.replace("algorithm:\n", "algorithm:\n  greedy_baseline: true\n"))
+    told: list[str] = []
+    folder, goes_on = open_run(config_of(tmp_path), say=told.append)
     assert not goes_on
+    assert "has the key 'algorithm.greedy_baseline', which this version does not know" in told[0]
     assert (tmp_path / "run.1" / "metrics.jsonl").exists()
     assert not folder.metrics.exists()
 

@@ -34,6 +34,19 @@ def test_the_run_that_exported_a_model_is_found_from_the_model(tmp_path: Path) -
     assert RunFolder.of_model(run.checkpoints) is None
 
 
+def test_warnings_are_kept_up_to_the_step_that_a_run_resumes_from(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert run.read_warnings() == []
+    for step in (1, 2, 3):
+        run.add_warning(step, "no spread", f"nothing is learned in {step}\n\u2028")
+    with run.warnings.open("a") as file:
+        file.write('{"step": 3, "ru')
+    assert [warning["step"] for warning in run.read_warnings()] == [1, 2, 3]
+    run.rewind(2)
+    assert run.read_warnings()[-1] == {"step": 2, "rule": "no spread", "text": "nothing is learned in 2\n\u2028"}
+    assert len(run.warnings.read_text().splitlines()) == 2
+
+
 def test_a_missing_configuration_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.yaml cannot be read"):
         RunFolder(tmp_path).read_config()

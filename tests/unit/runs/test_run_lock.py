@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from agent_r1.cli import app
 from agent_r1.errors import ConfigError, RunLockedError
 from agent_r1.runs import lock as run_lock
-from agent_r1.runs.lock import STALE_SECONDS, FolderLock, lock_folder
+from agent_r1.runs.lock import STALE_SECONDS, FolderLock, is_locked, lock_folder
 from agent_r1.runs.names import name_problem
 from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides
@@ -67,6 +67,13 @@ def test_a_lock_refuses_with_host_and_process_until_it_is_released(tmp_path: Pat
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_folder_is_locked_while_a_process_uses_it(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path / "run")
+    with lock_folder(tmp_path / "run"):
+        assert is_locked(tmp_path / "run")
+    assert not is_locked(tmp_path / "run")
 
 
 def test_the_lock_of_a_killed_process_is_taken_over_at_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from agent_r1.config import Config, load_config
 from agent_r1.errors import MissingExtraError, UnknownNameError
 from agent_r1.runs import RunFolder, check_trackers, open_trackers, tracker_factories
-from agent_r1.runs.tracking import BackgroundTracker, JsonlTracker, Trackers, tracker_names
+from agent_r1.runs.tracking import BackgroundTracker, JsonlTracker, Trackers
 from agent_r1.runs.tracking.background import MAX_FAILURES
 from agent_r1.runs.tracking.base import save_id, saved_id
 
@@ -154,25 +154,20 @@ def test_a_tracker_that_cannot_be_opened_is_a_warning(tmp_path: Path, warnings: 
     assert read(tmp_path) == [{"step": 1, "reward": 1.0}]
 
 
-def test_every_tracker_is_named_once() -> None:
-    section = ["tracking.tensorboard=true", "tracking.wandb_project=p", "tracking.mlflow_experiment=e"]
-    assert tracker_names(config_with(*section)) == ["tensorboard", "wandb", "mlflow"]
-    assert tracker_names(config_with(*section[:1], "tracking.trackers=[mlflow,tensorboard]")) == [
-        "tensorboard",
-        "mlflow",
-    ]
-    assert tracker_names(config_with()) == []
+def test_a_tracker_that_is_named_twice_is_opened_once(tmp_path: Path, warnings: list[str], broken: str) -> None:
+    open_trackers(config_with(f"tracking.trackers=[{broken},{broken}]"), RunFolder(tmp_path), warnings.append).close()
+    assert len(warnings) == 1
 
 
 @pytest.mark.parametrize(
-    ("override", "package"), [("tracking.wandb_project=p", "wandb"), ("tracking.mlflow_experiment=e", "mlflow-skinny")]
+    ("name", "package"), [("tensorboard", "tensorboard"), ("wandb", "wandb"), ("mlflow", "mlflow-skinny")]
 )
 def test_a_missing_package_is_an_error_with_the_pip_line(
-    monkeypatch: pytest.MonkeyPatch, override: str, package: str
+    monkeypatch: pytest.MonkeyPatch, name: str, package: str
 ) -> None:
     monkeypatch.setattr("agent_r1.errors.find_spec", lambda module: None)
     with pytest.raises(MissingExtraError, match=rf"needs the package '{package}': pip install 'agent-r1\["):
-        check_trackers(config_with(override))
+        check_trackers(config_with(f"tracking.trackers=[{name}]"))
 
 
 def test_an_unknown_tracker_is_refused_with_the_nearest_name() -> None:

@@ -49,6 +49,12 @@ def server(folder: Path) -> Iterator[ViewServer]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_r1.view.live.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("agent_r1.view.api._TOUCH_SECONDS", 0.05)
+
+
 def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := condition()):

@@ -73,7 +73,7 @@ function drawAxes(context, box, area, { x0, x1, y0, y1, wholeX }) {
   context.lineWidth = 1;
   context.textAlign = "right";
   context.textBaseline = "middle";
-  for (const y of ticks(y0, y1, Math.max(2, (box.bottom - box.top) / 42))) {
+  for (const y of ticks(y0, y1, Math.max(2, (box.bottom - box.top) / 34))) {
     const at = Math.round(area.fromY(y)) + 0.5;
     context.beginPath();
     context.moveTo(box.left, at);

@@ -19,7 +19,7 @@ export function filterRows(rows, query) {
   }
   const offset = Number(wanted.get("offset") ?? 0);
   const limit = Number(wanted.get("limit") ?? 100);
-  return { total: matching.length, rows: matching.slice(offset, offset + limit), facets };
+  return { total: matching.length, rows: matching.slice(offset, offset + limit), facets, exported: rows.length };
 }
 
 function matches(row, wanted) {

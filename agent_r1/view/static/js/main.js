@@ -28,6 +28,7 @@ const main = document.getElementById("main");
 const source = openSource();
 const state = {
   runs: [],
+  problems: [],
   run(id) {
     const run = this.runs.find((other) => other.id === id);
     if (!run) throw new Error(`There is no run "${id}" here.`);
@@ -164,7 +165,9 @@ function inOrder(runs) {
 
 async function start() {
   try {
-    state.runs = inOrder((await source.runs()).runs);
+    const { runs, problems = [] } = await source.runs();
+    state.runs = inOrder(runs);
+    state.problems = problems;
   } catch (error) {
     main.replaceChildren(errorPage(error).element);
     return;

@@ -6,10 +6,13 @@ import { visible } from "./text.js";
 
 const COLORS = 8;
 
-/** Each run keeps its color, whichever others are shown. */
-export function colorsOf(runs) {
-  const ids = runs.map((run) => run.id).sort();
-  return new Map(ids.map((id, i) => [id, `--series-${(i % COLORS) + 1}`]));
+/** The color of each run, whichever others are shown; with `byFamily`, one for all seeds of an experiment. */
+export function colorsOf(runs, { byFamily = false } = {}) {
+  const owner = new Map();
+  const sorted = [...runs].sort((a, b) => (a.id < b.id ? -1 : 1));
+  const nameOf = (run) => (byFamily ? run.family ?? run.id : run.id);
+  for (const run of sorted) if (!owner.has(nameOf(run))) owner.set(nameOf(run), owner.size % COLORS);
+  return new Map(runs.map((run) => [run.id, `--series-${owner.get(nameOf(run)) + 1}`]));
 }
 
 /** The few numbers of a run that everyone asks for first. */
@@ -39,6 +42,7 @@ export function runHead(run, view) {
   const badge = h("span", { class: "badge" });
   const facts = h("p", { class: "run-facts" });
   const figures = h("dl", { class: "figures wide" });
+  const problems = h("ul", { class: "problems", "aria-label": "What could not be read" });
   const tabs = VIEWS.map(([name, label]) =>
     h("a", { href: link(name, { run: run.id }), "aria-current": name === view ? "page" : null }, label),
   );
@@ -49,12 +53,17 @@ export function runHead(run, view) {
     facts.title = visible(latest.path);
     facts.replaceChildren(foreign([latest.algorithm, latest.model, seed, shortPath(latest.path)].filter(Boolean).join(" · ")));
     figures.replaceChildren(...runFigures(latest));
+    const found = [...(latest.problems ?? [])];
+    if (latest.corrupt_lines) found.push(`${count(latest.corrupt_lines)} lines of the trajectories could not be read`);
+    problems.hidden = !found.length;
+    problems.replaceChildren(...found.map((text) => h("li", {}, foreign(text))));
   };
   show(run);
   const element = h("header", { class: "run-top" },
     h("div", { class: "run-title" }, h("h1", {}, foreign(run.name)), badge),
     facts,
     figures,
+    problems,
     h("nav", { class: "tabs", "aria-label": "Views of this run" }, tabs),
   );
   return { element, show };

@@ -11,11 +11,12 @@ const MOST_SELECTED = 8;
 
 export async function runsPage({ source, route, state }) {
   const list = h("ol", { class: "runs", "aria-label": "Runs" });
+  const problems = h("ul", { class: "problems" }, state.problems.map((text) => h("li", {}, foreign(text))));
   const filter = h("input", { type: "search", placeholder: "Filter runs", "aria-label": "Filter runs" });
   const tabs = h("div", { class: "segmented", role: "group", "aria-label": "What to compare" });
   const body = h("div", { class: "compare-body" });
   const element = h("div", { class: "split" },
-    h("aside", { class: "side", "aria-label": "Runs" }, h("div", { class: "side-head" }, h("h1", {}, "Runs"), filter), list),
+    h("aside", { class: "side", "aria-label": "Runs" }, h("div", { class: "side-head" }, h("h1", {}, "Runs"), filter), list, problems),
     h("section", { class: "content" }, h("div", { class: "content-head" }, tabs), body),
   );
   const changeQuery = (changes) => go(link("runs", {}, { ...Object.fromEntries(query), ...changes }), { replace: true });
@@ -45,7 +46,7 @@ export async function runsPage({ source, route, state }) {
   }
 
   async function show() {
-    const colors = colorsOf(state.runs);
+    const colors = colorsOf(state.runs, { byFamily: query.get("seeds") !== "off" && (query.get("tab") ?? "") === "" });
     const chosen = selected();
     const words = filter.value.toLowerCase();
     filter.hidden = state.runs.length < 6;

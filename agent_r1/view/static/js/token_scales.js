@@ -28,7 +28,7 @@ export function scaleFor(name, steps) {
   if (name === "logprob") return sequential(name, (value) => (-value / 4) ** 0.6, "0", "−4 and less");
   if (name === "entropy") {
     const top = Math.max(0.5, quantile(values, 0.98));
-    return sequential(name, (value) => value / top, "0", number(top));
+    return sequential(name, (value) => (value / top) ** 0.6, "0", number(top));
   }
   if (name === "advantage") {
     const top = Math.max(1e-6, ...values.map(Math.abs));

@@ -55,19 +55,24 @@ export async function trajectoriesPage({ source, route, state }) {
     head.show(run);
     filters.show(query, answer.facets, run);
     table.show(answer.rows, query);
-    const last = Math.min(offset + answer.rows.length, answer.total);
-    total.textContent = answer.total
-      ? `${count(offset + 1)} to ${count(last)} of ${count(answer.total)} trajectories`
-      : run.indexed === false ? "The index is being made …" : "No trajectory matches.";
+    total.textContent = totalText(answer, offset, run);
     pager.show(offset, answer.total);
   }
 
   const rows = createListKeys(() => table.rows());
-  async function turnPage(by) {
+  let selectAfter = null; // which row of the next page is to be selected: "first" or "last"
+  function turnPage(by, select = null) {
     const next = offset + by * PAGE;
-    if (next < 0 || next >= answer.total) return false;
+    if (next < 0 || next >= answer.total) return;
+    selectAfter = select;
     changeQuery({ offset: next || "" }, { replace: false });
-    return true;
+  }
+
+  /** j and k go on over the ends of a page. */
+  function move(by) {
+    const end = by > 0 ? table.rows().length - 1 : 0;
+    if (rows.current() && rows.index() === end) turnPage(by, by > 0 ? "first" : "last");
+    else rows.move(by);
   }
 
   await load();
@@ -77,13 +82,14 @@ export async function trajectoriesPage({ source, route, state }) {
     crumbs: [[run.name, link("run", { run: id })], ["Trajectories", null]],
     title: `${run.name}: trajectories`,
     keys: {
-      ...rows.keys,
+      j: () => move(1),
+      k: () => move(-1),
       enter: () => rows.current()?.querySelector("a").click(),
       "[": () => turnPage(-1),
       "]": () => turnPage(1),
     },
     search: () => filters.focusSearch(),
-    update(next) {
+    async update(next) {
       query = next.query;
       const before = offset;
       offset = Number(query.get("offset") ?? 0);
@@ -91,11 +97,22 @@ export async function trajectoriesPage({ source, route, state }) {
         rows.select(null);
         scrollTo(0, Math.min(scrollY, list.offsetTop));
       }
-      return load();
+      await load();
+      if (selectAfter) rows.select(table.rows().at(selectAfter === "first" ? 0 : -1));
+      selectAfter = null;
     },
     live: (changed) => (changed.has(id) ? load() : undefined),
     shown: () => rows.select(table.rowOf(lastOpened.get(id))),
   };
+}
+
+function totalText({ total, rows, exported }, offset, run) {
+  const parts = [];
+  if (!total) parts.push("No trajectory matches");
+  else parts.push(`${count(offset + 1)} to ${count(Math.min(offset + rows.length, total))} of ${count(total)} trajectories`);
+  if (run.indexed === false) parts.push(`${Math.round(100 * (run.index_progress ?? 0))} % are indexed`);
+  if (exported < run.trajectories) parts.push(`this file has ${count(exported)} of ${count(run.trajectories)}`);
+  return parts.join(" · ");
 }
 
 function createPager(open) {
