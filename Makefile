@@ -56,7 +56,7 @@ coverage: $(SETUP)
 
 # The site, in build/site; a link or an anchor that leads nowhere is an error.
 docs: $(SETUP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
