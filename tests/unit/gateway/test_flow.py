@@ -514,7 +514,8 @@ def test_a_worker_that_waits_at_the_end_of_the_run_is_told_so() -> None:
             url = await gateway._started()
             async with httpx.AsyncClient(base_url=url, timeout=20) as client:
                 waiting = asyncio.ensure_future(client.post("/rollouts", json={"wait_seconds": 20}))
-                while not gateway.agent._arrived._waiters:
+                agent: Any = gateway.agent
+                while not agent._arrived._waiters:
                     await asyncio.sleep(0.005)
                 closing = asyncio.ensure_future(gateway.__aexit__(None, None, None))
                 status = (await waiting).status_code
