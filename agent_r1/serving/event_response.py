@@ -51,13 +51,14 @@ class EventStream(Response):
             task.cancel()
 
         watcher = asyncio.create_task(watch())
-        status = CLIENT_DISCONNECTED
+        status = 500
         try:
             status = await self._send_events(send)
         except asyncio.CancelledError:
             if not has_left:  # the server is stopping
                 raise
             task.uncancel()
+            status = CLIENT_DISCONNECTED
         finally:
             watcher.cancel()
             self._stream.resources.close()
