@@ -41,7 +41,7 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def wait(self, condition: str | Callable[[], Any], *, seconds: float = 20.0) -> Any:
-        """The first true value of a function, or of a JavaScript expression, which may fail before elements are there."""
+        """The first true value of a function, or of a JavaScript expression, which may fail until the page is there."""
         script = f"try {{ return {condition} }} catch (error) {{ if (!(error instanceof TypeError)) throw error }}"
         end = time.monotonic() + seconds
         while True:
