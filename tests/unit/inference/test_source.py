@@ -15,6 +15,7 @@ from agent_r1.errors import CheckpointError, ConfigError, DataError
 from agent_r1.inference import ChatSession, find_source, load_agent
 from agent_r1.types import SamplingParams
 
+LORA = ("model.lora.rank=2", "model.lora.targets=[q_proj, v_proj]", "optimizer.learning_rate=0.05")  # as in test_export
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
 
@@ -46,7 +47,8 @@ def test_a_run_without_an_exported_model_has_its_newest_undamaged_checkpoint(run
         find_source(run)
 
 
-@pytest.mark.parametrize("adapters", [(), ("model.lora.rank=2", "optimizer.learning_rate=0.05")])
+@pytest.mark.whole
+@pytest.mark.parametrize("adapters", [(), LORA])
 def test_a_checkpoint_is_the_model_that_was_exported_from_it(
     uninterrupted: Callable[..., Path], adapters: tuple[str, ...]
 ) -> None:
