@@ -143,11 +143,12 @@ def tools_from_openai(tools: Sequence[Any]) -> tuple[ToolSchema, ...]:
     return tuple(schemas)
 
 
-def tool_calls_to_openai(calls: Iterable[ToolCall]) -> list[dict[str, Any]]:
-    """Calls as a response shows them: random ids of nine letters and digits, arguments as a string of JSON."""
+def tool_calls_to_openai(calls: Iterable[ToolCall], *, keep_ids: bool = False) -> list[dict[str, Any]]:
+    """Calls as a response shows them: arguments as a string of JSON, and random ids of nine letters and digits unless
+    `keep_ids`."""
     return [
         {
-            "id": f"c{secrets.token_hex(4)}",
+            "id": call.call_id if keep_ids else f"c{secrets.token_hex(4)}",
             "type": "function",
             "function": {"name": call.name, "arguments": write_json(dict(call.arguments))},
         }

@@ -37,10 +37,10 @@ def python_page() -> str:
     for home, own in agent_r1._HOMES.items():
         groups.setdefault(_TITLES.get(home, "More"), []).extend(own)
     parts = [_INTRODUCTION]
-    for title, names in groups.items():
-        if names:
+    for title, members in groups.items():
+        if members:
             parts.append(f"## {title}")
-            parts += [_entry(name) for name in sorted(names, key=_order)]
+            parts += [_entry(name) for name in sorted(members, key=_order)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -32,7 +32,7 @@ def client_of(running: Served, **options: Any) -> Any:
     return openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, **options)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(tiny: Served) -> Iterator[Any]:
     with client_of(tiny) as client:
         yield client
@@ -116,11 +116,11 @@ def test_a_stop_text_ends_an_answer(tiny: Served, client: Any) -> None:
     options = {"model": "tiny", "messages": QUESTION, "max_tokens": 60, "seed": 11}
     text = client.chat.completions.create(**options).choices[0].message.content
     stop = text[len(text) // 2 :][:2]
-    before = tiny.server.agent.engine.stats.generated_tokens
+    before = tiny.engine.stats.generated_tokens
     [choice] = client.chat.completions.create(**options, stop=[stop, "\0\0"]).choices
     assert choice.message.content == text[: text.index(stop)]
     assert choice.finish_reason == "stop"
-    assert tiny.server.agent.engine.stats.generated_tokens - before < 60, "sampling ends at the stop text"
+    assert tiny.engine.stats.generated_tokens - before < 60, "sampling ends at the stop text"
 
 
 def test_parallel_calls_and_their_results_make_a_conversation(caller: Served) -> None:
@@ -138,7 +138,7 @@ def test_parallel_calls_and_their_results_make_a_conversation(caller: Served) ->
             model="tiny", messages=history, tools=TOOLS, extra_body={"return_token_ids": True}
         )
         assert second.choices[0].message.content == "It costs 12."
-        prompt, _ = caller.server.agent.engine.requests[-1]
+        prompt, _ = caller.engine.requests[-1]
         assert tuple(second.prompt_token_ids) == prompt
         sampled = (*caller.server.agent.renderer.encode_rendered(f"I look.\n{CALL}\n{CALL}"),)
         assert any(prompt[i : i + len(sampled)] == sampled for i in range(len(prompt))), "the sampled ids are kept"
