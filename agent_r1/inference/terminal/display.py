@@ -135,6 +135,8 @@ def show_end(console: Console, trajectory: Trajectory, *, is_scored: bool) -> No
         return
     if trajectory.stop_reason in _STOPPED:
         console.print(Text(f"[{_STOPPED[trajectory.stop_reason]}]", style="yellow"), soft_wrap=True)
+    elif not trajectory.steps[-1].action.text.strip():
+        console.print(Text("[the reply is empty]", style="yellow"))
     if is_scored:
         parts = "".join(f", {one_line(name)} {value:g}" for name, value in trajectory.reward_parts.items())
         process = f", process {trajectory.process_reward:g}" if trajectory.process_reward else ""

@@ -46,8 +46,12 @@ def test_a_run_without_an_exported_model_has_its_newest_undamaged_checkpoint(run
         find_source(run)
 
 
-def test_a_checkpoint_is_the_model_that_was_exported_from_it(run: Path) -> None:
+@pytest.mark.parametrize("adapters", [(), ("model.lora.rank=2", "optimizer.learning_rate=0.05")])
+def test_a_checkpoint_is_the_model_that_was_exported_from_it(
+    uninterrupted: Callable[..., Path], adapters: tuple[str, ...]
+) -> None:
     """The last checkpoint and `hf/` reply alike, token by token."""
+    run = uninterrupted(*adapters)
 
     async def first_reply(step: int | None) -> tuple[int, ...]:
         agent = load_agent(run, step=step)

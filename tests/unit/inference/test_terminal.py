@@ -129,6 +129,11 @@ def test_every_command_of_the_help_is_one_and_others_are_refused(
     assert [message["content"] for message in chat.session.messages[1:]] == ["hi", "another"]
 
 
+def test_an_empty_reply_is_said_to_be_empty(renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = scripted_agent(renderer, "")
+    assert type_lines(agent, monkeypatch, "hi")[0] == "[the reply is empty]\n"
+
+
 def test_a_block_of_several_lines_is_one_message(renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = scripted_agent(renderer, "one")
     _, chat = type_lines(agent, monkeypatch, '"""', "a", "/b", '"""')
