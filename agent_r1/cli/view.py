@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from agent_r1.cli.errors import readable_errors
 
 Runs = Annotated[
     list[Path] | None,
-    typer.Argument(help="Run folders, or folders with runs in them. Without any: --folder.", metavar="[RUN]..."),
+    typer.Argument(help="Run folders, or folders with runs in them. Without any: --folder.", metavar="RUN"),
 ]
 Folder = Annotated[Path, typer.Option(help="The folder whose runs are shown when none is named.")]
 Host = Annotated[str, typer.Option(help="The address to listen on; any but this machine's own needs a key.")]
@@ -29,13 +30,22 @@ AllowHost = Annotated[
     list[str] | None,
     typer.Option(help="A name by which browsers call this server, besides localhost, its own name and addresses."),
 ]
-Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")]
+Browser = Annotated[
+    bool, typer.Option("--browser/--no-browser", help="Open the page in a browser, where there is a display.")
+]
 Export = Annotated[
     Path | None, typer.Option(help="Write the page with its data to one file instead of serving it.", metavar="FILE")
 ]
 Trajectories = Annotated[
     int, typer.Option(min=0, max=5000, help="With --export: how many trajectories per run are in the file.")
 ]
+
+
+def _has_display() -> bool:
+    """Whether a browser would open in a window: on a server it would take over the terminal, or do nothing."""
+    if sys.platform in ("win32", "darwin"):
+        return "SSH_CONNECTION" not in os.environ
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def view(
@@ -76,8 +86,9 @@ def view(
 
         def announce(url: str) -> None:
             address = server.browser_address(url, access)
-            typer.echo(f"{len(api.catalog.runs())} runs at {address} (Ctrl-C ends it)")
-            if browser:
+            count = len(api.catalog.runs())
+            typer.echo(f"{count} {'run' if count == 1 else 'runs'} at {address} (Ctrl-C ends it)")
+            if browser and _has_display():
                 typer.launch(address)
 
         serve_forever(server.create_app(api, access), listen(host, port), announce)

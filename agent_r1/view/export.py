@@ -43,34 +43,44 @@ def collect(api: ViewApi, max_trajectories: int) -> dict[str, Any]:
     """The data of all runs: of each at most so many trajectories, evenly over its steps."""
     runs = api.catalog.runs()
     data: dict[str, Any] = {"format": 1, "runs": [], "metrics": {}, "config": {}, "trajectories": {}}
-    size = 0
+    left = _MAX_DATA
     for run in runs:
         run.index.update()
         data["runs"].append(run.overview())
         data["metrics"][run.id] = run.metrics(None)
         data["config"][run.id] = api.config(run.id)
-        held = data["trajectories"][run.id] = _trajectories(api, run, max_trajectories)
-        size += sum(len(write_json(record, default=str)) for record in held["records"].values())
-        if size > _MAX_DATA:
+        data["trajectories"][run.id], left = _trajectories(api, run, max_trajectories, left)
+    return data
+
+
+def _trajectories(api: ViewApi, run: ViewedRun, count: int, left: int) -> tuple[dict[str, Any], int]:
+    """Whole groups, evenly over the steps, until there are `count` trajectories; and how many bytes are left."""
+    with run.index.reading() as connection:
+        groups = whole_groups(connection, count)
+        rows = rows_of(connection, [row_id for group in groups for row_id in group])
+    records: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        record = _without_gaps(api.trajectory(run.id, row["key"]))
+        records[row["key"]] = record
+        left -= len(write_json(record, default=str))
+        if left < 0:
             raise DataError(
                 f"the page would be larger than {size_in_words(_MAX_DATA)}; name fewer runs, or give a smaller "
                 "--trajectories"
             )
-    return data
-
-
-def _trajectories(api: ViewApi, run: ViewedRun, count: int) -> dict[str, Any]:
-    """Whole groups, evenly over the steps, until there are `count` trajectories."""
-    with run.index.reading() as connection:
-        groups = whole_groups(connection, count)
-        rows = rows_of(connection, [row_id for group in groups for row_id in group])
-    records = {}
-    for row in rows:
-        record = api.trajectory(run.id, row["key"])
-        records[row["key"]] = record
         texts = [row["question"], *(str(step.get("text") or "") for step in record["steps"])]
         row["search"] = "\n".join(texts)[:_SEARCH_CHARS]
-    return {"total": run.index.state.trajectories, "rows": rows, "records": records}
+    return {"total": run.index.state.trajectories, "rows": rows, "records": records}, left
+
+
+def _without_gaps(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with tokens that have only the numbers that there are: most of a page is tokens."""
+    for step in record["steps"]:
+        step["tokens"] = [
+            {name: value for name, value in token.items() if value is not None or name == "text"}
+            for token in step["tokens"]
+        ]
+    return record
 
 
 def build_page(data: dict[str, Any], files: dict[str, bytes]) -> str:

@@ -162,7 +162,7 @@ class ViewedRun:
         """running, finished, failed (it ended before its last step) or unknown."""
         if is_locked(self.folder):
             return "running"
-        if self.summary():
+        if self.summary() or (self.folder / "hf").is_dir():  # a warm start has a model and no summary
             return "finished"
         return "failed" if self.config_text else "unknown"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http.cookies import CookieError, SimpleCookie
@@ -204,5 +205,7 @@ def _refuse_http(request: Request, error: HTTPException) -> Response:
 
 
 def browser_address(url: str, access: Access) -> str:
-    """What to open in a browser: with the key, where one is needed."""
+    """What to open in a browser: with the key, where one is needed, and the name of this machine for every address."""
+    for every in ("//0.0.0.0:", "//[::]:"):
+        url = url.replace(every, f"//{socket.gethostname()}:")
     return url if access.token is None else f"{url}/?key={quote(access.token, safe='')}"

@@ -74,7 +74,12 @@ def test_the_data_are_those_of_the_api(api: ViewApi) -> None:
     assert data["config"]["shop"]["config"]["trainer.seed"] == 0
     shop = data["trajectories"]["shop"]
     assert shop["total"] == len(shop["rows"]) == 20
-    assert shop["records"]["2-2"] == api.trajectory("shop", "2-2")
+    held, whole = shop["records"]["2-2"], api.trajectory("shop", "2-2")
+    assert held["steps"][0]["tokens"][0] == {"id": 0, "text": None, "action": False}
+    assert held["steps"][1]["tokens"][-1] == {"id": 9, "text": None, "logprob": -0.3, "writer": "model", "action": True}
+    for step in (*held["steps"], *whole["steps"]):
+        step["tokens"] = len(step["tokens"])
+    assert held == whole
     assert all("What do" in row["search"] for row in shop["rows"] if row["task_id"] in ("task-0", "task-1"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra view")
 pytest.importorskip("uvicorn", reason="needs the extra view")
 
-from agent_r1.web import make_access
+from agent_r1.view.server import browser_address
+from agent_r1.web import Access, make_access
 from tests.helpers.view_server import ViewServer, view_server
 from tests.helpers.viewed_runs import HOSTILE, WrittenRun, make_group, make_trajectory, shop_run
 
@@ -213,6 +215,13 @@ def test_another_address_gets_a_key() -> None:
     assert len(made) >= 32
 
 
+def test_the_address_for_a_browser_has_the_key_and_a_name() -> None:
+    assert browser_address("http://127.0.0.1:1", Access()) == "http://127.0.0.1:1"
+    name = socket.gethostname()
+    assert browser_address("http://0.0.0.0:1", Access(token="a/b")) == f"http://{name}:1/?key=a%2Fb"
+    assert browser_address("http://[::]:1", Access(token="k")) == f"http://{name}:1/?key=k"
+
+
 # --- what cannot be read ---------------------------------------------------------------------------------------------
 
 TRICKS = [
@@ -377,6 +386,9 @@ def test_a_run_is_running_while_its_folder_is_locked(tmp_path: Path) -> None:
         with lock_folder(run.path):
             assert run_named(server, "run")["state"] == "running"
         run.folder.write_summary({"steps": 1})
+        assert run_named(server, "run")["state"] == "finished"
+        run.folder.summary.unlink()
+        run.folder.model.mkdir()  # as a warm start leaves it
         assert run_named(server, "run")["state"] == "finished"
 
 
