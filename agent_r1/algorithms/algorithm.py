@@ -68,6 +68,8 @@ class Algorithm:
     @property
     def needs_greedy(self) -> bool:
         """The estimator compares with a greedy rollout of each task: it raises without one."""
+        if _is_preset(self.settings):  # one that needs it plans it
+            return self.settings.group_plan == "with_greedy"
         try:
             self.estimate(replace(_two_trajectories(self.settings), greedy_returns_R=None))
         except (TypeError, ValueError, RuntimeError, AttributeError):

@@ -157,8 +157,19 @@ def _drop_replaced_arguments(composed: DictConfig, overrides: Sequence[str]) -> 
     for key in filter(None, map(_replaced_part, overrides)):
         part = OmegaConf.select(composed, key)
         with open_dict(part):
-            for name in [name for name in part if name != "name" and f"{key}.{name}" not in overridden]:
-                del part[name]
+            _keep_overridden(part, key, {*overridden, f"{key}.name"})
+
+
+def _keep_overridden(part: DictConfig, prefix: str, overridden: set[str]) -> None:
+    """Delete the keys of a part that no override sets; `env.arguments.size=4` sets one key of `env.arguments`."""
+    for name in list(part):
+        key = f"{prefix}.{name}"
+        if key in overridden:
+            continue
+        if any(other.startswith(f"{key}.") for other in overridden) and isinstance(part[name], DictConfig):
+            _keep_overridden(part[name], key, overridden)
+        else:
+            del part[name]
 
 
 def _replaced_part(override: str) -> str | None:

@@ -14,6 +14,7 @@ is the way back, for clients of other servers. docs/serving.md lists the fields.
 
 from agent_r1.openai_api.answers import ChatModel, Choice, ChoiceDelta
 from agent_r1.openai_api.errors import ApiError, refusal_body
+from agent_r1.openai_api.fields import read_fields
 from agent_r1.openai_api.messages import (
     arguments_from_json,
     messages_from_openai,
@@ -64,6 +65,7 @@ __all__ = [
     "models_response",
     "read_chat_request",
     "read_completion_request",
+    "read_fields",
     "refusal_body",
     "tool_calls_to_openai",
     "tools_from_openai",

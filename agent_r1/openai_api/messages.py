@@ -63,7 +63,9 @@ def _message(message: Mapping[str, Any], where: str, calls: dict[str, ToolCall])
 
 
 def _tool_answer(given: Mapping[str, Any], content: str, where: str, calls: Mapping[str, ToolCall]) -> Message:
-    call_id = given.get("tool_call_id", "")
+    if "tool_call_id" not in given:  # what an environment says to a malformed call
+        return {"role": "tool", "content": content}
+    call_id = given["tool_call_id"]
     if not isinstance(call_id, str):
         raise _error(where, f"tool_call_id must be text, found {call_id!r:.60}")
     call = calls.get(call_id)
@@ -143,11 +145,12 @@ def tools_from_openai(tools: Sequence[Any]) -> tuple[ToolSchema, ...]:
     return tuple(schemas)
 
 
-def tool_calls_to_openai(calls: Iterable[ToolCall]) -> list[dict[str, Any]]:
-    """Calls as a response shows them: random ids of nine letters and digits, arguments as a string of JSON."""
+def tool_calls_to_openai(calls: Iterable[ToolCall], *, keep_ids: bool = False) -> list[dict[str, Any]]:
+    """Calls as a response shows them: arguments as a string of JSON, and random ids of nine letters and digits unless
+    `keep_ids`."""
     return [
         {
-            "id": f"c{secrets.token_hex(4)}",
+            "id": call.call_id if keep_ids else f"c{secrets.token_hex(4)}",
             "type": "function",
             "function": {"name": call.name, "arguments": write_json(dict(call.arguments))},
         }

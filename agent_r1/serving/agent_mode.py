@@ -22,13 +22,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from agent_r1.codec import write_json
 from agent_r1.errors import DataError
 from agent_r1.flows import ActionParsed, FlowEvent, PromptRendered, StepRecorded, TokensSampled
 from agent_r1.inference import Agent
-from agent_r1.openai_api import DONE, ApiError, messages_from_openai, tool_calls_to_openai
+from agent_r1.openai_api import DONE, ApiError, messages_from_openai, read_fields, tool_calls_to_openai
 from agent_r1.serving.events import Reserved
 from agent_r1.serving.limits import Slots
 from agent_r1.serving.metrics import ServerMetrics
@@ -44,7 +44,7 @@ class _Fields(BaseModel):
 
     model: str | None = None
     messages: Annotated[list[Json], Field(min_length=1)] | None = None
-    task: str | None = None
+    task: str | int | None = None
     stream: bool = True
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -75,19 +75,17 @@ class AgentMode:
         self._tasks: dict[str, Task] | None = None
 
     def read(self, body: Json, *, max_tokens: int | None = None) -> AgentRequest:
-        """The checked request: `messages` of a user, or `task`, the id of a row of the recipe's data."""
-        try:
-            fields = _Fields.model_validate({name: value for name, value in body.items() if value is not None})
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ApiError(f"{where}: {first['msg']}, found {first['input']!r:.80}", param=where) from None
-        if (fields.messages is None) == (fields.task is None):
-            raise ApiError("give either messages or task, the id of a row of the recipe's data", param="messages")
+        """The checked request: `messages` of a user, or `task`, a row of the recipe's data by its id or number; with
+        both, the messages are said in the environment of that row."""
+        fields = read_fields(body, _Fields)
+        if fields.messages is None and fields.task is None:
+            raise ApiError("give messages, or task: the id or number of a row of the data", param="messages")
+        task = None if fields.task is None else self._task(fields.task)
         if fields.messages is not None:
-            task = self._agent.question(messages_from_openai(fields.messages))
-        else:
-            task = self._task(str(fields.task))
+            messages = messages_from_openai(fields.messages)
+            question = self._agent.question(messages)
+            task = question if task is None else replace(task, prompt=messages, reward_model={}, control_tokens=False)
+        assert task is not None
         if max_tokens is not None and (fields.max_tokens or 0) > max_tokens:
             raise ApiError(f"max_tokens is {fields.max_tokens}; at most {max_tokens} per turn", param="max_tokens")
         sampling = self._agent.sampling
@@ -96,23 +94,29 @@ class AgentMode:
         chosen = fields.model_dump(include={"temperature", "top_p", "max_tokens"}, exclude_none=True)
         return AgentRequest(
             task=task,
-            is_scored=fields.task is not None,
+            is_scored=fields.messages is None,
             sampling=replace(sampling, **chosen),
             seed=secrets.randbits(62) if fields.seed is None else fields.seed,
             stream=fields.stream,
             return_token_ids=fields.return_token_ids,
         )
 
-    def _task(self, task_id: str) -> Task:
+    def _task(self, wanted: str | int) -> Task:
+        try:
+            tasks = self._agent.tasks()
+        except DataError as error:
+            raise ApiError(str(error), status=404, param="task") from None
+        if isinstance(wanted, int) and 0 <= wanted < len(tasks):
+            return tasks[wanted]
         if self._tasks is None:
-            try:
-                self._tasks = {task.task_id: task for task in self._agent.tasks()}
-            except DataError as error:
-                raise ApiError(str(error), status=404, param="task") from None
-        if task_id not in self._tasks:
-            some = ", ".join(list(self._tasks)[:3])
-            raise ApiError(f"there is no task {task_id!r:.80}; there are {some}, ...", status=404, param="task")
-        return self._tasks[task_id]
+            self._tasks = {task.task_id: task for task in tasks}
+        if wanted not in self._tasks:
+            raise ApiError(
+                f"there is no task {wanted!r:.80}; there are {len(tasks)}, the first is {tasks[0].task_id!r:.80}",
+                status=404,
+                param="task",
+            )
+        return self._tasks[str(wanted)]
 
     async def run(self, request: AgentRequest, slots: Slots) -> Json:
         """The whole trajectory."""
@@ -187,7 +191,7 @@ class _Events:
             self._add(
                 "action",
                 content=action.content if action.tool_calls else action.as_message()["content"],
-                tool_calls=tool_calls_to_openai(action.tool_calls),
+                tool_calls=tool_calls_to_openai(action.tool_calls, keep_ids=True),
                 parse_error=action.parse_error,
                 finish_reason=event.turn.completion.finish_reason,
             )

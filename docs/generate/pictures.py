@@ -82,17 +82,17 @@ def steps() -> Picture:
     actions = ("calls price(tea)", "calls calculate(5*4)", "writes 20")
     rewards = ("process reward 0.1", "process reward 0", "outcome reward 1")
     for number in range(3):
-        x = 30 + number * 275
-        picture.text(x + 110, 38, titles[number], anchor="middle", strong=True)
-        picture.box(x, 52, 220, 52, BLUE, f"observation = model input\n{prompts[number]}")
+        x = 24 + number * 275
+        picture.text(x + 115, 38, titles[number], anchor="middle", strong=True)
+        picture.box(x, 52, 232, 52, BLUE, f"observation = model input\n{prompts[number]}")
         picture.arrow((x + 110, 104), (x + 110, 130))
         picture.text(x + 118, 122, "policy", soft=True)
-        picture.box(x, 132, 220, 52, ORANGE, f"action = sampled tokens\n{actions[number]}")
+        picture.box(x, 132, 232, 52, ORANGE, f"action = sampled tokens\n{actions[number]}")
         picture.arrow((x + 110, 184), (x + 110, 214))
         picture.text(x + 118, 204, "environment", soft=True)
-        picture.box(x, 216, 220, 34, GREEN, rewards[number])
+        picture.box(x, 216, 232, 34, GREEN, rewards[number])
         if number < 2:
-            picture.arrow((x + 220, 158), (x + 248, 158), (x + 248, 78), (x + 273, 78))
+            picture.arrow((x + 232, 158), (x + 252, 158), (x + 252, 78), (x + 273, 78))
     picture.text(30, 284, "Blue: the exact input ids of the step, never trained.")
     picture.text(
         30,
@@ -104,7 +104,7 @@ def steps() -> Picture:
 
 def layers() -> Picture:
     """What is replaced on its own."""
-    picture = Picture(860, 420, "The layers of Agent-R1")
+    picture = Picture(860, 432, "The layers of Agent-R1")
     picture.text(30, 36, "you write or choose", strong=True)
     picture.text(500, 36, "Agent-R1 runs", strong=True)
     own = [

@@ -18,6 +18,7 @@ no torch.
 
 _TITLES = {
     "agent_r1.api": "Runs",
+    "agent_r1.runs": "Finished runs",
     "agent_r1.config": "Configuration",
     "agent_r1.tools": "Tools",
     "agent_r1.envs": "Environments",
@@ -33,14 +34,19 @@ _TITLES = {
 def python_page() -> str:
     """The page `reference/python.md`."""
     groups: dict[str, list[str]] = {title: [] for title in _TITLES.values()}
-    for home, names in agent_r1._HOMES.items():
-        groups.setdefault(_TITLES.get(home, "More"), []).extend(names)
+    for home, own in agent_r1._HOMES.items():
+        groups.setdefault(_TITLES.get(home, "More"), []).extend(own)
     parts = [_INTRODUCTION]
-    for title, names in groups.items():
-        if names:
+    for title, members in groups.items():
+        if members:
             parts.append(f"## {title}")
-            parts += [_entry(name) for name in sorted(names, key=lambda name: (name[0].isupper(), name))]
+            parts += [_entry(name) for name in sorted(members, key=_order)]
     return "\n\n".join(parts) + "\n"
+
+
+def _order(name: str) -> tuple[bool, bool, str]:
+    """Functions before classes, and `train` first: the others refer to its arguments."""
+    return name != "train", name[0].isupper(), name
 
 
 def _entry(name: str) -> str:

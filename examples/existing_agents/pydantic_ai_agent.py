@@ -16,14 +16,13 @@ import asyncio
 import os
 from typing import Any
 
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai import AsyncOpenAI
 from openai_agent import calculate as work_out
 from pydantic_ai import Agent, ModelRetry, RunContext
 from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-HTTP = DefaultAsyncHttpxClient()  # one pool of connections for all clients
 agent = Agent(deps_type=dict[str, int], retries=2)
 
 
@@ -55,8 +54,8 @@ async def shop(client: AsyncOpenAI, question: str, prices: dict[str, int]) -> st
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> str | None:
     """One rollout of a training run: the same agent, with the address and the task that Agent-R1 gives."""
-    client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=HTTP)
-    return await shop(client, task["prompt"][-1]["content"], task["env_kwargs"]["prices"])
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        return await shop(client, task["prompt"][-1]["content"], task["env_kwargs"]["prices"])
 
 
 if __name__ == "__main__":

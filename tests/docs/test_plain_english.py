@@ -41,10 +41,12 @@ PER = (
 )
 LINKS = (
     r"of|in|on|at|to|for|from|with|without|over|after|before|across|within|as|and|or|than|when|that|if|is|was|has|have"
-    r"|follow|share|which"
+    r"|follow|share|such|which"
 )
+GAP = r"(?:[ \t]+|[ \t]*\n[ \t#]*)"
+"""Between words of one paragraph."""
 FOR_PER = re.compile(
-    rf"\b(?:(?:{NUMBER})(?:\s+(?!(?:{LINKS})\b)[\w-]+){{0,2}}|{COUNTED})\s+an?\s+(?:{PER})(?=[.,;:)|]|\s+(?:and|or)\b)",
+    rf"\b(?:(?:{NUMBER})(?:{GAP}(?!(?:{LINKS})\b)[\w-]+){{0,2}}|{COUNTED}){GAP}an?{GAP}(?:{PER})(?=[.,;:)|]|{GAP}(?:and|or)\b)",
     re.IGNORECASE,
 )
 """`one ratio a step.`, `8 tool calls an episode,`, `Tokens a turn.`: a count, a unit, and what should be `per step`. A

@@ -45,7 +45,9 @@ def test_a_request_of_the_page_is_answered(running: Served, number: int) -> None
     command = as_here(blocks("sh")[number], running)
     answer = subprocess.run(["sh", "-c", f"{command.strip()} -s"], capture_output=True, text=True, check=True).stdout
     assert '"error": {' not in answer
-    if answer.startswith("{"):
+    if '"agent.trajectory"' in answer:
+        assert json.loads(answer)["reward"] is not None
+    elif answer.startswith("{"):
         assert [choice["index"] for choice in json.loads(answer)["choices"]] == [0, 1]
     else:
         assert answer.endswith("data: [DONE]\n\n")

@@ -156,7 +156,7 @@ def test_every_key_on_the_page_for_people_who_come_from_elsewhere_exists() -> No
 def test_the_site_is_built_without_a_warning_and_needs_no_other_server(tmp_path: Path) -> None:
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
         cwd=ROOT,
         env=environment,
         capture_output=True,

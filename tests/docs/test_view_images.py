@@ -74,12 +74,11 @@ def listed(url: str, run: str, query: str) -> list[dict[str, Any]]:
 
 
 def take(browser: Browser, address: str, path: Path, *, ready: str) -> None:
-    """Open a view and write what is seen, in few colors."""
+    """Open a view and write what is seen."""
     browser.open(address)
     browser.wait(f"document.querySelector('{ready}') && !document.querySelector('[aria-busy]')")
     browser.run("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     browser.screenshot(path)
     with Image.open(path) as image:
-        few = image.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        few.save(path, optimize=True)
+        image.convert("RGB").save(path, optimize=True)
     assert path.stat().st_size < MAX_BYTES

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agent_r1.chat import load_renderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.inference import Agent, find_source, load_agent, make_agent
 from agent_r1.registry import recipe_folder
@@ -29,6 +30,11 @@ class Served:
     url: str
     server: ModelServer
     loop: asyncio.AbstractEventLoop
+
+    @property
+    def engine(self) -> Any:
+        """The agent's engine; tests look into it."""
+        return self.server.agent.engine
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of work on the server's event loop."""
@@ -83,8 +89,7 @@ def scripted_agent(model: Path, replies: Sequence[str] | Callable[[str], str], *
     source = find_source(model, recipe=RECIPE, overrides=overrides)
     with recipe_folder(RECIPE):
         _, reward = check_config(source.config)
-        agent = tiny_agent(model)
-        renderer, texts = agent.renderer, iter(() if callable(replies) else replies)
+        renderer, texts = load_renderer(model), iter(() if callable(replies) else replies)
 
         def reply(prompt: Any, sampling: Any) -> list[int]:
             text = replies(renderer.text_of(prompt)) if callable(replies) else next(texts)

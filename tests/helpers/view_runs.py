@@ -1,4 +1,4 @@
-"""Run folders for the tests of the viewer, written with the library's own writers, and a server on them."""
+"""Run folders with tokens and credit for the tests of the viewer's page, and the command that serves them."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Words:
 class MadeRun:
     """A run folder that is written step by step."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, seed: int = 0, **settings: Any) -> None:
         self.folder = folder
         self.words = Words()
         (folder / "trajectories").mkdir(parents=True)
-        config = {"seed": 0, "trainer": {"steps": 20}, "model": {"path": "tiny"}, "algorithm": {"preset": "grpo"}}
+        config = {"trainer": {"steps": 20, "seed": seed}, "model": {"path": "tiny"}, "algorithm": {"preset": "grpo"}}
         (folder / "config.yaml").write_text(json.dumps(config | settings | {"run": {"name": folder.name}}))
 
     def log(self, step: int, **values: float) -> None:

@@ -21,7 +21,10 @@ def algorithm_of(*overrides: str) -> AlgorithmConfig:
 def test_the_parts_of_every_preset_fit(preset: str) -> None:
     config = algorithm_of(f"algorithm={preset}")
     assert _is_preset(config)
-    _rehearse(bind_algorithm(config))
+    algorithm = bind_algorithm(config)
+    _rehearse(algorithm)
+    tried = dataclasses.replace(algorithm, settings=dataclasses.replace(algorithm.settings, preset=None))
+    assert algorithm.needs_greedy == tried.needs_greedy
 
 
 @pytest.mark.parametrize(

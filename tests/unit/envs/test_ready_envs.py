@@ -12,6 +12,7 @@ import pytest
 
 from agent_r1 import AgentEnv, Observation
 from agent_r1.api import resolve
+from agent_r1.config import load_config
 from agent_r1.data import load_tasks
 from agent_r1.envs import make_env
 from agent_r1.envs.ready import env_kinds, ready_env
@@ -325,6 +326,25 @@ def test_an_unknown_kind_names_the_kinds(tmp_path: Path) -> None:
 )
 def test_every_name_survives_the_command_line(override: str, name: str) -> None:
     assert resolve(overrides=["model.path=x", override]).env["name"] == name
+
+
+def test_arguments_on_the_command_line_reach_the_environment(tmp_path: Path) -> None:
+    given = ["env=gym:FrozenLake-v1", "env.arguments.is_slippery=false", "env.arguments.map_name=8x8", "env.tasks=2"]
+    assert plan_of(tmp_path, *given).config.env["arguments"] == {
+        "is_slippery": False,
+        "map_name": "8x8",
+        "render_mode": "ansi",
+    }
+
+
+def test_nested_arguments_of_a_replaced_environment_are_dropped(tmp_path: Path) -> None:
+    """`env=` replaces the recipe's environment; what is set beside it is all that remains of `arguments`."""
+    (tmp_path / "base.yaml").write_text(
+        "defaults: [agent_r1, {algorithm: grpo}, _self_]\nmodel: {path: x}\n"
+        "env: {name: gym, make: Maze, arguments: {size: 4, walls: {thick: 1, thin: 2}}}\n"
+    )
+    config = load_config(tmp_path, ["env=gym:Lake-v1", "env.arguments.walls.thin=5", "env.tasks=3"])
+    assert config.env == {"name": "gym:Lake-v1", "arguments": {"walls": {"thin": 5}}, "tasks": 3}
 
 
 def test_a_run_without_a_recipe_is_named_after_its_environment() -> None:

@@ -383,16 +383,10 @@ def is_alive(pid: int) -> bool:
 def test_at_the_deadline_the_agent_is_killed_with_its_children(
     renderer: ChatRenderer, tokenizer: Any, tmp_path: Path
 ) -> None:
-    agent = command_with(
-        tmp_path,
-        f"""
-import os, pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-pathlib.Path({str(tmp_path)!r}, "pids").write_text(f"{{os.getpid()}} {{child.pid}}")
-time.sleep(600)
-""",
-    )
-    [trajectory] = roll_out(replies_in_order(tokenizer, "12"), renderer, agent, deadline_seconds=2.0)
+    file = tmp_path / "agent.sh"
+    file.write_text(f"sleep 600 &\necho $$ $! > {tmp_path}/pids\nwait\n")
+    agent = AgentConfig(command=f"bash {file}")
+    [trajectory] = roll_out(replies_in_order(tokenizer, "12"), renderer, agent, deadline_seconds=1.0)
     assert trajectory.stop_reason is StopReason.TIMEOUT
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     end = time.monotonic() + 10
@@ -520,7 +514,8 @@ def test_a_worker_that_waits_at_the_end_of_the_run_is_told_so() -> None:
             url = await gateway._started()
             async with httpx.AsyncClient(base_url=url, timeout=20) as client:
                 waiting = asyncio.ensure_future(client.post("/rollouts", json={"wait_seconds": 20}))
-                while not gateway.agent._arrived._waiters:
+                agent: Any = gateway.agent
+                while not agent._arrived._waiters:
                     await asyncio.sleep(0.005)
                 closing = asyncio.ensure_future(gateway.__aexit__(None, None, None))
                 status = (await waiting).status_code

@@ -78,7 +78,7 @@ def test_trajectories_are_read_lazily_and_by_step(run: MadeRun) -> None:
     assert [(t.group_id, t.member) for t in loaded.trajectories(step=2)] == [(0, 0), (0, 1)]
     every = loaded.trajectories()
     assert next(every).task_id == "task-0"
-    (run.folder / "trajectories" / "000002.jsonl").write_text("damaged\n")
+    RunFolder(run.folder).trajectory_files()[-1].write_text("damaged\n")
     assert next(every).member == 1  # the second file is not read before it is needed
     with pytest.raises(ValueError, match="Expecting value"):
         next(every)

@@ -66,6 +66,15 @@ def test_a_task_is_played_with_tools_and_scored(shop: Served) -> None:
     assert end["usage"]["completion_tokens"] == sum(map(len, sampled))
 
 
+def test_a_question_can_be_asked_in_the_world_of_a_task(shop: Served) -> None:
+    question = [{"role": "user", "content": "What do 2 egg cost, please?"}]
+    events = events_of(play(shop, task=0, messages=question))
+    assert [event["content"] for kind, event in events if kind == "message"] == ["3", "6"]
+    assert events[-1][1]["reward"] is None
+    calls = [event["tool_calls"][0]["id"] for kind, event in events if kind == "action" and event["tool_calls"]]
+    assert calls == [event["tool_call_id"] for kind, event in events if kind == "message"]
+
+
 def test_a_question_has_no_outcome_reward(shop: Served) -> None:
     response = play(shop, messages=[{"role": "user", "content": "What do 2 egg cost?"}], stream=False)
     answer = response.json()
@@ -79,12 +88,15 @@ def test_a_question_has_no_outcome_reward(shop: Served) -> None:
 @pytest.mark.parametrize(
     ("fields", "status", "reason"),
     [
-        ({}, 400, "either messages or task"),
+        ({}, 400, "give messages, or task"),
         ({"messages": [], "task": None}, 400, "at least 1"),
-        ({"messages": [{"role": "user", "content": "x"}], "task": "a"}, 400, "either messages or task"),
+        ({"messages": [{"role": "user", "content": "x"}], "task": "a"}, 404, "there is no task 'a'"),
+        ({"task": 1}, 404, "there is no task 1; there are 1"),
+        ({"task": -1}, 404, "there is no task -1"),
+        ({"task": True}, 400, "task"),
         ({"task": "../../etc/passwd"}, 404, "there is no task"),
-        ({"task": 3}, 400, "valid string"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": []}, 400, "tools"),
+        ({"task": [3]}, 400, "valid string"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": []}, 400, "unknown fields: tools"),
         ({"messages": [{"role": "user", "content": "x"}], "model": "other"}, 404, "it serves 'tiny'"),
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "role must be one of"),
     ],

@@ -33,7 +33,7 @@ def error_of(response: httpx.Response) -> tuple[int, str]:
 @contextmanager
 def paused(running: Served) -> Iterator[None]:
     """The engine computes nothing inside."""
-    pause: AbstractAsyncContextManager[None] = running.server.agent.engine.paused()
+    pause: AbstractAsyncContextManager[None] = running.engine.paused()
     running.run(pause.__aenter__())
     try:
         yield
@@ -135,7 +135,7 @@ def test_a_request_beyond_its_deadline_is_504_and_frees_its_slot(model_folder: P
         assert (status, "not answered in 0.3 s" in message) == (504, True)
         streamed = post(running, {**BODY, "stream": True})
         assert json.loads(streamed.text.removeprefix("data: "))["error"]["code"] == "deadline"
-        assert running.server.slots.num_taken == 0
+        running.wait_until(lambda: running.server.slots.num_taken == 0)
 
 
 # Clients that leave
@@ -144,7 +144,7 @@ def test_a_request_beyond_its_deadline_is_504_and_frees_its_slot(model_folder: P
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_hangs_up_frees_its_slot(tiny: Served, stream: bool, n: int) -> None:
-    server, engine = tiny.server, tiny.server.agent.engine
+    server, engine = tiny.server, tiny.engine
     before = server.metrics.requests["/v1/chat/completions", 499]
     connection = open_socket(tiny, {**BODY, "stream": stream, "n": n, "seed": 1})
     if stream:
@@ -167,8 +167,8 @@ def test_clients_that_leave_in_any_state_leave_nothing_behind(tiny: Served) -> N
             connection.recv(100)
         connection.close()
     tiny.wait_until(lambda: tiny.server.slots.num_taken == 0)
-    tiny.wait_until(lambda: not tiny.server.agent.engine._scheduler.has_work)
-    assert not tiny.server.agent.engine._futures._streams
+    tiny.wait_until(lambda: not tiny.engine._scheduler.has_work)
+    assert not tiny.engine._futures._streams
 
 
 # The end
@@ -192,7 +192,7 @@ def test_shutdown_finishes_running_requests(model_folder: Path) -> None:
 
 def test_shutdown_ends_within_its_bound(model_folder: Path) -> None:
     with served(tiny_agent(model_folder), shutdown_seconds=0) as running:
-        pause = running.server.agent.engine.paused()
+        pause = running.engine.paused()
         running.run(pause.__aenter__())
         connection = open_socket(running, {**BODY, "stream": True})
         running.wait_until(lambda: running.server.slots.num_taken == 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from agent_r1.inference import connect_agent
+from agent_r1.registry import recipe_folder
 from agent_r1.types import SamplingParams
-from tests.helpers.served_model import Served, scripted_agent, served
+from tests.helpers.served_model import RECIPE, Served, scripted_agent, served
 
 openai = pytest.importorskip("openai", reason="the client is in the extra 'dev'")
 
@@ -32,7 +35,7 @@ def client_of(running: Served, **options: Any) -> Any:
     return openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, **options)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(tiny: Served) -> Iterator[Any]:
     with client_of(tiny) as client:
         yield client
@@ -116,11 +119,11 @@ def test_a_stop_text_ends_an_answer(tiny: Served, client: Any) -> None:
     options = {"model": "tiny", "messages": QUESTION, "max_tokens": 60, "seed": 11}
     text = client.chat.completions.create(**options).choices[0].message.content
     stop = text[len(text) // 2 :][:2]
-    before = tiny.server.agent.engine.stats.generated_tokens
+    before = tiny.engine.stats.generated_tokens
     [choice] = client.chat.completions.create(**options, stop=[stop, "\0\0"]).choices
     assert choice.message.content == text[: text.index(stop)]
     assert choice.finish_reason == "stop"
-    assert tiny.server.agent.engine.stats.generated_tokens - before < 60, "sampling ends at the stop text"
+    assert tiny.engine.stats.generated_tokens - before < 60, "sampling ends at the stop text"
 
 
 def test_parallel_calls_and_their_results_make_a_conversation(caller: Served) -> None:
@@ -138,7 +141,7 @@ def test_parallel_calls_and_their_results_make_a_conversation(caller: Served) ->
             model="tiny", messages=history, tools=TOOLS, extra_body={"return_token_ids": True}
         )
         assert second.choices[0].message.content == "It costs 12."
-        prompt, _ = caller.server.agent.engine.requests[-1]
+        prompt, _ = caller.engine.requests[-1]
         assert tuple(second.prompt_token_ids) == prompt
         sampled = (*caller.server.agent.renderer.encode_rendered(f"I look.\n{CALL}\n{CALL}"),)
         assert any(prompt[i : i + len(sampled)] == sampled for i in range(len(prompt))), "the sampled ids are kept"
@@ -211,3 +214,18 @@ def test_errors_are_the_clients_own(client: Any) -> None:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "word " * 2000}])
     with pytest.raises(openai.BadRequestError, match="the model knows 0 to"):
         client.completions.create(model="tiny", prompt=[10**6])
+
+
+def test_an_agent_of_this_project_plays_on_the_server(caller: Served) -> None:
+    with recipe_folder(RECIPE):
+        agent = connect_agent(caller.url, "tiny", recipe=RECIPE, overrides=["rollout.max_tokens=60"])
+    task = agent.question([{"role": "user", "content": "What do 3 apple cost?"}])
+
+    async def play() -> Any:
+        async with agent.opened():
+            return await agent.play(task, scored=False)
+
+    trajectory = asyncio.run(play())
+    assert not trajectory.is_failure, trajectory.error
+    assert [len(step.action.tool_calls) for step in trajectory.steps] == [2, 0]
+    assert trajectory.steps[-1].action.text == "It costs 12."

@@ -6,7 +6,7 @@ import { nearest } from "./series.js";
 import { onThemeChange } from "./theme.js";
 import { hideTip, showTip } from "./tip.js";
 
-export const MARGINS = { left: 50, right: 12, top: 10, bottom: 24 };
+export const MARGINS = { left: 58, right: 12, top: 10, bottom: 24 };
 const MARK_REACH = 7;
 
 const charts = new Set();

@@ -68,6 +68,7 @@ async function show() {
   document.title = page.title === "Runs" ? "Agent-R1" : `${page.title} · Agent-R1`;
   showCrumbs(page.crumbs);
   scrollTo(0, isForward ? 0 : scrolls.get(location.hash) ?? 0);
+  if (isForward) main.focus({ preventScroll: true });
   page.shown?.();
   return undefined;
 }

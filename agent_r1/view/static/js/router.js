@@ -53,7 +53,7 @@ export function link(name, params = {}, query = {}) {
   return `#/${path.join("/")}${text ? `?${text}` : ""}`;
 }
 
-/** Whether the reader went on (a link, a key) or back; a view that is opened by going on starts at its top. */
+/** Whether the next view is opened by a link or a key, and starts at its top, or by Back, and returns to its old place. */
 export const navigation = { isForward: true };
 
 /** Opens an address. With `replace` it takes the place of the current one, so that Back skips what was there. */

@@ -1,4 +1,4 @@
-// What stands at the top of every view of one run: its name, its state, its figures, and the ways on.
+// What stands at the top of every view of one run: its name, its state, its figures, and links to its other views.
 
 import { ago, count, foreign, h, number } from "./dom.js";
 import { link } from "./router.js";

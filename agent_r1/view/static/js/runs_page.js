@@ -75,7 +75,7 @@ export async function runsPage({ source, route, state }) {
     title: "Runs",
     keys: {
       ...rows.keys,
-      x: () => toggle(state.runs.find((run) => cards.get(run.id)?.element === rows.current())),
+      x: () => rows.current() && toggle(rows.current().run),
       enter: () => rows.current()?.querySelector("a").click(),
     },
     search: () => panels.focusSearch(),

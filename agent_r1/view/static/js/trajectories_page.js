@@ -68,7 +68,7 @@ export async function trajectoriesPage({ source, route, state }) {
     changeQuery({ offset: next || "" }, { replace: false });
   }
 
-  /** j and k go on over the ends of a page. */
+  /** j and k turn the page at its ends. */
   function move(by) {
     const end = by > 0 ? table.rows().length - 1 : 0;
     if (rows.current() && rows.index() === end) turnPage(by, by > 0 ? "first" : "last");

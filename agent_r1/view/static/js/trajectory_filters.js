@@ -12,6 +12,12 @@ const LABELS = {
   success: "success", stop_reason: "stopped by", failed: "failed", tool: "tool", task: "task", text: "text",
 };
 
+const VALUES = {
+  success: { 1: "solved", 0: "not solved" },
+  failed: { 1: "yes", 0: "no" },
+  kind: { train: "training", eval: "evaluation" },
+};
+
 export function createFilters(changeQuery) {
   const inputs = new Map();
   // An exact step, as links from curves set it, ends where the reader writes a range.
@@ -62,7 +68,7 @@ export function createFilters(changeQuery) {
     chips.replaceChildren(
       ...active.map((name) =>
         h("button", { type: "button", class: "chip", "aria-label": `Remove filter ${LABELS[name]} ${query.get(name)}`, onclick: () => changeQuery({ [name]: "" }) },
-          h("span", { class: "faint" }, LABELS[name]), h("bdi", {}, query.get(name)), h("span", { "aria-hidden": "true" }, "×")),
+          h("span", { class: "faint" }, LABELS[name]), h("bdi", {}, VALUES[name]?.[query.get(name)] ?? query.get(name)), h("span", { "aria-hidden": "true" }, "×")),
       ),
       h("button", { type: "button", class: "chip clear", onclick: () => changeQuery(Object.fromEntries(FILTERS.map((name) => [name, ""]))) }, "Clear all"),
     );
