@@ -34,8 +34,8 @@ _TITLES = {
 def python_page() -> str:
     """The page `reference/python.md`."""
     groups: dict[str, list[str]] = {title: [] for title in _TITLES.values()}
-    for home, names in agent_r1._HOMES.items():
-        groups.setdefault(_TITLES.get(home, "More"), []).extend(names)
+    for home, own in agent_r1._HOMES.items():
+        groups.setdefault(_TITLES.get(home, "More"), []).extend(own)
     parts = [_INTRODUCTION]
     for title, members in groups.items():
         if members:

@@ -124,6 +124,38 @@ def test_the_agent_on_the_openai_client_trains_unchanged(tmp_path: Path, model_f
     assert all(trajectory.steps[0].parent == -1 for trajectory in trajectories)
 
 
+BRANCHING = """
+import json, urllib.request
+
+def ask(base_url, messages, **fields):
+    body = json.dumps({"model": "m", "messages": messages, **fields}).encode()
+    with urllib.request.urlopen(urllib.request.Request(base_url + "/chat/completions", body)) as response:
+        return [choice["message"] for choice in json.loads(response.read())["choices"]]
+
+def solve(task, base_url, api_key):
+    for message in ask(base_url, task["prompt"], n=2):
+        ask(base_url, [*task["prompt"], message, {"role": "user", "content": "Sure?"}])
+    ask(base_url, [{"role": "user", "content": "Something else."}])
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "steppo", "ppo", "gigpo", "step_grpo", "reinforce_pp"])
+def test_episodes_that_branch_are_trained_by_every_kind_of_estimator(
+    tmp_path: Path, model_folder: Path, algorithm: str
+) -> None:
+    (tmp_path / "branching.py").write_text(BRANCHING)
+    more = ["data.agent_name=gateway", "trainer.steps=1", "rollout.max_steps=8", f"algorithm={algorithm}"]
+    overrides = tiny_overrides(tmp_path, model_folder, f"agent.function={tmp_path}/branching.py:solve", *more)
+    commands.train(*overrides, quiet=True, reward=score_variety)
+    trajectories = load_trajectories(tmp_path / "tiny")
+    assert {tuple(step.parent for step in trajectory.steps) for trajectory in trajectories} <= {
+        (-1, -1, 0, 1, -1),
+        (-1, -1, 1, 0, -1),  # two equal completions
+    }
+    [line] = [line for line in read_metrics(tmp_path / "tiny" / "metrics.jsonl") if "episode/branches" in line]
+    assert line["episode/branches"] == 3.0
+
+
 @pytest.mark.slow
 def test_the_agent_on_the_openai_client_learns_the_quickstarts_task(tmp_path: Path) -> None:
     """As its command says, with the quickstart's own settings: 0.9 or more on held-out tasks."""

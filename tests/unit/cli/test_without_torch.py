@@ -48,17 +48,19 @@ def run_all(folder: Path, *commands: list[str]) -> list[str]:
     return [output for _, output in results]
 
 
-def test_help_recipes_plot_and_table_import_no_torch(tmp_path: Path) -> None:
+def test_help_recipes_plot_table_and_view_import_no_torch(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = tmp_path / "runs" / "a"
     run.mkdir(parents=True)
     (run / "metrics.jsonl").write_text('{"step": 1, "reward/outcome": 0.5, "time/total": 1.0}\n')
     (run / "config.yaml").write_text("model: {path: m}\n")
     commands = [["--help"], ["train", "--help"], ["recipes"], ["recipes", "copy", "quickstart"], ["table", "runs/a"]]
-    outputs = run_all(tmp_path, *commands, ["plot", "runs/a", "--out", "curves.svg"])
+    page = ["view", "runs", "--export", "page.html"]
+    outputs = run_all(tmp_path, *commands, ["plot", "runs/a", "--out", "curves.svg"], page)
     assert "quickstart" in outputs[2]
     assert (tmp_path / "quickstart" / "base.yaml").is_file()
     assert (tmp_path / "curves.svg").is_file()
+    assert (tmp_path / "page.html").is_file()
 
 
 def test_a_dry_run_imports_no_torch_with_a_model_and_before_there_is_one(tmp_path: Path, model_folder: Path) -> None:
