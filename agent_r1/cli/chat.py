@@ -86,10 +86,11 @@ def chat(
       agent-r1 chat MODEL --server http://127.0.0.1:8000 --recipe recipes/gsm8k_tool
     """
     from rich.console import Console
+    from rich.text import Text
 
     with readable_errors():
         from agent_r1.errors import ConfigError
-        from agent_r1.inference.terminal import TerminalChat, ask_once, printable, task_named
+        from agent_r1.inference.terminal import TerminalChat, ask_once, failure_text, printable, task_named
 
         if json_record and question is None and task is None:
             raise ConfigError("--json prints a single reply: give --question or --task")
@@ -109,7 +110,8 @@ def chat(
             seed=seed,
         )
         if trajectory.is_failure:
-            notes.print(printable(f"error: {trajectory.error}"), style="red", markup=False, soft_wrap=True)
+            details = f"{trajectory.error}\n" if verbose else ""
+            notes.print(Text(printable(details) + failure_text(trajectory), style="red"), soft_wrap=True)
             raise typer.Exit(1)
         last = trajectory.steps[-1].action
         typer.echo(record.rstrip("\n") if json_record else printable(last.final_answer or last.text))

@@ -194,6 +194,9 @@ def test_a_pipe_is_a_chat_line_by_line_and_mistakes_are_one_message(
     assert "You said: hello\nTaken back; 0 replies left.\nthere is no command /bogus." in piped.stdout
     assert piped.stdout.endswith("You said: again\n")
     assert "\x1b" not in piped.stdout
+    gone = chat(tmp_path, "tiny", "--server", "http://127.0.0.1:9", "--question", "hi")
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert gone.stderr.startswith("failed (engine_error): the server http://127.0.0.1:9/v1 cannot be reached")
     wrong = chat(tmp_path, str(tmp_path / "nothing"))
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: ")

@@ -1,6 +1,7 @@
 """Chat in a terminal: the loop, the slash commands, and what is printed."""
 
+from agent_r1.inference.terminal.display import failure_text
 from agent_r1.inference.terminal.loop import TerminalChat, ask_once, task_named
 from agent_r1.inference.terminal.safe_text import printable
 
-__all__ = ["TerminalChat", "ask_once", "printable", "task_named"]
+__all__ = ["TerminalChat", "ask_once", "failure_text", "printable", "task_named"]

@@ -134,10 +134,7 @@ def result_text(message: Message) -> str:
 def show_end(console: Console, trajectory: Trajectory, *, is_scored: bool) -> None:
     """How an episode ended: its reward, the limit that cut it, or its failure."""
     if trajectory.is_failure:
-        last = (trajectory.error or "").strip().splitlines() or [""]
-        console.print(
-            Text(f"failed ({trajectory.stop_reason}): {one_line(last[-1], 500)}", style="red"), soft_wrap=True
-        )
+        console.print(Text(failure_text(trajectory), style="red"), soft_wrap=True)
         return
     if trajectory.stop_reason in _STOPPED:
         console.print(Text(f"[{_STOPPED[trajectory.stop_reason]}]", style="yellow"), soft_wrap=True)
@@ -148,6 +145,12 @@ def show_end(console: Console, trajectory: Trajectory, *, is_scored: bool) -> No
         process = f", process {trajectory.process_reward:g}" if trajectory.process_reward else ""
         style = "bold green" if trajectory.success >= 1 else "bold yellow"
         console.print(Text(f"reward {trajectory.outcome_reward:g}{process}{parts}", style=style), soft_wrap=True)
+
+
+def failure_text(trajectory: Trajectory) -> str:
+    """Why a reply failed, in one line: the last of its traceback, without the kind of error where it is ours."""
+    last = ((trajectory.error or "").strip().splitlines() or [""])[-1]
+    return f"failed ({trajectory.stop_reason}): {one_line(re.sub(r'^agent_r1[.]errors[.][A-Za-z]+: ', '', last), 500)}"
 
 
 def show_messages(console: Console, messages: Sequence[Message]) -> None:
