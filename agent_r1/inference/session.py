@@ -19,7 +19,16 @@ from dataclasses import dataclass, replace
 from agent_r1.chat import ChatRenderer, Prompt
 from agent_r1.envs import AgentEnv, EnvWrapper
 from agent_r1.errors import ConfigError
-from agent_r1.flows import ActionParsed, FlowEvent, FlowObserver, PromptRendered, TokensSampled, Turn, replies_to
+from agent_r1.flows import (
+    ActionParsed,
+    FlowEvent,
+    FlowObserver,
+    PromptRendered,
+    StepRecorded,
+    TokensSampled,
+    Turn,
+    replies_to,
+)
 from agent_r1.inference.agent import Agent
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Action, Completion, Message, Observation, SamplingParams, Step, StopReason, Task, Trajectory
@@ -139,6 +148,9 @@ class ChatSession:
         if trajectory.is_failure:
             await self._drop_env()
         else:
+            if not watch.steps:  # by a flow that does not use `record`
+                for step in trajectory.steps:
+                    watch(StepRecorded(step=step, following=None))
             self._add(task, watch, trajectory, is_scored=scored)
         return trajectory
 

@@ -63,7 +63,9 @@ def _message(message: Mapping[str, Any], where: str, calls: dict[str, ToolCall])
 
 
 def _tool_answer(given: Mapping[str, Any], content: str, where: str, calls: Mapping[str, ToolCall]) -> Message:
-    call_id = given.get("tool_call_id", "")
+    if "tool_call_id" not in given:  # what an environment says to a malformed call
+        return {"role": "tool", "content": content}
+    call_id = given["tool_call_id"]
     if not isinstance(call_id, str):
         raise _error(where, f"tool_call_id must be text, found {call_id!r:.60}")
     call = calls.get(call_id)

@@ -34,7 +34,8 @@ try:
 except ImportError as missing:
     raise MissingExtraError(str(missing.name), "serve", "agent-r1 serve") from missing
 
-from agent_r1.serving.events import EventStream, Reserved, deadline_error
+from agent_r1.serving.event_response import EventStream, deadline_error
+from agent_r1.serving.events import Reserved
 from agent_r1.serving.service import ModelServer
 
 _Endpoint = Callable[[Request], Awaitable[Response]]

@@ -41,10 +41,11 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def wait(self, condition: str | Callable[[], Any], *, seconds: float = 20.0) -> Any:
-        """The first true value of a JavaScript expression or a function."""
+        """The first true value of a function, or of a JavaScript expression, which may fail until the page is there."""
+        script = f"try {{ return {condition} }} catch (error) {{ if (!(error instanceof TypeError)) throw error }}"
         end = time.monotonic() + seconds
         while True:
-            value = self.run(f"return {condition}") if isinstance(condition, str) else condition()
+            value = self.run(script) if isinstance(condition, str) else condition()
             if value or time.monotonic() > end:
                 assert value, f"not within {seconds} s: {condition}; the page says: {self.text('main')[:600]!r}"
                 return value

@@ -161,6 +161,7 @@ def test_the_command_line_checks_trains_and_evaluates_without_a_recipe(
     assert "1000 rows to train on, 64 held out" in checked.output, checked.output
 
 
+@pytest.mark.whole
 def test_an_environment_that_breaks_is_an_environment_error_with_its_name(tmp_path: Path, model_folder: Path) -> None:
     with pytest.raises(RolloutsFailingError, match=r"(?s)step of GymEnv failed \(env_error\).*the lake is dry"):
         agent_r1.train(

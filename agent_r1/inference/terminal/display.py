@@ -37,6 +37,7 @@ class EpisodeDisplay:
         self._text = ""
         self._num_shown = 0
         self._at_line_start = True
+        self._is_action_shown = False
 
     def __call__(self, event: FlowEvent) -> None:
         """Print one event."""
@@ -47,7 +48,12 @@ class EpisodeDisplay:
             self._show_until(self._end_of_plain_text())
         elif isinstance(event, ActionParsed):
             self._show_action(event.turn.action)
+            self._is_action_shown = True
         elif isinstance(event, StepRecorded):
+            if not self._is_action_shown:  # by a flow that calls the model in a way of its own
+                self._text, self._num_shown = event.step.action.text, 0
+                self._show_action(event.step.action)
+            self._is_action_shown = False
             self._show_replies(event)
 
     def end_line(self) -> None:

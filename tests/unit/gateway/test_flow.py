@@ -19,6 +19,7 @@ from agent_r1.config import AgentConfig
 from agent_r1.engines import ScriptedEngine
 from agent_r1.errors import ConfigError, EngineError, MissingExtraError
 from agent_r1.gateway import Gateway, check_agent
+from agent_r1.gateway.agents import RemoteAgents
 from agent_r1.types import StopReason, Trajectory
 from tests.helpers.gateway_agents import CALL, replies_in_order, roll_out, written
 
@@ -514,8 +515,9 @@ def test_a_worker_that_waits_at_the_end_of_the_run_is_told_so() -> None:
             url = await gateway._started()
             async with httpx.AsyncClient(base_url=url, timeout=20) as client:
                 waiting = asyncio.ensure_future(client.post("/rollouts", json={"wait_seconds": 20}))
-                agent: Any = gateway.agent
-                while not agent._arrived._waiters:
+                agents = gateway.agent
+                assert isinstance(agents, RemoteAgents)
+                while not agents._arrived._waiters:  # type: ignore[attr-defined]
                     await asyncio.sleep(0.005)
                 closing = asyncio.ensure_future(gateway.__aexit__(None, None, None))
                 status = (await waiting).status_code

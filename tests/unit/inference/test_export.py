@@ -53,6 +53,7 @@ def test_the_final_model_is_exported_bit_for_bit_with_its_tokenizer(run: Path, t
     assert not list(done.folder.parent.glob("*.partial"))
 
 
+@pytest.mark.whole
 def test_the_checkpoint_of_the_last_step_is_the_final_model_and_an_earlier_one_is_not(
     run: Path, tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_the_checkpoint_of_the_last_step_is_the_final_model_and_an_earlier_one_i
     assert not torch.equal(logits(load(earlier.folder)), final)
 
 
+@pytest.mark.whole
 def test_adapters_apart_equal_the_merged_model(lora_run: Path, tmp_path: Path, model_folder: Path) -> None:
     peft = pytest.importorskip("peft")
     apart = export_agent(lora_run, tmp_path / "apart", lora="apart")
@@ -95,6 +97,7 @@ def test_the_cards_figures_are_those_of_the_summary(run: Path, tmp_path: Path) -
     assert {"agent-r1", "grpo"} <= set(matter["tags"])
 
 
+@pytest.mark.whole
 def test_the_card_of_a_step_has_the_figures_of_that_step_or_none(run: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     [at_three] = [line for line in lines if line["step"] == 3 and "eval/all/greedy" in line]
@@ -119,25 +122,28 @@ def test_a_model_is_exported_with_a_card_of_its_own(model_folder: Path, tmp_path
     assert "exported with Agent-R1" in (folder / "README.md").read_text()
 
 
+@pytest.mark.whole
 def test_the_hf_folder_of_a_run_is_that_run(run: Path, tmp_path: Path) -> None:
     card = (export_agent(run / "hf", tmp_path / "copy").folder / "README.md").read_text()
     assert "## Figures" in card
 
 
-def test_an_existing_folder_is_replaced_only_by_force_and_only_when_it_is_a_model(run: Path, tmp_path: Path) -> None:
+def test_an_existing_folder_is_replaced_only_by_force_and_only_when_it_is_a_model(
+    model_folder: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    export_agent(run, out)
+    export_agent(model_folder, out)
     (out / "mine.txt").write_text("x")
     with pytest.raises(ExportError, match="out exists"):
-        export_agent(run, out)
+        export_agent(model_folder, out)
     assert (out / "mine.txt").exists()
-    export_agent(run, out, force=True)
+    export_agent(model_folder, out, force=True)
     assert not (out / "mine.txt").exists()
     other = tmp_path / "thesis"
     other.mkdir()
     (other / "chapter.txt").write_text("x")
     with pytest.raises(ExportError, match="something else than a model"):
-        export_agent(run, other, force=True)
+        export_agent(model_folder, other, force=True)
     assert (other / "chapter.txt").read_text() == "x"
 
 

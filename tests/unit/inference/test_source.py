@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from agent_r1.errors import CheckpointError, ConfigError, DataError
 from agent_r1.inference import ChatSession, find_source, load_agent
 from agent_r1.types import SamplingParams
 
+LORA = ("model.lora.rank=2", "model.lora.targets=[q_proj, v_proj]", "optimizer.learning_rate=0.05")  # as in test_export
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
 
@@ -46,7 +48,8 @@ def test_a_run_without_an_exported_model_has_its_newest_undamaged_checkpoint(run
         find_source(run)
 
 
-@pytest.mark.parametrize("adapters", [(), ("model.lora.rank=2", "optimizer.learning_rate=0.05")])
+@pytest.mark.whole
+@pytest.mark.parametrize("adapters", [(), LORA])
 def test_a_checkpoint_is_the_model_that_was_exported_from_it(
     uninterrupted: Callable[..., Path], adapters: tuple[str, ...]
 ) -> None:
@@ -69,9 +72,14 @@ def test_a_step_without_a_checkpoint_is_refused_with_those_there_are(run: Path) 
         find_source(run, step=1)
 
 
-def test_a_model_without_a_recipe_is_a_plain_chat_model(model_folder: Path) -> None:
-    agent = load_agent(model_folder, overrides=["rollout.max_tokens=4"])
-    assert agent.flow == "single_step"
+def test_a_model_without_a_recipe_is_a_plain_chat_model_sampled_as_it_was_published(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(model_folder, tmp_path / "model")
+    published = {"do_sample": True, "temperature": 0.5, "top_k": 7}
+    (model / "generation_config.json").write_text(json.dumps(published))
+    agent = load_agent(model, overrides=["rollout.max_tokens=4", "rollout.top_k=0"])
+    assert (agent.flow, agent.sampling.temperature, agent.sampling.top_k) == ("single_step", 0.5, 0)
 
     async def talk() -> list[str]:
         async with agent.opened():

@@ -14,14 +14,14 @@ from rich.console import Console
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.errors import ConfigError, DataError
-from agent_r1.flows import ActionParsed, PromptRendered, TokensSampled, Turn
+from agent_r1.flows import ActionParsed, AgentFlowBase, PromptRendered, TokensSampled, Turn
 from agent_r1.inference import Agent
 from agent_r1.inference.terminal import TerminalChat, ask_once
 from agent_r1.inference.terminal.commands import changed_sampling, find_task
 from agent_r1.inference.terminal.display import EpisodeDisplay, opening_of_calls, shade
 from agent_r1.inference.terminal.safe_text import one_line, printable
 from agent_r1.runs import read_trajectories
-from agent_r1.types import Completion, Episode, Observation, SamplingParams, Task
+from agent_r1.types import Completion, Episode, Observation, SamplingParams, Step, StopReason, Task
 from tests.helpers.scripted_agents import CALL, scripted_agent
 from tests.helpers.shop import TASK
 
@@ -127,6 +127,38 @@ def test_every_command_of_the_help_is_one_and_others_are_refused(
     assert "look_up(item)  The price of one item." in shown
     assert chat.session.messages[0]["content"] == "Be brief."
     assert [message["content"] for message in chat.session.messages[1:]] == ["hi", "another"]
+
+
+@AgentFlowBase.register("tests_own_calls")
+class OwnCalls(AgentFlowBase):
+    """Calls the engine in a way of its own, and makes its steps itself."""
+
+    async def run(self, task: Task) -> Episode:
+        prompt = self.render(Observation(messages=task.prompt))
+        completion = await self.context.engine.generate(prompt.token_ids, SamplingParams(stop=(2,)))
+        step = Step(
+            observation=prompt.observation,
+            prompt_ids=prompt.token_ids,
+            action=self.context.renderer.parse(completion.token_ids, truncated=False),
+            action_ids=completion.token_ids,
+            rollout_logprobs=completion.logprobs,
+            reward=0.5,
+            done=True,
+            policy_versions=completion.policy_versions,
+        )
+        return Episode(steps=(step,), stop_reason=StopReason.DONE)
+
+
+def test_a_flow_that_calls_the_model_in_its_own_way_is_shown_and_continued(
+    renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = scripted_agent(renderer, "one", "two", overrides=["data.agent_name=tests_own_calls"])
+    monkeypatch.setattr("sys.stdin", io.StringIO("first\nsecond\n"))
+    output = io.StringIO()
+    chat = TerminalChat(agent, Console(file=output, width=200, highlight=False, markup=False))
+    chat.run()
+    assert output.getvalue().splitlines() == ["one", "   step reward +0.5", "two", "   step reward +0.5"]
+    assert [message["content"] for message in chat.session.messages] == ["first", "one", "second", "two"]
 
 
 def test_an_empty_reply_is_said_to_be_empty(renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,11 @@ def test_a_conversation_with_tools_becomes_the_messages_of_an_environment() -> N
     assert messages_from_openai(messages_to_openai(messages)) == messages
 
 
+def test_a_reply_to_a_malformed_call_needs_no_id() -> None:
+    reply = {"role": "tool", "content": "Error: the call is malformed"}
+    assert messages_from_openai([USER, {"role": "assistant", "content": "<tool_call>"}, reply])[-1] == reply
+
+
 def test_fields_become_sampling_parameters() -> None:
     request = read_chat_request(
         chat(max_completion_tokens=9, temperature=0, top_p=0.5, top_k=-1, seed=-3, stop="END", user="x", n=None)

@@ -135,7 +135,7 @@ def test_a_request_beyond_its_deadline_is_504_and_frees_its_slot(model_folder: P
         assert (status, "not answered in 0.3 s" in message) == (504, True)
         streamed = post(running, {**BODY, "stream": True})
         assert json.loads(streamed.text.removeprefix("data: "))["error"]["code"] == "deadline"
-        assert running.server.slots.num_taken == 0
+        running.wait_until(lambda: running.server.slots.num_taken == 0)
 
 
 # Clients that leave

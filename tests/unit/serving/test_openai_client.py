@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from agent_r1.inference import connect_agent
+from agent_r1.registry import recipe_folder
 from agent_r1.types import SamplingParams
-from tests.helpers.served_model import Served, scripted_agent, served
+from tests.helpers.served_model import RECIPE, Served, scripted_agent, served
 
 openai = pytest.importorskip("openai", reason="the client is in the extra 'dev'")
 
@@ -211,3 +214,18 @@ def test_errors_are_the_clients_own(client: Any) -> None:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "word " * 2000}])
     with pytest.raises(openai.BadRequestError, match="the model knows 0 to"):
         client.completions.create(model="tiny", prompt=[10**6])
+
+
+def test_an_agent_of_this_project_plays_on_the_server(caller: Served) -> None:
+    with recipe_folder(RECIPE):
+        agent = connect_agent(caller.url, "tiny", recipe=RECIPE, overrides=["rollout.max_tokens=60"])
+    task = agent.question([{"role": "user", "content": "What do 3 apple cost?"}])
+
+    async def play() -> Any:
+        async with agent.opened():
+            return await agent.play(task, scored=False)
+
+    trajectory = asyncio.run(play())
+    assert not trajectory.is_failure, trajectory.error
+    assert [len(step.action.tool_calls) for step in trajectory.steps] == [2, 0]
+    assert trajectory.steps[-1].action.text == "It costs 12."
