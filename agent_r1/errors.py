@@ -13,6 +13,7 @@
     |-- ExportError (RuntimeError)         a trained model that cannot be exported as a Hugging Face folder
     |-- TrackerError (RuntimeError)        a tracker that cannot be opened or cannot log
     |-- EngineError (RuntimeError)         an engine that cannot complete a request
+    |   `-- EngineRequestError (ValueError) the request itself can never be served
     |-- EnvTimeoutError (TimeoutError)     an environment that took too long
     |-- EnvServerError (ConnectionError)   an environment server that cannot be reached or sends a wrong reply
     |   `-- EpisodeLostError               it no longer has the episode: it was restarted, or the episode was idle

@@ -1000,10 +1000,10 @@ def test_an_update_without_memory_says_which_keys_need_less_and_the_run_goes_on_
 ) -> None:
     whole = TorchLearner.learn_sync
 
-    def fits_once(learner: TorchLearner, experience: Experience, *, step: int) -> dict[str, float]:
+    def fits_once(learner: TorchLearner, experience: Experience, *, step: int, **more: Any) -> dict[str, float]:
         if step == 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1024.00 MiB.")
-        return whole(learner, experience, step=step)
+        return whole(learner, experience, step=step, **more)
 
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.save_every=1", "trainer.steps=2")
     monkeypatch.setattr(TorchLearner, "learn_sync", fits_once)
@@ -1149,10 +1149,10 @@ def test_an_error_that_ends_a_run_leaves_its_last_finished_step(
 ) -> None:
     whole = TorchLearner.learn_sync
 
-    def breaks(learner: TorchLearner, experience: Experience, *, step: int) -> dict[str, float]:
+    def breaks(learner: TorchLearner, experience: Experience, *, step: int, **more: Any) -> dict[str, float]:
         if step == 1:
             raise ValueError("nobody thought of this")
-        return whole(learner, experience, step=step)
+        return whole(learner, experience, step=step, **more)
 
     monkeypatch.setattr(TorchLearner, "learn_sync", breaks)
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.save_every=100", "trainer.steps=2")

@@ -299,6 +299,7 @@ def test_stop_reasons_are_one_of_end_truncation_and_failure() -> None:
         StopReason.ENGINE_ERROR,
         StopReason.REWARD_ERROR,
         StopReason.FLOW_ERROR,
+        StopReason.AGENT_ERROR,
     }
     assert not StopReason.DONE.is_truncation
     assert not StopReason.DONE.is_failure
