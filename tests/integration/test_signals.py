@@ -355,7 +355,7 @@ def paid(task, episode):
 reward_functions.add("paid", paid)
 if "HANG" in os.environ:
     from agent_r1.learner.learner import TorchLearner
-    def hang(learner, experience, *, step):
+    def hang(learner, experience, **settings):
         print("updating", flush=True)
         while True:
             time.sleep(0.01)
