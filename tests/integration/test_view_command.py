@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -24,24 +25,30 @@ pytestmark = pytest.mark.whole
 
 
 def test_a_run_is_followed_while_it_trains(tmp_path: Path, model_folder: Path) -> None:
-    overrides = tiny_overrides(tmp_path, model_folder, "tracking.record_credit=true", "trainer.steps=3")
+    overrides = tiny_overrides(tmp_path, model_folder, "tracking.record_credit=true", "trainer.steps=20")
     with view_server([tmp_path]) as server, server.events("/api/live") as events:
         training = subprocess.Popen(
             [sys.executable, "-m", "agent_r1.cli", "train", *overrides], stdout=subprocess.DEVNULL
         )
         try:
+            metrics = tmp_path / "tiny" / "metrics.jsonl"
+            while not (metrics.exists() and metrics.read_text().count("\n") >= 2) and training.poll() is None:
+                time.sleep(0.002)
+            training.send_signal(signal.SIGSTOP)  # else it may end before the page has looked once
             seen = []
             for _, _, data in events:
                 [run] = [run for run in data["runs"] if run["id"] == "tiny"] or [None]
                 if run is not None:
                     seen.append((run["state"], run["steps"], run["trajectories"]))
-                    if run["state"] == "finished" and run["indexed"] and run["trajectories"] == 24:
+                    if run["state"] == "running" and run["steps"]:
+                        training.send_signal(signal.SIGCONT)
+                    if run["state"] == "finished" and run["indexed"] and run["trajectories"] == 160:
                         break
             assert training.wait(60) == 0
         finally:
             training.kill()
             training.wait()
-        assert any(state == "running" and 0 < steps < 3 for state, steps, _ in seen)
+        assert any(state == "running" and 0 < steps < 20 for state, steps, _ in seen)
         assert [steps for _, steps, _ in seen] == sorted(steps for _, steps, _ in seen)
         record = server.get("/api/runs/tiny/trajectories/2-1")
         assert record["credit"]
