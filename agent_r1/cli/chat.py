@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agent_r1.inference import Agent
+    from agent_r1.types import Task
 
 ModelOrRun = Annotated[
     str,
@@ -56,6 +57,12 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Show calls, results an
 Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same replies.")]
 
 
+_NO_WORLD = (
+    "note: this recipe's rows bring facts of their own (env_kwargs), and a question of yours has none: tools that need "
+    "them report an error. --task 0 --interactive chats in the world of row 0, /task runs one."
+)
+
+
 def chat(
     model_or_run: ModelOrRun,
     overrides: Overrides = None,
@@ -90,13 +97,13 @@ def chat(
 
     with readable_errors():
         from agent_r1.errors import ConfigError
-        from agent_r1.inference.terminal import TerminalChat, ask_once, failure_text, printable, task_named
+        from agent_r1.inference.terminal import TerminalChat, ask_once, failure_text, printable
 
         if json_record and question is None and task is None:
             raise ConfigError("--json prints a single reply: give --question or --task")
         notes = Console(stderr=True, highlight=False)
         agent = _agent(model_or_run, overrides, recipe, step, server, key_env, notes)
-        world = task_named(agent, task)
+        world = _world(agent, task, notes)
         if interactive or (question is None and world is None):
             console = Console(highlight=False, markup=False, emoji=False)
             TerminalChat(agent, console, system=system, seed=seed).run(start=world)
@@ -135,6 +142,15 @@ def _agent(
     if step is not None:
         raise ConfigError("--step loads a checkpoint here, and --server uses the server's weights")
     return connect_agent(server, model_or_run, recipe=recipe, overrides=texts, key=_key(key_env))
+
+
+def _world(agent: Agent, task: str | None, notes: Console) -> Task | None:
+    from agent_r1.inference.terminal import task_named
+
+    world = task_named(agent, task)
+    if world is None and agent.has_worlds:
+        notes.print(_NO_WORLD, style="dim", soft_wrap=True)
+    return world
 
 
 def _key(name: str | None) -> str | None:

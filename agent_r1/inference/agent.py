@@ -131,15 +131,24 @@ class Agent:
 
     def system_message(self) -> str | None:
         """The system message of the recipe's first row, which the model was trained with; None when there is none."""
-        try:
-            row = next(read_rows(Path(self._data_files()[0])), None)
-        except DataError:
-            return None
-        prompt = row.get("prompt") if isinstance(row, dict) else None
+        prompt = self._first_row().get("prompt")
         first = prompt[0] if isinstance(prompt, list) and prompt else None
         if not isinstance(first, dict) or first.get("role") != "system":
             return None
         return str(first.get("content"))
+
+    @property
+    def has_worlds(self) -> bool:
+        """Whether the recipe's rows have facts of their own (`env_kwargs`), which its tools or environment may need."""
+        return bool(self._first_row().get("env_kwargs"))
+
+    def _first_row(self) -> dict[str, Any]:
+        """The first row of the recipe's data; empty when there is none."""
+        try:
+            row = next(read_rows(Path(self._data_files()[0])), None)
+        except DataError:
+            return {}
+        return row if isinstance(row, dict) else {}
 
     @property
     def _folder(self) -> Path | None:

@@ -68,7 +68,7 @@ PACKAGES: dict[str, str] = {
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
         "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
-        "scaffold serving shipped tools training view web"
+        "scaffold serving shipped tools training types view web"
     ),
 }
 """What each package may import of the others."""

@@ -127,3 +127,13 @@ def test_data_that_is_gone_is_named(run: Path) -> None:
     assert agent.system_message() is None
     with pytest.raises(DataError, match=r"the data files gone\.jsonl are not here"):
         agent.tasks()
+
+
+@pytest.mark.parametrize(("env_kwargs", "expected"), [({"prices": {"tea": 4}}, True), ({}, False), (None, False)])
+def test_rows_with_facts_of_their_own_are_worlds(run: Path, tmp_path: Path, env_kwargs: object, expected: bool) -> None:
+    row = {"prompt": "What does tea cost?", **({} if env_kwargs is None else {"env_kwargs": env_kwargs})}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    config = from_yaml((run / "config.yaml").read_text())
+    data = replace(config.data, train=[str(tmp_path / "rows.jsonl")], eval=[])
+    (run / "config.yaml").write_text(to_yaml(replace(config, data=data)))
+    assert load_agent(run).has_worlds is expected
