@@ -308,7 +308,8 @@ def _nearest_key(key: str, keys: Sequence[str]) -> str:
 
 def _explained(error: Exception, file: Path) -> ConfigError | UnknownNameError:
     """Hydra's and OmegaConf's errors, reworded."""
-    text = str(error.__cause__ or error)
+    # Hydra wraps the error that says what is wrong. OmegaConf's own has a bare cause under a debugger or tracer.
+    text = str(error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error)
     missing_group = re.search(r"Could not find '(?P<group>\w+)/(?P<name>[^']+)'", str(error))
     if missing_group:
         group = missing_group["group"]

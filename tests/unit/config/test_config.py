@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,16 @@ def test_a_value_of_the_wrong_type_in_a_recipe_names_the_file(tmp_path: Path) ->
 def test_a_missing_model_is_named() -> None:
     with pytest.raises(ConfigError, match=r"the key 'model\.path' has no value"):
         load_config(None)
+
+
+def test_a_missing_model_is_named_under_a_debugger_too() -> None:
+    before = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        with pytest.raises(ConfigError, match=r"the key 'model\.path' has no value"):
+            load_config(None)
+    finally:
+        sys.settrace(before)
 
 
 def test_a_folder_without_a_recipe_is_refused(tmp_path: Path) -> None:
