@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -135,13 +134,16 @@ def _agent(
 ) -> Agent:
     from agent_r1.errors import ConfigError
     from agent_r1.inference import connect_agent, load_agent
+    from agent_r1.web import key_from_env
 
     texts = ["rollout.concurrency=1", *(overrides or ())]
     if server is None:
         return load_agent(model_or_run, recipe=recipe, overrides=texts, step=step, say=notes.print)
     if step is not None:
         raise ConfigError("--step loads a checkpoint here, and --server uses the server's weights")
-    return connect_agent(server, model_or_run, recipe=recipe, overrides=texts, key=_key(key_env))
+    return connect_agent(
+        server, model_or_run, recipe=recipe, overrides=texts, key=None if key_env is None else key_from_env(key_env)
+    )
 
 
 def _world(agent: Agent, task: str | None, notes: Console) -> Task | None:
@@ -151,14 +153,3 @@ def _world(agent: Agent, task: str | None, notes: Console) -> Task | None:
     if world is None and agent.has_worlds:
         notes.print(_NO_WORLD, style="dim", soft_wrap=True)
     return world
-
-
-def _key(name: str | None) -> str | None:
-    from agent_r1.errors import ConfigError
-
-    if name is None:
-        return None
-    key = os.environ.get(name)
-    if not key:
-        raise ConfigError(f"the environment variable {name}, which --key-env names, is not set")
-    return key

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from typing import Annotated
 
@@ -83,9 +82,9 @@ def serve(
       agent-r1 serve MODEL --recipe recipes/gsm8k_tool --host 0.0.0.0 --key-env MY_KEY
     """
     with readable_errors():
-        from agent_r1.web import listen, make_access, serve_forever
+        from agent_r1.web import key_from_env, listen, make_access, serve_forever
 
-        given = key if key_env is None else _key_of(key_env)
+        given = key if key_env is None else key_from_env(key_env)
         access = make_access(host, key=given, allowed=allow_host or ())
         with closing(listen(host, port)) as listener:  # before anything is loaded: a taken port is told at once
             from agent_r1.inference import load_agent
@@ -109,12 +108,3 @@ def serve(
                     typer.echo(f"clients need the key {access.token}")
 
             serve_forever(create_app(server, access), listener, announce, shutdown_seconds=shutdown_seconds)
-
-
-def _key_of(variable: str) -> str:
-    from agent_r1.errors import ConfigError
-
-    key = os.environ.get(variable)
-    if not key:
-        raise ConfigError(f"the environment variable {variable}, which --key-env names, is not set")
-    return key

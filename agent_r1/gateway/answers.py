@@ -23,14 +23,30 @@ from agent_r1.openai_api import (
 from agent_r1.types import TokenIds
 
 
-class ChatAnswer:
+class _Answer:
+    """What both kinds of request share: the calls that answer it."""
+
+    def __init__(self) -> None:
+        self.calls: Sequence[RecordedCall] = ()
+        self._texts: TokenTexts | None = None
+
+    @property
+    def _prompt_ids(self) -> TokenIds:
+        return self.calls[0].turn.prompt.token_ids
+
+    @property
+    def _used_texts(self) -> TokenTexts:
+        assert self._texts is not None
+        return self._texts
+
+
+class ChatAnswer(_Answer):
     """Answers one request to `/chat/completions`."""
 
     def __init__(self, request: ChatRequest, model: str) -> None:
+        super().__init__()
         self._request = request
         self._head = ResponseHead(kind="chat.completion", model=model)
-        self._texts: TokenTexts | None = None
-        self.calls: Sequence[RecordedCall] = ()
 
     async def sample(self, rollout: OpenRollout) -> None:
         """Call the model and record the steps."""
@@ -60,27 +76,17 @@ class ChatAnswer:
         yield chunks.usage(call.turn.completion for call in self.calls)
         yield DONE
 
-    @property
-    def _prompt_ids(self) -> TokenIds:
-        return self.calls[0].turn.prompt.token_ids
 
-    @property
-    def _used_texts(self) -> TokenTexts:
-        assert self._texts is not None
-        return self._texts
-
-
-class TextAnswer:
+class TextAnswer(_Answer):
     """Answers one request to `/completions`."""
 
     def __init__(self, request: CompletionRequest, model: str) -> None:
+        super().__init__()
         if len(request.prompts) != 1:
             raise ApiError(f"prompt has {len(request.prompts)} entries; send one prompt per request", param="prompt")
         self._request = request
         self._head = ResponseHead(kind="text_completion", model=model)
-        self._texts: TokenTexts | None = None
         self._echoed = ""
-        self.calls: Sequence[RecordedCall] = ()
 
     async def sample(self, rollout: OpenRollout) -> None:
         """Call the model and record the steps."""
@@ -110,15 +116,6 @@ class TextAnswer:
                 yield chunks.delta(choice.index, delta)
         yield chunks.usage(call.turn.completion for call in self.calls)
         yield DONE
-
-    @property
-    def _prompt_ids(self) -> TokenIds:
-        return self.calls[0].turn.prompt.token_ids
-
-    @property
-    def _used_texts(self) -> TokenTexts:
-        assert self._texts is not None
-        return self._texts
 
 
 def _choices(calls: Sequence[RecordedCall]) -> list[Choice]:

@@ -8,7 +8,7 @@
 The package imports without the extra `serve`: Starlette and uvicorn are imported by the functions that use them.
 """
 
-from agent_r1.web.access import Access, AccessControl, is_loopback, make_access
+from agent_r1.web.access import Access, AccessControl, is_loopback, key_from_env, make_access
 from agent_r1.web.bodies import CLIENT_DISCONNECTED, read_body, read_object, while_connected
 from agent_r1.web.refusals import RefusedError
 from agent_r1.web.servers import address_of, listen, running_server, serve_forever
@@ -20,6 +20,7 @@ __all__ = [
     "RefusedError",
     "address_of",
     "is_loopback",
+    "key_from_env",
     "listen",
     "make_access",
     "read_body",

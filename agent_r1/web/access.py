@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_r1.codec import write_json
+from agent_r1.errors import ConfigError
 from agent_r1.web.refusals import RefusedError
 
 Scope = MutableMapping[str, Any]
@@ -94,6 +96,14 @@ def make_access(
         token_help=token_help,
         own_pages=own_pages,
     )
+
+
+def key_from_env(variable: str) -> str:
+    """The key in the environment variable that `--key-env` names."""
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigError(f"the environment variable {variable}, which --key-env names, is not set")
+    return key
 
 
 def is_loopback(host: str) -> bool:
