@@ -88,14 +88,18 @@ def load_components(
     process connect to."""
     config = plan.config
     torch.manual_seed(config.trainer.seed)
+    device = choose_device(config.trainer.device)
     policy = load_policy(
         config.model.path,
         dtype=config.model.dtype,
-        device=choose_device(config.trainer.device),
+        device=device,
         attention=TRIE_ATTENTION,
         trust_remote_code=config.model.trust_remote_code,
     )
     engine = make_engine(config, policy, model.context_length)
+    if device.type != "cpu" or not engine.pauses_during_update:
+        # The engine computes elsewhere: the event loop should not wait for the tokenizer either.
+        model.renderer.encode_in_threads()
     tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
     gateway = Gateway(config.agent, announce=announce)
     rollout = make_rollout(plan, model.renderer, engine, tools, gateway)

@@ -344,6 +344,8 @@ def host_figures(given: argparse.Namespace, runs: Path) -> HostFigures:
         if given.model is None
         else load_renderer(given.model)
     )
+    if given.engine == "local" and hasattr(renderer, "encode_in_threads"):  # as with an engine on a GPU
+        renderer.encode_in_threads()
     plan = recipe_plan(with_stored_search(config, demonstrations))
     bench = HostBench(plan, renderer, demonstrations, engine=given.engine)
     return asyncio.run(bench.run(rounds=given.rounds, profiled=given.profiled))
