@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from agent_r1.chat.bridge import DeltaFinder, Rendered, RenderedPrefix
+from agent_r1.chat.bridge import DeltaFinder, Rendered, RenderedPrefix, refuse_new_media
 from agent_r1.chat.control_tokens import ControlTokens
 from agent_r1.chat.encoding import TextEncoder
 from agent_r1.chat.formats import ToolFormat, tool_formats
@@ -171,7 +171,7 @@ class ChatRenderer:
         With previous ids [1, 2, 3], sampled ids [7, 8, EOS] and a tool answer whose rendering after EOS is
         [NL, 4, 5], the next prompt is [1, 2, 3, 7, 8, EOS, NL, 4, 5]. `trusted` is as in `render`.
         """
-        _refuse_new_media(observation, previous.observation)
+        refuse_new_media(observation, previous.observation)
         draft = self._bridge(previous, action, observation, trusted) or self._draft(observation, trusted)
         return draft if isinstance(draft, Prompt) else draft.prompt(self.encode_rendered(draft.text))
 
@@ -182,7 +182,7 @@ class ChatRenderer:
         while long texts are encoded; otherwise nothing here waits."""
         bridged = None
         if after is not None:
-            _refuse_new_media(observation, after[0].observation)
+            refuse_new_media(observation, after[0].observation)
             bridged = self._bridge(*after, observation, trusted)
         draft = bridged or self._draft(observation, trusted)
         return draft if isinstance(draft, Prompt) else draft.prompt(await self._encoder.encode_beside(draft.text))
@@ -343,10 +343,3 @@ class ChatRenderer:
         Cached: the members of a group have the same prompt.
         """
         return self._encoder.encode(text)
-
-
-def _refuse_new_media(observation: Observation, before: Observation) -> None:
-    """Refuse images in messages that the prompt before did not have: those that it had were looked at then."""
-    messages, seen = observation.messages or (), before.messages or ()
-    new = next((n for n, (own, old) in enumerate(zip(messages, seen, strict=False)) if own is not old), len(seen))
-    refuse_media("the observation", messages[new:], observation.images)
