@@ -20,6 +20,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -62,6 +63,9 @@ class StopSignals:
     def __init__(self, *, quiet: bool = True, blocks_loop: bool = False) -> None:
         self.received: int | None = None
         """The first signal received."""
+        self.repeat_seconds = 0.0
+        """A further signal within this time after the first is the same one: several processes pass it on."""
+        self._received_at = 0.0
         self._blocks_loop = blocks_loop
         self._thread: int | None = None
         self._raised: RunInterrupted | None = None
@@ -165,8 +169,10 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            if time.monotonic() - self._received_at < self.repeat_seconds:
+                return
             self._quit(number)
-        self.received = number
+        self.received, self._received_at = number, time.monotonic()
         if number == getattr(signal, "SIGHUP", None):
             _leave_closed_terminals()
         if not self._num_deferred:

@@ -23,6 +23,7 @@ from agent_r1.config.schema import (
     RewardConfig,
     RewardPart,
     RunConfig,
+    ShardingConfig,
 )
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "RewardConfig",
     "RewardPart",
     "RunConfig",
+    "ShardingConfig",
     "algorithm_name",
     "config_differences",
     "from_yaml",

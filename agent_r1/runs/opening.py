@@ -146,6 +146,7 @@ def _essence(config: Config) -> Config:
     essence.tracking = type(config.tracking)()
     essence.algorithm.preset = None  # only a name: what it set is compared key by key
     essence.trainer.steps = essence.trainer.save_every = essence.trainer.keep_checkpoints = 0
+    essence.trainer.sharding = type(config.trainer.sharding)()  # a run resumes on any number of ranks
     return essence
 
 
