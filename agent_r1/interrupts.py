@@ -37,6 +37,9 @@ _owns_process: ContextVar[bool] = ContextVar("owns_process", default=False)
 class RunInterrupted(KeyboardInterrupt):
     """A signal ended the run. The message says what was saved and how to resume."""
 
+    is_silent = False
+    """Whether another process of the same run shows it."""
+
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
         self.signal_number = signal_number
@@ -101,6 +104,10 @@ class StopSignals:
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before.clear()
+
+    def silence(self) -> None:
+        """Print nothing when a signal comes: another process of the run does."""
+        self._quiet = True
 
     def check(self) -> None:
         """Raise `RunInterrupted` when a signal has come in."""

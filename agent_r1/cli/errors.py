@@ -26,6 +26,8 @@ def readable_errors() -> Iterator[None]:
         raise typer.Exit(2) from None
     except RunInterrupted as interrupted:
         with suppress(OSError):  # the terminal may be closed
+            if interrupted.is_silent:
+                raise typer.Exit(interrupted.exit_code) from None
             Console(stderr=True, highlight=False).print(Text(str(interrupted)), soft_wrap=True)
         raise typer.Exit(interrupted.exit_code) from None
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.gateway import Gateway
 from agent_r1.learner import CriticView, Learner, make_learner
 from agent_r1.learner.packing import TRIE_ATTENTION
+from agent_r1.learner.sharded import Ranks
 from agent_r1.models import choose_device, load_policy
 from agent_r1.rewards import ProcessBalance, RewardShaping, in_workers
 from agent_r1.rollout import Collector, Rollout, RolloutLimits, make_collector
@@ -126,12 +127,14 @@ def make_rollout(plan: RunPlan, renderer: ChatRenderer, engine: Engine, tools: T
     )
 
 
-def make_training_components(plan: RunPlan, components: RunComponents) -> TrainingComponents:
+def make_training_components(
+    plan: RunPlan, components: RunComponents, ranks: Ranks | None = None
+) -> TrainingComponents:
     """What trains the policy. The engine must exist already: the learner may add adapters to the policy."""
     config = plan.config
     shaping = make_shaping(config)
     return TrainingComponents(
-        learner=make_learner(config, components.policy, plan.algorithm),
+        learner=make_learner(config, components.policy, plan.algorithm, ranks),
         shaping=shaping,
         collector=make_collector(config, components.rollout, plan.train_tasks, shaping),
         critic_view=CriticView(

@@ -46,6 +46,7 @@ CASES: dict[str, list[str]] = {
 def make_policy(*, tied: bool = False) -> LlamaForCausalLM:
     """A tiny model whose sizes two and three ranks do not divide."""
     torch.manual_seed(0)
+    settings: dict[str, Any] = {"attn_implementation": TRIE_ATTENTION}
     config = LlamaConfig(
         vocab_size=97,
         hidden_size=24,
@@ -55,7 +56,7 @@ def make_policy(*, tied: bool = False) -> LlamaForCausalLM:
         num_key_value_heads=1,
         max_position_embeddings=256,
         tie_word_embeddings=tied,
-        attn_implementation=TRIE_ATTENTION,
+        **settings,
     )
     return LlamaForCausalLM(config).eval()
 

@@ -4,6 +4,6 @@ Importing this package imports nothing of `torch.distributed`; `open_ranks` does
 """
 
 from agent_r1.learner.sharded.peers import ONE_PROCESS, Peers
-from agent_r1.learner.sharded.ranks import Ranks, is_agreed, open_ranks, refuse_ranks
+from agent_r1.learner.sharded.ranks import Ranks, alike, open_ranks, refuse_ranks
 
-__all__ = ["ONE_PROCESS", "Peers", "Ranks", "is_agreed", "open_ranks", "refuse_ranks"]
+__all__ = ["ONE_PROCESS", "Peers", "Ranks", "alike", "open_ranks", "refuse_ranks"]

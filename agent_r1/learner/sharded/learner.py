@@ -13,12 +13,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from agent_r1.algorithms import Algorithm
 from agent_r1.config import Config
-from agent_r1.errors import AgentR1Error
 from agent_r1.learner.critics import Critic
 from agent_r1.learner.learner import TorchLearner
 from agent_r1.learner.models import make_models, tune_layers
@@ -26,7 +25,7 @@ from agent_r1.learner.sharded.balance import token_cost
 from agent_r1.learner.sharded.models import plain_class, shard_models
 from agent_r1.learner.sharded.ranks import Ranks
 from agent_r1.learner.sharded.shard_peers import ShardPeers
-from agent_r1.learner.sharded.tensors import gathered, is_sharded, sharded
+from agent_r1.learner.sharded.tensors import empty_shard, gathered, is_sharded, sharded
 from agent_r1.learner.weight_growth import WeightGrowth
 from agent_r1.models import Rounding, base_fingerprint, export_policy, merged_weights, restore_state, saved_state
 from agent_r1.types import SamplingParams
@@ -37,8 +36,11 @@ CPU = torch.device("cpu")
 class ShardedLearner(TorchLearner):
     """The learner of several processes: each of them has one, and all call the same methods in the same order."""
 
-    def __init__(self, *, ranks: Ranks, peers: ShardPeers, base: Tensor | None, **settings: Any) -> None:
+    def __init__(
+        self, *, ranks: Ranks, mesh: DeviceMesh, peers: ShardPeers, base: Tensor | None, **settings: Any
+    ) -> None:
         self._ranks = ranks
+        self._mesh = mesh
         self._peers = peers
         self._base = base
         super().__init__(**settings)
@@ -77,6 +79,10 @@ class ShardedLearner(TorchLearner):
     def _restore_policy(self, saved: Mapping[str, Any]) -> None:
         restore_state(self.policy, saved, base=self._base)
 
+    def empty_shard(self, shape: torch.Size, dtype: torch.dtype) -> DTensor:
+        """A tensor of a saved state, split over the ranks, to be filled."""
+        return empty_shard(shape, dtype, self._mesh, CPU)
+
     # --- what the training loop needs to know ----------------------------------------------------------------------
 
     def weights(self, *, unmerged: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
@@ -95,17 +101,9 @@ class ShardedLearner(TorchLearner):
         for name, tensor in self.weights():
             if self._ranks.is_first:
                 whole[name] = copies.setdefault(tensor.data_ptr(), tensor.detach().to(CPU, copy=True))
-        rounding: Rounding | None = None
-        failure: AgentR1Error | None = None
-        if self._ranks.is_first:
-            try:
-                rounding = export_policy(_plain(self.policy, whole), tokenizer, folder, config, sampling=sampling)
-            except AgentR1Error as error:
-                failure = error
-        rounding, failure = self._ranks.from_first((rounding, failure))
-        if failure is not None:
-            raise failure
-        return rounding
+        return self._ranks.by_first(
+            lambda: export_policy(_plain(self.policy, whole), tokenizer, folder, config, sampling=sampling)
+        )
 
     def checkpoint_bytes(self) -> int:
         """About the size of a checkpoint, of all ranks together."""
@@ -134,6 +132,7 @@ def make_sharded_learner(config: Config, policy: nn.Module, algorithm: Algorithm
     shard_models(models, mesh, settings)
     return ShardedLearner(
         ranks=ranks,
+        mesh=mesh,
         peers=peers,
         base=base,
         models=models,

@@ -4,7 +4,7 @@
 
 All ranks run the same program. Where only one of them could fail, or where a signal may reach one before the others,
 they agree: each tells what became of its work, and either all continue or all raise. An error on which all agreed
-(`is_agreed`) leaves them in step, so a checkpoint can still be written; after any other, nothing is exchanged any more.
+(`Ranks.agreed`) leaves them in step, so a checkpoint can still be written; after any other nothing is exchanged.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class Ranks:
         """What `work` returns on the first rank, on all ranks; or its error."""
         return work()
 
+    def gather_now(self, work: Callable[[], ValueT]) -> list[ValueT]:
+        """What `work` returns on each rank. When it fails on one, all raise."""
+        return [work()]
+
     def agree_now(self, work: Callable[[], ValueT]) -> ValueT:
         """Work of each rank, without exchanges inside: when it fails on one, all raise."""
         return work()
@@ -71,6 +75,10 @@ class Ranks:
         some raise ends the others, which wait for an exchange that will not come."""
         yield
 
+    def agreed(self, error: BaseException) -> bool:
+        """Whether all ranks have raised this error at the same place, as one process always has."""
+        return True
+
     def give_up(self, error: BaseException) -> None:
         """End the other ranks: this one leaves with an error they do not know of."""
 
@@ -78,14 +86,20 @@ class Ranks:
         """What the run leaves, for the message, and what to release when the process is ended because of another."""
 
 
-def is_agreed(error: BaseException) -> bool:
-    """Whether all ranks have raised this error at the same place, as one process always has."""
-    return bool(getattr(error, "agreed_by_ranks", True))
-
-
 def mark(error: BaseException, *, agreed: bool) -> BaseException:
-    """The error, marked for `is_agreed`."""
+    """The error, marked for `Ranks.agreed`."""
     error.agreed_by_ranks = agreed  # type: ignore[attr-defined]
+    return error
+
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
+
+def alike(error: ErrorT, other: Any) -> ErrorT:
+    """An error that replaces another: agreed on by all ranks, and shown, as the other was."""
+    for name in ("agreed_by_ranks", "is_silent"):
+        if hasattr(other, name):
+            setattr(error, name, getattr(other, name))
     return error
 
 
@@ -101,12 +115,12 @@ def open_ranks(config: Config) -> Iterator[Ranks]:
     from agent_r1.learner.sharded.torch_ranks import TorchRanks
 
     ranks = TorchRanks.open(config)
-    finished = False
     try:
         yield ranks
-        finished = True
-    finally:
-        ranks.close(finished=finished)
+    except BaseException as error:
+        ranks.leave(error)
+        raise
+    ranks.close()
 
 
 def refuse_ranks(command: str) -> None:

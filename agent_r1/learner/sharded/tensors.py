@@ -18,6 +18,8 @@ BUCKET_BYTES = 256 * 2**20
 """About how much is gathered at once: tensor by tensor, the latency of each would be most of the time; all at once, a
 GPU would need room for the whole model a second time."""
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name since torch 2.13
+
 
 def is_sharded(tensor: Any) -> bool:
     """Whether a tensor is split over the ranks."""
@@ -97,7 +99,7 @@ def _gather(tensors: list[DTensor], device: torch.device) -> list[Tensor]:
             flat = local(tensors[index]).detach().reshape(-1)
             part[: len(flat)] = flat
         everyone = torch.empty(size * len(own), dtype=dtype, device=device)
-        dist.all_gather_into_tensor(everyone, own, group=group)
+        _all_gather(everyone, own, group=group)
         parts = torch.split(everyone.view(size, len(own)), sizes, dim=1)
         for index, part in zip(members, parts, strict=True):
             shape = tensors[index].shape

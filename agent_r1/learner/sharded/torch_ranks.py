@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -93,18 +93,35 @@ class TorchRanks(Ranks):
             monitor.start()
         return cls(rank=rank, size=size, objects=objects, monitor=monitor)
 
-    def close(self, *, finished: bool) -> None:
-        """Leave the group; after a failure without waiting for anyone."""
+    def close(self) -> None:
+        """Leave the group when all ranks are done."""
+        self._exchange(_Outcome())
         if self._monitor is not None:
-            self._monitor.close(finished=finished)
-        if finished:
-            dist.destroy_process_group()
+            self._monitor.close(finished=True)
+        dist.destroy_process_group()
+
+    def leave(self, error: BaseException) -> None:
+        """Leave the group after an error, without waiting for anyone; an error that the others do not know of ends
+        them."""
+        if self._monitor is None:
+            return
+        if not self.agreed(error):
+            with suppress(Exception):  # the store may be gone
+                self.give_up(error)
+        with suppress(Exception):
+            self._monitor.close(finished=True)
+
+    def agreed(self, error: BaseException) -> bool:
+        """Whether all ranks have raised this error at the same place."""
+        return bool(getattr(error, "agreed_by_ranks", False))
 
     def attach(self, stop: StopSignals) -> None:
         """From here on a signal that reaches one rank reaches all."""
         self._stop = stop
         if self._monitor is not None:
             stop.repeat_seconds = 5.0
+            if not self.is_first:
+                stop.silence()
             self._monitor.attach(stop)
 
     def on_exit(self, *, outcome: Callable[[], str], release: Callable[[], None]) -> None:
@@ -133,6 +150,12 @@ class TorchRanks(Ranks):
         outcomes = self._exchange(self._attempt(work) if self.is_first else _Outcome())
         self._raise_first(outcomes)
         return cast(ValueT, outcomes[0].value)
+
+    def gather_now(self, work: Callable[[], ValueT]) -> list[ValueT]:
+        """What `work` returns on each rank. When it fails on one, all raise."""
+        outcomes = self._exchange(self._attempt(work))
+        self._raise_first(outcomes)
+        return [cast(ValueT, outcome.value) for outcome in outcomes]
 
     def agree_now(self, work: Callable[[], ValueT]) -> ValueT:
         """Work of each rank: when it fails on one, all raise."""
@@ -273,11 +296,11 @@ class TorchRanks(Ranks):
                 raise mark(error, agreed=True)
 
     def _interruption(self, number: int) -> BaseException:
-        if self._stop is None:
-            return mark(RunInterrupted(number, "Interrupted."), agreed=True)
-        if self._stop.received is None:
+        if self._stop is not None and self._stop.received is None:
             self._stop.received = number
-        return mark(self._stop.interruption(), agreed=True)
+        error = RunInterrupted(number, "Interrupted.") if self._stop is None else self._stop.interruption()
+        error.is_silent = not self.is_first
+        return mark(error, agreed=True)
 
 
 def _without_value(outcome: _Outcome) -> _Outcome:

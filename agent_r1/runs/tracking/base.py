@@ -36,6 +36,16 @@ class Tracker(Protocol):
         ...
 
 
+class NoTracker:
+    """Writes nothing."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Drop them."""
+
+    def close(self) -> None:
+        """There is nothing to finish."""
+
+
 TrackerFactory = Callable[[Config, Path], Tracker]
 """`factory(config, folder)`, with the folder of the run."""
 
