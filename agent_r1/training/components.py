@@ -22,10 +22,11 @@ from agent_r1.learner.packing import TRIE_ATTENTION
 from agent_r1.learner.sharded import Ranks
 from agent_r1.models import choose_device, load_policy
 from agent_r1.rewards import ProcessBalance, RewardShaping, in_workers
-from agent_r1.rollout import Collector, Rollout, RolloutLimits, make_collector
+from agent_r1.rollout import Collector, Rollout, RolloutLimits
 from agent_r1.tools import ToolRunner
 from agent_r1.training.model_check import CheckedModel
 from agent_r1.training.plan import RunPlan, tool_policies
+from agent_r1.training.ranks import make_ranks_collector
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +84,14 @@ class TrainingComponents:
 
 
 def load_components(
-    plan: RunPlan, model: CheckedModel, *, announce: Callable[[str], None] = lambda line: None
+    plan: RunPlan,
+    model: CheckedModel,
+    *,
+    announce: Callable[[str], None] = lambda line: None,
+    engine: Callable[[Config, nn.Module, int], Engine] = make_engine,
 ) -> RunComponents:
-    """Load the policy and start an engine for it. `announce` gets the address of a gateway that programs outside this
-    process connect to."""
+    """Load the policy and start an engine for it, which `engine` makes. `announce` gets the address of a gateway that
+    programs outside this process connect to."""
     config = plan.config
     torch.manual_seed(config.trainer.seed)
     policy = load_policy(
@@ -96,12 +101,12 @@ def load_components(
         attention=TRIE_ATTENTION,
         trust_remote_code=config.model.trust_remote_code,
     )
-    engine = make_engine(config, policy, model.context_length)
+    started = engine(config, policy, model.context_length)
     tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
     gateway = Gateway(config.agent, announce=announce)
-    rollout = make_rollout(plan, model.renderer, engine, tools, gateway)
+    rollout = make_rollout(plan, model.renderer, started, tools, gateway)
     return RunComponents(
-        policy=policy, renderer=model.renderer, engine=engine, rollout=rollout, tools=tools, gateway=gateway
+        policy=policy, renderer=model.renderer, engine=started, rollout=rollout, tools=tools, gateway=gateway
     )
 
 
@@ -136,7 +141,7 @@ def make_training_components(
     return TrainingComponents(
         learner=make_learner(config, components.policy, plan.algorithm, ranks),
         shaping=shaping,
-        collector=make_collector(config, components.rollout, plan.train_tasks, shaping),
+        collector=make_ranks_collector(config, components.rollout, plan.train_tasks, shaping, ranks or Ranks()),
         critic_view=CriticView(
             config.algorithm.critic.privileged,
             components.renderer.encode,

@@ -20,7 +20,7 @@ from agent_r1.training.evaluations import evaluate_policy
 from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan
 from agent_r1.training.prepare import ensure_model, expand_env, prepare_model, prepare_plan, prepare_run
-from agent_r1.training.ranks import check_ranks, share_rollout
+from agent_r1.training.ranks import check_ranks, config_of_rank, engine_of_rank, is_coordinated, share_rollout
 from agent_r1.training.sft import ensure_warm_start, tune
 from agent_r1.training.summary import Summary
 from agent_r1.training.trainer import Trainer
@@ -51,8 +51,11 @@ async def _train(
 ) -> Summary:
     resumes = ranks.by_first(lambda: open_run(plan.config, say=console.info, lock=lock)[1])
     folder = RunFolder.of(plan.config, lock)
-    components = ranks.agree_now(lambda: load_components(plan, model, announce=console.info))
-    components = replace(components, rollout=share_rollout(components.rollout, ranks))
+    own = replace(plan, config=config_of_rank(plan.config, ranks))
+    engine = engine_of_rank(plan.config, ranks)
+    components = ranks.agree_now(lambda: load_components(own, model, announce=console.info, engine=engine))
+    shared = share_rollout(components.rollout, ranks, only_first=is_coordinated(plan.config))
+    components = replace(components, rollout=shared)
     async with components.engine_open():
         return await _train_with(components, plan, console, folder, stop, ranks, resumes=resumes)
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +150,17 @@ class Monitor:
         if self._rank == min(set(range(self._size)) - lost, default=0):
             leaves = self.outcome()
             print(f"error: {message}, and the run ends. {leaves}".rstrip(), file=sys.stderr, flush=True)
+        for rank in lost:
+            self._kill(rank)
         self.before_exit()
         os._exit(2)
+
+    def _kill(self, rank: int) -> None:
+        """A process of this host that hangs does not end when it is asked to, and what started it would wait."""
+        host, number = self._processes[rank]
+        if host == _namespace() and _is_running(number):
+            with suppress(OSError):
+                os.kill(number, signal.SIGKILL)
 
 
 def _namespace() -> str:

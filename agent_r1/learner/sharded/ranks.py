@@ -13,6 +13,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from agent_r1.config import Config
@@ -20,6 +21,7 @@ from agent_r1.errors import ConfigError
 from agent_r1.interrupts import StopSignals
 
 ValueT = TypeVar("ValueT")
+_are_open: ContextVar[bool] = ContextVar("ranks_are_open", default=False)
 
 
 class Ranks:
@@ -115,18 +117,22 @@ def open_ranks(config: Config) -> Iterator[Ranks]:
     from agent_r1.learner.sharded.torch_ranks import TorchRanks
 
     ranks = TorchRanks.open(config)
+    token = _are_open.set(True)
     try:
         yield ranks
     except BaseException as error:
         ranks.leave(error)
         raise
+    finally:
+        _are_open.reset(token)
     ranks.close()
 
 
 def refuse_ranks(command: str) -> None:
-    """Raise `ConfigError` when torchrun started several processes for something that one process does."""
+    """Raise `ConfigError` when torchrun started several processes for something that one process does. A run on several
+    ranks may do it: one of them, while the others wait."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size > 1:
+    if size > 1 and not _are_open.get():
         raise ConfigError(f"agent-r1 {command} runs in one process, and torchrun started {size}; start it without")
 
 

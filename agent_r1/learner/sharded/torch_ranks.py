@@ -137,7 +137,7 @@ class TorchRanks(Ranks):
         for is_turn in (self.is_first, not self.is_first):
             if is_turn:
                 mine = self._attempt(work)
-            self._raise_first(self._exchange(mine if is_turn and mine is not None else _Outcome()))
+            self._raise_first(self._exchange(_without_value(mine) if is_turn and mine is not None else _Outcome()))
         assert mine is not None
         return cast(ValueT, mine.value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agent_r1.config import Config
 from agent_r1.errors import ConfigError, report_problems
 from agent_r1.learner.sharded import Ranks
+from agent_r1.training.ranks.coordination import is_coordinated
 
 
 def check_ranks(config: Config, ranks: Ranks) -> None:
@@ -12,16 +13,13 @@ def check_ranks(config: Config, ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     problems = []
-    if config.rollout.max_staleness:
+    if config.rollout.max_staleness and not is_coordinated(config):
         problems.append(
-            f"rollout.max_staleness={config.rollout.max_staleness} decides in one process which groups a step takes; "
-            "set it to 0"
+            f"rollout.max_staleness={config.rollout.max_staleness} with engine.name=local: every rank would decide by "
+            "itself which groups a step takes. Set it to 0, or use inference servers (engine=vllm)"
         )
     if config.agent.remote:
         problems.append("agent.remote=true: programs elsewhere could not know which rank to ask for rollouts")
     if config.agent.port:
         problems.append(f"agent.port={config.agent.port}: only one rank could listen there; set it to 0")
-    workers = getattr(config.rollout, "workers", None)
-    if workers not in (None, "local"):
-        problems.append(f"rollout.workers={workers} belongs to one process, and every rank rolls out its own share")
     report_problems(problems, ConfigError, f"torchrun started {ranks.size} processes, and this needs one:")

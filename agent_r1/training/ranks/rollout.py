@@ -16,20 +16,23 @@ from agent_r1.rollout import Rollout, raise_if_all_failed
 from agent_r1.types import Group, Task, Trajectory
 
 
-def share_rollout(rollout: Rollout, ranks: Ranks) -> Rollout:
-    """The rollout of a run: shared out over the ranks, or as it is with one."""
-    return rollout if ranks.size == 1 else cast(Rollout, SharedRollout(rollout, ranks))
+def share_rollout(rollout: Rollout, ranks: Ranks, *, only_first: bool = False) -> Rollout:
+    """The rollout of a run: shared out over the ranks, or as it is with one. With `only_first` the first rank rolls out
+    for all."""
+    return rollout if ranks.size == 1 else cast(Rollout, SharedRollout(rollout, ranks, only_first=only_first))
 
 
 class SharedRollout:
     """In the place of a `Rollout` whose groups several ranks roll out."""
 
-    def __init__(self, rollout: Rollout, ranks: Ranks) -> None:
-        self._rollout = rollout
+    def __init__(self, rollout: Rollout, ranks: Ranks, *, only_first: bool = False) -> None:
+        self.own = rollout
+        """This rank's rollout."""
         self._ranks = ranks
+        self._num_shares = 1 if only_first else ranks.size
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._rollout, name)
+        return getattr(self.own, name)
 
     async def run(
         self,
@@ -42,15 +45,15 @@ class SharedRollout:
         **settings: Any,
     ) -> list[Group]:
         """The groups of all ranks, in order; see `Rollout.run`. An error of one rank is raised on all."""
-        slots = slots or asyncio.Semaphore(self._rollout.limits.concurrency)
+        slots = slots or asyncio.Semaphore(self.own.limits.concurrency)
         mine = {
             group_id: task
             for group_id, task in enumerate(tasks, start=first_group_id)
-            if group_id % self._ranks.size == self._ranks.rank
+            if group_id % self._num_shares == self._ranks.rank
         }
 
         async def roll_out(group_id: int, task: Task) -> Group:
-            [group] = await self._rollout.run(
+            [group] = await self.own.run(
                 [task], first_group_id=group_id, may_fail=True, slots=slots, on_finished=on_finished, **settings
             )
             return group
