@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import sys
 import threading
 import time
@@ -150,17 +151,18 @@ class Monitor:
         if self._rank == min(set(range(self._size)) - lost, default=0):
             leaves = self.outcome()
             print(f"error: {message}, and the run ends. {leaves}".rstrip(), file=sys.stderr, flush=True)
-        for rank in lost:
-            self._kill(rank)
+        self._kill_silent()
         self.before_exit()
         os._exit(2)
 
-    def _kill(self, rank: int) -> None:
-        """A process of this host that hangs does not end when it is asked to, and what started it would wait."""
-        host, number = self._processes[rank]
-        if host == _namespace() and _is_running(number):
-            with suppress(OSError):
-                os.kill(number, signal.SIGKILL)
+    def _kill_silent(self) -> None:
+        """Kill processes of this host that hang: they would not end when asked to, and torchrun would wait for them."""
+        for rank, (sign, since) in self._seen.items():
+            host, number = self._processes[rank]
+            is_silent = sign != _DONE and time.monotonic() - since > self._dead_after
+            if is_silent and host == _namespace() and _is_running(number):
+                with suppress(OSError):
+                    os.kill(number, signal.SIGKILL)
 
 
 def _namespace() -> str:
