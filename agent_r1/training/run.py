@@ -80,23 +80,20 @@ async def _train_with(
         console.warn(message)
         training.health.warnings.append(message)
 
-    tracker = ranks.agree_now(lambda: open_trackers(plan.config, folder if ranks.is_first else None, warn))
-    with stop.deferred():
-        try:
-            trainer = Trainer(
-                plan=plan,
-                components=components,
-                training=training,
-                folder=folder,
-                tracker=tracker,
-                console=console,
-                stop=stop,
-                ranks=ranks,
-            )
-            async with components.episodes_open():
-                return await trainer.run(resume=checkpoint)
-        finally:
-            tracker.close()
+    opened = ranks.agree_now(lambda: open_trackers(plan.config, folder if ranks.is_first else None, warn))
+    with stop.deferred(), opened as tracker:
+        trainer = Trainer(
+            plan=plan,
+            components=components,
+            training=training,
+            folder=folder,
+            tracker=tracker,
+            console=console,
+            stop=stop,
+            ranks=ranks,
+        )
+        async with components.episodes_open():
+            return await trainer.run(resume=checkpoint)
 
 
 def eval_run(config: Config, console: RunConsole) -> Evaluation:
