@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from agent_r1.config import Config, load_config
 from agent_r1.learner import TorchLearner, make_learner
 from agent_r1.learner.packing import TRIE_ATTENTION
 from agent_r1.learner.sharded import Ranks, open_ranks
+from agent_r1.training.checkpoints.files import load_checkpoint, save_checkpoint
 from tests.helpers.hand_made import experience_of, random_batch, random_group
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,9 @@ CASES: dict[str, list[str]] = {
     "one_sample": ["algorithm=grpo", "case.groups=0"],
     "nan": ["algorithm=grpo", "case.nan=true", "trainer.micro_batch_tokens=40"],
 }
+
+
+RESUMED = ("tied", "lora", "own_critic", "closed_form")
 
 
 def make_policy(*, tied: bool = False) -> LlamaForCausalLM:
@@ -64,7 +68,14 @@ def make_policy(*, tied: bool = False) -> LlamaForCausalLM:
 def config_of(case: str, *extra: str) -> Config:
     overrides = [text for text in [*CASES[case], *extra] if not text.startswith("case.")]
     return load_config(
-        None, ["model.path=none", "optimizer.gradient_clip=0.5", "optimizer.learning_rate=1e-3", *overrides]
+        None,
+        [
+            "model.path=none",
+            "trainer.micro_batch_tokens=96",
+            "optimizer.gradient_clip=0.5",
+            "optimizer.learning_rate=1e-3",
+            *overrides,
+        ],
     )
 
 
@@ -132,6 +143,45 @@ def run_case(case: str, ranks: Ranks | None = None) -> dict[str, Any]:
     }
 
 
+def flat(state: Any, place: str = "") -> dict[str, Any]:
+    """A nested state by place, its tensors whole: the state of any number of ranks in one form."""
+    if isinstance(state, Mapping):
+        return {name: leaf for key, entry in state.items() for name, leaf in flat(entry, f"{place}/{key}").items()}
+    if isinstance(state, list | tuple):
+        return flat(dict(enumerate(state)), place)
+    return {place: whole(state) if isinstance(state, torch.Tensor) else state}
+
+
+def save(learner: TorchLearner, folder: Path, ranks: Ranks | None = None) -> None:
+    save_checkpoint(folder, step=1, state={"learner": learner.state_dict()}, keep=1, ranks=ranks)
+
+
+def loaded(case: str, folder: Path, ranks: Ranks | None = None) -> tuple[TorchLearner, Any]:
+    """A new learner with the state of a checkpoint."""
+    learner, experience = make_case(case, ranks)
+    make_shard = getattr(learner, "empty_shard", None)
+    learner.load_state_dict(load_checkpoint(1, folder / "step_1", make_shard=make_shard).state["learner"])
+    return learner, experience
+
+
+def resume_on_ranks(case: str, folder: Path, ranks: Ranks) -> dict[str, Any]:
+    """Two steps, once without interruption, once over a checkpoint; and the checkpoint of one process, loaded."""
+    learner, experience = make_case(case, ranks)
+    learner.learn_sync(experience, step=0)
+    saved = flat(learner.state_dict())
+    save(learner, folder / "two" / case, ranks)
+    learner.learn_sync(experience, step=1)
+    resumed, _ = loaded(case, folder / "two" / case, ranks)
+    resumed.learn_sync(experience, step=1)
+    of_one, _ = loaded(case, folder / "one" / case, ranks)
+    return {
+        "saved": saved,
+        "continued": flat(learner.state_dict()),
+        "resumed": flat(resumed.state_dict()),
+        "of_one": flat(of_one.state_dict()),
+    }
+
+
 def rank_environments(size: int) -> list[dict[str, str]]:
     """The environment variables that torchrun would set, for a free port."""
     with socket.socket() as free:
@@ -144,7 +194,7 @@ def rank_environments(size: int) -> list[dict[str, str]]:
     ]
 
 
-def run_on_ranks(size: int, arguments: Sequence[str], *, timeout: float = 120.0) -> None:
+def run_on_ranks(size: int, arguments: Sequence[str], *, timeout: float = 600.0) -> None:
     """Run this module on several ranks and wait; what a failed one printed is in the error."""
     processes = [
         subprocess.Popen(
@@ -166,10 +216,11 @@ def run_on_ranks(size: int, arguments: Sequence[str], *, timeout: float = 120.0)
     assert not failed, "\n".join(failed)
 
 
-def main(file: str, *cases: str) -> None:
+def main(file: str, folder: str) -> None:
     torch.set_num_threads(1)
     with open_ranks(load_config(None, ["model.path=none"])) as ranks:
-        results = {case: run_case(case, ranks) for case in cases}
+        results: dict[str, Any] = {case: run_case(case, ranks) for case in CASES}
+        results["resumed"] = {case: resume_on_ranks(case, Path(folder), ranks) for case in RESUMED}
         if ranks.is_first:
             torch.save(results, file)
 
