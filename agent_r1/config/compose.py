@@ -59,7 +59,7 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
 
     `load_config("recipes/quickstart", {"trainer.steps": 20}).trainer.steps` is 20.
     """
-    overrides = override_texts(overrides)
+    overrides = [_spelled_out(entry) for entry in override_texts(overrides)]
     is_recipe = not isinstance(recipe, Config | None)
     folder = find_recipe(recipe) if isinstance(recipe, str | Path) else _PACKAGE_FOLDER
     name = "base" if is_recipe else "default" if recipe is None else "given"
@@ -100,6 +100,16 @@ def override_texts(overrides: Overrides) -> list[str]:
     return [
         f"{key}={value if isinstance(value, str | Path) else _in_grammar(value)}" for key, value in overrides.items()
     ]
+
+
+def _spelled_out(override: str) -> str:
+    """An override without shorthand: `engine=vllm` sets `engine.name`.
+
+    >>> _spelled_out("engine=vllm"), _spelled_out("engine.dtype=float32")
+    ('engine.name=vllm', 'engine.dtype=float32')
+    """
+    key, _, value = override.partition("=")
+    return f"engine.name={value}" if key == "engine" and _NAME.fullmatch(value) and value != "null" else override
 
 
 def _in_grammar(value: object) -> str:
