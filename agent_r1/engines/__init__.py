@@ -10,6 +10,7 @@ from agent_r1.engines.base import (
     engine_factories,
     make_engine,
     stream_completion,
+    takes_messages,
 )
 from agent_r1.engines.scripted import ScriptedEngine
 
@@ -24,4 +25,5 @@ __all__ = [
     "engine_factories",
     "make_engine",
     "stream_completion",
+    "takes_messages",
 ]
