@@ -13,6 +13,7 @@ class _ServerTemplate:
     """Has what a flow asks of a renderer when the server renders, and refuses the rest."""
 
     stop_ids: TokenIds = ()
+    format = None
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # Python's own questions, such as __deepcopy__

@@ -20,7 +20,7 @@ from typing import Any
 from agent_r1.chat import ChatRenderer, generation_sampling, load_renderer, server_renderer
 from agent_r1.config import Config, Overrides, override_texts
 from agent_r1.data import load_tasks, read_rows
-from agent_r1.engines import Engine, make_engine, takes_messages
+from agent_r1.engines import Engine, MessageEngine, make_engine, takes_messages
 from agent_r1.engines.openai import make_openai_engine
 from agent_r1.envs import AgentEnv, make_env
 from agent_r1.errors import DataError, no_exit
@@ -65,6 +65,11 @@ class Agent:
         """The flow of what a user asks: the recipe's, or one model call where there are no tools."""
         has_env = self.config.env.get("name", "tool") != "tool" or bool(self.config.env.get("tools"))
         return self.config.data.agent_name if has_env else "single_step"
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether the token ids of its turns are known; a server behind a chat API tells none."""
+        return not isinstance(self.engine, MessageEngine)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Agent]:

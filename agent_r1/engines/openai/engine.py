@@ -7,6 +7,7 @@ trained.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -20,6 +21,11 @@ from agent_r1.types import Action, Completion, Observation, SamplingParams
 _UNBOUNDED = 2**31 - 1
 """A server knows its own context; it refuses what does not fit."""
 _PATH = "/chat/completions"
+_UNKNOWN_FIELD = re.compile(
+    r" 4(00|22): .*(unsupported|not support|unknown|unrecogni|unexpected|not permitted)", re.IGNORECASE | re.DOTALL
+)
+    r" 4(00|22): .*(unsupported|not support|unknown|unrecogni|unexpected|not permitted)", re.I | re.S
+)
 
 
 class OpenAIEngine(MessageEngine):
@@ -153,7 +159,7 @@ class OpenAIEngine(MessageEngine):
 def _with_hint(error: EngineRequestError, request: Mapping[str, Any]) -> EngineRequestError:
     """The refusal, with what to do about a field that this server does not take."""
     named = [name for name in request if name not in ("model", "messages", "tools") and name in str(error)]
-    if not named or " 400:" not in str(error):
+    if not named or _UNKNOWN_FIELD.search(str(error)) is None:
         return error
     fields = ",".join(named)
     return EngineRequestError(f"{error}; to leave {fields} out of requests: engine.arguments.omit=[{fields}]")
