@@ -24,8 +24,6 @@ _PATH = "/chat/completions"
 _UNKNOWN_FIELD = re.compile(
     r" 4(00|22): .*(unsupported|not support|unknown|unrecogni|unexpected|not permitted)", re.IGNORECASE | re.DOTALL
 )
-    r" 4(00|22): .*(unsupported|not support|unknown|unrecogni|unexpected|not permitted)", re.I | re.S
-)
 
 
 class OpenAIEngine(MessageEngine):
