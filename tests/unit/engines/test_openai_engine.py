@@ -259,12 +259,12 @@ def test_requests_go_to_all_servers_and_around_one_that_fails(server: ChatServer
     with chat_server() as other:
         server.reply = slowly(answer("hi"))
         other.reply = slowly((500, "broken"))
-        turns = ask(server.url, other.url, times=16, retries=1, concurrency=4)
+        turns = ask(server.url, other.url, times=16, retries=5, concurrency=4)
         assert [action.text for _, action in turns] == ["hi"] * 16
-        assert 1 <= len(other.requests) <= 8
+        assert 1 <= len(other.requests) < 16
         other.reply = slowly(answer("hi"))
         server.requests.clear()
-        ask(server.url, other.url, times=16)
+        ask(server.url, other.url, times=16, model="tiny")
         assert len(server.requests) == 8
 
 
