@@ -1,4 +1,4 @@
-"""The section `engine.servers`: inference servers in processes of their own, used by `engine=vllm`, `sglang`, `http`."""
+"""The section `engine.servers`: inference servers in processes of their own, for `engine=vllm`, `sglang`, `http`."""
 
 from __future__ import annotations
 

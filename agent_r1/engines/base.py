@@ -116,6 +116,20 @@ class MessageEngine(ABC):
         """Raise `EngineError` when requests cannot be served, before the first episode: a wrong key or address."""
 
 
+@runtime_checkable
+class MeasuredEngine(Engine, Protocol):
+    """An engine that counts. Optional: `engine_metrics` works with every engine."""
+
+    def metrics(self) -> dict[str, float]:
+        """Counts since the last call, by the names they are logged under."""
+        ...
+
+
+def engine_metrics(engine: Engine) -> dict[str, float]:
+    """What an engine counted since the last call; nothing for an engine that does not count."""
+    return engine.metrics() if isinstance(engine, MeasuredEngine) else {}
+
+
 async def stream_completion(
     engine: Engine, prompt_ids: Sequence[int], sampling: SamplingParams
 ) -> AsyncGenerator[StreamedTokens, None]:
@@ -182,9 +196,26 @@ def takes_messages(config: Config) -> bool:
     return config.engine.name in _TAKE_MESSAGES
 
 
+def _make_servers(config: Config, policy: Any, context_length: int) -> Engine:
+    """vLLM or SGLang servers. Imported here: it needs the extra `servers`."""
+    from agent_r1.engines.http.factory import make_servers_engine
+
+    return make_servers_engine(config, policy, context_length)
+
+
+SERVER_ENGINES = ("vllm", "sglang", "http")
+"""Engines that are servers in processes of their own; `http` asks each server which of the two it is."""
+for _name in SERVER_ENGINES:
+    engine_factories.add(_name, _make_servers)
+
+
 def bind_engine(config: Config) -> EngineFactory:
     """The factory that `engine.name` names, with `engine.arguments` bound to it. Raises `ConfigError` for an unknown
-    name and for arguments that the factory does not take."""
+    name, for arguments that the factory does not take, and for servers that cannot be used."""
+    if config.engine.name in SERVER_ENGINES:
+        from agent_r1.engines.http.factory import check_servers
+
+        check_servers(config)
     return bind_part(engine_factories, "engine.arguments", {**config.engine.arguments, "name": config.engine.name})
 
 

@@ -41,7 +41,7 @@ PACKAGES: dict[str, str] = {
     "algorithms": "config constraints errors registry rewards types",
     # What runs them.
     "models": "chat config errors files paths types",
-    "engines": "chat config errors models registry seeds types web",
+    "engines": "chat config errors files models registry seeds types web",
     "openai_api": "chat codec engines errors seeds types web",
     "flows": "chat engines envs errors event_loop metric_names registry seeds tools types",
     "gateway": "chat codec config errors flows openai_api registry tools types web",
@@ -73,7 +73,10 @@ PACKAGES: dict[str, str] = {
 }
 """What each package may import of the others."""
 
-MAY_IMPORT_TORCH = ("algorithms/", "models/", "engines/local/", "learner/", "training/")
+MAY_IMPORT_TORCH = (
+    *("algorithms/", "models/", "engines/local/", "learner/", "training/"),
+    "engines/http/policy_weights.py",  # the trainer's weights as files, and its log-probs to hold servers against
+)
 TEMPLATES = "scaffold/templates/"
 """Recipes in waiting: they import what recipes import, yet never torch."""
 

@@ -74,7 +74,7 @@ class Servers:
         try:
             import httpx
         except ImportError as error:
-            raise MissingExtraError("httpx", "remote", "an OpenAI-compatible server") from error
+            raise MissingExtraError("httpx", "servers", "an OpenAI-compatible server") from error
         headers = {} if settings.key is None else {"Authorization": f"Bearer {settings.key}"}
         self._servers = [_Server(url=base_url(url), slots=asyncio.Semaphore(settings.concurrency)) for url in urls]
         self._settings = settings
