@@ -125,6 +125,15 @@ class AgentFlowBase(ABC):
             return self.context.renderer.render(observation, trusted=self.context.trusted)
         return self.context.renderer.next_prompt(after.prompt, after.action, observation, trusted=self.context.trusted)
 
+    async def render_beside(self, observation: Observation, after: Turn | None = None) -> Prompt:
+        """What `render` returns. Where the engine computes outside this thread, the event loop continues while long
+        texts are encoded; otherwise nothing here waits."""
+        if self._message_engine is not None or type(self).render is not AgentFlowBase.render:
+            return self.render(observation, after)
+        after = self.context.continues if after is None else after
+        known = None if after is None else (after.prompt, after.action)
+        return await self.context.renderer.prompt_beside(observation, known, trusted=self.context.trusted)
+
     def fits(self, prompt: Prompt) -> bool:
         """Whether the context has room for at least one more token."""
         return len(prompt.token_ids) < self.context.engine.context_length
