@@ -208,20 +208,26 @@ def run_v1_worker(tq: Any, config: Any, script: Script, task: Task, uid: str) ->
     try:
         ray.get(worker.generate_sequences.remote(given))
         end = time.monotonic() + 120
-        while (status := tq.kv_list(partition_id="train")["train"][uid]["status"]) == "running":
+        while (status := _tags(tq).get(uid, {}).get("status", "running")) == "running":
             assert time.monotonic() < end, "the worker has not finished"
             time.sleep(0.2)
     finally:
         ray.kill(worker)
-    keys = sorted(key for key in tq.kv_list(partition_id="train")["train"] if key.startswith(f"{uid}_"))
+    keys = sorted(key for key in _tags(tq) if key.startswith(f"{uid}_"))
     return status, {key: tq.kv_batch_get(keys=[key], partition_id="train") for key in keys}
+
+
+def _tags(tq: Any) -> dict[str, Any]:
+    """The tags of all keys; a prompt appears when its worker has begun."""
+    return dict(tq.kv_list(partition_id="train").get("train", {}))
 
 
 def test_the_worker_of_v1_gets_our_steps_with_their_rewards_on_their_tokens(
     transfer_queue: Any, tmp_path: Path, model_folder: Path
 ) -> None:
     recipe, script, task = write_recipe(tmp_path, model_folder), Script(str(model_folder)), shop_task(2)
-    config = verl_config(model_folder, write_loop_file(tmp_path, recipe), "actor_rollout_ref.rollout.n=2")
+    estimator = "algorithm.adv_estimator=agent_r1/step_group"
+    config = verl_config(model_folder, write_loop_file(tmp_path, recipe), "actor_rollout_ref.rollout.n=2", estimator)
     status, outputs = run_v1_worker(transfer_queue, config, script, task, "appended")
     assert (status, list(outputs)) == ("finished", ["appended_0_0", "appended_1_0"])
     (trajectory,) = own_trajectories(recipe, script, [task], PROMPT + RESPONSE)
