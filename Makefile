@@ -62,7 +62,7 @@ docs: $(SETUP)
 # verl holds transformers below 5.11, so it has an environment of its own. Its dependencies are named here: with all of
 # them it would bring packages that need a GPU. This package is found through PYTHONPATH.
 VERL := .venv-verl/.installed
-VERL_NEEDS := 'torch>=2.11' 'numpy>=2' 'transformers>=5.5.3,!=5.6.0,<5.11' 'tensordict>=0.8,!=0.9.0,<=0.10.0' \
+VERL_NEEDS := 'torch==2.13.0' 'numpy>=2' 'transformers>=5.5.3,!=5.6.0,<5.11' 'tensordict>=0.8,!=0.9.0,<=0.10.0' \
   'ray[default]>=2.41' accelerate cachetools codetiming datasets dill fastapi msgspec pandas peft pillow 'pyarrow>=19' \
   pylatexenc pyzmq torchdata uvicorn 'docstring-parser>=0.16' 'hydra-core>=1.3' 'pydantic>=2.10' 'rich>=13.9' \
   'typer>=0.15' 'hypothesis>=6.120' 'pytest>=8.3'
