@@ -49,6 +49,7 @@ PACKAGES: dict[str, str] = {
     "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
     "learner": "algorithms config data errors models rewards seeds types",
     "evaluation": "errors metric_names rollout seeds types",
+    "planning": "config console errors metric_names rollout runs types",
     "training": (
         "algorithms chat config console data engines envs errors evaluation event_loop files flows gateway interrupts "
         "learner metric_names models registry rewards rollout runs seeds tools types"
@@ -70,8 +71,8 @@ PACKAGES: dict[str, str] = {
     "view": "codec errors files metric_names runs types version web",
     "api": "checks config console data engines envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
-        "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
-        "scaffold serving shipped tools training types view web"
+        "api checks codec config console data envs errors evaluation files inference interrupts planning registry "
+        "runs scaffold serving shipped tools training types view web"
     ),
 }
 """What each package may import of the others."""
