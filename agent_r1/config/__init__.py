@@ -25,6 +25,7 @@ from agent_r1.config.schema import (
     RunConfig,
     ShardingConfig,
 )
+from agent_r1.config.servers_schema import ServersConfig
 
 __all__ = [
     "PART_KEYS",
@@ -40,6 +41,7 @@ __all__ = [
     "RewardConfig",
     "RewardPart",
     "RunConfig",
+    "ServersConfig",
     "ShardingConfig",
     "algorithm_name",
     "config_differences",
