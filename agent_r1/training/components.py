@@ -92,6 +92,9 @@ def load_components(
     torch.manual_seed(config.trainer.seed)
     policy = None if takes_messages(config) else _load_policy(config)
     engine = make_engine(config, policy, model.context_length)
+    if choose_device(config.trainer.device).type != "cpu" or not engine.pauses_during_update:
+        # The engine computes elsewhere: the event loop should not wait for the tokenizer either.
+        model.renderer.encode_in_threads()
     tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
     gateway = Gateway(config.agent, announce=announce)
     rollout = make_rollout(plan, model.renderer, engine, tools, gateway)
