@@ -69,7 +69,9 @@ PACKAGES: dict[str, str] = {
         "algorithms chat config console data engines errors files gateway registry rewards seeds tools training types"
     ),
     "view": "codec errors files metric_names runs types version web",
-    "api": "checks config console data engines envs errors evaluation event_loop registry rewards runs tools training types",
+    "api": (
+        "checks config console data engines envs errors evaluation event_loop registry rewards runs tools training types"
+    ),
     "cli": (
         "api checks codec config console data envs errors evaluation files inference interrupts planning registry "
         "runs scaffold serving shipped tools training types view web"
