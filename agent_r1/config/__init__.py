@@ -24,6 +24,7 @@ from agent_r1.config.schema import (
     RewardPart,
     RunConfig,
 )
+from agent_r1.config.servers_schema import ServersConfig
 
 __all__ = [
     "PART_KEYS",
@@ -39,6 +40,7 @@ __all__ = [
     "RewardConfig",
     "RewardPart",
     "RunConfig",
+    "ServersConfig",
     "algorithm_name",
     "config_differences",
     "from_yaml",

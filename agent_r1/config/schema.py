@@ -17,6 +17,7 @@ from typing import Annotated, Any, Optional
 from pydantic import Field
 
 from agent_r1.config.algorithm_schema import AlgorithmConfig, unread_algorithm
+from agent_r1.config.servers_schema import ServersConfig
 from agent_r1.constraints import (
     Count,
     CountOrZero,
@@ -176,11 +177,15 @@ class EngineConfig:
     """The engine samples from a copy of the policy, with a paged KV cache."""
 
     name: str = "local"
-    """The engine: local (in this process), or the name of an engine that a module of `imports` registers."""
+    """The engine: local (in this process); vllm, sglang or http (servers, see `servers`); or the name of an engine that
+    a module of `imports` registers. `engine=vllm` is short for `engine.name=vllm`."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of an engine of your own; the other keys of this section are settings of `local`."""
+    """Further arguments of an engine of your own; `kv_memory`, `prefill_tokens`, `compile` are settings of `local`."""
+    servers: ServersConfig = field(default_factory=ServersConfig)
+    """Inference servers, for vllm, sglang and http."""
     dtype: Annotated[str, one_of("auto", "float32", "bfloat16")] = "auto"
-    """Type of the copy's weights and cache. auto: bfloat16 on a GPU, `model.dtype` elsewhere."""
+    """Type of the copy's weights and cache, and of the weights that servers load. auto: bfloat16 on a GPU,
+    `model.dtype` elsewhere."""
     kv_memory: Optional[Positive] = None
     """Size of the KV cache in tokens, or as a fraction of the memory; null: enough for `rollout.concurrency` requests
     of moderate length, at most a quarter of the memory."""

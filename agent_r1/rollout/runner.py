@@ -17,7 +17,7 @@ from typing import Any
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import Engine
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import EpisodeError, RolloutsFailingError, boundary
+from agent_r1.errors import EngineLostError, EpisodeError, RolloutsFailingError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext, FlowObserver, Turn, checked_episode
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
@@ -120,7 +120,7 @@ class Rollout:
         dropped.
 
         Raises `RolloutsFailingError` when every rollout failed, or too many in a row: there is nothing to learn from,
-        and the cause is something that no retry fixes.
+        and the cause is something that no retry fixes. Raises `EngineLostError` when the engine is lost.
         """
         slots = slots or asyncio.Semaphore(self.limits.concurrency)
         planned = [
@@ -325,7 +325,7 @@ async def _run_all(rollouts: Mapping[_MemberKey, Coroutine[Any, Any, Trajectory]
         async with asyncio.TaskGroup() as running:
             tasks = {key: running.create_task(rollout) for key, rollout in rollouts.items()}
     except ExceptionGroup as failures:
-        failing = failures.subgroup(RolloutsFailingError)
+        failing = failures.subgroup((RolloutsFailingError, EngineLostError))
         if failing is None:
             raise
         raise failing.exceptions[0] from None

@@ -12,7 +12,7 @@ from torch import nn
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config
-from agent_r1.engines import Engine, make_engine
+from agent_r1.engines import Engine, MessageEngine, make_engine, takes_messages
 from agent_r1.envs import make_env
 from agent_r1.evaluation import HealthMonitor
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
@@ -31,8 +31,8 @@ from agent_r1.training.plan import RunPlan, tool_policies
 class RunComponents:
     """The policy and what runs episodes with it: all that evaluations and trial episodes need."""
 
-    policy: nn.Module
-    """The weights that are trained."""
+    policy: nn.Module | None
+    """The weights that are trained; None when the engine is behind a chat API."""
     renderer: ChatRenderer
     """Turns observations into prompts, and completions into actions."""
     engine: Engine
@@ -60,6 +60,8 @@ class RunComponents:
     async def engine_open(self) -> AsyncIterator[None]:
         """At the end of this block the engine is closed, also after an error."""
         try:
+            if isinstance(self.engine, MessageEngine):
+                await self.engine.check()
             yield
         finally:
             await self.engine.close()
@@ -84,23 +86,30 @@ class TrainingComponents:
 def load_components(
     plan: RunPlan, model: CheckedModel, *, announce: Callable[[str], None] = lambda line: None
 ) -> RunComponents:
-    """Load the policy and start an engine for it. `announce` gets the address of a gateway that programs outside this
-    process connect to."""
+    """Load the policy, where it is not behind a chat API, and start an engine for it. `announce` gets the address of a
+    gateway that programs outside this process connect to."""
     config = plan.config
     torch.manual_seed(config.trainer.seed)
-    policy = load_policy(
-        config.model.path,
-        dtype=config.model.dtype,
-        device=choose_device(config.trainer.device),
-        attention=TRIE_ATTENTION,
-        trust_remote_code=config.model.trust_remote_code,
-    )
+    policy = None if takes_messages(config) else _load_policy(config)
     engine = make_engine(config, policy, model.context_length)
+    if choose_device(config.trainer.device).type != "cpu" or not engine.pauses_during_update:
+        # The engine computes elsewhere: the event loop should not wait for the tokenizer either.
+        model.renderer.encode_in_threads()
     tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
     gateway = Gateway(config.agent, announce=announce)
     rollout = make_rollout(plan, model.renderer, engine, tools, gateway)
     return RunComponents(
         policy=policy, renderer=model.renderer, engine=engine, rollout=rollout, tools=tools, gateway=gateway
+    )
+
+
+def _load_policy(config: Config) -> nn.Module:
+    return load_policy(
+        config.model.path,
+        dtype=config.model.dtype,
+        device=choose_device(config.trainer.device),
+        attention=TRIE_ATTENTION,
+        trust_remote_code=config.model.trust_remote_code,
     )
 
 
@@ -129,6 +138,7 @@ def make_rollout(plan: RunPlan, renderer: ChatRenderer, engine: Engine, tools: T
 def make_training_components(plan: RunPlan, components: RunComponents) -> TrainingComponents:
     """What trains the policy. The engine must exist already: the learner may add adapters to the policy."""
     config = plan.config
+    assert components.policy is not None  # `check_trainable`
     shaping = make_shaping(config)
     return TrainingComponents(
         learner=make_learner(config, components.policy, plan.algorithm),

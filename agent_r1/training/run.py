@@ -15,7 +15,7 @@ from agent_r1.training.components import RunComponents, load_components, make_tr
 from agent_r1.training.disk_space import disk_space_warning
 from agent_r1.training.evaluations import evaluate_policy
 from agent_r1.training.model_check import CheckedModel, check_model
-from agent_r1.training.plan import RunPlan
+from agent_r1.training.plan import RunPlan, check_trainable
 from agent_r1.training.prepare import ensure_model, expand_env, prepare_model, prepare_plan, prepare_run
 from agent_r1.training.sft import ensure_warm_start, tune
 from agent_r1.training.summary import Summary
@@ -25,6 +25,7 @@ from agent_r1.training.trainer import Trainer
 def train_run(config: Config, console: RunConsole) -> Summary:
     """Train from a configuration. A recipe's preparations run before there is an event loop: they may start their own,
     for example to play an environment, and Ctrl-C ends them."""
+    check_trainable(config)
     with stop_signals(quiet=console.console.quiet) as stop:
         plan = prepare_plan(config)
         check_reads_outside(config)

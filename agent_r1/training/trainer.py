@@ -15,6 +15,7 @@ from typing import Any
 
 from agent_r1.config import Config, algorithm_name, to_yaml
 from agent_r1.console import RunConsole, pick_pair
+from agent_r1.engines import engine_metrics
 from agent_r1.errors import AgentR1Error, ExportError, StorageError
 from agent_r1.evaluation import Evaluation, rollout_metrics, sample_eval_tasks
 from agent_r1.files import write_atomically
@@ -144,6 +145,7 @@ class Trainer:
             self._progress.step += 1
             self._last_step.note()
             await self._push_weights()
+        synchronised = time.perf_counter()
         self._record(groups, credit)
         finished = time.perf_counter()
         self._progress.train_seconds += finished - started
@@ -151,8 +153,10 @@ class Trainer:
             **rollout_metrics(groups),
             **collected.metrics,
             **learned,
+            **engine_metrics(self.engine),
             "time/rollout": rolled_out - started,
             "time/update": updated - rolled_out,
+            "time/weight_sync": synchronised - updated,
             STEP_SECONDS: finished - started,
             "perf/tokens_per_second": sum(t.num_action_tokens for g in groups for t in g) / (rolled_out - started),
             "perf/trained_tokens": float(sum(map(len, experience.samples))),

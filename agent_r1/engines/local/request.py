@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, blocks_for
 from agent_r1.errors import EngineRequestError
 from agent_r1.types import SamplingParams, TokenIds
+
+_KEY_BYTES = 4 * BLOCK_SIZE
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -37,24 +43,19 @@ class Request:
     """Leading tokens whose keys and values are in the KV cache."""
     num_cached_blocks: int = 0
     """Leading blocks that are in the prefix cache."""
-    _prompt_hashes: tuple[int, ...] | None = field(default=None, init=False)
+    _keys: list[bytes] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
 
-    @property
-    def prompt_hashes(self) -> tuple[int, ...]:
-        """One hash per full block of the prompt, each of the whole prefix up to the block's end.
+    def keys(self, count: int) -> list[bytes]:
+        """The keys of its first full blocks in the prefix cache, `count` of them or more.
 
-        Computed on first use, while the device computes other requests.
+        Each is made once, most of them while the device computes other requests.
         """
-        if self._prompt_hashes is None:
-            hashes, chained = [], 0
-            for start in range(0, len(self.prompt) - BLOCK_SIZE + 1, BLOCK_SIZE):
-                chained = hash((chained, self.prompt[start : start + BLOCK_SIZE]))
-                hashes.append(chained)
-            self._prompt_hashes = tuple(hashes)
-        return self._prompt_hashes
+        if len(self._keys) < count:
+            self._keys += block_keys(self.tokens[len(self._keys) * BLOCK_SIZE : count * BLOCK_SIZE])
+        return self._keys
 
     @property
     def num_sampled(self) -> int:
@@ -93,6 +94,18 @@ class Request:
         return count
 
 
+def block_keys(tokens: Sequence[int]) -> list[bytes]:
+    """The tokens of each full block, as the prefix cache finds them: bytes are hashed and compared at once, tuples
+    number by number.
+
+    >>> [len(key) for key in block_keys(range(40))]
+    [64, 64]
+    """
+    num_tokens = len(tokens) // BLOCK_SIZE * BLOCK_SIZE
+    packed = struct.pack(f"{num_tokens}i", *tokens[:num_tokens])
+    return [packed[start : start + _KEY_BYTES] for start in range(0, len(packed), _KEY_BYTES)]
+
+
 def check_request(request: Request, *, context_length: int, num_blocks: int, vocabulary: int) -> None:
     """Raise EngineRequestError for a request that can never be answered."""
     prompt, max_tokens = request.prompt, request.sampling.max_tokens
@@ -108,10 +121,20 @@ def check_request(request: Request, *, context_length: int, num_blocks: int, voc
         raise EngineRequestError(
             f"{total} the cache of {num_blocks * BLOCK_SIZE} tokens; give the engine more kv_memory"
         )
-    if min(prompt) < 0 or max(prompt) >= vocabulary:
+    smallest, largest = _range(prompt)
+    if smallest < 0 or largest >= vocabulary:
         raise EngineRequestError(
-            f"the prompt has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {vocabulary - 1}"
+            f"the prompt has token ids from {smallest} to {largest}; the model knows 0 to {vocabulary - 1}"
         )
+
+
+def _range(prompt: TokenIds) -> tuple[int, int]:
+    """The smallest and the largest id."""
+    try:
+        ids = np.frombuffer(struct.pack(f"{len(prompt)}i", *prompt), np.intc)
+    except struct.error:  # an id that 32 bits do not hold
+        return min(prompt), max(prompt)
+    return int(ids.min()), int(ids.max())
 
 
 def _check_sampling(sampling: SamplingParams) -> None:

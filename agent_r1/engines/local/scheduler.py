@@ -12,7 +12,7 @@ from collections import deque
 from typing import NamedTuple
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, BlockPool, blocks_for
-from agent_r1.engines.local.prefix_cache import PrefixCache
+from agent_r1.engines.local.prefix_cache import ROOT, Edge, PrefixCache
 from agent_r1.engines.local.request import Request
 
 
@@ -114,8 +114,9 @@ class Scheduler:
         """
         num_full = request.num_computed // BLOCK_SIZE
         if num_full > request.num_cached_blocks:
-            tokens = request.tokens[: num_full * BLOCK_SIZE]
-            request.blocks = self.cache.insert(tokens, request.blocks, num_known=request.num_cached_blocks)
+            keys = request.keys(num_full)
+            keys = keys if len(keys) == num_full else keys[:num_full]
+            self.cache.insert(keys, request.blocks, num_known=request.num_cached_blocks)
             request.num_cached_blocks = num_full
 
     def reset(self) -> None:
@@ -181,8 +182,10 @@ class Scheduler:
         if not self._make_room(num_missing):
             return []
         for chunk in chunks:
-            while len(chunk.request.blocks) < blocks_for(chunk.start + chunk.new_tokens):
-                self._append_block(chunk.request)
+            blocks = chunk.request.blocks
+            num_missing = blocks_for(chunk.start + chunk.new_tokens) - len(blocks)
+            if num_missing > 0:
+                blocks += self.pool.allocate(num_missing)
         return chunks
 
     def _decode(self) -> list[Chunk]:
@@ -218,24 +221,26 @@ class Scheduler:
         if not self.waiting or self._is_full:
             return
         being_computed = {
-            prefix
+            _next_block(request, request.blocks[: request.num_computed // BLOCK_SIZE])
             for request in self.running
             if request.num_computed < len(request.prompt)
-            for prefix in request.prompt_hashes[request.num_computed // BLOCK_SIZE :]
-        }
+        } - {None}
         skipped: list[Request] = []
         while self.waiting and budget and len(self.running) < self._max_requests:
             request = self.waiting.popleft()
-            blocks = self.cache.match(request.tokens)
-            next_blocks = request.prompt_hashes[len(blocks) :]
-            if next_blocks and next_blocks[0] in being_computed:
+            # The last token must be computed, so its block is left out.
+            num_keys = (len(request.tokens) - 1) // BLOCK_SIZE
+            blocks = self.cache.match(request.keys(num_keys)[:num_keys])
+            next_block = _next_block(request, blocks)
+            if next_block in being_computed:
                 self.pool.release(blocks)
                 skipped.append(request)
                 continue
             if not self._start(request, blocks):
                 skipped.append(request)
                 break
-            being_computed.update(next_blocks)
+            if next_block is not None:
+                being_computed.add(next_block)
             budget -= self._add_chunk(request, budget, chunks)
         self.waiting.extendleft(reversed(skipped))
 
@@ -252,8 +257,7 @@ class Scheduler:
         request.blocks = cached
         request.num_computed = len(cached) * BLOCK_SIZE
         request.num_cached_blocks = len(cached)
-        for _ in range(num_new):
-            self._append_block(request)
+        cached += self.pool.allocate(num_new)
         self.cache.count(len(request.tokens), request.num_computed)
         self.running[request] = None
         return True
@@ -266,7 +270,7 @@ class Scheduler:
                 self._preempt(youngest)
                 if youngest is request:
                     return False
-            self._append_block(request)
+            request.blocks += self.pool.allocate(1)
         return True
 
     def _make_room(self, count: int) -> bool:
@@ -276,11 +280,6 @@ class Scheduler:
         num_missing = count - self.pool.num_free
         return num_missing <= 0 or self.cache.evict(num_missing) == num_missing
 
-    def _append_block(self, request: Request) -> None:
-        block = self.pool.allocate()
-        assert block is not None, "blocks are counted before they are taken"
-        request.blocks.append(block)
-
     def _preempt(self, request: Request) -> None:
         del self.running[request]
         self._release(request)
@@ -288,7 +287,18 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _release(self, request: Request) -> None:
-        self.pool.release(request.blocks)
+        self.cache.leave(request.blocks, request.num_cached_blocks)
         request.blocks = []
         request.num_computed = request.num_cached_blocks = 0
         self._is_full = False
+
+
+def _next_block(request: Request, computed: list[int]) -> Edge | None:
+    """The block of its prompt that a request computes next, after these; None when no full block is left.
+
+    Computed blocks are in the prefix cache, so requests with the same prefix hold the same ones. Of a prefix that is
+    being computed only the first block is needed: whoever waits has found all blocks before it.
+    """
+    if len(computed) >= len(request.prompt) // BLOCK_SIZE:
+        return None
+    return computed[-1] if computed else ROOT, request.keys(len(computed) + 1)[len(computed)]
