@@ -177,8 +177,9 @@ class EngineConfig:
     """The engine samples from a copy of the policy, with a paged KV cache."""
 
     name: str = "local"
-    """The engine: local (in this process); vllm, sglang or http (servers, see `servers`); or the name of an engine that
-    a module of `imports` registers. `engine=vllm` is short for `engine.name=vllm`."""
+    """The engine: local (in this process); vllm, sglang or http (servers, see `servers`); openai (any server with the
+    OpenAI API, not for training); or the name of an engine that a module of `imports` registers. `engine=vllm` is short
+    for `engine.name=vllm`."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Further arguments of an engine of your own; `kv_memory`, `prefill_tokens`, `compile` are settings of `local`."""
     servers: ServersConfig = field(default_factory=ServersConfig)

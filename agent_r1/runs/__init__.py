@@ -12,7 +12,7 @@ from agent_r1.runs.plot import DEFAULT_KEYS, draw_curves, save_figure
 from agent_r1.runs.read import RunRecord, read_runs
 from agent_r1.runs.table import markdown_table, table_rows
 from agent_r1.runs.tracking import Tracker, check_trackers, parse_metrics_line, tracker_factories
-from agent_r1.runs.trajectories import read_trajectories, trajectory_lines, write_trajectories
+from agent_r1.runs.trajectories import PendingTrajectories, read_trajectories, trajectory_lines, write_trajectories
 
 __all__ = [
     "DEFAULT_KEYS",
@@ -23,6 +23,7 @@ __all__ = [
     "LoadedRun",
     "MetricsFollower",
     "MetricsUpdate",
+    "PendingTrajectories",
     "RunFolder",
     "RunRecord",
     "Table",

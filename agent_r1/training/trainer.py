@@ -24,7 +24,7 @@ from agent_r1.learner import gather_experience
 from agent_r1.learner.sharded import Ranks, alike
 from agent_r1.metric_names import EVAL_GREEDY, EVAL_TOOL_CALLS, PEAK_GPU_GB, STEP_SECONDS, TOOL_CALLS
 from agent_r1.models import Rounding
-from agent_r1.runs import RunFolder, Tracker, base_model, write_credit, write_fingerprints, write_trajectories
+from agent_r1.runs import PendingTrajectories, RunFolder, Tracker, base_model, write_credit, write_fingerprints
 from agent_r1.training.checkpoints.files import Checkpoint
 from agent_r1.training.checkpoints.last_step import LastStep
 from agent_r1.training.components import RunComponents, TrainingComponents
@@ -33,7 +33,7 @@ from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import RunPlan
 from agent_r1.training.run_log import RunLog
 from agent_r1.training.summary import Summary
-from agent_r1.types import Group, SamplingParams, TrajectoryCredit
+from agent_r1.types import SamplingParams, TrajectoryCredit
 
 
 class Trainer:
@@ -146,6 +146,9 @@ class Trainer:
         self._ranks.agree_now(self.folder.ensure_owned)
         experience = gather_experience(groups, self.shaping, self.critic_view)
         credit: list[TrajectoryCredit] | None = [] if self._records_credit(step + 1) else None
+        record: PendingTrajectories | None = None
+        if _is_due(step + 1, self.config.tracking.record_every) and self._ranks.is_first:
+            record = PendingTrajectories(groups, policy_step=step)
         async with self.engine.paused():
             async with self._ranks.collective(f"the update of step {step + 1}"):
                 with self._paused_clock(), explain_cuda_oom(self.config):
@@ -158,7 +161,8 @@ class Trainer:
             self._last_step.note()
             await self._push_weights()
         synchronised = time.perf_counter()
-        self._record(groups, credit)
+        if record is not None:
+            self._record(record, credit)
         finished = time.perf_counter()
         self._progress.train_seconds += finished - started
         metrics = {
@@ -203,15 +207,15 @@ class Trainer:
 
         await self._ranks.gather(push)
 
-    def _record(self, groups: Sequence[Group], credit: Sequence[TrajectoryCredit] | None) -> None:
-        """Write the rollouts of the step, their credit first: whoever finds the rollouts finds it too."""
+    def _record(self, record: PendingTrajectories, credit: Sequence[TrajectoryCredit] | None) -> None:
+        """Write the rollouts of the step, their credit first: whoever finds the rollouts finds it too. They were
+        encoded during the update; what is left is to write them, so that whoever finds the step's metrics finds them
+        too."""
         step = self._progress.step
-        if not self._due(self.config.tracking.record_every) or not self._ranks.is_first:
-            return
         with self._log.tolerate_storage_errors("error/failed_records"):
             if credit is not None:
                 write_credit(self.folder.step_credit(step), credit)
-            write_trajectories(self.folder.step_trajectories(step), groups, policy_step=step - 1)
+            record.write(self.folder.step_trajectories(step))
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
