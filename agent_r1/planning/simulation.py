@@ -102,6 +102,7 @@ class _World:
         self._free = self.slots
         self._waiting: deque[Callable[[], None]] = deque()
         self.version = 0
+        self.on_finished: Callable[[], None] = lambda: None
         self._num_groups = 0
 
     def start_group(self, due: int) -> _Group:
@@ -147,6 +148,7 @@ class _World:
         group.unfinished -= 1
         self._free += 1
         self._fill_slots()
+        self.on_finished()
 
     def update(self, tokens: float) -> tuple[float, float]:
         """Learn and push the weights; gives the seconds of both."""
@@ -199,10 +201,13 @@ class _Overlapping(_Batches):
         self._pending: list[_Group] = []
         self._slots = min(world.slots, world.size * world.setup.group_size)
         world._free = self._slots
+        world.on_finished = self._start_ahead
+        self._updating: int | None = None
 
     def collect(self, step: int) -> list[_Group]:
         """The groups of the step, those with the earliest due first."""
         batch: list[_Group] = []
+        self._updating = None
 
         def is_ready() -> bool:
             batch[:] = self._take(step)
@@ -211,11 +216,18 @@ class _Overlapping(_Batches):
             return bool(batch)
 
         self.world.clock.run_until(is_ready)
+        if not self.world.setup.shared:
+            self._updating = step
+            self._start_ahead()
         return batch
+
+    def _start_ahead(self) -> None:
+        if self._updating is not None:
+            self._start(self._updating)
 
     def _start(self, step: int) -> None:
         size, staleness = self.world.size, self.world.setup.max_staleness
-        max_pending = min(1 + staleness, self.num_steps - step) * size
+        max_pending = (min(1 + staleness, self.num_steps - step) - (self._updating is not None)) * size
         while len(self._pending) < max_pending:
             unfinished = sum(group.unfinished for group in self._pending)
             if len(self._pending) >= size and unfinished >= self._slots:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.data import TaskSampler
+from agent_r1.engines import ScriptedEngine
 from agent_r1.planning import Call, EngineRates, RecordedEpisode, RecordedGroup, Setup, UpdateCost, Workload, simulate
 from agent_r1.seeds import unit_float
 from tests.helpers.fuzzing import cases
 from tests.helpers.virtual_clock import in_virtual_time
-from tests.unit.rollout.test_overlapping import Pool, numbers, tasks_named
+from tests.unit.rollout.test_overlapping import Pool, ages, numbers, say_the_seed, tasks_named
 
 NAMES = [str(number) for number in range(7)]
 
@@ -39,7 +40,13 @@ class InOrder(Workload):
         return next(self._left)  # type: ignore[no-any-return]
 
 
-def simulated(seed: int, *, steps: int, staleness: int, groups: int, size: int, slots: int) -> Any:
+class Serves(ScriptedEngine):
+    """An engine with hardware of its own."""
+
+    pauses_during_update = False
+
+
+def simulated(seed: int, *, steps: int, staleness: int, groups: int, size: int, slots: int, update: float = 0.0) -> Any:
     sampler = TaskSampler(tasks_named(*NAMES), batch_size=groups, seed=0)
 
     def group(number: int) -> RecordedGroup:
@@ -55,11 +62,13 @@ def simulated(seed: int, *, steps: int, staleness: int, groups: int, size: int, 
     work = InOrder(
         groups=(),
         rates=EngineRates(per_prompt_token=0.0, base=0.0, per_request=0.0),
-        update=UpdateCost(base=0.0, per_token=0.0),
+        update=UpdateCost(base=update, per_token=0.0),
         trained_share=1.0,
         weight_sync=0.0,
     ).play([group(number) for number in range(steps * groups)])
-    setup = Setup(groups_per_step=groups, group_size=size, concurrency=slots, max_staleness=staleness)
+    setup = Setup(
+        groups_per_step=groups, group_size=size, concurrency=slots, max_staleness=staleness, shared=not update
+    )
     return simulate(work, setup, steps=steps)
 
 
@@ -70,10 +79,12 @@ def simulated(seed: int, *, steps: int, staleness: int, groups: int, size: int, 
     groups=st.integers(1, 4),
     size=st.integers(1, 3),
     slots=st.sampled_from([1, 3, 256]),
+    update=st.sampled_from([0.0, 0.0, 0.77, 6.66]),
 )
 def test_the_simulation_trains_the_groups_that_a_run_trains_when_it_trains_them(
-    renderer: ChatRenderer, seed: int, staleness: int, groups: int, size: int, slots: int
+    renderer: ChatRenderer, seed: int, staleness: int, groups: int, size: int, slots: int, update: float
 ) -> None:
+    """With updates that take no time on an engine that pauses, and with some that take time on one that does not."""
     steps = 5
     pool = Pool(
         renderer,
@@ -86,18 +97,23 @@ def test_the_simulation_trains_the_groups_that_a_run_trains_when_it_trains_them(
         concurrency=slots,
         deadline=10_000.0,
     )
+    if update:
+        pool.engine = pool.rollout.engine = Serves(say_the_seed)
     ends: list[float] = []
 
     async def run() -> list[list[int]]:
         collected = []
         for step in range(steps):
-            collected.append(await pool.step(step))
+            collected.append(await pool.collector.collect(step, lambda trajectory: None))
+            await asyncio.sleep(update)
+            await pool.engine.update_weights([], step + 1)
+            assert max(ages(step, collected[-1])) <= staleness
             ends.append(asyncio.get_running_loop().time())
         await pool.collector.close()
         return numbers(collected)
 
     trained = in_virtual_time(run())
-    found = simulated(seed, steps=steps, staleness=staleness, groups=groups, size=size, slots=slots)
+    found = simulated(seed, steps=steps, staleness=staleness, groups=groups, size=size, slots=slots, update=update)
     if staleness:  # otherwise the groups of each batch are numbered from 0
         assert [sorted(step.groups) for step in found.steps] == trained
     totals = [sum(step.total for step in found.steps[: index + 1]) for index in range(steps)]
