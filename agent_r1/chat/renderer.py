@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from agent_r1.chat.bridge import DeltaFinder, Rendered, RenderedPrefix
+from agent_r1.chat.bridge import DeltaFinder, Rendered, RenderedPrefix, refuse_new_media
 from agent_r1.chat.control_tokens import ControlTokens
 from agent_r1.chat.encoding import TextEncoder
 from agent_r1.chat.formats import ToolFormat, tool_formats
@@ -117,11 +117,11 @@ class ChatRenderer:
         """The prompt of an observation, from scratch. Control tokens count in messages that equal one of `trusted`, and
         in a raw text that is the content of one; everywhere else their characters are ordinary text. Raises
         `UnsupportedMediaError` for an observation with images."""
-        refuse_media("the observation", observation.messages or (), observation.images)
         draft = self._draft(observation, trusted)
         return draft if isinstance(draft, Prompt) else draft.prompt(self.encode_rendered(draft.text))
 
     def _draft(self, observation: Observation, trusted: Collection[Message]) -> _Draft | Prompt:
+        refuse_media("the observation", observation.messages or (), observation.images)
         if observation.token_ids is not None:
             return Prompt(observation=observation, token_ids=observation.token_ids)
         if observation.text is not None:
@@ -171,7 +171,7 @@ class ChatRenderer:
         With previous ids [1, 2, 3], sampled ids [7, 8, EOS] and a tool answer whose rendering after EOS is
         [NL, 4, 5], the next prompt is [1, 2, 3, 7, 8, EOS, NL, 4, 5]. `trusted` is as in `render`.
         """
-        refuse_media("the observation", observation.messages or (), observation.images)
+        refuse_new_media(observation, previous.observation)
         draft = self._bridge(previous, action, observation, trusted) or self._draft(observation, trusted)
         return draft if isinstance(draft, Prompt) else draft.prompt(self.encode_rendered(draft.text))
 
@@ -180,8 +180,10 @@ class ChatRenderer:
     ) -> Prompt:
         """What `render` (without `after`) or `next_prompt` returns. After `encode_in_threads`, the event loop continues
         while long texts are encoded; otherwise nothing here waits."""
-        refuse_media("the observation", observation.messages or (), observation.images)
-        bridged = None if after is None else self._bridge(*after, observation, trusted)
+        bridged = None
+        if after is not None:
+            refuse_new_media(observation, after[0].observation)
+            bridged = self._bridge(*after, observation, trusted)
         draft = bridged or self._draft(observation, trusted)
         return draft if isinstance(draft, Prompt) else draft.prompt(await self._encoder.encode_beside(draft.text))
 

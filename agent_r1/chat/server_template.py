@@ -15,6 +15,9 @@ class _ServerTemplate:
     stop_ids: TokenIds = ()
     format = None
 
+    def encode_in_threads(self) -> None:
+        """There is nothing to encode here."""
+
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # Python's own questions, such as __deepcopy__
             raise AttributeError(name)

@@ -43,11 +43,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the clone: agent_r1, benchmarks, recipes
 
+from agent_r1 import runs as run_files
 from agent_r1.chat import ChatRenderer, load_renderer
 from agent_r1.config import Config
 from agent_r1.envs import make_env
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.runs import write_trajectories
 from agent_r1.tools import ToolRunner
 from agent_r1.training import RunPlan, tool_policies
 from agent_r1.types import Group, SamplingParams, Task, TokenIds
@@ -72,6 +72,8 @@ from benchmarks.common.hotpotqa_steps import (
 )
 
 CONTEXT_LENGTH = 2560
+UPDATE_SECONDS = 0.5
+"""Stands for an update, during which rollouts are encoded; not counted."""
 
 CLONE = Path(__file__).resolve().parents[2]
 RUN_IN = "import sys, runpy; sys.path.insert(0, {!r}); import agent_r1; runpy.run_path({!r}, run_name='__main__')"
@@ -161,9 +163,9 @@ class HostBench:
                         groups = await rollout.run(
                             tasks, group_size=settings.group_size, sampling=self._sampling, seed=number
                         )
-                        started = time.perf_counter()
-                        write_trajectories(folder / f"{number}.jsonl", groups, policy_step=number)
-                        record = time.perf_counter() - started
+                    record = self._record(
+                        folder / f"{number}.jsonl", groups, clock, profile if number > rounds else None
+                    )
                     _check(groups)
                     if 0 < number <= rounds:
                         clocks.append(clock)
@@ -183,6 +185,28 @@ class HostBench:
             record_wall=min(records),
             profile=profile,
         )
+
+    def _record(self, path: Path, groups: Sequence[Group], clock: Clock, profile: HostProfile | None) -> float:
+        """Record a batch as a training step does, around an update. Returns the seconds that the step waits for it."""
+        wall = clock.wall
+        with contextlib.ExitStack() as watched:
+            watched.enter_context(clock.running())
+            if profile is not None:
+                watched.enter_context(profile.sampling())
+            pending = None
+            if hasattr(run_files, "PendingTrajectories"):
+                pending = run_files.PendingTrajectories(groups, policy_step=0)
+            else:  # a checkout that has none
+                run_files.write_trajectories(path, groups, policy_step=0)
+        if pending is None:
+            return clock.wall - wall
+        time.sleep(UPDATE_SECONDS)
+        with contextlib.ExitStack() as watched:
+            watched.enter_context(clock.running())
+            if profile is not None:
+                watched.enter_context(profile.sampling())
+            pending.write(path)
+        return clock.wall - wall
 
     @property
     def _sampling(self) -> SamplingParams:

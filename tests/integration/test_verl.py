@@ -25,9 +25,11 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.errors import ConfigError, RolloutsFailingError
 from agent_r1.integrations.verl import sequences_of
 from agent_r1.types import Task, Trajectory
+from tests.helpers.engine_server import engine_server
 from tests.helpers.verl_worker import (
     QUICKSTART,
     FakeClient,
+    HttpClient,
     Script,
     ScriptedTwin,
     batch_of,
@@ -69,7 +71,7 @@ def own_trajectories(recipe: Path, script: Script, tasks: list[Task], context_le
     return [group.trajectories[0] for group in groups]
 
 
-def run_worker(config: Any, client: FakeClient, tasks: list[Task]) -> Any:
+def run_worker(config: Any, client: FakeClient | HttpClient, tasks: list[Task]) -> Any:
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
     worker = AgentLoopWorker(config, client)
@@ -120,7 +122,23 @@ def test_a_forward_pass_over_verls_rows_gives_the_log_probs_of_the_rollout(tmp_p
     recipe = write_recipe(tmp_path, model_folder)
     client = FakeClient(Script(str(model_folder)), score)
     config = verl_config(model_folder, write_loop_file(tmp_path, recipe))
-    batch = run_worker(config, client, [shop_task(number) for number in range(3)]).batch
+    check_log_probs(model, run_worker(config, client, [shop_task(number) for number in range(3)]).batch)
+
+
+def test_tokens_that_a_server_sampled_keep_their_log_probs(tmp_path: Path, model_folder: Path) -> None:
+    """Behind verl's worker: a server that speaks vLLM's HTTP interface, with a real model underneath."""
+    from transformers import AutoModelForCausalLM
+
+    recipe = write_recipe(tmp_path, model_folder)
+    config = verl_config(model_folder, write_loop_file(tmp_path, recipe))
+    with engine_server(model_folder) as server:
+        batch = run_worker(config, HttpClient(server.url), [shop_task(number) for number in range(4)]).batch
+    assert len({tuple(row) for row in batch["responses"].tolist()}) == 4
+    check_log_probs(AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32), batch)
+
+
+def check_log_probs(model: Any, batch: Any) -> None:
+    """The rollout's log-probs are those of a forward pass over verl's padded rows."""
     with torch.no_grad():
         logits = model(
             batch["input_ids"], attention_mask=batch["attention_mask"], position_ids=batch["position_ids"]

@@ -47,7 +47,7 @@ PACKAGES: dict[str, str] = {
     "gateway": "chat codec config errors flows openai_api registry tools types web",
     "runs": "codec config errors files metric_names registry types",
     "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
-    "learner": "algorithms config data errors models rewards seeds types",
+    "learner": "algorithms config data errors interrupts models rewards seeds types",
     "evaluation": "errors metric_names rollout seeds types",
     "planning": "config console errors metric_names rollout runs types",
     "training": (

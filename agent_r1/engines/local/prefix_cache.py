@@ -50,7 +50,7 @@ class PrefixCache:
         return len(self._recency)
 
     def match(self, keys: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest cached prefix; the caller becomes an owner of each."""
+        """The blocks of the longest cached prefix; the caller becomes an owner of each, until it calls `leave`."""
         node, blocks, find = ROOT, list[int](), self._blocks.get
         for key in keys:
             child = find((node, key))
@@ -58,7 +58,6 @@ class PrefixCache:
                 break
             node = child
             blocks.append(node)
-        self._touch(node)
         self._pool.share(blocks)
         return blocks
 

@@ -80,7 +80,8 @@ class Request:
     @property
     def finished(self) -> bool:
         """Whether nothing more is to be sampled."""
-        return self.stopped or self.num_sampled == self.sampling.max_tokens
+        num_sampled = len(self.logprobs)
+        return num_sampled == self.sampling.max_tokens or (num_sampled > 0 and self.tokens[-1] in self.sampling.stop)
 
     def append(self, tokens: list[int], logprobs: list[float], version: int) -> int:
         """Append tokens sampled by weights of this version, up to the first stop id. Returns how many."""
@@ -88,8 +89,10 @@ class Request:
         for stop in self.sampling.stop:
             if stop in tokens:
                 count = min(count, tokens.index(stop) + 1)
-        self.tokens += tokens[:count]
-        self.logprobs += logprobs[:count]
+        if count < len(tokens):
+            tokens, logprobs = tokens[:count], logprobs[:count]
+        self.tokens += tokens
+        self.logprobs += logprobs
         self.versions += [version] * count
         return count
 
@@ -121,20 +124,19 @@ def check_request(request: Request, *, context_length: int, num_blocks: int, voc
         raise EngineRequestError(
             f"{total} the cache of {num_blocks * BLOCK_SIZE} tokens; give the engine more kv_memory"
         )
-    smallest, largest = _range(prompt)
-    if smallest < 0 or largest >= vocabulary:
+    if not _are_below(vocabulary, prompt):
         raise EngineRequestError(
-            f"the prompt has token ids from {smallest} to {largest}; the model knows 0 to {vocabulary - 1}"
+            f"the prompt has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {vocabulary - 1}"
         )
 
 
-def _range(prompt: TokenIds) -> tuple[int, int]:
-    """The smallest and the largest id."""
+def _are_below(vocabulary: int, prompt: TokenIds) -> bool:
+    """Whether all ids are in the vocabulary."""
     try:
-        ids = np.frombuffer(struct.pack(f"{len(prompt)}i", *prompt), np.intc)
-    except struct.error:  # an id that 32 bits do not hold
-        return min(prompt), max(prompt)
-    return int(ids.min()), int(ids.max())
+        packed = struct.pack(f"{len(prompt)}I", *prompt)
+    except struct.error:  # an id that is negative or does not fit
+        return False
+    return bool(np.frombuffer(packed, np.uintc).max() < vocabulary)
 
 
 def _check_sampling(sampling: SamplingParams) -> None:

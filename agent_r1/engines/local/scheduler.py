@@ -165,34 +165,35 @@ class Scheduler:
     def _decode_ahead(self, pending: dict[Request, Chunk]) -> list[Chunk]:
         """A burst of all running requests. Those in `pending` continue from the token that is being sampled for them,
         the others from a known token. Empty while a request has more to compute, or when there are too few blocks."""
-        chunks, num_missing = list[Chunk](), 0
+        chunks, num_missing, growing = list[Chunk](), 0, list[tuple[Request, int]]()
+        # Thousands of requests pass here per second: what `Chunk` and `Request` offer as properties is written out.
         for request in self.running:
             previous = pending.get(request)
             if previous is not None:
-                start = previous.end + previous.new_tokens - 1
-                num_sampled = previous.num_sampled + previous.new_tokens
-            elif request.num_remaining == 1:
-                start, num_sampled = request.num_computed, request.num_sampled
+                start = previous.start + previous.length + previous.new_tokens - 1
+                num_left = request.sampling.max_tokens + len(request.prompt) - start - 1
+            elif len(request.tokens) - request.num_computed == 1:
+                start, num_left = request.num_computed, request.sampling.max_tokens - len(request.logprobs)
             else:
                 return []
-            new_tokens = min(self._burst, request.sampling.max_tokens - num_sampled)
+            new_tokens = min(self._burst, num_left)
             if new_tokens > 0:
-                num_missing += max(0, blocks_for(start + new_tokens) - len(request.blocks))
-                chunks.append(Chunk(request, start, 1, new_tokens, pending_token=previous is not None))
+                shortage = blocks_for(start + new_tokens) - len(request.blocks)
+                if shortage > 0:
+                    num_missing += shortage
+                    growing.append((request, shortage))
+                chunks.append(Chunk(request, start, 1, new_tokens, previous is not None))
         if not self._make_room(num_missing):
             return []
-        for chunk in chunks:
-            blocks = chunk.request.blocks
-            num_missing = blocks_for(chunk.start + chunk.new_tokens) - len(blocks)
-            if num_missing > 0:
-                blocks += self.pool.allocate(num_missing)
+        for request, shortage in growing:
+            request.blocks += self.pool.allocate(shortage)
         return chunks
 
     def _decode(self) -> list[Chunk]:
         chunks: list[Chunk] = []
         for request in list(self.running):
             # A request that is preempted for this one is younger, and so comes after it in the list.
-            if request.num_remaining == 1 and request in self.running:
+            if len(request.tokens) - request.num_computed == 1 and request in self.running:
                 new_tokens = min(self._burst, request.sampling.max_tokens - len(request.logprobs))
                 num_blocks = blocks_for(len(request.tokens) + new_tokens - 1)
                 if len(request.blocks) >= num_blocks or self._grow(request, num_blocks):
@@ -201,7 +202,7 @@ class Scheduler:
 
     def _prefill(self, budget: int, chunks: list[Chunk]) -> None:
         for request in self.running:
-            if request.num_remaining > 1 and budget:
+            if len(request.tokens) - request.num_computed > 1 and budget:
                 budget -= self._add_chunk(request, budget, chunks)
         self._admit(budget, chunks)
 

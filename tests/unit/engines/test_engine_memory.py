@@ -115,7 +115,7 @@ def test_the_least_recently_used_leaf_is_evicted_first() -> None:
     filled(cache, pool, common + (1,) * 16)
     filled(cache, pool, common + (2,) * 16)
     filled(cache, pool, (3,) * 16)
-    pool.release(match(cache, common + (1,) * 16 + (9,)))  # makes the second the oldest
+    cache.leave(match(cache, common + (1,) * 16 + (9,)), 2)  # makes the second the oldest
     known = {
         "common": (*common, 9),
         "first": common + (1,) * 16 + (9,),
