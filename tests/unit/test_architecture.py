@@ -67,7 +67,7 @@ PACKAGES: dict[str, str] = {
     "view": "codec errors files metric_names runs types version web",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
-        "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
+        "api checks codec config console data engines envs errors evaluation files inference interrupts registry runs "
         "scaffold serving shipped tools training types view web"
     ),
 }
