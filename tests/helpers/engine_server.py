@@ -500,10 +500,12 @@ class _Nursery:
         return RunningServer(url, int(process))
 
     def close(self) -> None:
-        """End it, and with it the servers that are left."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(10)
+        """End it; each server is ended by the test that started it."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 @cache
@@ -524,10 +526,9 @@ def engine_server_process(folder: Path, kind: str = "vllm", *, port: int = 0) ->
 
 
 def _serve_nursery() -> None:
-    """Fork a server for every line on the standard input; at its end, end all of them."""
+    """Fork a server for every line on the standard input."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets children that ended
     torch.set_num_threads(1)
-    children = []
     for line in sys.stdin:
         asked = json.loads(line)
         child = os.fork()
@@ -535,10 +536,6 @@ def _serve_nursery() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             asyncio.run(_main(Path(asked["folder"]), asked["kind"], asked["port"], None))
             os._exit(0)
-        children.append(child)
-    for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
 
 
 def wait_for(condition: Any, seconds: float = 20.0) -> None:
@@ -574,4 +571,4 @@ if __name__ == "__main__":
         sys.exit()
     torch.set_num_threads(1)
     chosen = given.kind or ("sglang" if "sglang" in (given.module or "") else "vllm")
-    asyncio.run(_main(Path(given.folder or given.model), chosen, given.port, given.length))
+    asyncio.run(_main(Path(given.model or given.folder), chosen, given.port, given.length))

@@ -234,7 +234,7 @@ def test_servers_that_a_run_started_do_not_outlive_it(tmp_path: Path, model_fold
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_for(lambda: list(tmp_path.glob("*.pid")), seconds=60)
+        wait_for(lambda: list(tmp_path.glob("*.pid")), seconds=180)
         [server] = [int(file.stem) for file in tmp_path.glob("*.pid")]
         assert is_alive(server)
     finally:
