@@ -8,6 +8,7 @@ group as a failed trajectory with its traceback, and is left out of every averag
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import Engine
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import EpisodeError, RolloutsFailingError, boundary
+from agent_r1.errors import EngineLostError, EpisodeError, RolloutsFailingError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext, FlowObserver, Turn, checked_episode
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
@@ -119,7 +120,7 @@ class Rollout:
         dropped.
 
         Raises `RolloutsFailingError` when every rollout failed, or too many in a row: there is nothing to learn from,
-        and the cause is something that no retry fixes.
+        and the cause is something that no retry fixes. Raises `EngineLostError` when the engine is lost.
         """
         slots = slots or asyncio.Semaphore(self.limits.concurrency)
         planned = [
@@ -245,7 +246,9 @@ class Rollout:
             episode = checked_episode(flow, await flow.run(task))
         if episode.posted_reward is not None:
             return episode, Score(value=episode.posted_reward, answer=episode.answer)
-        return episode, await score_episode(reward, task, episode)
+        started = time.perf_counter()
+        score = await score_episode(reward, task, episode)
+        return _with_reward_seconds(episode, time.perf_counter() - started), score
 
     async def _attempt(
         self, flow: AgentFlowBase, task: Task, group_id: int, number: int, reward: RewardFunction
@@ -288,6 +291,13 @@ class Rollout:
         )
 
 
+def _with_reward_seconds(episode: Episode, seconds: float) -> Episode:
+    """The episode with the seconds of its reward function among the timings of its last step."""
+    *steps, last = episode.steps
+    last = replace(last, timings={**last.timings, "reward": seconds})
+    return replace(episode, steps=(*steps, last))
+
+
 def _metrics_of(flow: AgentFlowBase | None, reason: StopReason) -> Mapping[str, float]:
     """The metrics of a failed flow; none when computing them fails."""
     if flow is None:
@@ -315,7 +325,7 @@ async def _run_all(rollouts: Mapping[_MemberKey, Coroutine[Any, Any, Trajectory]
         async with asyncio.TaskGroup() as running:
             tasks = {key: running.create_task(rollout) for key, rollout in rollouts.items()}
     except ExceptionGroup as failures:
-        failing = failures.subgroup(RolloutsFailingError)
+        failing = failures.subgroup((RolloutsFailingError, EngineLostError))
         if failing is None:
             raise
         raise failing.exceptions[0] from None

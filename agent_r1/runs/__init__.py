@@ -1,6 +1,6 @@
 """Run folders: their layout, opening and following them, metrics and trajectories, curves and tables. No torch."""
 
-from agent_r1.runs.checkpoints import find_damage, list_checkpoints, newest_readable
+from agent_r1.runs.checkpoints import SHARDS, SHARDS_LIST, find_damage, list_checkpoints, newest_readable
 from agent_r1.runs.credit import parse_credit, read_credit, write_credit
 from agent_r1.runs.folder import RUN_MARKS, RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
@@ -17,6 +17,8 @@ from agent_r1.runs.trajectories import PendingTrajectories, read_trajectories, t
 __all__ = [
     "DEFAULT_KEYS",
     "RUN_MARKS",
+    "SHARDS",
+    "SHARDS_LIST",
     "FolderLock",
     "LoadedRun",
     "MetricsFollower",
