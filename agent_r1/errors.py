@@ -21,6 +21,7 @@
     |-- DivergenceError (ArithmeticError)  too many non-finite updates in a row, or weights that exploded
     |-- DeviceMemoryError (MemoryError)    a GPU with too little memory for an update
     |-- RolloutsFailingError (RuntimeError) every rollout of a batch failed
+    |-- RankError (RuntimeError)           one of several processes failed or was lost
     `-- EpisodeError (RuntimeError)        one rollout failed; has its StopReason and traceback
 
 A message says what was wrong, what was found and what to do.
@@ -49,6 +50,9 @@ code."""
 
 class AgentR1Error(Exception):
     """Base of all errors that Agent-R1 raises."""
+
+    is_silent = False
+    """Whether another process of the same run shows it."""
 
 
 class ConfigError(AgentR1Error, ValueError):
@@ -138,6 +142,10 @@ class DeviceMemoryError(AgentR1Error, MemoryError):
 
 class RolloutsFailingError(AgentR1Error, RuntimeError):
     """Every rollout of a batch failed."""
+
+
+class RankError(AgentR1Error, RuntimeError):
+    """One of the processes of a run failed or was lost."""
 
 
 class EpisodeError(AgentR1Error, RuntimeError):

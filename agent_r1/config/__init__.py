@@ -23,6 +23,7 @@ from agent_r1.config.schema import (
     RewardConfig,
     RewardPart,
     RunConfig,
+    ShardingConfig,
 )
 from agent_r1.config.servers_schema import ServersConfig
 
@@ -41,6 +42,7 @@ __all__ = [
     "RewardPart",
     "RunConfig",
     "ServersConfig",
+    "ShardingConfig",
     "algorithm_name",
     "config_differences",
     "from_yaml",

@@ -35,6 +35,9 @@ _NAMED_KEYS = ("tools", "engine.arguments")
 """Keys that hold names that the user chooses: `tools.search.timeout=5`, `engine.arguments.url=...`. The code that reads
 them checks what they hold."""
 
+AT_SERVER = "at-server"
+"""`model.path` of a configuration without one whose engine brings the model: `engine=openai`."""
+
 _REFUSALS = (
     *(HydraException, OmegaConfBaseException, YAMLError),
     *(ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, AssertionError),
@@ -76,6 +79,8 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
             composed = _compose(name, ["hydra.searchpath=[pkg://agent_r1.config]", *checked])
         _note_preset(composed)
         _drop_replaced_arguments(composed, overrides)
+        if composed.engine.name == "openai" and OmegaConf.is_missing(composed.model, "path"):
+            composed.model.path = AT_SERVER
         OmegaConf.resolve(composed)
         config = cast(Config, OmegaConf.to_object(composed))
     except _REFUSALS as error:

@@ -177,8 +177,9 @@ class EngineConfig:
     """The engine samples from a copy of the policy, with a paged KV cache."""
 
     name: str = "local"
-    """The engine: local (in this process); vllm, sglang or http (servers, see `servers`); or the name of an engine that
-    a module of `imports` registers. `engine=vllm` is short for `engine.name=vllm`."""
+    """The engine: local (in this process); vllm, sglang or http (servers, see `servers`); openai (any server with the
+    OpenAI API, not for training); or the name of an engine that a module of `imports` registers. `engine=vllm` is short
+    for `engine.name=vllm`."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Further arguments of an engine of your own; `kv_memory`, `prefill_tokens`, `compile` are settings of `local`."""
     servers: ServersConfig = field(default_factory=ServersConfig)
@@ -212,6 +213,23 @@ class OptimizerConfig:
 
 
 @dataclass
+class ShardingConfig:
+    """Several processes, started with torchrun: each rolls out its share, and the models are sharded over them
+    (FSDP2)."""
+
+    mode: Annotated[str, one_of("auto", "on", "off")] = "auto"
+    """auto: when torchrun started more than one process. on: also with one. off: refuse to run in several."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimizer state in the host's memory: less GPU memory, much more time."""
+    reshard_after_forward: bool = True
+    """Free each layer after its forward pass and gather it again for the backward pass: less memory, more messages."""
+    timeout_seconds: Seconds = 600.0
+    """Maximum seconds for one exchange of an update, such as gathering a layer: the run ends after that."""
+    dead_after_seconds: Seconds = 45.0
+    """A process that has given no sign of life for so long is dead, and the run ends."""
+
+
+@dataclass
 class TrainerConfig:
     """The training loop."""
 
@@ -237,6 +255,8 @@ class TrainerConfig:
     """Training steps between checkpoints; the last step is always saved."""
     keep_checkpoints: Count = 2
     """Checkpoints to keep; there is one more while a new one is written."""
+    sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    """Several GPUs."""
 
 
 @dataclass

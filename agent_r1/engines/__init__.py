@@ -13,6 +13,7 @@ from agent_r1.engines.base import (
     engine_metrics,
     make_engine,
     stream_completion,
+    takes_messages,
 )
 from agent_r1.engines.scripted import ScriptedEngine
 
@@ -29,4 +30,5 @@ __all__ = [
     "engine_metrics",
     "make_engine",
     "stream_completion",
+    "takes_messages",
 ]

@@ -11,7 +11,7 @@ An engine of your own is a factory under a name, in a module that `imports` list
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -108,9 +108,12 @@ class MessageEngine(ABC):
 
     @abstractmethod
     async def chat(
-        self, observation: Observation, sampling: SamplingParams, on_text: Callable[[str], None]
+        self, observation: Observation, sampling: SamplingParams, on_text: Callable[[str], None] | None = None
     ) -> tuple[Completion, Action]:
         """Sample one turn; `on_text` gets its text as it comes. The completion has ids where the API tells them."""
+
+    async def check(self) -> None:  # noqa: B027 - not every API can be checked
+        """Raise `EngineError` when requests cannot be served, before the first episode: a wrong key or address."""
 
 
 @runtime_checkable
@@ -168,6 +171,29 @@ def _make_local(config: Config, policy: Any, context_length: int) -> Engine:
     from agent_r1.engines.local.factory import make_local_engine
 
     return make_local_engine(config, policy, context_length)
+
+
+@engine_factories.register("openai")
+def _make_openai(
+    config: Config,
+    policy: Any,
+    context_length: int,
+    *,
+    omit: Sequence[str] = (),
+    extra: Mapping[str, Any] | None = None,
+) -> Engine:
+    """Any OpenAI-compatible server; `omit` and `extra` change the fields of requests."""
+    from agent_r1.engines.openai.factory import make_openai_engine
+
+    return make_openai_engine(config, omit=omit, extra=extra)
+
+
+_TAKE_MESSAGES = {"openai"}
+
+
+def takes_messages(config: Config) -> bool:
+    """Whether the engine is behind a chat API (`MessageEngine`): it needs no model here, and cannot be trained with."""
+    return config.engine.name in _TAKE_MESSAGES
 
 
 def _make_servers(config: Config, policy: Any, context_length: int) -> Engine:

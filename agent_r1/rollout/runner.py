@@ -8,6 +8,7 @@ group as a failed trajectory with its traceback, and is left out of every averag
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -245,7 +246,9 @@ class Rollout:
             episode = checked_episode(flow, await flow.run(task))
         if episode.posted_reward is not None:
             return episode, Score(value=episode.posted_reward, answer=episode.answer)
-        return episode, await score_episode(reward, task, episode)
+        started = time.perf_counter()
+        score = await score_episode(reward, task, episode)
+        return _with_reward_seconds(episode, time.perf_counter() - started), score
 
     async def _attempt(
         self, flow: AgentFlowBase, task: Task, group_id: int, number: int, reward: RewardFunction
@@ -286,6 +289,13 @@ class Rollout:
             next_privileged=episode.next_privileged,
             metrics=episode.metrics,
         )
+
+
+def _with_reward_seconds(episode: Episode, seconds: float) -> Episode:
+    """The episode with the seconds of its reward function among the timings of its last step."""
+    *steps, last = episode.steps
+    last = replace(last, timings={**last.timings, "reward": seconds})
+    return replace(episode, steps=(*steps, last))
 
 
 def _metrics_of(flow: AgentFlowBase | None, reason: StopReason) -> Mapping[str, float]:
