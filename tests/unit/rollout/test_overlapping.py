@@ -619,6 +619,27 @@ def test_an_exception_in_the_background_surfaces_at_the_next_collect(renderer: C
     assert in_virtual_time(broken_behind_the_back()) == 1
 
 
+class Serves(ScriptedEngine):
+    """An engine with hardware of its own."""
+
+    pauses_during_update = False
+
+
+def test_an_engine_that_serves_during_updates_hides_rollouts_behind_them(renderer: ChatRenderer) -> None:
+    """Ten steps of groups that take 2 s and updates of 4 s: only the first step waits for its groups."""
+    pool = Pool(renderer, even, max_staleness=1, groups=2, steps=10)
+    pool.engine = pool.rollout.engine = Serves(say_the_seed)
+
+    async def run() -> float:
+        for step in range(10):
+            await pool.step(step)
+            await asyncio.sleep(4.0)
+        await pool.collector.close()
+        return asyncio.get_running_loop().time()
+
+    assert in_virtual_time(run()) == pytest.approx(42.0)
+
+
 def test_giving_up_leaves_no_task_and_no_environment_open(renderer: ChatRenderer) -> None:
     opened, closed = [], []
 
