@@ -257,12 +257,14 @@ def test_texts_of_one_round_are_encoded_together_and_each_once() -> None:
 
 def test_the_callers_of_one_round_continue_together() -> None:
     """Otherwise the engine would compute their next prompts in one step per thread."""
-    slow = threading.Event()
+    slow, other_has_ended = threading.Event(), threading.Event()
     order: list[str] = []
 
     def encode(texts: Sequence[str]) -> list[TokenIds]:
         if "0" in texts:
             assert slow.wait(30)
+        else:
+            other_has_ended.set()
         return [(len(text),) for text in texts]
 
     threads = EncodingThreads(encode, 2)
@@ -274,7 +276,9 @@ def test_the_callers_of_one_round_continue_together() -> None:
     async def run() -> None:
         texts = [str(number) for number in range(10)]
         waiting = asyncio.gather(*map(ask, texts))
-        await asyncio.sleep(0.05)
+        while not other_has_ended.is_set():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)
         assert order == []
         slow.set()
         await waiting
