@@ -10,6 +10,7 @@ from agent_r1.chat.tokenizer import (
     generation_stop_ids,
     load_renderer,
     load_tokenizer,
+    portable_tokenizer,
     read_context_length,
     read_renderer,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "generation_stop_ids",
     "load_renderer",
     "load_tokenizer",
+    "portable_tokenizer",
     "read_context_length",
     "read_renderer",
     "template_with_tools",

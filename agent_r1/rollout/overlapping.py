@@ -92,7 +92,8 @@ class OverlappingCollector(Collector):
             self._on_finished = None
         groups = sorted([*without_spread, *batch], key=lambda group: group.group_id)
         raise_if_all_failed(groups)
-        return Collected(groups=tuple(groups), metrics=self._count(groups) | self._count_stale(groups, step))
+        metrics = self._count(groups) | self._count_stale(groups, step) | self._rollout.take_counts()
+        return Collected(groups=tuple(groups), metrics=metrics)
 
     async def close(self) -> None:
         """Cancel every running group."""

@@ -8,15 +8,15 @@ group as a failed trajectory with its traceback, and is left out of every averag
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import Engine
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import EpisodeError, RolloutsFailingError, boundary
+from agent_r1.errors import EpisodeError, RolloutsFailingError, WorkersError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext, FlowObserver, Turn, checked_episode
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
@@ -134,7 +134,7 @@ class Rollout:
             (group_id, number), (task, member) = key, members[key]
             member_seed = mix_seed(seed, group_id, number, *([refill] if refill else []))
             async with slots:
-                trajectory = await self._roll_out(task, group_id, member, member_seed)
+                trajectory = await self.roll_out_member(task, group_id, member, member_seed)
             self._breaker.note(trajectory)
             if refill:  # what failed before it counts as attempts
                 return _after(finished[key], trajectory)
@@ -154,6 +154,15 @@ class Rollout:
         if not may_fail:
             raise_if_all_failed(groups)
         return [replace(group, dropped=True) if self._is_weak(group) else group for group in groups]
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Inside, rollouts can be made."""
+        yield
+
+    def take_counts(self) -> dict[str, float]:
+        """Metrics of how rollouts were run since the last call; here there are none."""
+        return {}
 
     def _is_weak(self, group: Group) -> bool:
         return len(group.valid) < self.limits.min_group_share * len(group.trajectories)
@@ -192,7 +201,7 @@ class Rollout:
         context = replace(context, observer=observer, continues=continues, make_env=make_env or self.make_env)
         return await self._try_once(task, 0, 0, context, reward or self.reward)
 
-    async def _roll_out(self, task: Task, group_id: int, member: Member, seed: int) -> Trajectory:
+    async def roll_out_member(self, task: Task, group_id: int, member: Member, seed: int) -> Trajectory:
         """One rollout, with its retries."""
         failed: Trajectory | None = None
         for attempt in range(self.limits.retries + 1):
@@ -315,7 +324,7 @@ async def _run_all(rollouts: Mapping[_MemberKey, Coroutine[Any, Any, Trajectory]
         async with asyncio.TaskGroup() as running:
             tasks = {key: running.create_task(rollout) for key, rollout in rollouts.items()}
     except ExceptionGroup as failures:
-        failing = failures.subgroup(RolloutsFailingError)
+        failing = failures.subgroup((RolloutsFailingError, WorkersError))
         if failing is None:
             raise
         raise failing.exceptions[0] from None
