@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from agent_r1.config import Config
@@ -73,7 +74,12 @@ async def _train_with(
                 console=console,
                 stop=stop,
             )
-            async with components.episodes_open():
+            async with AsyncExitStack() as stack:
+                with (
+                    stop.leaving("No step was made."),
+                    stop.cancelling(),
+                ):  # a cluster of workers may take long to start
+                    await stack.enter_async_context(components.episodes_open())
                 return await trainer.run(resume=checkpoint)
         finally:
             tracker.close()
