@@ -26,7 +26,7 @@ from agent_r1.rollout.workers.worker import RECIPE_NAME, RolloutWorker, WorkerSe
 try:
     import ray
     from ray import cloudpickle
-    from ray.exceptions import RayActorError, RayError, RayTaskError
+    from ray.exceptions import RayError
 except ImportError as error:
     raise MissingExtraError("ray", "ray", "rollout.workers=ray") from error
 
@@ -128,12 +128,15 @@ class RayWorker:
 
     def __init__(self, actor: Any, pickled_setup: Any) -> None:
         self._actor = actor.remote(pickled_setup)
+        self._place = "a process that was not ready"
 
     async def start(self) -> WorkerInfo | StartFailure:
         """Wait until the actor is placed and ready."""
-        with _losses():
+        with self._losses():
             info: WorkerInfo | StartFailure = await self._actor.start.remote()
-            return info
+        if isinstance(info, WorkerInfo):
+            self._place = f"process {info.pid} on {info.host}"
+        return info
 
     def deliver(self, batch: int, messages: Sequence[ToWorker]) -> None:
         """Send a batch without waiting."""
@@ -141,7 +144,7 @@ class RayWorker:
 
     async def poll(self) -> list[FromWorker]:
         """What the worker sends."""
-        with _losses():
+        with self._losses():
             messages: list[FromWorker] = await self._actor.poll.remote()
             return messages
 
@@ -156,18 +159,13 @@ class RayWorker:
             with suppress(RayError):
                 ray.kill(self._actor, no_restart=True)
 
-
-@contextmanager
-def _losses() -> Iterator[None]:
-    """Turn what Ray raises for an actor that is gone into `WorkerLostError`."""
-    try:
-        yield
-    except RayActorError as error:
-        raise WorkerLostError(_first_line(error)) from error
-    except RayTaskError as error:
-        raise WorkersError(f"a rollout worker failed: {error.cause!r}") from error
-    except RayError as error:
-        raise WorkerLostError(_first_line(error)) from error
+    @contextmanager
+    def _losses(self) -> Iterator[None]:
+        """Turn what Ray raises for an actor that is gone into `WorkerLostError`."""
+        try:
+            yield
+        except RayError as error:
+            raise WorkerLostError(f"{self._place}: {_reason(error)}") from error
 
 
 @contextmanager
@@ -227,3 +225,12 @@ def _explained(address: str, error: Exception) -> str:
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__
+
+
+def _reason(error: RayError) -> str:
+    """Why an actor is gone, in one line: Ray's text has several, and advice for clusters of its own kind."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if "creation task" in lines[0]:
+        return str(lines[-1][:300])
+    sentence = next((line for line in lines[1:] if line.startswith("The actor")), lines[0])
+    return str(sentence.partition(" Some common causes")[0][:300])

@@ -13,7 +13,7 @@ import asyncio
 import pickle
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from agent_r1.config import RayConfig
@@ -38,6 +38,9 @@ from agent_r1.types import StopReason, Task, Trajectory
 
 _RESTART_SECONDS = 0.5
 """Pause before a lost worker is replaced; it doubles with every loss in a row."""
+
+_GATHER_SECONDS = 20.0
+"""How long the first worker waits for the others before a run begins."""
 
 _GRACE_SECONDS = 10.0
 """A driver that was busy reads what has arrived for this long before it declares a silent worker lost."""
@@ -70,7 +73,10 @@ class RemoteRollout(Rollout):
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Connect to the cluster and start the workers; at the end they are stopped. Entered when one is ready."""
+        """Connect to the cluster and start the workers; at the end they are stopped.
+
+        Entered when all are ready, or some seconds after the first: others join when the cluster has room for them.
+        """
         self._failure = None
         serving: list[asyncio.Task[None]] = []
         try:
@@ -78,9 +84,10 @@ class RemoteRollout(Rollout):
             places = range(self._settings.num_workers)
             serving = [asyncio.create_task(self._serve(place), name=f"worker {place}") for place in places]
             serving.append(asyncio.create_task(self._watch(), name="workers"))
-            while not self._connections and self._failure is None:
-                self._changed.clear()
-                await self._changed.wait()
+            await self._wait_for_workers(1)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_SECONDS):
+                    await self._wait_for_workers(self._settings.num_workers)
             if self._failure is not None:
                 raise self._failure
             yield
@@ -135,6 +142,11 @@ class RemoteRollout(Rollout):
         for connection in self._connections.values():
             connection.send(ClockChanged(is_stopped=is_stopped))
             connection.flush()  # now: the event loop may be blocked until the clock runs again
+
+    async def _wait_for_workers(self, count: int) -> None:
+        while len(self._connections) < count and self._failure is None:
+            self._changed.clear()
+            await self._changed.wait()
 
     # --- workers ---------------------------------------------------------------------------------------------------
 
