@@ -21,7 +21,7 @@ from agent_r1.config import RayConfig
 from agent_r1.errors import ConfigError, MissingExtraError, WorkersError
 from agent_r1.rollout.workers.cluster import WorkerLostError
 from agent_r1.rollout.workers.messages import FromWorker, StartFailure, ToWorker, WorkerInfo
-from agent_r1.rollout.workers.worker import RECIPE_NAME, RolloutWorker, WorkerSetup
+from agent_r1.rollout.workers.worker import RECIPE_NAME, RolloutWorker, WorkerSetup, code_digest
 
 try:
     import ray
@@ -44,6 +44,7 @@ class RayCluster:
         self._stack = ExitStack()
         self._pickled_setup: Any = None
         self._actor: Any = None
+        self._code = code_digest()
 
     def open(self) -> None:
         """Connect, upload the code, and prepare the set-up of workers."""
@@ -75,7 +76,7 @@ class RayCluster:
 
     def new_worker(self) -> RayWorker:
         """A worker that is not started yet."""
-        return RayWorker(self._actor, self._pickled_setup)
+        return RayWorker(self._actor, self._pickled_setup, self._code)
 
     def explain_shortage(self) -> str:
         """What workers need and what the cluster has."""
@@ -126,8 +127,8 @@ class RayCluster:
 class RayWorker:
     """One actor, from its creation to its end."""
 
-    def __init__(self, actor: Any, pickled_setup: Any) -> None:
-        self._actor = actor.remote(pickled_setup)
+    def __init__(self, actor: Any, pickled_setup: Any, code: str) -> None:
+        self._actor = actor.remote(pickled_setup, code)
         self._place = "a process that was not ready"
 
     async def start(self) -> WorkerInfo | StartFailure:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import hashlib
 import os
 import pickle
 import socket
@@ -46,6 +47,15 @@ _CLOSE_SECONDS = 5.0
 """How long cancelled rollouts may take to close their environments."""
 
 
+def code_digest() -> str:
+    """A hash of the library's own code, as this process imports it."""
+    root = Path(sys.modules["agent_r1"].__path__[0])
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
 def recipe_copy() -> Path | None:
     """The folder to which the recipe travelled."""
     return next((path for entry in sys.path if (path := Path(entry) / RECIPE_NAME).is_dir()), None)
@@ -76,8 +86,10 @@ class WorkerSetup(Protocol):
 class RolloutWorker:
     """One worker. The driver calls `start` once, `deliver` with numbered batches, and `poll` again and again."""
 
-    def __init__(self, pickled_setup: bytes) -> None:
+    def __init__(self, pickled_setup: bytes, code: str | None = None) -> None:
+        """`code` is the driver's `code_digest()`; None: whatever there is, is right."""
         self._pickled_setup = pickled_setup
+        self._code = code
         self._outbox: list[FromWorker] = []
         self._has_mail = asyncio.Event()
         self._next_batch = 0
@@ -91,6 +103,12 @@ class RolloutWorker:
 
     async def start(self) -> WorkerInfo | StartFailure:
         """Make the rollout. A failure is returned, not raised: a new worker would fail in the same way."""
+        if self._code not in (None, code_digest()):
+            where = sys.modules["agent_r1"].__path__[0]
+            return StartFailure(
+                error=f"on {socket.gethostname()}, agent_r1 is imported from {where}, whose code differs from that of "
+                "this run; install the same version there, or remove it: the run brings its own"
+            )
         try:
             setup: WorkerSetup = pickle.loads(self._pickled_setup)
             kind = MessageProxyEngine if setup.takes_messages else ProxyEngine

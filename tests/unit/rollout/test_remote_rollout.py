@@ -365,6 +365,15 @@ def test_a_set_up_that_cannot_work_is_an_answer_not_a_crash(setup: bytes, messag
     assert message in answer.error
 
 
+def test_a_worker_with_other_code_than_the_driver_says_so() -> None:
+    async def start() -> Any:
+        return await RolloutWorker(b"", "another digest").start()
+
+    answer = asyncio.run(start())
+    assert isinstance(answer, StartFailure)
+    assert "whose code differs from that of this run" in answer.error
+
+
 def test_what_cannot_be_sent_ends_the_run_and_says_what_to_change(renderer: ChatRenderer) -> None:
     class Unsendable(OneStep):
         async def step(self, action: Action) -> StepResult:
