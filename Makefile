@@ -67,14 +67,16 @@ lint: $(SETUP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# uv is faster and is used where it is installed. pip follows where uv cannot: uv does not read the settings of pip, such as
-# a folder with a wheel of torch.
+# uv is faster and is used where it is installed. It does not read the settings of pip: of these, find-links (such as a
+# folder with a wheel of torch for CPUs) are handed to it, and pip follows where uv cannot install.
 # $(call install,EXTRAS)
 define install
 	@echo "setting up .venv; the first time this takes some minutes"
 	@if command -v $(UV) >/dev/null 2>&1; then test -x $(BIN)/python || $(UV) venv --quiet --seed --python $(PYTHON) .venv; fi; \
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@if command -v $(UV) >/dev/null 2>&1 && $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt -e ".$(1)"; \
+	@links=$$($(BIN)/python -m pip config get :env:.find-links 2>/dev/null || $(BIN)/python -m pip config get global.find-links 2>/dev/null); \
+	links=$$(echo $$links | tr ' ' ','); test -z "$$links" || export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$links}"; \
+	if command -v $(UV) >/dev/null 2>&1 && $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt -e ".$(1)"; \
 	then echo "installed with uv"; \
 	else $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$(1)"; fi
 endef

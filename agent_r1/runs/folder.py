@@ -63,6 +63,11 @@ class RunFolder:
         self.demonstrations_digest = path / "demonstrations.sha256"
         self._lock = lock
 
+    @property
+    def has_model(self) -> bool:
+        """Whether a model was exported, which is the last thing that a warm start does."""
+        return (self.model / "config.json").is_file()
+
     @classmethod
     def of(cls, config: Config, lock: FolderLock | None = None) -> RunFolder:
         """The folder of the run that a configuration describes."""

@@ -115,13 +115,15 @@ class ToolRunner:
         await self.close()
 
     async def close(self) -> None:
-        """Kill the worker processes and disconnect from MCP servers. Servers are shared by the whole process: a later
-        call connects again. Workers do not come back."""
+        """Kill the worker processes, those of searches too, and disconnect from MCP servers. Servers are shared by the
+        whole process: a later call connects again. Workers do not come back, but for searches."""
         from agent_r1.tools.builtin.mcp import disconnect_servers
+        from agent_r1.tools.builtin.search import close_searchers
 
         try:
             if self._workers is not None:
                 await self._workers.close()
+            await close_searchers()
         finally:
             await disconnect_servers()
 

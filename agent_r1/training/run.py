@@ -62,27 +62,20 @@ async def _train_with(
         console.warn(message)
         training.health.warnings.append(message)
 
-    tracker = open_trackers(plan.config, folder, warn)
-    with stop.deferred():
-        try:
-            trainer = Trainer(
-                plan=plan,
-                components=components,
-                training=training,
-                folder=folder,
-                tracker=tracker,
-                console=console,
-                stop=stop,
-            )
-            async with AsyncExitStack() as stack:
-                with (
-                    stop.leaving("No step was made."),
-                    stop.cancelling(),
-                ):  # a cluster of workers may take long to start
-                    await stack.enter_async_context(components.episodes_open())
-                return await trainer.run(resume=checkpoint)
-        finally:
-            tracker.close()
+    with stop.deferred(), open_trackers(plan.config, folder, warn) as tracker:
+        trainer = Trainer(
+            plan=plan,
+            components=components,
+            training=training,
+            folder=folder,
+            tracker=tracker,
+            console=console,
+            stop=stop,
+        )
+        async with AsyncExitStack() as stack:
+            with stop.leaving("No step was made."), stop.cancelling():  # a cluster of workers may take long to start
+                await stack.enter_async_context(components.episodes_open())
+            return await trainer.run(resume=checkpoint)
 
 
 def eval_run(config: Config, console: RunConsole) -> Evaluation:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from agent_r1.codec import write_json
 from agent_r1.errors import AgentR1Error, DataError
 from agent_r1.metric_names import STEP_SECONDS
-from agent_r1.runs import RunRecord, is_locked, parse_credit, parse_metrics_line
+from agent_r1.runs import RunFolder, RunRecord, is_locked, parse_credit, parse_metrics_line
 from agent_r1.types import StepCredit
 from agent_r1.view.bounds import Bounds
 from agent_r1.view.index.scan import lines_of
@@ -162,7 +162,7 @@ class ViewedRun:
         """running, finished, failed (it ended before its last step) or unknown."""
         if is_locked(self.folder):
             return "running"
-        if self.summary() or (self.folder / "hf").is_dir():  # a warm start has a model and no summary
+        if self.summary() or RunFolder(self.folder).has_model:  # a warm start has a model and no summary
             return "finished"
         return "failed" if self.config_text else "unknown"
 

@@ -64,6 +64,9 @@ PACKAGES: dict[str, str] = {
         "tools training types"
     ),
     "scaffold": "errors shipped",
+    "integrations": (
+        "algorithms chat config console data engines errors files gateway registry rewards seeds tools training types"
+    ),
     "view": "codec errors files metric_names runs types version web",
     "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
     "cli": (
@@ -73,7 +76,7 @@ PACKAGES: dict[str, str] = {
 }
 """What each package may import of the others."""
 
-MAY_IMPORT_TORCH = ("algorithms/", "models/", "engines/local/", "learner/", "training/")
+MAY_IMPORT_TORCH = ("algorithms/", "models/", "engines/local/", "learner/", "training/", "integrations/verl/")
 TEMPLATES = "scaffold/templates/"
 """Recipes in waiting: they import what recipes import, yet never torch."""
 

@@ -56,7 +56,7 @@ from agent_r1.types import (
 )
 from tests.helpers import commands
 from tests.helpers.fuzzing import cases
-from tests.helpers.hand_made import row_logprobs, sharpened, shifted_copy, token_variety
+from tests.helpers.hand_made import row_logprobs, sharpened, shifted_copy
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.helpers.virtual_clock import VirtualLoop, in_virtual_time
 from tests.integration.test_learning import PRESETS, likes_even_tokens
@@ -618,17 +618,41 @@ def test_giving_up_leaves_no_task_and_no_environment_open(renderer: ChatRenderer
 # --- whole runs ----------------------------------------------------------------------------------------------------
 
 
-class SlowTurns(AgentEnv):
-    """One turn; one in eight takes a long time, by what was said."""
+class Trainings:
+    """Which update is next, for environments that wait for one: no test here depends on how fast a machine is."""
 
-    SECONDS = 0.35
+    def __init__(self) -> None:
+        self.begin(steps=0)
+
+    def begin(self, *, steps: int, done: int = 0, breaks_at: int | None = None) -> None:
+        """A run of `steps` steps begins, `done` of which are trained; the update of `breaks_at` raises."""
+        self.steps, self.done, self.breaks_at = steps, done, breaks_at
+        self.slow_until = 0
+
+    def note_update(self) -> None:
+        if self.done + 1 == self.breaks_at:
+            raise AgentR1Error("the lights went out")
+        self.done += 1
+
+
+trainings = Trainings()
+
+
+class SlowTurns(AgentEnv):
+    """One turn. Of all episodes one at a time is slow: it ends after the next update; none in the last step."""
+
+    MAX_SECONDS = 60.0
 
     async def reset(self, task: Task) -> Observation:
+        self.until = 0
+        if trainings.slow_until <= trainings.done < trainings.steps - 1:
+            self.until = trainings.slow_until = trainings.done + 1
         return Observation(messages=task.prompt)
 
     async def step(self, action: Action) -> StepResult:
-        slow = mix_seed(*action.token_ids) % 8 == 0
-        await asyncio.sleep(self.SECONDS if slow else 0.0)
+        async with asyncio.timeout(self.MAX_SECONDS):
+            while trainings.done < self.until:
+                await asyncio.sleep(0.01)
         return StepResult(observation=None, done=True)
 
 
@@ -659,8 +683,10 @@ def small(folder: Path, model: Path, *extra: str) -> list[str]:
 
 def test_a_run_with_slow_tools_keeps_its_bound(tmp_path: Path, model_folder: Path) -> None:
     run = small(tmp_path, model_folder, f"data.eval=[{tmp_path / 'rows.jsonl'}]", "eval.every=4")
-    overlapping = [*run, "run.name=overlapping", "rollout.max_staleness=2"]
-    agent_r1.train(overrides=overlapping, quiet=True, env=SlowTurns, reward=token_variety)
+    overlapping = [*run, "run.name=overlapping", "rollout.max_staleness=2", "algorithm.loss=tests_may_break"]
+    overlapping += ["algorithm.off_policy.name=token"]
+    trainings.begin(steps=8)
+    agent_r1.train(overrides=overlapping, quiet=True, env=SlowTurns, reward=always_differs)
     lines = [line for line in lines_of(tmp_path / "overlapping") if "reward/outcome" in line]
     assert max(line["offpolicy/staleness_max"] for line in lines) in (1.0, 2.0)
     assert max(line["perf/groups_in_flight"] for line in lines) >= 1
@@ -696,15 +722,10 @@ def test_learning_happens_with_overlap(tmp_path: Path, model_folder: Path) -> No
 
 @policy_losses.register("tests_may_break")
 def may_break(inputs: LossInputs) -> TokenLosses:
-    """The plain gradient; the update that `updates_left` counts down to raises."""
+    """The plain gradient, which `trainings` counts."""
     if inputs.policy_logprobs_N.requires_grad:
-        updates_left[0] -= 1
-        if updates_left[0] == 0:
-            raise AgentR1Error("the lights went out")
+        trainings.note_update()
     return TokenLosses(loss_N=-inputs.advantages_N * inputs.policy_logprobs_N)
-
-
-updates_left = [0]
 
 
 def always_differs(task: Task, episode: Episode) -> float:
@@ -715,7 +736,7 @@ def always_differs(task: Task, episode: Episode) -> float:
 def test_a_run_that_broke_off_leaves_nothing_alive_and_goes_on_with_no_group_lost_or_trained_twice(
     tmp_path: Path, model_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It breaks in the update of step 6, with groups in flight; the checkpoint is that of step 4."""
+    """It breaks in the update of step 6, with groups in flight; the checkpoint is that of step 5."""
     run = small(
         tmp_path,
         model_folder,
@@ -725,14 +746,16 @@ def test_a_run_that_broke_off_leaves_nothing_alive_and_goes_on_with_no_group_los
         "algorithm.loss=tests_may_break",
     )
     folder = tmp_path / "broken"
-    updates_left[0] = 6
+    trainings.begin(steps=8, breaks_at=6)
     with pytest.raises(AgentR1Error, match="the lights went out"):
         agent_r1.train(overrides=run, quiet=True, env=SlowTurns, reward=always_differs)
     gc.collect()
     assert not [record.message for record in caplog.records if record.name == "asyncio"]
     assert [line["step"] for line in lines_of(folder)] == [1, 2, 3, 4, 5]
-    [*_, (_, newest)] = list_checkpoints(folder / "checkpoints")
+    [*_, (step, newest)] = list_checkpoints(folder / "checkpoints")
+    assert step == 5
     assert torch.load(newest / "state.pt", weights_only=True)["collector"]["pending"]
+    trainings.begin(steps=8, done=5)
     agent_r1.train(overrides=run, quiet=True, env=SlowTurns, reward=always_differs)
     assert [line["step"] for line in lines_of(folder)] == list(range(1, 9))
     groups = [sorted({t.group_id for t in trained_in(folder, step)}) for step in range(1, 9)]

@@ -30,9 +30,10 @@ from agent_r1.errors import ConfigError, DataError, MissingExtraError, StorageEr
 from agent_r1.tools import BaseTool, CallOutcome, SearchTool, ToolInputError, run_call
 from agent_r1.tools.base import ToolContext
 from agent_r1.tools.builtin.search import BM25Index, DenseIndex, Hit, Passage, PassageFields, open_index, read_passages
-from agent_r1.tools.builtin.search.index import best
-from agent_r1.tools.builtin.search.tool import INDEX_VARIABLE, shorten
+from agent_r1.tools.builtin.search.answers import shorten
+from agent_r1.tools.builtin.search.tool import INDEX_VARIABLE
 from agent_r1.types import Task, ToolCall
+from benchmarks.common.reference_search import best
 from benchmarks.speed import search as search_benchmark
 from tests.helpers.fuzzing import cases
 
@@ -434,7 +435,7 @@ def test_searching_does_not_hold_up_the_event_loop(
             threads.append(threading.current_thread().name)
             return [[] for _ in queries]
 
-    monkeypatch.setattr("agent_r1.tools.builtin.search.tool._shared_index", lambda folder: Watched())
+    monkeypatch.setattr("agent_r1.tools.builtin.search.answers.shared_index", lambda folder: Watched())
     call(SearchTool(index=tmp_path / "index"), query="tea")
     assert threads != [threading.current_thread().name]
 
@@ -452,7 +453,7 @@ def test_calls_of_many_episodes_at_one_moment_are_one_search(
             searches.append(len(queries))
             return index.search(queries, k)
 
-    monkeypatch.setattr("agent_r1.tools.builtin.search.tool._shared_index", lambda folder: Watched())
+    monkeypatch.setattr("agent_r1.tools.builtin.search.answers.shared_index", lambda folder: Watched())
     entry = {"name": "search", "index": str(tmp_path / "index"), "k": 1}
 
     async def one(arguments: Mapping[str, Any]) -> CallOutcome:
@@ -460,7 +461,7 @@ def test_calls_of_many_episodes_at_one_moment_are_one_search(
         return await run_call(tools, ToolCall(name="search", arguments=arguments), CONTEXT)
 
     async def all_at_once() -> list[CallOutcome]:
-        queries = ["drink made of leaves"] * 20
+        queries = [f"drink made of leaves {number}" for number in range(20)]
         return await asyncio.gather(one({"k": 1}), *(one({"query": query}) for query in queries))
 
     bad, *good = asyncio.run(all_at_once())
@@ -596,12 +597,15 @@ def test_benchmark_measures_a_small_corpus(tmp_path: Path) -> None:
     measured = search_benchmark.main(
         [
             str(write_rows(tmp_path / "a.jsonl", [{"title": title, "text": text} for _, title, text in CORPUS])),
-            *("--num-queries", "300", "--json", str(tmp_path / "figures.json")),
+            *("--num-queries", "64", "--askers", "16", "--repeats", "1", "--workers", "0"),
+            *("--json", str(tmp_path / "figures.json")),
         ]
     )
     assert json.loads((tmp_path / "figures.json").read_text()) == measured
-    assert (measured["passages"], measured["queries"]) == (8, 300)
-    assert measured["same_after_reload"] is measured["same_one_by_one"] is True
+    assert (measured["passages"], measured["calls"], measured["same_as_reference"]) == (8, 64, True)
+    names = [(row["searcher"], row["queries"]) for row in measured["rows"]]
+    assert names == [(who, kind) for who in ("reference", "0 workers") for kind in ("distinct", "repeated")]
+    assert all(0 < row["p50_ms"] <= row["p99_ms"] and row["queries_per_second"] > 0 for row in measured["rows"])
 
 
 def test_a_tool_whose_library_is_missing_is_refused_when_it_is_made(

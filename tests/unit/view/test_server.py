@@ -388,7 +388,8 @@ def test_a_run_is_running_while_its_folder_is_locked(tmp_path: Path) -> None:
         run.folder.write_summary({"steps": 1})
         assert run_named(server, "run")["state"] == "finished"
         run.folder.summary.unlink()
-        run.folder.model.mkdir()  # as a warm start leaves it
+        run.folder.model.mkdir()
+        (run.folder.model / "config.json").write_text("{}")  # as a warm start leaves it
         assert run_named(server, "run")["state"] == "finished"
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.tools.builtin.search.tool import SearchTool, shorten
+from agent_r1.tools.builtin.search.answers import shorten
+from agent_r1.tools.builtin.search.searcher import close_searchers
+from agent_r1.tools.builtin.search.tool import SearchTool
 
 if TYPE_CHECKING:
     from agent_r1.tools.builtin.search.bm25 import BM25Index
@@ -39,6 +41,7 @@ __all__ = [
     "PassageFields",
     "PassageIndex",
     "SearchTool",
+    "close_searchers",
     "open_index",
     "read_passages",
     "shorten",

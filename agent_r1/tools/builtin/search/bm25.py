@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from agent_r1.errors import DataError, MissingExtraError
-from agent_r1.tools.builtin.search.index import Hit, Progress, best, counted, hits, new_index, read_manifest
+from agent_r1.tools.builtin.search.index import Hit, Progress, counted, hits, new_index, read_manifest
 from agent_r1.tools.builtin.search.passages import Passage, StoredPassages, write_passages
+from agent_r1.tools.builtin.search.postings import Postings
 
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 WORD = rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+"
@@ -25,8 +26,15 @@ WORD = rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+"
 class BM25Index:
     """Ranks passages by the words they share with a query; rare words count more, long passages less."""
 
-    def __init__(self, scorer: Any, passages: StoredPassages, split: Callable[[str], list[str]]) -> None:
-        self._scorer = scorer
+    def __init__(
+        self,
+        vocabulary: Mapping[str, int],
+        postings: Postings,
+        passages: StoredPassages,
+        split: Callable[[str], list[str]],
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._postings = postings
         self._passages = passages
         self._split = split
 
@@ -36,7 +44,7 @@ class BM25Index:
         bm25s = _bm25s()
         from bm25s.stopwords import STOPWORDS_EN
 
-        split = _splitter(WORD, STOPWORDS_EN)
+        split = split_into_words(WORD, STOPWORDS_EN)
         folder = Path(folder)
         manifest: dict[str, Any] = {"kind": "bm25"}
         with new_index(folder, manifest) as partial:
@@ -62,8 +70,10 @@ class BM25Index:
         folder = Path(folder)
         manifest = read_manifest(folder, "bm25")
         scorer = _bm25s().BM25.load(folder, mmap=True)
-        words = manifest["words"]
-        return cls(scorer, StoredPassages(folder), _splitter(words["pattern"], words["stopwords"]))
+        scores, words = scorer.scores, manifest["words"]
+        postings = Postings(scores["indptr"], scores["indices"], scores["data"], scores["num_docs"])
+        split = split_into_words(words["pattern"], words["stopwords"])
+        return cls(scorer.vocab_dict, postings, StoredPassages(folder), split)
 
     def __len__(self) -> int:
         return len(self._passages)
@@ -73,14 +83,11 @@ class BM25Index:
         return [self._search_one(query, k) for query in queries]
 
     def _search_one(self, query: str, k: int) -> list[Hit]:
-        word_ids = self._scorer.get_tokens_ids(self._split(query))
-        if not word_ids:
-            return []
-        scores = self._scorer.get_scores_from_ids(word_ids)
-        return hits(self._passages, best(scores, k), scores)
+        word_ids = [self._vocabulary[word] for word in self._split(query) if word in self._vocabulary]
+        return hits(self._passages, self._postings.rank(word_ids, k))
 
 
-def _splitter(pattern: str, stopwords: Iterable[str]) -> Callable[[str], list[str]]:
+def split_into_words(pattern: str, stopwords: Iterable[str]) -> Callable[[str], list[str]]:
     """A function from text to words.
 
     "The Köln-Bonn line" -> ["köln", "bonn", "line"]

@@ -93,9 +93,10 @@ class DenseIndex:
         rows = _unit_rows(self._encoder.encode([queries[number] for number in nonblank]))
         scores, indices = self._vectors.search(rows, min(k, len(self)))
         for number, row_scores, row_indices in zip(nonblank, scores, indices, strict=True):
-            by_index = dict(zip(row_indices.tolist(), row_scores.tolist(), strict=True))
-            ranked = sorted((-score, index) for index, score in by_index.items())
-            results[number] = hits(self._passages, [index for _, index in ranked], by_index)
+            ranked = sorted(
+                zip(row_indices.tolist(), row_scores.tolist(), strict=True), key=lambda one: (-one[1], one[0])
+            )
+            results[number] = hits(self._passages, ranked)
         return results
 
 

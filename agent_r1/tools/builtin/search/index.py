@@ -1,18 +1,15 @@
-"""What all indexes share: the protocol, the folder with its manifest, and ranking."""
+"""What all indexes share: the protocol, and the folder with its manifest."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from agent_r1.errors import ConfigError, DataError, require_installed
 from agent_r1.files import atomic_write, flush, locked_folder, replace_folder
@@ -149,21 +146,6 @@ def counted(passages: Iterable[Passage], stage: str, progress: Progress | None) 
         progress(stage, number)
 
 
-def best(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
-    """The indices of the `k` highest scores above 0, highest first, equal scores by index.
-
-    `best([0, 2, 1, 2, 0], 2)` -> `[1, 3]`, `best([0, 2, 1, 2, 0], 9)` -> `[1, 3, 2]`
-    """
-    candidates = np.flatnonzero(scores > 0)
-    if len(candidates) > k:
-        # Only among the scores above 0: selecting from many equal zeros is several times slower.
-        positive = scores[candidates]
-        candidates = candidates[positive >= np.partition(positive, -k)[-k]]
-    order = np.lexsort((candidates, -scores[candidates]))
-    ranked: NDArray[np.intp] = candidates[order[:k]]
-    return ranked
-
-
-def hits(passages: Sequence[Passage], indices: Iterable[Any], scores: Mapping[Any, Any] | NDArray[Any]) -> list[Hit]:
-    """The passages at these indices, with their scores."""
-    return [Hit(passage=passages[int(index)], score=float(scores[index])) for index in indices]
+def hits(passages: Sequence[Passage], ranked: Iterable[tuple[int, float]]) -> list[Hit]:
+    """The passages of these numbers, with their scores."""
+    return [Hit(passage=passages[number], score=score) for number, score in ranked]

@@ -106,7 +106,7 @@ class StoredPassages(Sequence[Passage]):
     """The passages of an index folder, memory-mapped: `stored[7]` reads one line."""
 
     def __init__(self, folder: Path) -> None:
-        self._starts = np.load(folder / _STARTS_FILE, mmap_mode="r")
+        self._starts = np.load(folder / _STARTS_FILE, mmap_mode="r").view(np.ndarray)
         with (folder / _TEXT_FILE).open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -114,6 +114,6 @@ class StoredPassages(Sequence[Passage]):
         return len(self._starts) - 1
 
     def __getitem__(self, number: Any) -> Any:
-        line = self._bytes[int(self._starts[number]) : int(self._starts[number + 1])]
+        line = self._bytes[self._starts.item(number) : self._starts.item(number + 1)]
         passage_id, title, text = json.loads(line.decode("utf-8", "surrogatepass"))
         return Passage(passage_id=passage_id, title=title, text=text)

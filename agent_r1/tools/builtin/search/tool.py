@@ -8,11 +8,9 @@ or `env.tools=[search]` with the folder in the variable AGENT_R1_SEARCH_INDEX.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -20,26 +18,16 @@ from agent_r1.constraints import Count
 from agent_r1.errors import ConfigError
 from agent_r1.registry import check_arguments
 from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult
+from agent_r1.tools.builtin.search.answers import SearchRequest
+from agent_r1.tools.builtin.search.searcher import default_workers, searcher_of_loop
 from agent_r1.tools.policy import ToolPolicy
-from agent_r1.tools.workers.threads import call_off_loop
 from agent_r1.types import ToolSchema
-
-if TYPE_CHECKING:
-    from agent_r1.tools.builtin.search.index import Hit, PassageIndex
 
 INDEX_VARIABLE = "AGENT_R1_SEARCH_INDEX"
 
 _MAX_QUERIES = 8
 _MAX_K = 20
-_MIN_SHARE = 80
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Request:
-    """The checked arguments of one call."""
-
-    queries: tuple[str, ...]
-    k: int
+_MAX_WORKERS = 256
 
 
 @BaseTool.register("search")
@@ -51,6 +39,7 @@ class SearchTool(BaseTool):
         k: Passages per query when the model does not say.
         characters: Maximum length of an answer; each passage is shortened to its share.
         description: The tool's description in its schema.
+        workers: Worker processes that search; 0: none; None: one per core, at most 8, started when calls come fast.
     """
 
     name = "search"
@@ -62,16 +51,21 @@ class SearchTool(BaseTool):
         k: Annotated[int, Field(ge=1, le=_MAX_K)] = 3,
         characters: Count = 4000,
         description: str = "Search a collection of passages.",
+        workers: Annotated[int, Field(ge=0, le=_MAX_WORKERS)] | None = None,
     ) -> None:
-        check_arguments(SearchTool, "", {"k": k, "characters": characters}, "tool 'search'")
+        check_arguments(SearchTool, "", {"k": k, "characters": characters, "workers": workers}, "tool 'search'")
         self._folder = _index_folder(index)
         self._k = k
         self._characters = characters
         self.tool_schema: ToolSchema = _schema(description, k)
-        # Calls that arrive during a search wait for the next one: concurrent searches would only share the processor.
-        # The first search opens the index. Titles come on top of `characters`.
+        self._workers = workers
+        # Calls that arrive while every worker searches wait for the next batch. The first search opens the index.
+        # Titles come on top of `characters`.
         self.policy = ToolPolicy(
-            timeout=120.0, max_concurrency=1, batch_size=64, max_output_chars=max(20_000, 2 * characters)
+            timeout=120.0,
+            max_concurrency=max(1, default_workers() if workers is None else workers),
+            batch_size=32,
+            max_output_chars=max(20_000, 2 * characters),
         )
 
     def check(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -81,37 +75,29 @@ class SearchTool(BaseTool):
 
     async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
         """Search for one call."""
-        request = self._checked(args)
-        [result] = await call_off_loop(self._answer, [request])
-        return result  # type: ignore[no-any-return]
+        [result] = await self._answer([self._checked(args)])
+        return result
 
     async def batch_execute(
         self, list_of_args: Sequence[Mapping[str, Any]], contexts: Sequence[ToolContext] = ()
     ) -> list[ToolResult | Exception]:
         """Many calls, of one or many episodes, as one search. A call with wrong arguments gets its error."""
         checked = [self._checked_or_error(args) for args in list_of_args]
-        requests = [entry for entry in checked if isinstance(entry, _Request)]
-        answers = iter(await call_off_loop(self._answer, requests) if requests else ())
-        return [next(answers) if isinstance(entry, _Request) else entry for entry in checked]
+        requests = [entry for entry in checked if isinstance(entry, SearchRequest)]
+        answers = iter(await self._answer(requests) if requests else ())
+        return [next(answers) if isinstance(entry, SearchRequest) else entry for entry in checked]
 
-    def _answer(self, requests: Sequence[_Request]) -> list[ToolResult]:
-        index = _shared_index(self._folder)
-        queries = [query for request in requests for query in request.queries]
-        # The best 3 are the first 3 of the best 5, so calls with different `k` still share one search.
-        found = iter(index.search(queries, max(request.k for request in requests)))
-        return [self._result(request, [next(found)[: request.k] for _ in request.queries]) for request in requests]
+    async def _answer(self, requests: Sequence[SearchRequest]) -> list[ToolResult]:
+        answers = await searcher_of_loop(self._workers).answer(self._folder, requests)
+        return [(ToolResponse(text=text), None, {"passages": [list(some) for some in ids]}) for text, ids in answers]
 
-    def _result(self, request: _Request, found: list[list[Hit]]) -> ToolResult:
-        info = {"passages": [[hit.passage.passage_id for hit in some] for some in found]}
-        return ToolResponse(text=_answer_text(request.queries, found, self._characters)), None, info
-
-    def _checked(self, args: Mapping[str, Any]) -> _Request:
+    def _checked(self, args: Mapping[str, Any]) -> SearchRequest:
         checked = self._checked_or_error(args)
         if isinstance(checked, ToolInputError):
             raise checked
         return checked
 
-    def _checked_or_error(self, args: Mapping[str, Any]) -> _Request | ToolInputError:
+    def _checked_or_error(self, args: Mapping[str, Any]) -> SearchRequest | ToolInputError:
         problems = []
         given = args.get("query")
         queries = [given] if isinstance(given, str) else given
@@ -128,53 +114,7 @@ class SearchTool(BaseTool):
         problems += [f"{name}: there is no such argument" for name in sorted(set(args) - {"query", "k"})]
         if problems:
             return ToolInputError(f"wrong arguments for search: {'; '.join(problems)}")
-        return _Request(queries=tuple(queries or ()), k=k)
-
-
-def _answer_text(queries: Sequence[str], found: list[list[Hit]], characters: int) -> str:
-    """The passages in at most `characters`, titles included. Each text is shortened to its share; where a share would
-    be too short to be useful, the last hits of each query are left out."""
-    while True:
-        bare = _joined(queries, found, 0)
-        num_hits = sum(map(len, found))
-        share = (characters - len(bare)) // max(num_hits, 1)
-        max_hits = max(map(len, found), default=0)
-        if share >= _MIN_SHARE or max_hits <= 1:
-            return _joined(queries, found, max(share, 1))
-        found = [hits[: max_hits - 1] for hits in found]
-
-
-def _joined(queries: Sequence[str], found: list[list[Hit]], share: int) -> str:
-    parts = [_format_hits(some, share) for some in found]
-    if len(parts) > 1:
-        parts = [f'Results for "{query}":\n{part}' for query, part in zip(queries, parts, strict=True)]
-    return "\n\n".join(parts)
-
-
-def _format_hits(found: Sequence[Hit], characters: int) -> str:
-    """Numbered passages: "[1] Tea" on one line, its text on the next."""
-    if not found:
-        return "No passage matches."
-    return "\n\n".join(_format_hit(number, hit, characters) for number, hit in enumerate(found, start=1))
-
-
-def _format_hit(number: int, hit: Hit, characters: int) -> str:
-    title = hit.passage.title or hit.passage.passage_id
-    return f"[{number}] {title}\n{shorten(hit.passage.text, characters)}"
-
-
-def shorten(text: str, characters: int) -> str:
-    """The beginning of a text, cut between words.
-
-    >>> shorten("one two three", 9), shorten("one two", 9)
-    ('one two …', 'one two')
-    """
-    if len(text) <= characters:
-        return text
-    head = text[: max(characters - 2, 0)]
-    if not text[len(head)].isspace() and " " in head:
-        head = head.rpartition(" ")[0]
-    return f"{head.rstrip()} …" if head.strip() else "…"
+        return SearchRequest(queries=tuple(queries or ()), k=k, characters=self._characters)
 
 
 def _schema(description: str, k: int) -> ToolSchema:
@@ -209,22 +149,3 @@ def _index_folder(index: str | Path | None) -> Path:
 
     check_index(Path(named))
     return Path(named).resolve()
-
-
-_indexes: dict[tuple[Path, int], PassageIndex] = {}
-_opening = threading.Lock()
-
-
-def _shared_index(folder: Path) -> PassageIndex:
-    """The index of a folder, opened once per process, and again after it was rebuilt."""
-    from agent_r1.tools.builtin.search.index import MANIFEST, open_index, read_manifest
-
-    try:
-        key = (folder, (folder / MANIFEST).stat().st_mtime_ns)
-    except OSError:
-        read_manifest(folder)
-        raise
-    with _opening:
-        if key not in _indexes:
-            _indexes[key] = open_index(folder)
-        return _indexes[key]
