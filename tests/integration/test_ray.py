@@ -28,6 +28,7 @@ from agent_r1.types import Trajectory
 from tests.helpers import commands
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides
 from tests.integration.test_runs import same_weights
+from tests.unit.envs.test_env_service import free_port
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
@@ -150,6 +151,12 @@ def test_workers_without_torch_make_the_same_run_and_one_that_is_killed_changes_
     assert [line["error/lost_workers"] for line in metrics_of(ray / "tiny")] == [0, 0]
 
 
+def test_a_cluster_that_is_not_there_is_an_error_at_once(tmp_path: Path, model_folder: Path) -> None:
+    settings = ["rollout.workers=ray", f"rollout.ray.address=127.0.0.1:{free_port()}"]
+    with pytest.raises(WorkersError, match=r"the Ray cluster at 127\.0\.0\.1:\d+ cannot be reached: .*refused"):
+        commands.train(recipe_in(tmp_path), *tiny_run(tmp_path / "runs", model_folder, *settings), quiet=True)
+
+
 def test_the_next_run_has_the_recipe_as_it_is_then(cluster: Any, tmp_path: Path, model_folder: Path) -> None:
     """And agents behind the gateway run in the workers."""
     for word in ("before", "after"):
@@ -232,21 +239,21 @@ def test_the_quickstart_learns_on_two_nodes_while_one_is_killed(tmp_path: Path, 
         *on(cluster),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "200"}
-    run = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    try:
-        output: list[str] = []
+    output: list[str] = []
+    with subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
         reader = threading.Thread(target=lambda: output.extend(run.stdout or ()))
         reader.start()
-        wait_for(lambda: steps_done() >= 4 or run.poll() is not None, 1800)
-        cluster.remove_node(nodes[1], allow_graceful=False)
-        wait_for(lambda: steps_done() >= 9 or run.poll() is not None, 1800)
-        cluster.add_node(num_cpus=1)
-        assert run.wait(timeout=1800) == 0, "".join(output)[-3000:]
-        reader.join()
-    finally:
-        if run.poll() is None:
-            run.kill()
-        cluster.shutdown()
+        try:
+            wait_for(lambda: steps_done() >= 4 or run.poll() is not None, 1800)
+            cluster.remove_node(nodes[1], allow_graceful=False)
+            wait_for(lambda: steps_done() >= 9 or run.poll() is not None, 1800)
+            cluster.add_node(num_cpus=1)
+            assert run.wait(timeout=1800) == 0, "".join(output)[-3000:]
+        finally:
+            if run.poll() is None:
+                run.kill()
+            reader.join()
+            cluster.shutdown()
     summary = json.loads((tmp_path / "runs" / "quickstart" / "summary.json").read_text())
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [line for line in lines if "error/lost_workers" in line]
@@ -277,33 +284,44 @@ def test_a_run_that_is_interrupted_or_killed_leaves_no_process_behind(
     folder = tmp_path / "runs"
     overrides = tiny_run(folder, model_folder, "trainer.steps=500", "trainer.save_every=500", "rollout.workers=ray")
     command = [sys.executable, "-m", "agent_r1.cli", "train", str(RECIPE), *overrides, "rollout.ray.address=local"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AGENT_R1_TEST_MARK": str(tmp_path)}
-    run = subprocess.Popen(
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    metrics = folder / "tiny" / "metrics.jsonl"
+    with subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    try:
-        wait_for(lambda: (folder / "tiny" / "metrics.jsonl").exists() or run.poll() is not None, 300)
-        assert any("RolloutWorker" in name for name in processes_of(tmp_path))
-        if number == signal.SIGINT:
-            os.killpg(run.pid, number)
-        else:
-            run.send_signal(number)
-        output, _ = run.communicate(timeout=120)
-    finally:
-        if run.poll() is None:
+    ) as run:
+        try:
+            wait_for(lambda: (metrics.exists() and metrics.read_text()) or run.poll() is not None, 300)
+            started = processes_below(run.pid)
+            if number == signal.SIGINT:
+                os.killpg(run.pid, number)
+            else:
+                run.send_signal(number)
+            output, _ = run.communicate(timeout=120)
+        finally:
             run.kill()
+    assert sum("RolloutWorker" in name for name in started.values()) == 2
     if number != signal.SIGKILL:
         assert run.returncode == 128 + number, output[-3000:]
         assert "the same command resumes from there" in output
-    wait_for(lambda: not processes_of(tmp_path), 90)
+    wait_for(lambda: not [name for pid, name in started.items() if name_of(pid) == name], 120)
 
 
-def processes_of(mark: Path) -> list[str]:
-    """The command lines of the processes that a run with this mark in its environment has started."""
-    found = []
+def processes_below(parent: int) -> dict[int, str]:
+    """The processes that a process has started, and theirs, by their command lines."""
+    parents: dict[int, int] = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with suppress(OSError):
-                if f"AGENT_R1_TEST_MARK={mark}".encode() in (process / "environ").read_bytes():
-                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-    return found
+                parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    found, new = set[int](), {parent}
+    while new:
+        new = {pid for pid, above in parents.items() if above in new}
+        found |= new
+    return {pid: name for pid in found if (name := name_of(pid))}
+
+
+def name_of(pid: int) -> str:
+    """The command line of a process; "" when it has ended."""
+    with suppress(OSError):
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -29,6 +30,9 @@ try:
     from ray.exceptions import RayError
 except ImportError as error:
     raise MissingExtraError("ray", "ray", "rollout.workers=ray") from error
+
+_CONNECT_SECONDS = 10.0
+"""How long a cluster may take to accept a connection."""
 
 _STOP_SECONDS = 8.0
 """How long a worker may take to close its environments and tools before it is killed."""
@@ -102,6 +106,7 @@ class RayCluster:
         if missing:
             raise ConfigError(f"rollout.ray.env_vars names variables that are not set: {', '.join(missing)}")
         address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
+        _check_reachable(address)
         starts: dict[str, Any] = {
             "num_cpus": _cpus(settings),
             "resources": _resources(settings),
@@ -207,6 +212,17 @@ def _cpus(settings: RayConfig) -> float:
 
 def _resources(settings: RayConfig) -> dict[str, float] | None:
     return {name: amount * settings.num_workers for name, amount in settings.resources.items()} or None
+
+
+def _check_reachable(address: str) -> None:
+    """Raise `WorkersError` where nothing listens: Ray itself would try again for many minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return  # a word, such as `auto`
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise WorkersError(_explained(address, error)) from error
 
 
 def _explained(address: str, error: Exception) -> str:
