@@ -27,6 +27,9 @@ STALENESS_MEAN = "offpolicy/staleness_mean"
 STEP_SECONDS = "time/step"
 PEAK_GPU_GB = "perf/peak_gpu_gb"
 
+USAGE_PREFIX = "usage/"
+"""Of what a server behind a chat API says that an episode took: tokens and requests."""
+
 EVAL_PREFIX = "eval/"
 ALL_SOURCES = "all"
 

@@ -15,6 +15,7 @@ from agent_r1.cli.indexes import index, search
 from agent_r1.cli.recipes import check, evaluate, sft, train
 from agent_r1.cli.reports import plot, table
 from agent_r1.cli.scaffold import copy, init, list_recipes
+from agent_r1.cli.scaling.plan import plan
 from agent_r1.cli.serving import serve as serve_model
 from agent_r1.cli.view import view
 
@@ -57,6 +58,7 @@ _add(app, "check", check, "Recipes")
 _add(app, "train", train, "Recipes")
 _add(app, "sft", sft, "Recipes")
 _add(app, "eval", evaluate, "Recipes")
+_add(app, "plan", plan, "Recipes")
 _add(app, "chat", chat, "Trained agents")
 _add(app, "serve", serve_model, "Trained agents")
 _add(app, "export", export, "Trained agents")

@@ -24,7 +24,9 @@ from agent_r1.config.schema import (
     RewardConfig,
     RewardPart,
     RunConfig,
+    ShardingConfig,
 )
+from agent_r1.config.servers_schema import ServersConfig
 
 __all__ = [
     "PART_KEYS",
@@ -41,6 +43,8 @@ __all__ = [
     "RewardConfig",
     "RewardPart",
     "RunConfig",
+    "ServersConfig",
+    "ShardingConfig",
     "algorithm_name",
     "config_differences",
     "from_yaml",

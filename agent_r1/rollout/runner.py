@@ -8,15 +8,16 @@ group as a failed trajectory with its traceback, and is left out of every averag
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import Engine
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import EpisodeError, RolloutsFailingError, WorkersError, boundary
+from agent_r1.errors import EngineLostError, EpisodeError, RolloutsFailingError, WorkersError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext, FlowObserver, Turn, checked_episode
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
@@ -115,11 +116,10 @@ class Rollout:
         without it this call has `limits.concurrency` slots of its own.
 
         Failed members of a group with too few valid ones are rolled out again (`limits.group_refills`) after all other
-        rollouts have ended, since what was unavailable may be back by then. A group that still has too few is marked as
-        dropped.
+        rollouts have ended: what was unavailable may be back by then. A group that still has too few is `dropped`.
 
         Raises `RolloutsFailingError` when every rollout failed, or too many in a row: there is nothing to learn from,
-        and the cause is something that no retry fixes.
+        and no retry fixes it. Raises `EngineLostError` or `WorkersError` when the engine or all workers are lost.
         """
         slots = slots or asyncio.Semaphore(self.limits.concurrency)
         planned = [
@@ -155,10 +155,9 @@ class Rollout:
             raise_if_all_failed(groups)
         return [replace(group, dropped=True) if self._is_weak(group) else group for group in groups]
 
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
+    def opened(self) -> AbstractAsyncContextManager[None]:
         """Inside, rollouts can be made."""
-        yield
+        return nullcontext()
 
     def take_counts(self) -> dict[str, float]:
         """Metrics of how rollouts were run since the last call; here there are none."""
@@ -254,7 +253,9 @@ class Rollout:
             episode = checked_episode(flow, await flow.run(task))
         if episode.posted_reward is not None:
             return episode, Score(value=episode.posted_reward, answer=episode.answer)
-        return episode, await score_episode(reward, task, episode)
+        started = time.perf_counter()
+        score = await score_episode(reward, task, episode)
+        return _with_reward_seconds(episode, time.perf_counter() - started), score
 
     async def _attempt(
         self, flow: AgentFlowBase, task: Task, group_id: int, number: int, reward: RewardFunction
@@ -297,6 +298,13 @@ class Rollout:
         )
 
 
+def _with_reward_seconds(episode: Episode, seconds: float) -> Episode:
+    """The episode with the seconds of its reward function among the timings of its last step."""
+    *steps, last = episode.steps
+    last = replace(last, timings={**last.timings, "reward": seconds})
+    return replace(episode, steps=(*steps, last))
+
+
 def _metrics_of(flow: AgentFlowBase | None, reason: StopReason) -> Mapping[str, float]:
     """The metrics of a failed flow; none when computing them fails."""
     if flow is None:
@@ -324,7 +332,7 @@ async def _run_all(rollouts: Mapping[_MemberKey, Coroutine[Any, Any, Trajectory]
         async with asyncio.TaskGroup() as running:
             tasks = {key: running.create_task(rollout) for key, rollout in rollouts.items()}
     except ExceptionGroup as failures:
-        failing = failures.subgroup((RolloutsFailingError, WorkersError))
+        failing = failures.subgroup((RolloutsFailingError, EngineLostError, WorkersError))
         if failing is None:
             raise
         raise failing.exceptions[0] from None

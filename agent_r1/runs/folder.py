@@ -6,7 +6,7 @@ runs/<name>/config.yaml               the resolved configuration
             trajectories/<n>.jsonl    the rollouts of step n; eval_before.jsonl, eval_after.jsonl
             credit/<n>.jsonl          what the learner made of them, on request
             warnings.jsonl            warnings of the health monitor, each with its step
-            checkpoints/step_<n>/     state to resume from
+            checkpoints/step_<n>/     state to resume from: state.pt, and shards/ of a run on several ranks
             hf/                       the trained model
             summary.json              the result; a run without it is unfinished
             tensorboard/, wandb/      what trackers write, on request; trackers.json: their ids of the run
@@ -83,6 +83,11 @@ class RunFolder:
         """Raise `RunLockedError` when another process has taken the folder over: this one must not write any more."""
         if self._lock is not None:
             self._lock.ensure_held()
+
+    def release(self) -> None:
+        """Give the folder back to other processes, when this one is about to end."""
+        if self._lock is not None:
+            self._lock.release()
 
     def step_trajectories(self, step: int) -> Path:
         """The file with the rollouts of one training step."""

@@ -40,6 +40,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Scaling": (
         "scaling.md",
         "scaling/servers.md",
+        "scaling/vllm_on_a_cpu.md",
+        "scaling/openai.md",
         "scaling/ray.md",
         "scaling/several_gpus.md",
         "scaling/verl.md",

@@ -136,6 +136,7 @@ class Forked:
         """All that it prints until it ends."""
         printed = _read_both(self, timeout)
         self.wait(timeout)
+        self.close()
         return printed
 
     def close(self) -> None:

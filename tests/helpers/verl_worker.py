@@ -5,8 +5,12 @@ Everything here is imported where verl is installed (`make verl`). Rows are of t
 
 from __future__ import annotations
 
+import asyncio
+import json
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +95,41 @@ class FakeClient:
         ids = self.script.reply(prompt_ids)[: sampling_params["max_tokens"]]
         logprobs = logprobs_of(ids) if self.score is None else self.score(list(prompt_ids), ids)
         return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields={"global_steps": 3})
+
+
+class HttpClient:
+    """verl's client in front of a server that speaks vLLM's `/inference/v1/generate`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.seeds = count()
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> Any:
+        """One `TokenOutput`."""
+        from verl.workers.rollout.replica import TokenOutput
+
+        asked = {name: sampling_params[name] for name in ("max_tokens", "temperature", "top_p", "stop_token_ids")}
+        asked |= {"top_k": max(0, sampling_params["top_k"]), "seed": next(self.seeds), "logprobs": 0}
+        body = {"request_id": request_id, "token_ids": prompt_ids, "sampling_params": asked}
+        request = urllib.request.Request(
+            f"{self.url}/inference/v1/generate",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        (choice,) = (await asyncio.to_thread(_read, request))["choices"]
+        return TokenOutput(
+            token_ids=choice["token_ids"],
+            log_probs=[entry["logprob"] for entry in choice["logprobs"]["content"]],
+            stop_reason="completed",
+            extra_fields={"global_steps": 3},
+        )
+
+
+def _read(request: urllib.request.Request) -> dict[str, Any]:
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return dict(json.load(answer))
 
 
 class ScriptedTwin(ScriptedEngine):

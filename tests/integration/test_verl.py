@@ -25,9 +25,11 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.errors import ConfigError, RolloutsFailingError
 from agent_r1.integrations.verl import sequences_of
 from agent_r1.types import Task, Trajectory
+from tests.helpers.engine_server import engine_server
 from tests.helpers.verl_worker import (
     QUICKSTART,
     FakeClient,
+    HttpClient,
     Script,
     ScriptedTwin,
     batch_of,
@@ -69,7 +71,7 @@ def own_trajectories(recipe: Path, script: Script, tasks: list[Task], context_le
     return [group.trajectories[0] for group in groups]
 
 
-def run_worker(config: Any, client: FakeClient, tasks: list[Task]) -> Any:
+def run_worker(config: Any, client: FakeClient | HttpClient, tasks: list[Task]) -> Any:
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
     worker = AgentLoopWorker(config, client)
@@ -120,7 +122,23 @@ def test_a_forward_pass_over_verls_rows_gives_the_log_probs_of_the_rollout(tmp_p
     recipe = write_recipe(tmp_path, model_folder)
     client = FakeClient(Script(str(model_folder)), score)
     config = verl_config(model_folder, write_loop_file(tmp_path, recipe))
-    batch = run_worker(config, client, [shop_task(number) for number in range(3)]).batch
+    check_log_probs(model, run_worker(config, client, [shop_task(number) for number in range(3)]).batch)
+
+
+def test_tokens_that_a_server_sampled_keep_their_log_probs(tmp_path: Path, model_folder: Path) -> None:
+    """Behind verl's worker: a server that speaks vLLM's HTTP interface, with a real model underneath."""
+    from transformers import AutoModelForCausalLM
+
+    recipe = write_recipe(tmp_path, model_folder)
+    config = verl_config(model_folder, write_loop_file(tmp_path, recipe))
+    with engine_server(model_folder) as server:
+        batch = run_worker(config, HttpClient(server.url), [shop_task(number) for number in range(4)]).batch
+    assert len({tuple(row) for row in batch["responses"].tolist()}) == 4
+    check_log_probs(AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32), batch)
+
+
+def check_log_probs(model: Any, batch: Any) -> None:
+    """The rollout's log-probs are those of a forward pass over verl's padded rows."""
     with torch.no_grad():
         logits = model(
             batch["input_ids"], attention_mask=batch["attention_mask"], position_ids=batch["position_ids"]
@@ -185,7 +203,7 @@ def transfer_queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     config = verl_config(Path("model"), Path("none")).transfer_queue
     config.enable = True
     config.backend.SimpleStorage.num_data_storage_units = 1
-    ray.init(num_cpus=16, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(address="local", num_cpus=16, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     try:
         tq.init(config)
         yield tq
@@ -208,20 +226,26 @@ def run_v1_worker(tq: Any, config: Any, script: Script, task: Task, uid: str) ->
     try:
         ray.get(worker.generate_sequences.remote(given))
         end = time.monotonic() + 120
-        while (status := tq.kv_list(partition_id="train")["train"][uid]["status"]) == "running":
+        while (status := _tags(tq).get(uid, {}).get("status", "running")) == "running":
             assert time.monotonic() < end, "the worker has not finished"
             time.sleep(0.2)
     finally:
         ray.kill(worker)
-    keys = sorted(key for key in tq.kv_list(partition_id="train")["train"] if key.startswith(f"{uid}_"))
+    keys = sorted(key for key in _tags(tq) if key.startswith(f"{uid}_"))
     return status, {key: tq.kv_batch_get(keys=[key], partition_id="train") for key in keys}
+
+
+def _tags(tq: Any) -> dict[str, Any]:
+    """The tags of all keys; a prompt appears when its worker has begun."""
+    return dict(tq.kv_list(partition_id="train").get("train", {}))
 
 
 def test_the_worker_of_v1_gets_our_steps_with_their_rewards_on_their_tokens(
     transfer_queue: Any, tmp_path: Path, model_folder: Path
 ) -> None:
     recipe, script, task = write_recipe(tmp_path, model_folder), Script(str(model_folder)), shop_task(2)
-    config = verl_config(model_folder, write_loop_file(tmp_path, recipe), "actor_rollout_ref.rollout.n=2")
+    estimator = "algorithm.adv_estimator=agent_r1/step_group"
+    config = verl_config(model_folder, write_loop_file(tmp_path, recipe), "actor_rollout_ref.rollout.n=2", estimator)
     status, outputs = run_v1_worker(transfer_queue, config, script, task, "appended")
     assert (status, list(outputs)) == ("finished", ["appended_0_0", "appended_1_0"])
     (trajectory,) = own_trajectories(recipe, script, [task], PROMPT + RESPONSE)
@@ -307,6 +331,23 @@ def test_compute_advantage_of_verl_calls_our_estimators(registered: Any, tmp_pat
         assert not found["advantages"][~mask].any()
 
 
+def test_grpo_of_v1_compares_episodes_not_outputs(registered: Any) -> None:
+    """Why rewritten history needs `grpo`: an episode of two outputs is one rollout of its group, and both get its
+    advantage. Returns 1 and 0 give 0.7071 and -0.7071."""
+    import numpy as np
+    from tensordict import TensorDict
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    fields = {"token_level_rewards": torch.tensor([[1.0], [1.0], [0.0]]), "response_mask": torch.ones(3, 1)}
+    data = DataProto(
+        batch=TensorDict(fields, batch_size=3), non_tensor_batch={"uid": np.array(["u", "u", "u"], dtype=object)}
+    )
+    keys = ["u_0_0", "u_0_1", "u_1_0"]
+    found = compute_advantage_for_multi_trajectories(data, keys, registered.AdvantageEstimator.GRPO).batch
+    assert found["advantages"].flatten().tolist() == pytest.approx([0.7071, 0.7071, -0.7071], abs=1e-4)
+
+
 def test_our_losses_are_found_by_name_and_agree_with_verls(registered: Any) -> None:
     from verl.workers.config import ActorConfig
 
@@ -323,6 +364,59 @@ def test_our_losses_are_found_by_name_and_agree_with_verls(registered: Any) -> N
             values.append((value.detach(), torch.autograd.grad(value, leaf)[0]))
         assert torch.allclose(values[0][0], values[1][0])
         assert torch.allclose(values[0][1], values[1][1])
+
+
+def test_verls_training_loss_calls_ours_on_the_rows_of_v1(registered: Any) -> None:
+    """`ppo_loss`, which verl's engines call with a micro-batch: two rows, a run of two steps and one of one."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    from agent_r1.algorithms import LossInputs, policy_losses
+
+    generator = torch.Generator().manual_seed(0)
+    prompts, masks = (3, 2), ([1, 1, 0, 1], [1, 1])
+    logprobs = [
+        torch.randn(p + len(m), generator=generator).requires_grad_() for p, m in zip(prompts, masks, strict=True)
+    ]
+    old, advantages = ([torch.randn(len(m), generator=generator) for m in masks] for _ in range(2))
+
+    def nested(rows: Any) -> Any:
+        return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+    data = TensorDict(
+        {
+            "prompts": nested(torch.ones(size, dtype=torch.long) for size in prompts),
+            "responses": nested(torch.ones(len(m), dtype=torch.long) for m in masks),
+            "response_mask": nested(torch.tensor(m) for m in masks),
+            "old_log_probs": nested(old),
+            "advantages": nested(advantages),
+        },
+        batch_size=2,
+    )
+    tensordict_utils.assign_non_tensor(data, dp_size=1, batch_num_tokens=5, global_batch_size=2)
+    config = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=PolicyLossConfig(loss_mode="agent_r1/clip"),
+    )
+    found, metrics = ppo_loss(config, {"log_probs": nested(logprobs)}, data)
+    kept = [torch.tensor(m).bool() for m in masks]
+    now = torch.cat([row[size - 1 : -1][m] for row, size, m in zip(logprobs, prompts, kept, strict=True)])
+    expected = policy_losses.get("clip")(
+        LossInputs(
+            policy_logprobs_N=now,
+            old_logprobs_N=torch.cat([row[m] for row, m in zip(old, kept, strict=True)]),
+            advantages_N=torch.cat([row[m] for row, m in zip(advantages, kept, strict=True)]),
+            step_N=torch.tensor([0, 0, 1, 2, 2]),
+        )
+    ).loss_N.mean()
+    assert torch.allclose(found, expected)
+    gradients = [torch.autograd.grad(each, logprobs, retain_graph=True) for each in (found, expected)]
+    assert all(torch.allclose(*pair) for pair in zip(*gradients, strict=True))
+    assert "actor/clip_fraction" in metrics
 
 
 def test_verls_gae_is_our_token_gae_over_several_steps(registered: Any) -> None:

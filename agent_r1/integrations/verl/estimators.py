@@ -34,7 +34,7 @@ REFUSED: Mapping[str, str] = {
     ),
     "greedy_baseline": (
         "verl samples greedy rollouts for its own estimator alone; use algorithm.adv_estimator=remax, which computes "
-        "the same"
+        "the same for a reward at the end"
     ),
 }
 """Estimators of ours that verl cannot carry, and what to use instead."""

@@ -36,6 +36,7 @@ def export_recipe(
     """Write the folder, after the recipe's data and model have been made where they were missing."""
     console = console or RunConsole(quiet=True)
     config = load_config(recipe, overrides)
+    verl_settings(config, prompt_length=1, context_length=2, gpus=gpus)  # refused before anything is made
     with open_recipe(config):
         plan = ensure_model(prepare_plan(config), console)
         checked = check_model(plan)

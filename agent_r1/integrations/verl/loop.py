@@ -24,7 +24,7 @@ from agent_r1.errors import ConfigError
 from agent_r1.integrations.verl.conversion import VerlSequence
 from agent_r1.integrations.verl.engine import VerlEngine
 from agent_r1.integrations.verl.estimators import REFUSED, refuse
-from agent_r1.integrations.verl.outputs import VerlSetting, verl_sequences
+from agent_r1.integrations.verl.outputs import WHOLE_EPISODE, VerlSetting, verl_sequences
 from agent_r1.integrations.verl.recipe import RECIPE_VARIABLE, VerlRecipe, load_recipe, task_of_row
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Trajectory
@@ -84,10 +84,11 @@ class AgentR1Loop(AgentLoopBase):  # type: ignore[misc]
         rewards = self.recipe.rewards_of(trajectory)
         sequences = verl_sequences(trajectory, rewards, setting)
         outputs = [self._output(sequence, trajectory, rewards, engine) for sequence in sequences]
-        if len(outputs) == 1:
+        if len(outputs) > 1:
+            return outputs
+        if setting.estimator not in WHOLE_EPISODE:
             outputs[0].response_rewards = list(sequences[0].response_rewards)
-            return outputs[0]
-        return outputs
+        return outputs[0]
 
     def _setting(self, *, is_v1: bool) -> VerlSetting:
         algorithm, actor = self.recipe.config.algorithm, self.config.actor_rollout_ref.actor

@@ -19,6 +19,7 @@ from agent_r1.data import task_from_row
 from agent_r1.engines import Engine
 from agent_r1.errors import ConfigError, DataError, no_exit
 from agent_r1.gateway import Gateway
+from agent_r1.integrations.verl.settings import check_rewards
 from agent_r1.registry import recipe_folder
 from agent_r1.rewards import ProcessBalance, RewardShaping
 from agent_r1.tools import ToolRunner
@@ -65,15 +66,21 @@ def task_of_row(row: Mapping[str, Any], default_agent: str = "env_loop") -> Task
             read = json.loads(given)
         except (TypeError, ValueError) as error:
             raise DataError(f"the column {TASK_COLUMN} must hold JSON text, found {given!r:.80}: {error}") from error
-        return task_from_row(read, "verl", default_agent)
+        if not isinstance(read, dict):
+            raise DataError(f"the column {TASK_COLUMN} must hold JSON text of an object, found {given!r:.80}")
+        return _checked(read, "verl", default_agent)
     extra = row.get("extra_info") or {}
     columns: dict[str, Any] = {
         key: row[key] for key in ("reward_model", "env_kwargs", "data_source", "task_id") if row.get(key) is not None
     }
     prompt = row.get("raw_prompt")
     columns |= {"prompt": None if prompt is None else [dict(message) for message in prompt], "extra_info": dict(extra)}
+    return _checked(columns, str(extra.get("index", "verl")), str(extra.get("flow", default_agent)))
+
+
+def _checked(row: Mapping[str, Any], task_id: str, agent: str) -> Task:
     try:
-        return task_from_row(columns, str(extra.get("index", "verl")), str(extra.get("flow", default_agent)))
+        return task_from_row(row, task_id, agent)
     except ValueError as error:
         raise DataError(f"a row of verl is no task: {error}") from error
 
@@ -82,6 +89,7 @@ class VerlRecipe:
     """A recipe that plays episodes with engines of verl."""
 
     def __init__(self, config: Config) -> None:
+        check_rewards(config)
         with open_recipe(config):
             algorithm, reward = check_config(config)
         self.config = config

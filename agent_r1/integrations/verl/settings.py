@@ -18,6 +18,14 @@ AGGREGATIONS: Mapping[str, str] = {
     "token-sum-norm": "seq-mean-token-sum-norm",
 }
 """Our aggregations by verl's names. An episode is one row."""
+OF_VERL: Mapping[str, str] = {
+    "group": "grpo",
+    "leave_one_out": "rloo",
+    "group_whitened": "reinforce_plus_plus_baseline",
+    "token_gae": "gae",
+    "greedy_baseline": "remax",
+}
+"""Estimators of ours that verl has too, also with a KL penalty in the reward of each token."""
 KL_ESTIMATORS: Mapping[str, str] = {"k1": "kl", "abs": "abs", "k2": "mse", "k3": "low_var_kl"}
 """Our KL estimators by verl's names."""
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -135,13 +143,18 @@ def _estimator(config: Config, settings: VerlSettings) -> None:
     name, arguments = algorithm.estimator.name, algorithm.estimator.arguments
     if name == "token_gae":
         _gae(algorithm, settings)
-    elif name == "greedy_baseline":
-        settings.overrides["algorithm.adv_estimator"] = "remax"
+    elif name in OF_VERL and (name in REFUSED or _penalises_rewards(algorithm)):
+        settings.overrides["algorithm.adv_estimator"] = OF_VERL[name]
+        settings.overrides["algorithm.norm_adv_by_std_in_grpo"] = arguments.get("normalise_std") is not False
     elif name in REFUSED:
         settings.problems.append(f"algorithm.estimator.name={name}: {REFUSED[name]}")
     else:
         settings.overrides["algorithm.adv_estimator"] = "agent_r1"
     settings.overrides["algorithm.gamma"] = float(arguments.get("gamma", 1.0))
+
+
+def _penalises_rewards(algorithm: AlgorithmConfig) -> bool:
+    return bool(algorithm.kl.coefficient) and algorithm.kl.place == "reward"
 
 
 def _gae(algorithm: AlgorithmConfig, settings: VerlSettings) -> None:
@@ -197,10 +210,8 @@ def _kl(config: Config, settings: VerlSettings) -> None:
         settings.problems.append(f"algorithm.kl.estimator={name}: verl has {', '.join(KL_ESTIMATORS)}")
         return
     if kl.place == "reward":
-        settings.problems.append(
-            "algorithm.kl.place=reward: our estimators inside verl cannot tell a penalty per token from the task's "
-            "reward; set place=loss"
-        )
+        _kl_in_reward(config.algorithm, KL_ESTIMATORS[name] + plus, settings)
+        return
     if kl.target is not None:
         settings.problems.append("algorithm.kl.target: verl adapts only a KL in the reward; set target=null")
     settings.overrides |= {
@@ -208,6 +219,29 @@ def _kl(config: Config, settings: VerlSettings) -> None:
         f"{ACTOR}.kl_loss_coef": kl.coefficient,
         f"{ACTOR}.kl_loss_type": KL_ESTIMATORS[name] + plus,
     }
+
+
+def _kl_in_reward(algorithm: AlgorithmConfig, penalty: str, settings: VerlSettings) -> None:
+    """A penalty on tokens, which verl's own estimators read; ours could not tell it from the task's reward."""
+    kl, name = algorithm.kl, algorithm.estimator.name
+    if name not in OF_VERL:
+        settings.problems.append(
+            f"algorithm.kl.place=reward with algorithm.estimator.name={name}: inside verl our estimators cannot tell a "
+            "penalty per token from the task's reward; set place=loss"
+        )
+    settings.notes.append(
+        f"with a KL penalty in the reward the estimator is verl's own {OF_VERL.get(name)}: groups whose members all "
+        "earned the same keep the credit of their penalties"
+    )
+    settings.overrides |= {
+        "algorithm.use_kl_in_reward": True,
+        "algorithm.kl_penalty": penalty,
+        "algorithm.kl_ctrl.type": "fixed" if kl.target is None else "adaptive",
+        "algorithm.kl_ctrl.kl_coef": kl.coefficient,
+        "algorithm.kl_ctrl.horizon": kl.horizon,
+    }
+    if kl.target is not None:
+        settings.overrides["algorithm.kl_ctrl.target_kl"] = kl.target
 
 
 def _off_policy(config: Config, settings: VerlSettings) -> None:

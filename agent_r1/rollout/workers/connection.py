@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from agent_r1.engines import Engine, MessageEngine
-from agent_r1.errors import INTERRUPTIONS, EngineRequestError, described
+from agent_r1.errors import INTERRUPTIONS, EngineLostError, EngineRequestError, described
 from agent_r1.rollout.workers.cluster import WorkerHandle
 from agent_r1.rollout.workers.messages import EngineAnswer, EngineRequest, ToWorker
 
@@ -13,9 +14,10 @@ from agent_r1.rollout.workers.messages import EngineAnswer, EngineRequest, ToWor
 class Connection:
     """All messages of one round of the event loop travel as one batch."""
 
-    def __init__(self, handle: WorkerHandle, engine: Engine) -> None:
+    def __init__(self, handle: WorkerHandle, engine: Engine, on_engine_lost: Callable[[EngineLostError], None]) -> None:
         self._handle = handle
         self._engine = engine
+        self._on_engine_lost = on_engine_lost
         self._outbox: list[ToWorker] = []
         self._num_batches = 0
         self._requests: dict[int, asyncio.Task[None]] = {}
@@ -53,6 +55,8 @@ class Connection:
             self.send(await self._ask(request))
         except INTERRUPTIONS:
             raise
+        except EngineLostError as error:
+            self._on_engine_lost(error)
         except BaseException as error:  # noqa: BLE001 - an engine of the user's own may raise anything; the episode fails
             is_refusal = isinstance(error, EngineRequestError)
             self.send(EngineAnswer(number=request.number, error=described(error), is_refusal=is_refusal))
@@ -64,5 +68,5 @@ class Connection:
             completion = await self._engine.generate(request.prompt_ids, request.sampling)
             return EngineAnswer(number=request.number, completion=completion)
         assert isinstance(self._engine, MessageEngine)
-        completion, action = await self._engine.chat(request.observation, request.sampling, lambda text: None)
+        completion, action = await self._engine.chat(request.observation, request.sampling)
         return EngineAnswer(number=request.number, completion=completion, action=action)

@@ -90,11 +90,12 @@ class MessageProxyEngine(ProxyEngine, MessageEngine):
     """The same for an engine behind a chat API."""
 
     async def chat(
-        self, observation: Observation, sampling: SamplingParams, on_text: Callable[[str], None]
+        self, observation: Observation, sampling: SamplingParams, on_text: Callable[[str], None] | None = None
     ) -> tuple[Completion, Action]:
         """Sample one turn; its text comes as a whole."""
         answer = await self._ask(observation=observation, sampling=sampling)
         assert answer.completion is not None
         assert answer.action is not None
-        on_text(answer.action.text)
+        if on_text is not None:
+            on_text(answer.action.text)
         return answer.completion, answer.action

@@ -13,7 +13,7 @@ from agent_r1.runs.tracking.background import BackgroundTracker
 from agent_r1.runs.tracking.base import Trackers, check_trackers, open_each, tracker_factories
 from agent_r1.runs.tracking.jsonl import NOT_FINITE, JsonlTracker, parse_metrics_line, read_metrics
 from agent_r1.runs.tracking.mlflow import MlflowTracker
-from agent_r1.runs.tracking.protocol import StatusTracker, Tracker
+from agent_r1.runs.tracking.protocol import NoTracker, StatusTracker, Tracker
 from agent_r1.runs.tracking.tensorboard import TensorBoardTracker
 from agent_r1.runs.tracking.wandb import WandbTracker
 
@@ -22,6 +22,7 @@ __all__ = [
     "BackgroundTracker",
     "JsonlTracker",
     "MlflowTracker",
+    "NoTracker",
     "StatusTracker",
     "TensorBoardTracker",
     "Tracker",

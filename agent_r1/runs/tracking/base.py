@@ -15,7 +15,6 @@ from agent_r1.errors import TrackerError, require_installed
 from agent_r1.files import write_atomically
 from agent_r1.registry import Registry, takes
 from agent_r1.runs.tracking.background import BackgroundTracker, guarded
-from agent_r1.runs.tracking.jsonl import JsonlTracker
 from agent_r1.runs.tracking.protocol import Tracker
 
 FAILED = "error/failed_trackers"
@@ -42,7 +41,7 @@ class Trackers:
     """
 
     def __init__(
-        self, jsonl: JsonlTracker, others: Sequence[BackgroundTracker], warn: Callable[[str], None] = lambda text: None
+        self, jsonl: Tracker, others: Sequence[BackgroundTracker], warn: Callable[[str], None] = lambda text: None
     ) -> None:
         self._jsonl = jsonl
         self._others = others

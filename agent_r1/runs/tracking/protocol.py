@@ -25,3 +25,13 @@ class StatusTracker(Tracker, Protocol):
     def mark_failed(self) -> None:
         """Called before `close` when an error or a signal ended the run before its last step."""
         ...
+
+
+class NoTracker:
+    """Writes nothing: for a process of a run whose metrics another one writes."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Drop them."""
+
+    def close(self) -> None:
+        """There is nothing to finish."""

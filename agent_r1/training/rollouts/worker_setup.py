@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agent_r1.chat import ChatRenderer, Tokenizer, load_renderer, portable_tokenizer
+from agent_r1.chat import ChatRenderer, Tokenizer, load_renderer, portable_tokenizer, server_renderer
 from agent_r1.config import Config
 from agent_r1.engines import Engine, MessageEngine
 from agent_r1.envs import AgentEnv
@@ -46,7 +46,7 @@ class RolloutSetup:
 
     config: Config
     tokenizer: Tokenizer | None
-    """None: workers load it from `model.path`, with `transformers`."""
+    """None: workers load it from `model.path`, with `transformers`, unless the engine takes messages."""
     stop_ids: TokenIds
     context_length: int
     takes_messages: bool
@@ -84,6 +84,8 @@ class RolloutSetup:
                 yield Rollout(engine=engine, renderer=renderer, **rollout_parts(config, reward, tools, gateway))
 
     def _renderer(self, config: Config) -> ChatRenderer:
+        if self.takes_messages:
+            return server_renderer()
         if self.tokenizer is not None:
             return ChatRenderer(self.tokenizer, config.model.tool_format, stop_ids=self.stop_ids)
         return load_renderer(
@@ -113,16 +115,14 @@ def make_remote_rollout(
     announce: Callable[[str], None],
 ) -> RemoteRollout:
     """What runs the episodes of a run in the workers of a Ray cluster."""
-    config = plan.config
-    shown = distinct_setups([*plan.train_tasks, *plan.eval_tasks])[:_MAX_COMPARED]
-    shown += plan.train_tasks[: _MAX_COMPARED - len(shown)]
-    observations = [first_observation(plan, task) for task in shown]
+    config, takes_messages = plan.config, isinstance(engine, MessageEngine)
+    tokenizer = None if takes_messages else _tokenizer_to_send(plan, renderer)
     setup = RolloutSetup(
         config=config,
-        tokenizer=portable_tokenizer(renderer, config.model.tool_format, observations),
+        tokenizer=tokenizer,
         stop_ids=renderer.stop_ids,
         context_length=engine.context_length,
-        takes_messages=isinstance(engine, MessageEngine),
+        takes_messages=takes_messages,
         given={kind: registry.given() for kind, registry in _REGISTRIES.items()},
         folder=Path.cwd(),
     )
@@ -136,4 +136,13 @@ def make_remote_rollout(
         engine=engine,
         renderer=renderer,
         **rollout_parts(config, plan.reward, tools, gateway),
+    )
+
+
+def _tokenizer_to_send(plan: RunPlan, renderer: ChatRenderer) -> Tokenizer | None:
+    """The tokenizer without `transformers`, if it writes the first prompts of some tasks in the same way."""
+    shown = distinct_setups([*plan.train_tasks, *plan.eval_tasks])[:_MAX_COMPARED]
+    shown += plan.train_tasks[: _MAX_COMPARED - len(shown)]
+    return portable_tokenizer(
+        renderer, plan.config.model.tool_format, [first_observation(plan, task) for task in shown]
     )

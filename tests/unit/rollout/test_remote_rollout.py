@@ -17,7 +17,14 @@ from agent_r1.chat import ChatRenderer, portable_tokenizer
 from agent_r1.config import Config, RayConfig
 from agent_r1.engines import Engine, MessageEngine, ScriptedEngine
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import ConfigError, EngineRequestError, MissingExtraError, RolloutsFailingError, WorkersError
+from agent_r1.errors import (
+    ConfigError,
+    EngineLostError,
+    EngineRequestError,
+    MissingExtraError,
+    RolloutsFailingError,
+    WorkersError,
+)
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.rollout.workers import RemoteRollout, RolloutWorker, check_workers
 from agent_r1.rollout.workers.connection import Connection
@@ -317,11 +324,19 @@ def test_an_engine_that_refuses_or_fails_does_so_for_the_episode(renderer: ChatR
         remote.run(task("one"))
 
 
+def test_an_engine_that_is_lost_ends_the_run(renderer: ChatRenderer) -> None:
+    def lose(prompt: TokenIds, sampling: SamplingParams) -> list[int]:
+        raise EngineLostError("no server is left")
+
+    with pytest.raises(EngineLostError, match="no server is left"):
+        Remote(renderer, engine=ScriptedEngine(lose)).run(task("one"))
+
+
 class Chats(ScriptedEngine, MessageEngine):
     """An engine behind a chat API."""
 
     async def chat(
-        self, observation: Observation, sampling: SamplingParams, on_text: Callable[[str], None]
+        self, observation: Observation, sampling: SamplingParams, on_text: Callable[[str], None] | None = None
     ) -> tuple[Completion, Action]:
         completion = await self.generate((1,), sampling)
         return completion, Action(text="21", content="21", token_ids=completion.token_ids)
@@ -395,7 +410,7 @@ def test_messages_of_one_round_travel_as_one_batch(renderer: ChatRenderer) -> No
     handle.batches = []
 
     async def send() -> None:
-        connection = Connection(handle, always(renderer))
+        connection = Connection(handle, always(renderer), lambda error: None)
         for number in range(50):
             connection.request(EngineRequest(number=number, prompt_ids=(1, 2), sampling=SamplingParams()))
         while sum(handle.batches) < 50:
@@ -458,5 +473,5 @@ def test_the_tokenizer_that_travels_writes_and_reads_the_same(renderer: ChatRend
 
 
 def test_a_tokenizer_that_would_differ_does_not_travel(renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renderer, "_encode_cached", lambda text: (1, 2, 3))
+    monkeypatch.setattr(renderer._encoder, "encode", lambda text: (1, 2, 3))
     assert portable_tokenizer(renderer, "hermes", [Observation(messages=TASKS[0].prompt)]) is None

@@ -1,0 +1,5 @@
+"""Engines behind HTTP: vLLM and SGLang servers, several of them, with weights that follow the policy.
+
+`client` talks, `vllm` and `sglang` know one kind of server each, `server` is one server and its weights, `probe` checks
+that it really has them, `pool` gives requests to servers and brings lost ones back, `engine` is the `Engine`.
+"""
