@@ -42,5 +42,8 @@ class ServersConfig:
     """GPUs of the started servers, one entry per server (CUDA_VISIBLE_DEVICES): `["1", "2,3"]`; empty: not set."""
     arguments: list[str] = field(default_factory=list)
     """Further command-line arguments of the started servers, such as `[--max-num-seqs, "512"]`."""
+    environment: list[str] = field(default_factory=list)
+    """Further environment variables of the started servers, such as `[PYTHONPATH=/opt/vllm]`. They have those of the
+    run, but not its PYTHONPATH."""
     start_timeout: Seconds = 900.0
     """Maximum seconds until a started server answers."""

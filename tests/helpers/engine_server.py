@@ -1,6 +1,6 @@
 """Conformance servers: stand-ins for vLLM and SGLang servers, with a real model underneath and faults on request.
 
-They speak the part of the two HTTP interfaces that `engines/http` uses, as recorded from vLLM 0.32 and SGLang 0.5.23.
+They speak the part of the HTTP interfaces that `engines/http` uses, as seen in vLLM 0.32 and 0.26 and SGLang 0.5.23.
 They are not those servers. Underneath is our in-process engine: log-probs are real, and weights really change through
 folders. `tests/integration/test_vllm_server.py` runs the same engine against a real vLLM.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import contextlib
 import json
 import os
@@ -27,6 +28,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +96,7 @@ def make_app(folder: Path, kind: str, *, max_model_len: int | None = None) -> St
     length = max_model_len or int(model.config.max_position_embeddings)
     engine = LocalEngine(model, max_requests=64, context_length=length)
     state = ServedModel(model=model, kind=kind, max_model_len=length, eos=model.config.eos_token_id, engine=engine)
-    routes = {"vllm": _vllm_routes, "sglang": _sglang_routes}[kind](state)
+    routes = {"vllm": _vllm_routes, "vllm-0.26": _old_vllm_routes, "sglang": _sglang_routes}[kind](state)
 
     async def set_faults(request: Request) -> JSONResponse:
         state.faults = [Fault(**entry) for entry in await request.json()]
@@ -269,8 +271,12 @@ def _vllm_routes(state: ServedModel) -> list[Route]:
             ),
             fault,
         )
-        content = [
-            {"token_id": token, "logprob": logprob, "rank": None, "top_logprobs": []}
+        if state.kind == "vllm-0.26" and not sampled["tokens"]:
+            return JSONResponse({"error": "Did not output logprobs"}, status_code=500)
+        content: list[dict[str, Any]] = [
+            {"token": f"token_id:{token}", "logprob": logprob}
+            if state.kind == "vllm-0.26"
+            else {"token_id": token, "logprob": logprob, "rank": None, "top_logprobs": []}
             for token, logprob in zip(sampled["tokens"], sampled["logprobs"], strict=True)
         ]
         choice = {
@@ -278,7 +284,7 @@ def _vllm_routes(state: ServedModel) -> list[Route]:
             "token_ids": sampled["tokens"],
             "logprobs": {"content": content},
             "finish_reason": sampled["finish"],
-            "weight_versions": sampled["spans"],
+            **({} if state.kind == "vllm-0.26" else {"weight_versions": sampled["spans"]}),
         }
         return {"request_id": body["request_id"], "choices": [choice], "prompt_logprobs": None}
 
@@ -330,6 +336,12 @@ def _vllm_routes(state: ServedModel) -> list[Route]:
         _route(state, "/health", health, "GET"),
         _route(state, "/version", version, "GET"),
     ]
+
+
+def _old_vllm_routes(state: ServedModel) -> list[Route]:
+    """vLLM 0.26 does not know weight versions."""
+    unknown = ("/update_weight_version", "/weight_info")
+    return [route for route in _vllm_routes(state) if route.path not in unknown]
 
 
 # --- SGLang ---------------------------------------------------------------------------------------------------------
@@ -406,7 +418,7 @@ class RunningServer:
     """A running server, in a thread or in a process."""
 
     url: str
-    process: subprocess.Popen[str] | None = None
+    process: int | None = None
 
     def fault(self, **fault: Any) -> None:
         """Let one thing go wrong from here on; without arguments, nothing."""
@@ -425,18 +437,18 @@ class RunningServer:
     def kill(self) -> None:
         """Kill the process, as `kill -9` does."""
         assert self.process is not None
-        self.process.kill()
-        self.process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process, signal.SIGKILL)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """Inside, the process does not run (SIGSTOP)."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
+        os.kill(self.process, signal.SIGSTOP)
         try:
             yield
         finally:
-            self.process.send_signal(signal.SIGCONT)
+            os.kill(self.process, signal.SIGCONT)
 
 
 @contextmanager
@@ -461,33 +473,69 @@ def engine_server(folder: Path, kind: str = "vllm", *, port: int = 0, **settings
         thread.join(30)
 
 
-@contextmanager
-def engine_server_process(
-    folder: Path, kind: str = "vllm", *, port: int = 0, log: Path | None = None
-) -> Iterator[RunningServer]:
-    """A server in a process of its own."""
-    arguments = [sys.executable, "-m", "tests.helpers.engine_server", str(folder), "--kind", kind, "--port", str(port)]
-    with contextlib.ExitStack() as stack:
-        output = stack.enter_context(log.open("a")) if log is not None else subprocess.DEVNULL
-        process = subprocess.Popen(
-            arguments,
+class _Nursery:
+    """A process that has imported everything and forks servers: a new one is there at once."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.engine_server", "--nursery"],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=output,
+            stderr=subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
-        try:
-            assert process.stdout is not None
-            url = process.stdout.readline().strip()
-            assert url.startswith("http"), f"the server did not start: {url!r}"
-            yield RunningServer(url, process)
-        finally:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-            process.wait(10)
-            assert process.stdout is not None
-            process.stdout.close()
+        self._lock = threading.Lock()
+
+    def start(self, folder: Path, kind: str, port: int) -> RunningServer:
+        """A new server."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock:
+            self._process.stdin.write(json.dumps({"folder": str(folder), "kind": kind, "port": port}) + "\n")
+            self._process.stdin.flush()
+            url, _, process = self._process.stdout.readline().strip().partition(" ")
+        assert url.startswith("http"), f"the server did not start: {url!r}"
+        return RunningServer(url, int(process))
+
+    def close(self) -> None:
+        """End it; each server is ended by the test that started it."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@cache
+def _nursery() -> _Nursery:
+    nursery = _Nursery()
+    atexit.register(nursery.close)
+    return nursery
+
+
+@contextmanager
+def engine_server_process(folder: Path, kind: str = "vllm", *, port: int = 0) -> Iterator[RunningServer]:
+    """A server in a process of its own."""
+    server = _nursery().start(folder, kind, port)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def _serve_nursery() -> None:
+    """Fork a server for every line on the standard input."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets children that ended
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            asyncio.run(_main(Path(asked["folder"]), asked["kind"], asked["port"], None))
+            os._exit(0)
 
 
 def wait_for(condition: Any, seconds: float = 20.0) -> None:
@@ -501,7 +549,7 @@ def wait_for(condition: Any, seconds: float = 20.0) -> None:
 async def _main(folder: Path, kind: str, port: int, max_model_len: int | None) -> None:
     app = make_app(folder, kind, max_model_len=max_model_len)
     async with running_server(app, listen("127.0.0.1", port), shutdown_seconds=1) as url:
-        print(url, flush=True)
+        print(url, os.getpid(), flush=True)
         await asyncio.Event().wait()
 
 
@@ -513,7 +561,14 @@ if __name__ == "__main__":
     parser.add_argument("--kind", default=None)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-model-len", "--context-length", dest="length", type=int, default=None)
+    parser.add_argument("--nursery", action="store_true")
+    parser.add_argument("--pids", type=Path, default=None)
     given, _ = parser.parse_known_args()
+    if given.pids is not None:
+        (given.pids / f"{os.getpid()}.pid").touch()
+    if given.nursery:
+        _serve_nursery()
+        sys.exit()
     torch.set_num_threads(1)
     chosen = given.kind or ("sglang" if "sglang" in (given.module or "") else "vllm")
-    asyncio.run(_main(Path(given.folder or given.model), chosen, given.port, given.length))
+    asyncio.run(_main(Path(given.model or given.folder), chosen, given.port, given.length))

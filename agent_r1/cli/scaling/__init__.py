@@ -1,1 +1,1 @@
-"""Commands for more than one process: planning."""
+"""Commands for more than one process."""

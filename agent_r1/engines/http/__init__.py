@@ -3,3 +3,7 @@
 `client` talks, `vllm` and `sglang` know one kind of server each, `server` is one server and its weights, `probe` checks
 that it really has them, `pool` gives requests to servers and brings lost ones back, `engine` is the `Engine`.
 """
+
+from agent_r1.engines.http.commands import KINDS, ServerCommand, server_command
+
+__all__ = ["KINDS", "ServerCommand", "server_command"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -23,8 +22,8 @@ except ImportError as error:
 CONNECT_SECONDS = 10.0
 """How long a connection may take."""
 
-MAX_LOGPROB = 1e-3
-"""Log-probs are at most 0; rounding may put them a little above."""
+MIN_LOGPROB, MAX_LOGPROB = -9000.0, 1e-3
+"""Log-probs are at most 0; rounding may put them a little above. vLLM says -9999 for one that it does not have."""
 
 AnswerFinish = Literal["stop", "length", "abort"]
 
@@ -162,7 +161,7 @@ def checked_answer(
         raise ServerError(f"{where}: {len(token_ids)} tokens came, and {sampling.max_tokens} were asked for")
     if len(logprobs) != len(token_ids):
         raise ServerError(f"{where}: {len(token_ids)} tokens came with {len(logprobs)} log-probs")
-    if not all(isinstance(value, int | float) and -math.inf < value <= MAX_LOGPROB for value in logprobs):
+    if not all(isinstance(value, int | float) and MIN_LOGPROB < value <= MAX_LOGPROB for value in logprobs):
         raise ServerError(f"{where}: the answer has log-probs that are none: {list(logprobs)!r:.100}")
     if finish not in ("stop", "length", "abort"):
         raise ServerError(f"{where}: the answer ended with {finish!r:.40}; expected stop, length or abort")

@@ -22,6 +22,7 @@ from typing import Any
 from agent_r1.engines.http.client import Answer, RequestRefusedError, ServerClient, ServerError, make_http
 from agent_r1.engines.http.pool import ServerPool
 from agent_r1.engines.http.probe import Probe
+from agent_r1.engines.http.processes import StartedServers
 from agent_r1.engines.http.server import Published, Server, ServerSettings
 from agent_r1.errors import EngineError, EngineRequestError
 from agent_r1.seeds import mix_seed
@@ -57,12 +58,10 @@ class EngineSettings:
 class ServersEngine:
     """An engine behind HTTP."""
 
-    def __init__(
-        self, settings: EngineSettings, write: WriteWeights, *, stop: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, settings: EngineSettings, write: WriteWeights, *, started: StartedServers) -> None:
         self._settings = settings
         self._write = write
-        self._stop = stop
+        self._started_servers = started
         self._run = uuid.uuid4().hex[:8]
         self._versions: dict[str, int] = {}
         self._version = 0
@@ -190,6 +189,7 @@ class ServersEngine:
             [Server(client, settings.servers) for client in clients],
             concurrency=settings.concurrency,
             lost_seconds=settings.lost_seconds,
+            ended=self._started_servers.problem,
         )
 
     @asynccontextmanager
@@ -218,7 +218,7 @@ class ServersEngine:
                 await self._http.aclose()
         finally:
             self._pool, self._http, self._published = None, None, None
-            await asyncio.to_thread(self._stop)
+            await asyncio.to_thread(self._started_servers.stop)
             if self._folder is not None:
                 await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
                 self._folder = None

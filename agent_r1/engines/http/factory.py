@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from agent_r1.config import Config, ServersConfig
+from agent_r1.config import Config
 from agent_r1.engines.base import Engine
+from agent_r1.engines.http.commands import read_variables, vllm_build
 from agent_r1.errors import ConfigError, report_problems, require_installed
+from agent_r1.files import is_gguf
 
 
 def check_servers(config: Config) -> None:
@@ -36,12 +39,14 @@ def check_servers(config: Config) -> None:
             f"rollout.top_p={rollout.top_p} and rollout.top_k={rollout.top_k}: vLLM gives log-probs renormalised over "
             "the tokens they keep, which the trainer's are not. Use top_p=1 and top_k=0, or an SGLang server"
         )
-    problems += _start_problems(settings, config.engine.name)
+    problems += _start_problems(config)
     report_problems(problems, ConfigError, f"engine={config.engine.name} cannot be used:")
 
 
-def _start_problems(settings: ServersConfig, kind: str) -> list[str]:
-    problems = []
+def _start_problems(config: Config) -> list[str]:
+    settings, kind, problems = config.engine.servers, config.engine.name, list[str]()
+    if settings.start and is_gguf(config.model.path):
+        problems.append("engine.servers.start cannot start a server from a GGUF file; give a Hugging Face folder or id")
     if settings.start and kind == "http":
         problems.append("engine.servers.start needs to know what to start: set engine=vllm or engine=sglang")
     if settings.devices and len(settings.devices) != settings.start:
@@ -51,6 +56,11 @@ def _start_problems(settings: ServersConfig, kind: str) -> list[str]:
         )
     if settings.start and settings.python is not None and not Path(settings.python).is_file():
         problems.append(f"engine.servers.python={settings.python} does not exist; give the path of an interpreter")
+    elif settings.start and kind == "vllm":
+        try:
+            vllm_build(settings.python or sys.executable, tuple(read_variables(settings.environment).items()))
+        except ConfigError as error:
+            problems.append(f"engine.servers.start={settings.start}: {error}")
     return problems
 
 
@@ -67,6 +77,7 @@ def make_servers_engine(config: Config, policy: Any, context_length: int) -> Eng
     check_servers(config)
     from agent_r1.engines.http.engine import EngineSettings, ServersEngine
     from agent_r1.engines.http.policy_weights import server_dtype, vocabulary_of
+    from agent_r1.engines.http.processes import start_servers
     from agent_r1.engines.http.server import ServerSettings
 
     settings, vocabulary = config.engine.servers, vocabulary_of(policy)
@@ -78,22 +89,22 @@ def make_servers_engine(config: Config, policy: Any, context_length: int) -> Eng
         timeout=settings.timeout,
         admin_timeout=settings.admin_timeout,
     )
-    started, stop = _start(config, policy, context_length, dtype)
+    started = start_servers(config, context_length, dtype)
     return ServersEngine(
         EngineSettings(
-            urls=(*settings.urls, *started),
+            urls=(*settings.urls, *started.urls),
             servers=shared,
             vocabulary=vocabulary,
             concurrency=settings.concurrency,
             retries=settings.retries,
-            lost_seconds=max(settings.lost_seconds, settings.start_timeout if started else 0.0),
+            lost_seconds=max(settings.lost_seconds, settings.start_timeout if started.urls else 0.0),
             weights_folder=None if settings.weights_folder is None else Path(settings.weights_folder).absolute(),
             key=os.environ.get(settings.key_env) if settings.key_env else None,
         ),
         _writer(
             policy, dtype=dtype, vocabulary=vocabulary, context_length=context_length, tolerance=settings.tolerance
         ),
-        stop=stop,
+        started=started,
     )
 
 
@@ -110,8 +121,3 @@ def _writer(policy: Any, *, dtype: str, vocabulary: int, context_length: int, to
         return make_probe(text, logprobs, before=before, dtype=dtype, tolerance=tolerance)
 
     return write
-
-
-def _start(config: Config, policy: Any, context_length: int, dtype: str) -> tuple[tuple[str, ...], Callable[[], None]]:
-    """Start `engine.servers.start` servers; their addresses, and what stops them."""
-    return (), lambda: None

@@ -11,7 +11,7 @@ import random
 import time
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from agent_r1.engines.http.client import ServerError
@@ -29,10 +29,21 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 class ServerPool:
     """All servers of an engine."""
 
-    def __init__(self, servers: Sequence[Server], *, concurrency: int, lost_seconds: float) -> None:
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        *,
+        concurrency: int,
+        lost_seconds: float,
+        ended: Callable[[str], str | None] = lambda url: None,
+    ) -> None:
+        """`ended` says why a server of an address will never answer again."""
         self.servers = list(servers)
+        for server in self.servers:
+            server.on_down = _warn_of_failure
         self._concurrency = concurrency
         self._lost_seconds = lost_seconds
+        self._ended = ended
         self._router = PrefixRouter()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._watchers: list[asyncio.Task[None]] = []
@@ -106,12 +117,13 @@ class ServerPool:
             return
         now = time.monotonic()
         self._lost_since = self._lost_since or now
-        if now - self._lost_since >= self._lost_seconds or all(server.state == "refused" for server in self.servers):
+        is_hopeless = all(server.state == "refused" or self._ended(server.url) for server in self.servers)
+        if is_hopeless or now - self._lost_since >= self._lost_seconds:
             raise EngineLostError(self._explain())
 
     def _explain(self) -> str:
         """Why no server can be used, in one line."""
-        reasons = "; ".join(dict.fromkeys(server.reason for server in self.servers))
+        reasons = "; ".join(dict.fromkeys(self._ended(server.url) or server.reason for server in self.servers))
         return f"no server of the engine can be used ({len(self.servers)} tried): {reasons}"
 
     # --- weights -----------------------------------------------------------------------------------------------------
@@ -144,7 +156,7 @@ class ServerPool:
             await server.synchronise(self._current)
         except ServerError as error:
             if server.reason != before:
-                _warn(f"{error}; it gets no requests until it is well" if server.state == "down" else str(error))
+                _warn(str(error)) if server.state == "refused" else _warn_of_failure(str(error))
         else:
             self._wake()
 
@@ -176,8 +188,6 @@ class ServerPool:
         try:
             await server.check_health()
         except ServerError as error:
-            if server.state == "ready":
-                _warn(f"{error}; it gets no requests until it is well")
             server.take_down(str(error))
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -226,6 +236,10 @@ class _TimeAverage:
         mean = self._area / max(self._since - self._start, 1e-9)
         self._area, self._start = 0.0, self._since
         return mean
+
+
+def _warn_of_failure(reason: str) -> None:
+    _warn(f"{reason}; the server gets no requests until it is well")
 
 
 def _warn(message: str) -> None:

@@ -86,6 +86,8 @@ class Server:
         self.difference = 0.0
         """What the last probe found."""
         self.counts: Counter[str] = Counter()
+        self.on_down: Callable[[str], None] = lambda reason: None
+        """Called when it fails while it is ready."""
         self._adapter: Adapter | None = None
         self._reports_labels = True
         self._failures_in_a_row = 0
@@ -139,6 +141,7 @@ class Server:
         """Give it no more requests until it is well and has the current weights."""
         if self.state == "ready":
             self.state, self.reason = "down", reason
+            self.on_down(reason)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,11 @@
 """vLLM: token ids in and out over `/inference/v1/generate`, weights over its development endpoints.
 
-A server needs `--enable-scale-out --logprobs-mode processed_logprobs` and `VLLM_SERVER_DEV_MODE=1`; `agent-r1
-serve-engine` starts it so. Log-probs are those of softmax(logits / temperature), at temperature 1 when greedy, as ours;
-with top_p or top_k they are renormalised over the kept tokens, which ours are not.
+A server needs `--logprobs-mode processed_logprobs`, `VLLM_SERVER_DEV_MODE=1` and, where it knows the flag,
+`--enable-scale-out`; `agent-r1 serve-engine` starts it so. Log-probs are those of softmax(logits / temperature), at
+temperature 1 when greedy, as ours; with top_p or top_k they are renormalised over the kept tokens, which ours are not.
+
+vLLM 0.26 does not report which weights sampled a token: its requests are aborted before an update, with the tokens they
+have, and continued after it.
 """
 
 from __future__ import annotations
@@ -88,7 +91,7 @@ class VllmAdapter:
         choice = choices[0]
         token_ids = choice.get("token_ids") or []
         content = (choice.get("logprobs") or {}).get("content") or []
-        if [entry.get("token_id") for entry in content] != token_ids:
+        if [_token_of(entry) for entry in content] != token_ids:
             raise ServerError(f"{where}: the log-probs are not those of the {len(token_ids)} tokens")
         return checked_answer(
             where,
@@ -127,6 +130,18 @@ class VllmAdapter:
             raise ServerUnusableError(f"{error}; a vLLM server needs VLLM_SERVER_DEV_MODE=1") from None
         except RequestRefusedError as error:
             raise ServerError(str(error)) from None
+
+
+def _token_of(entry: dict[str, Any]) -> Any:
+    """The id that a log-prob belongs to; older servers write it as a text.
+
+    >>> _token_of({"token_id": 5}), _token_of({"token": "token_id:5"}), _token_of({"token": "x"})
+    (5, 5, None)
+    """
+    if "token_id" in entry:
+        return entry["token_id"]
+    name, _, number = str(entry.get("token")).partition(":")
+    return int(number) if name == "token_id" and number.isdecimal() else None
 
 
 def _entries(found: Any, key: str) -> list[dict[str, Any]]:

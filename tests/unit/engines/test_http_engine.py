@@ -324,6 +324,28 @@ def test_the_folder_of_weights_is_kept_until_the_next_one_is_loaded(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_server_that_does_not_report_versions_is_emptied_before_an_update(
+    model_folder: Path, policy: nn.Module
+) -> None:
+    """vLLM 0.26: requests are aborted with the tokens they have, and continued under the new weights."""
+    sampling = SamplingParams(max_tokens=200, seed=1)
+
+    async def work(engine: Engine) -> Completion:
+        await engine.update_weights(merged_weights(policy), 4)
+        request = asyncio.create_task(engine.generate(PROMPT, sampling))
+        await asyncio.sleep(0.1)
+        await engine.update_weights(change(policy, 1.01), 5)
+        return await request
+
+    with engine_server(model_folder, "vllm-0.26") as server:
+        completion = run(config_of("http", [server]), policy, work)
+    versions = completion.policy_versions
+    assert set(versions) == {4, 5}
+    assert list(versions) == sorted(versions)
+    switch = versions.index(5)
+    assert completion.logprobs[switch:] == pytest.approx(scored(policy, completion)[switch:], abs=1e-4)
+
+
 # --- failures -------------------------------------------------------------------------------------------------------
 
 

@@ -212,6 +212,14 @@ def earns_what_was_said(task: Task, episode: Episode) -> float:
     return 0.0 if task.task_id.startswith("dead") else float(episode.steps[0].action_ids[0] + len(episode.steps))
 
 
+class ElsewhereEngine(ScriptedEngine):
+    """It stands for servers, which keep sampling during an update."""
+
+    @property
+    def pauses_during_update(self) -> bool:
+        return False
+
+
 class Pool:
     """A collector over a scripted engine, stepped as the trainer steps it."""
 
@@ -228,6 +236,8 @@ class Pool:
         concurrency: int = 256,
         deadline: float = 600.0,
         seed: int = 0,
+        update_seconds: float = 0.0,
+        pauses: bool = True,
         **algorithm: Any,
     ) -> None:
         config = Config(
@@ -241,7 +251,8 @@ class Pool:
             trainer=TrainerConfig(seed=seed, steps=steps),
             algorithm=AlgorithmConfig(**algorithm),
         )
-        self.engine = ScriptedEngine(say_the_seed)
+        self.engine = ScriptedEngine(say_the_seed) if pauses else ElsewhereEngine(say_the_seed)
+        self.update_seconds = update_seconds
         self.rollout = Rollout(
             engine=self.engine,
             renderer=renderer,
@@ -255,6 +266,8 @@ class Pool:
     async def step(self, step: int) -> Collected:
         async with asyncio.timeout(100_000):
             collected = await self.collector.collect(step, lambda trajectory: None)
+        if self.update_seconds:
+            await asyncio.sleep(self.update_seconds)
         await self.engine.update_weights([], step + 1)
         return collected
 
@@ -323,6 +336,19 @@ def test_time_is_saved_where_latencies_have_a_heavy_tail(renderer: ChatRenderer,
     assert overlapping < 0.7 * waiting
 
 
+def test_slots_that_become_free_during_an_update_are_used_where_the_engine_keeps_sampling(
+    renderer: ChatRenderer,
+) -> None:
+    async def seconds(pauses: bool) -> float:
+        pool = Pool(
+            renderer, heavy_tailed(3), max_staleness=2, group_size=4, steps=20, update_seconds=10.0, pauses=pauses
+        )
+        await pool.run()
+        return asyncio.get_running_loop().time()
+
+    assert in_virtual_time(seconds(False)) < 0.9 * in_virtual_time(seconds(True))
+
+
 @settings(max_examples=cases(25), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -331,6 +357,7 @@ def test_time_is_saved_where_latencies_have_a_heavy_tail(renderer: ChatRenderer,
     group_size=st.integers(1, 3),
     concurrency=st.sampled_from([1, 3, 256]),
     greedy=st.booleans(),
+    update_seconds=st.sampled_from([None, 0.5, 3.0]),
 )
 def test_the_bound_holds_and_every_group_is_trained_once_whatever_takes_how_long(
     renderer: ChatRenderer,
@@ -340,7 +367,9 @@ def test_the_bound_holds_and_every_group_is_trained_once_whatever_takes_how_long
     group_size: int,
     concurrency: int,
     greedy: bool,
+    update_seconds: float | None,
 ) -> None:
+    """Also where the engine keeps sampling during updates (`update_seconds`)."""
     rng = random.Random(seed)
 
     def latency(name: str, said: int) -> float:
@@ -356,6 +385,8 @@ def test_the_bound_holds_and_every_group_is_trained_once_whatever_takes_how_long
         group_plan="with_greedy" if greedy else "sampled",
         deadline=1e9,
         seed=seed,
+        update_seconds=update_seconds or 0.0,
+        pauses=update_seconds is None,
     )
     batches = in_virtual_time(pool.run())
     for step, batch in enumerate(batches):
