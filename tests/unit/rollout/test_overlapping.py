@@ -597,7 +597,7 @@ def test_time_in_which_nobody_could_move_is_on_no_episodes_deadline(renderer: Ch
 def test_an_exception_in_the_background_surfaces_at_the_next_collect(renderer: ChatRenderer) -> None:
     """Not a failed rollout but broken machinery, in a group that went on after the step, while nobody collected."""
     pool = pool_with_a_straggler(renderer, 40.0)
-    run_member = pool.rollout._roll_out
+    run_member = pool.rollout.roll_out_member
 
     async def breaks_after_a_while(task: Task, *arguments: Any) -> Trajectory:
         trajectory = await run_member(task, *arguments)
@@ -605,7 +605,7 @@ def test_an_exception_in_the_background_surfaces_at_the_next_collect(renderer: C
             raise MemoryError("out of slots")
         return trajectory
 
-    pool.rollout._roll_out = breaks_after_a_while  # type: ignore[method-assign]
+    pool.rollout.roll_out_member = breaks_after_a_while  # type: ignore[method-assign]
 
     async def broken_behind_the_back() -> int:
         await pool.step(0)
