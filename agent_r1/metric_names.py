@@ -24,6 +24,9 @@ CREDITED_TRAJECTORIES = "policy/credited_trajectories"
 LOGPROB_DIFFERENCE = "offpolicy/logprob_difference"
 STALENESS_MEAN = "offpolicy/staleness_mean"
 
+SFT_LOSS = "loss/sft"
+"""Of a warm start, which logs nothing else."""
+
 STEP_SECONDS = "time/step"
 PEAK_GPU_GB = "perf/peak_gpu_gb"
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from agent_r1.chat.control_tokens import SPLIT, encode_pieces
@@ -182,31 +184,46 @@ class EncodingThreads:
         self._running |= self._waiting
         self._waiting = {}
         size = max(MIN_CHUNK, -(-len(texts) // self._num_threads))
-        for first in range(0, len(texts), size):
-            chunk = texts[first : first + size]
-            self._threads.submit(self._encode, chunk).add_done_callback(self._hand_over(chunk))
+        chunks = [texts[first : first + size] for first in range(0, len(texts), size)]
+        assert self._loop is not None
+        batch = _Batch(self._loop, self._running, chunks)
+        for number, chunk in enumerate(chunks):
+            self._threads.submit(self._encode, chunk).add_done_callback(partial(batch.note, number))
 
-    def _hand_over(self, texts: list[str]) -> Callable[[Future[list[TokenIds]]], None]:
-        loop, running = self._loop, self._running
 
-        def finished(call: Future[list[TokenIds]]) -> None:
+class _Batch:
+    """The texts of one round. Their callers continue together, when all are encoded: what they submit to the engine
+    next is then computed in one step, not in one step per thread."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        running: dict[str, list[asyncio.Future[TokenIds]]],
+        chunks: Sequence[Sequence[str]],
+    ) -> None:
+        self._loop = loop
+        self._running = running
+        self._chunks = chunks
+        self._calls: dict[int, Future[list[TokenIds]]] = {}
+        self._lock = threading.Lock()
+
+    def note(self, number: int, call: Future[list[TokenIds]]) -> None:
+        """A call has ended; after the last one the event loop hands out the ids. Called in the threads."""
+        with self._lock:
+            self._calls[number] = call
+            is_last = len(self._calls) == len(self._chunks)
+        if is_last:
             with suppress(RuntimeError):  # the loop is closed
-                assert loop is not None
-                loop.call_soon_threadsafe(_resolve, running, texts, call)
+                self._loop.call_soon_threadsafe(self._hand_out)
 
-        return finished
-
-
-def _resolve(
-    running: dict[str, list[asyncio.Future[TokenIds]]], texts: list[str], call: Future[list[TokenIds]]
-) -> None:
-    error = call.exception()
-    results: Sequence[TokenIds] = [()] * len(texts) if error is not None else call.result()
-    for text, ids in zip(texts, results, strict=True):
-        for future in running.pop(text):
-            if future.done():
-                continue
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(ids)
+    def _hand_out(self) -> None:
+        for number, texts in enumerate(self._chunks):
+            call = self._calls[number]
+            error = call.exception()
+            results: Sequence[TokenIds] = [()] * len(texts) if error is not None else call.result()
+            for text, ids in zip(texts, results, strict=True):
+                for future in self._running.pop(text):
+                    if error is not None and not future.done():
+                        future.set_exception(error)
+                    elif not future.done():
+                        future.set_result(ids)

@@ -11,8 +11,9 @@ from agent_r1.planning.record import RecordedRun
 from agent_r1.planning.simulation import Setup, StepTimes, simulate
 from agent_r1.planning.workload import UpdateCost, Workload
 
-REPEATS = 4
+REPEATS = 3
 STEPS = 6
+_MAX_SPLITS = 12
 _WORTH_SAYING = 0.03
 """The share of a step that a change must save to be named."""
 
@@ -104,11 +105,13 @@ def estimate_steps(workload: Workload, setup: Setup, *, repeats: int = REPEATS, 
 
 
 def splits_of(devices: int, setup: Setup) -> list[Setup]:
-    """Every way to divide devices: all of them taking turns, or some for engines and the others for learners."""
+    """The ways to divide devices: all of them taking turns, or some for engines and the others for learners; with many
+    devices, some of the ways, evenly spaced."""
     shared = replace(setup, engines=devices, learners=devices, shared=True)
-    return [shared] + [
-        replace(setup, engines=engines, learners=devices - engines, shared=False) for engines in range(1, devices)
-    ]
+    engines: Sequence[int] = range(1, devices)
+    if len(engines) > _MAX_SPLITS:
+        engines = sorted({round(1 + place * (devices - 2) / (_MAX_SPLITS - 1)) for place in range(_MAX_SPLITS)})
+    return [shared, *(replace(setup, engines=number, learners=devices - number, shared=False) for number in engines)]
 
 
 def make_plan(

@@ -24,12 +24,11 @@ def print_plan(plan: Plan, console: RunConsole) -> None:
             "the simulation of the recorded setup is far from what was measured: trust differences only roughly"
         )
     if len(plan.splits) > 1:
-        console.rows("ways to divide the devices", _table(plan))
+        console.rows("seconds of a step, by the way to divide the devices", _table(plan))
     best = plan.estimate
     low, high = best.interval
-    console.info(
-        f"{describe(best)}: {_seconds(best.step_seconds)} per step (90 % of steps {_seconds(low)} to {_seconds(high)})"
-    )
+    console.info(f"{describe(best)}:")
+    console.info(f"  {_seconds(best.step_seconds)} per step (90 % of steps {_seconds(low)} to {_seconds(high)})")
     shares = ", ".join(
         f"{name.replace('_', ' ')} {_seconds(part)} ({part / best.step_seconds:.0%})"
         for name, part in best.parts.items()
@@ -47,32 +46,31 @@ def print_plan(plan: Plan, console: RunConsole) -> None:
 
 
 def describe(estimate: Estimate) -> str:
-    """A setup in words: `3 engines + 1 learner, staleness 1`."""
+    """A setup in words: `3 engines + 1 learner, 16 groups of 8, 256 episodes at once, max_staleness 1`."""
     setup = estimate.setup
     if setup.shared:
         devices = f"{setup.num_devices} device{'s' * (setup.num_devices != 1)} shared by engines and learners"
     else:
         engines, learners = setup.engines, setup.learners
         devices = f"{engines} engine{'s' * (engines != 1)} + {learners} learner{'s' * (learners != 1)}"
-    return f"{devices}, max_staleness {setup.max_staleness}"
+    episodes = f"{setup.groups_per_step} groups of {setup.group_size}, {setup.concurrency} episodes at once"
+    return f"{devices}, {episodes}, max_staleness {setup.max_staleness}"
 
 
 def _table(plan: Plan) -> list[list[str]]:
-    rows = [["engines", "learners", "step", "90 % of steps", "rollout", "update", "engines busy", "learners busy", ""]]
+    rows = [["engines", "learners", "step", "90 %", "rollout", "update", "busy"]]
     for split in plan.splits:
         setup = split.setup
         low, high = split.interval
         rows.append(
             [
                 f"{setup.engines}",
-                "the same" if setup.shared else f"{setup.learners}",
-                _seconds(split.step_seconds),
-                f"{low:.3g} - {high:.3g} s",
-                _seconds(split.parts["rollout"]),
-                _seconds(split.parts["update"]),
-                f"{split.engine_share:.0%}",
-                f"{split.learner_share:.0%}",
-                "best" if split is plan.estimate else "",
+                "same" if setup.shared else f"{setup.learners}",
+                f"{split.step_seconds:.3g}{' best' if split is plan.estimate else ''}",
+                f"{low:.3g} - {high:.3g}",
+                f"{split.parts['rollout']:.3g}",
+                f"{split.parts['update']:.3g}",
+                f"{split.engine_share:.0%} / {split.learner_share:.0%}",
             ]
         )
     return rows

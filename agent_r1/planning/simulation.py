@@ -103,6 +103,8 @@ class _World:
         self._waiting: deque[Callable[[], None]] = deque()
         self.version = 0
         self.on_finished: Callable[[], None] = lambda: None
+        self.num_finished = 0
+        """Episodes that have ended."""
         self._num_groups = 0
 
     def start_group(self, due: int) -> _Group:
@@ -146,6 +148,7 @@ class _World:
     def _finish(self, group: _Group, number: int) -> None:
         self.engines[number].episodes -= 1
         group.unfinished -= 1
+        self.num_finished += 1
         self._free += 1
         self._fill_slots()
         self.on_finished()
@@ -208,11 +211,15 @@ class _Overlapping(_Batches):
         """The groups of the step, those with the earliest due first."""
         batch: list[_Group] = []
         self._updating = None
+        seen = -1
 
         def is_ready() -> bool:
-            batch[:] = self._take(step)
-            if not batch:
-                self._start(step)
+            nonlocal seen
+            if seen != self.world.num_finished:  # nothing else makes a group complete or a slot free
+                seen = self.world.num_finished
+                batch[:] = self._take(step)
+                if not batch:
+                    self._start(step)
             return bool(batch)
 
         self.world.clock.run_until(is_ready)
@@ -236,10 +243,12 @@ class _Overlapping(_Batches):
 
     def _take(self, step: int) -> list[_Group]:
         size = self.world.size
-        complete = sorted((group for group in self._pending if not group.unfinished), key=lambda g: (g.due, g.number))
-        chosen = complete[:size]
+        complete = [group for group in self._pending if not group.unfinished]
+        if len(complete) < size:
+            return []
+        chosen = sorted(complete, key=lambda group: (group.due, group.number))[:size]
         others = [group.due for group in self._pending if group not in chosen]
-        if len(chosen) < size or not can_wait(others, step=step, per_step=size):
+        if not can_wait(others, step=step, per_step=size):
             return []
         self._pending = [group for group in self._pending if group not in chosen]
         return chosen

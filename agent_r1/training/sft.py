@@ -22,6 +22,7 @@ from agent_r1.files import write_atomically
 from agent_r1.interrupts import stop_signals
 from agent_r1.learner import WeightGrowth, fit_demonstrations, make_compute
 from agent_r1.learner.packing import TRIE_ATTENTION
+from agent_r1.metric_names import SFT_LOSS
 from agent_r1.models import add_adapters, choose_device, export_policy, load_policy
 from agent_r1.runs import (
     FolderLock,
@@ -65,7 +66,7 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
 
         def note(step: int, loss: float) -> None:
             growth.check(**{"sft.learning_rate": settings.learning_rate})
-            tracker.log(step + 1, {"loss/sft": loss})
+            tracker.log(step + 1, {SFT_LOSS: loss})
             bar.advance(f"loss {loss:.3f}")
             if (step + 1) % max(1, settings.steps // 5) == 0:
                 console.info(f"warm start: step {step + 1}/{settings.steps}  loss {loss:.3f}")

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agent_r1.codec import write_json
 from agent_r1.errors import AgentR1Error, DataError
-from agent_r1.metric_names import STEP_SECONDS
+from agent_r1.metric_names import SFT_LOSS, STEP_SECONDS
 from agent_r1.runs import RunFolder, RunRecord, is_locked, parse_credit, parse_metrics_line
 from agent_r1.types import StepCredit
 from agent_r1.view.bounds import Bounds
@@ -173,14 +173,17 @@ class ViewedRun:
         names, latest = _latest(lines)
         index = self.index.state
         training = [line["step"] for line in lines]
+        is_warm_start = SFT_LOSS in names
+        total = settings.get("sft.steps" if is_warm_start else "trainer.steps")
         return {
             "id": self.id,
             "name": self.folder.name,
             "path": str(self.folder),
             "state": self.state,
             **self._identity(),
+            **({"algorithm": "sft"} if is_warm_start else {}),
             "steps": max(training, default=0),
-            "total_steps": settings.get("trainer.steps") if isinstance(settings.get("trainer.steps"), int) else None,
+            "total_steps": total if isinstance(total, int) else None,
             "started": self._time("config.yaml"),
             "updated": self.updated,
             "latest": latest,

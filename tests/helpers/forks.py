@@ -78,7 +78,7 @@ while True:
             os.close(fd)
         os.waitpid(watcher, 0)
         continue
-    if os.fork():  # the watcher must be no child of the zygote: nobody would wait for it
+    if os.fork():  # the watcher must be no child of the zygote, which waits for none
         os._exit(0)
     child = os.fork()
     if not child:

@@ -79,7 +79,7 @@ def config_of(case: str, *extra: str) -> Config:
     )
 
 
-def make_case(case: str, ranks: Ranks | None = None, *extra: str) -> tuple[TorchLearner, Any]:
+def make_case(case: str, ranks: Ranks | None = None, *extra: str, device: str = "cpu") -> tuple[TorchLearner, Any]:
     """A learner and the experience it learns from."""
     options = {text.split("=")[0].removeprefix("case.") for text in CASES[case] if text.startswith("case.")}
     policy, config = make_policy(tied="tied" in options), config_of(case, *extra)
@@ -88,6 +88,7 @@ def make_case(case: str, ranks: Ranks | None = None, *extra: str) -> tuple[Torch
         from agent_r1.models import fuse_projections
 
         assert fuse_projections(policy, trained=True)
+    policy.to(device)
     learner = make_learner(config, policy, bind_algorithm(config.algorithm), ranks)
     if "nan" in options:
         learner = _with_one_nan(learner)
@@ -127,9 +128,9 @@ def gradients(learner: TorchLearner) -> dict[str, torch.Tensor]:
     return found
 
 
-def run_case(case: str, ranks: Ranks | None = None) -> dict[str, Any]:
+def run_case(case: str, ranks: Ranks | None = None, *extra: str, device: str = "cpu") -> dict[str, Any]:
     """What one step of learning gives."""
-    learner, experience = make_case(case, ranks)
+    learner, experience = make_case(case, ranks, *extra, device=device)
     credit: list[Any] = []
     metrics = learner.learn_sync(experience, step=0, on_credit=credit.extend)
     learner.check_growth()
@@ -156,9 +157,9 @@ def save(learner: TorchLearner, folder: Path, ranks: Ranks | None = None) -> Non
     save_checkpoint(folder, step=1, state={"learner": learner.state_dict()}, keep=1, ranks=ranks)
 
 
-def loaded(case: str, folder: Path, ranks: Ranks | None = None) -> tuple[TorchLearner, Any]:
+def loaded(case: str, folder: Path, ranks: Ranks | None = None, *, device: str = "cpu") -> tuple[TorchLearner, Any]:
     """A new learner with the state of a checkpoint."""
-    learner, experience = make_case(case, ranks)
+    learner, experience = make_case(case, ranks, device=device)
     make_shard = getattr(learner, "empty_shard", None)
     learner.load_state_dict(load_checkpoint(1, folder / "step_1", make_shard=make_shard).state["learner"])
     return learner, experience

@@ -223,24 +223,29 @@ def test_a_tied_folder_leaves_the_old_head_and_the_probe_notices(setup: Setup, m
     first = deepcopy(setup.policy)
     other = moved(first, seed=2)
     prompts = setup.prompts(4)
+    write_untied, tied = policy_weights.write_weights, [False]
 
-    def write_tied(policy: Any, weights: Any, folder: Path, **settings: Any) -> None:
-        other.save_pretrained(folder)
+    def write(policy: Any, weights: Any, folder: Path, **settings: Any) -> None:
+        if tied.pop():
+            other.save_pretrained(folder)
+        else:
+            write_untied(policy, weights, folder, **settings)
 
     async def run() -> None:
         async with setup.engine() as engine:
             await sample(engine, prompts[:1])
             take_over(setup.policy, other)
-            with monkeypatch.context() as patch:
-                patch.setattr(policy_weights, "write_weights", write_tied)
-                with pytest.raises(AgentR1Error, match="differ") as refused:
-                    await engine.update_weights(other.state_dict().items(), 1)
+            tied.append(True)
+            with pytest.raises(AgentR1Error, match="log-probs differ from the trainer's by") as refused:
+                await engine.update_weights(other.state_dict().items(), 1)
             print(refused.value)
-            await engine.update_weights(other.state_dict().items(), 2)  # untied
+            tied.append(False)
+            await engine.update_weights(other.state_dict().items(), 2)
             completions = await sample(engine, prompts)
             assert {version for done in completions for version in done.policy_versions} == {2}
             assert setup.difference(other, prompts, completions) <= TOLERANCE
 
+    monkeypatch.setattr(policy_weights, "write_weights", write)
     try:
         asyncio.run(run())
     finally:

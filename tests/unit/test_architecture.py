@@ -70,8 +70,8 @@ PACKAGES: dict[str, str] = {
     ),
     "view": "codec errors files metric_names runs types version web",
     "api": (
-        "checks config console data engines envs errors evaluation event_loop registry rewards runs tools training "
-        "types"
+        "checks config console data engines envs errors evaluation event_loop registry rewards runs tools "
+        "training types"
     ),
     "cli": (
         "api checks codec config console data engines envs errors evaluation files inference interrupts planning "

@@ -1,1 +1,1 @@
-"""Commands for more than one process: servers, planning."""
+"""Commands for more than one process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from agent_r1.cli.errors import readable_errors
 from agent_r1.cli.recipes import JsonFile, Overrides, Recipe, split_arguments
 from agent_r1.codec import write_json
 from agent_r1.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agent_r1.planning import Plan
 
 
 def plan(
@@ -50,12 +53,6 @@ def plan(
       agent-r1 plan quickstart --engines 6 --learners 2 rollout.concurrency=1024
       agent-r1 plan quickstart --run runs/my_run --tools 3 rollout.group_size=16
     """
-    from agent_r1.config import load_config
-    from agent_r1.console import RunConsole
-    from agent_r1.files import write_atomically
-    from agent_r1.planning import draw_plan, make_plan, plan_as_json, print_plan, read_recorded_run, setup_of
-    from agent_r1.runs import RunFolder, save_figure
-
     folder, changes = split_arguments(recipe, overrides)
     with readable_errors():
         if (engines is None) != (learners is None):
@@ -64,20 +61,40 @@ def plan(
             raise ConfigError("--gpus tries every split of the devices; with it leave out --engines and --learners")
         if staleness is not None:
             changes = [*changes, f"rollout.max_staleness={staleness}"]
-        config = load_config(folder, changes)
-        recorded = read_recorded_run(
-            run or RunFolder.of(config).path,
-            engines=recorded_engines,
-            learners=recorded_learners,
-            shared=recorded_engines == recorded_learners,
-        )
-        separate = engines is not None and learners is not None
-        setup = setup_of(
-            config, engines=engines or 1, learners=learners or 1, shared=not separate, efficiency=efficiency
-        )
-        made = make_plan(recorded, setup, devices=gpus, tools=tools)
-        print_plan(made, RunConsole())
-        if json is not None:
-            write_atomically(json, write_json(plan_as_json(made), indent=2) + "\n")
-        if figure is not None:
-            save_figure(draw_plan(made), figure)
+        hardware = {"engines": engines or 1, "learners": learners or 1, "shared": engines is None}
+        before = {"engines": recorded_engines, "learners": recorded_learners}
+        made = _make(folder, changes, run, {**hardware, "efficiency": efficiency}, before, devices=gpus, tools=tools)
+        _write(made, json, figure)
+
+
+def _make(
+    recipe: str | None,
+    changes: list[str],
+    run: Path | None,
+    hardware: dict[str, Any],
+    before: dict[str, int],
+    **settings: Any,
+) -> Plan:
+    """Plan for some hardware, from a run that had other hardware before."""
+    from agent_r1.config import load_config
+    from agent_r1.planning import make_plan, read_recorded_run, setup_of
+    from agent_r1.runs import RunFolder
+
+    config = load_config(recipe, changes)
+    is_shared = before["engines"] == before["learners"]
+    recorded = read_recorded_run(run or RunFolder.of(config).path, **before, shared=is_shared)
+    return make_plan(recorded, setup_of(config, **hardware), **settings)
+
+
+def _write(made: Plan, json: Path | None, figure: Path | None) -> None:
+    """Print the plan, and write it where files are given."""
+    from agent_r1.console import RunConsole
+    from agent_r1.files import write_atomically
+    from agent_r1.planning import draw_plan, plan_as_json, print_plan
+    from agent_r1.runs import save_figure
+
+    print_plan(made, RunConsole())
+    if json is not None:
+        write_atomically(json, write_json(plan_as_json(made), indent=2) + "\n")
+    if figure is not None:
+        save_figure(draw_plan(made), figure)

@@ -255,6 +255,38 @@ def test_texts_of_one_round_are_encoded_together_and_each_once() -> None:
     assert gate.calls == [["a", "bb", "ccc"]]
 
 
+def test_the_callers_of_one_round_continue_together() -> None:
+    """Otherwise the engine would compute their next prompts in one step per thread."""
+    slow, other_has_ended = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def encode(texts: Sequence[str]) -> list[TokenIds]:
+        if "0" in texts:
+            assert slow.wait(30)
+        else:
+            other_has_ended.set()
+        return [(len(text),) for text in texts]
+
+    threads = EncodingThreads(encode, 2)
+
+    async def ask(text: str) -> None:
+        await threads.submit(text)
+        order.append(text)
+
+    async def run() -> None:
+        texts = [str(number) for number in range(10)]
+        waiting = asyncio.gather(*map(ask, texts))
+        while not other_has_ended.is_set():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)
+        assert order == []
+        slow.set()
+        await waiting
+        assert order == texts
+
+    asyncio.run(run())
+
+
 def test_the_event_loop_continues_while_a_text_is_encoded_and_a_cancelled_caller_cancels_no_other() -> None:
     gate = Gate()
     threads = EncodingThreads(gate.encode, 2)

@@ -180,7 +180,7 @@ MOVES = st.lists(
 )
 
 
-@settings(max_examples=cases(60), deadline=None)
+@settings(max_examples=cases(300), deadline=None)
 @given(moves=MOVES, burst=st.sampled_from([1, 8]), prefill_tokens=st.sampled_from([16, 48, 1000]))
 def test_the_scheduler_plans_what_the_slow_one_plans(
     moves: list[tuple[str, TokenIds | int, int]], burst: int, prefill_tokens: int
@@ -203,7 +203,7 @@ def test_the_scheduler_plans_what_the_slow_one_plans(
             assert fast.state() == slow.state()
 
 
-@settings(max_examples=cases(40), deadline=None)
+@settings(max_examples=cases(120), deadline=None)
 @given(prompts=st.lists(PROMPTS, min_size=1, max_size=8), num_blocks=st.integers(8, 20), seed=st.integers(0, 99))
 def test_when_blocks_run_out_every_request_is_still_answered(
     prompts: list[TokenIds], num_blocks: int, seed: int

@@ -10,7 +10,7 @@ import torch
 
 from agent_r1.config import load_config
 from agent_r1.errors import ConfigError
-from agent_r1.learner.packing import MicroBatch, Sample, pack, pack_tries
+from agent_r1.learner.packing import MicroBatch, Packer, Sample, pack, pack_tries
 from agent_r1.learner.sharded import Ranks, open_ranks
 from agent_r1.learner.sharded.balance import empty_like, share_out, token_cost
 from agent_r1.models import fuse_projections
@@ -31,7 +31,7 @@ def some_samples(count: int) -> list[Sample]:
 @pytest.mark.parametrize("packer", [partial(pack, max_tokens=120), partial(pack_tries, max_tokens=120, row_tokens=80)])
 @pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
-def test_every_token_is_computed_by_one_rank_and_all_ranks_compute_as_often(packer, size: int, count: int) -> None:
+def test_every_token_is_one_ranks_and_all_ranks_compute_as_often(packer: Packer, size: int, count: int) -> None:
     samples = some_samples(count)
     whole = list(packer(samples, range(count)))
     shares = [share_out(whole, rank=rank, size=size, cost=COST) for rank in range(size)]

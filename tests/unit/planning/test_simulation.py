@@ -104,6 +104,10 @@ def test_every_split_is_tried() -> None:
     found = [(one.engines, one.learners, one.shared) for one in splits_of(3, setup())]
     assert found == [(3, 3, True), (1, 2, False), (2, 1, False)]
     assert [one.num_devices for one in splits_of(3, setup())] == [3, 3, 3]
+    many = splits_of(64, setup())
+    assert len(many) == 13
+    assert {many[1].engines, many[-1].engines} == {1, 63}
+    assert all(one.num_devices == 64 for one in many)
 
 
 calls = st.builds(

@@ -393,6 +393,15 @@ def test_a_run_is_running_while_its_folder_is_locked(tmp_path: Path) -> None:
         assert run_named(server, "run")["state"] == "finished"
 
 
+def test_a_warm_start_counts_in_its_own_steps(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "warm")
+    run.folder.metrics.write_text('{"step": 3, "loss/sft": 0.5}\n')
+    run.folder.config.write_text(run.folder.config.read_text() + "sft: {steps: 7}\n")
+    with view_server([tmp_path]) as server:
+        shown = run_named(server, "warm")
+    assert (shown["algorithm"], shown["steps"], shown["total_steps"]) == ("sft", 3, 7)
+
+
 def test_a_run_that_appears_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.view.catalog._SCAN_SECONDS", 0.0)
     WrittenRun(tmp_path / "first")
