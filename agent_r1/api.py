@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agent_r1.config import Config, Overrides, load_config, override_texts, quoted
 from agent_r1.console import RunConsole
 from agent_r1.data import Rows, row_files
+from agent_r1.engines import takes_messages
 from agent_r1.envs import AgentEnv, run_name_of
 from agent_r1.errors import ConfigError, DataError, UnknownNameError, did_you_mean, no_exit
 from agent_r1.event_loop import callable_in_event_loop
@@ -107,7 +108,8 @@ def evaluate(
 
     Args:
         config_or_recipe: As for `train`.
-        model: The model to evaluate, as it is; without one, the model that the recipe's training starts from.
+        model: The model to evaluate, as it is; without one, the model that the recipe's training starts from. With
+            `engine=openai`, its name at the server; without one, the first that the server lists.
         data: As for `train`.
         eval_data: As for `train`.
         tools: As for `train`.
@@ -135,6 +137,8 @@ def evaluate(
         reward=reward,
         overrides=[*texts, *BASELINES.get(baseline or "", ()), *as_it_is],
     )
+    if model is not None and takes_messages(config):
+        config.engine.servers.model = str(model)
     with no_exit("the code of the recipe"), recipe_folder(folder_of(config)):
         return eval_run(config, RunConsole(quiet=quiet))
 

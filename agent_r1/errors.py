@@ -13,13 +13,16 @@
     |-- ExportError (RuntimeError)         a trained model that cannot be exported as a Hugging Face folder
     |-- TrackerError (RuntimeError)        a tracker that cannot be opened or cannot log
     |-- EngineError (RuntimeError)         an engine that cannot complete a request
-    |   `-- EngineRequestError (ValueError) the request itself can never be served
+    |   |-- EngineRequestError (ValueError) the request itself can never be served
+    |   `-- EngineLostError               no request can be served any more: the run ends
     |-- EnvTimeoutError (TimeoutError)     an environment that took too long
     |-- EnvServerError (ConnectionError)   an environment server that cannot be reached or sends a wrong reply
     |   `-- EpisodeLostError               it no longer has the episode: it was restarted, or the episode was idle
     |-- DivergenceError (ArithmeticError)  too many non-finite updates in a row, or weights that exploded
     |-- DeviceMemoryError (MemoryError)    a GPU with too little memory for an update
     |-- RolloutsFailingError (RuntimeError) every rollout of a batch failed
+    |-- WorkersError (RuntimeError)        rollout workers that cannot be started, or that keep dying
+    |-- RankError (RuntimeError)           one of several processes failed or was lost
     `-- EpisodeError (RuntimeError)        one rollout failed; has its StopReason and traceback
 
 A message says what was wrong, what was found and what to do.
@@ -48,6 +51,9 @@ code."""
 
 class AgentR1Error(Exception):
     """Base of all errors that Agent-R1 raises."""
+
+    is_silent = False
+    """Whether another process of the same run shows it."""
 
 
 class ConfigError(AgentR1Error, ValueError):
@@ -111,6 +117,10 @@ class EngineRequestError(EngineError, ValueError):
     """The engine refuses a request: its prompt or its sampling parameters can never be served."""
 
 
+class EngineLostError(EngineError):
+    """The engine cannot serve any request any more. It is no failure of one rollout: it ends the run."""
+
+
 class EnvTimeoutError(AgentR1Error, TimeoutError):
     """An environment took too long."""
 
@@ -135,6 +145,14 @@ class RolloutsFailingError(AgentR1Error, RuntimeError):
     """Every rollout of a batch failed."""
 
 
+class WorkersError(AgentR1Error, RuntimeError):
+    """Rollout workers cannot be started, or keep dying."""
+
+
+class RankError(AgentR1Error, RuntimeError):
+    """One of the processes of a run failed or was lost."""
+
+
 class EpisodeError(AgentR1Error, RuntimeError):
     """One rollout failed for a reason outside the policy."""
 
@@ -147,7 +165,7 @@ class EpisodeError(AgentR1Error, RuntimeError):
 
 class boundary:  # noqa: N801 - it is used like a function
     """Turn any exception of user code into `EpisodeError(reason)`; the one broad `except` of the rollout. Only
-    `INTERRUPTIONS` pass.
+    `INTERRUPTIONS` and the loss of the engine pass.
 
     It is a class because a context manager made from a generator lets `StopIteration` pass.
 
@@ -167,7 +185,7 @@ class boundary:  # noqa: N801 - it is used like a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, (EpisodeError, *INTERRUPTIONS)):
+        if error is None or isinstance(error, (EpisodeError, EngineLostError, *INTERRUPTIONS)):
             return
         raise EpisodeError(self._reason, self._where, _traceback(error)) from error
 

@@ -20,6 +20,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -35,6 +36,9 @@ _owns_process: ContextVar[bool] = ContextVar("owns_process", default=False)
 
 class RunInterrupted(KeyboardInterrupt):
     """A signal ended the run. The message says what was saved and how to resume."""
+
+    is_silent = False
+    """Whether another process of the same run shows it."""
 
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
@@ -62,6 +66,9 @@ class StopSignals:
     def __init__(self, *, quiet: bool = True, blocks_loop: bool = False) -> None:
         self.received: int | None = None
         """The first signal received."""
+        self.repeat_seconds = 0.0
+        """A further signal within this time after the first is the same one: several processes pass it on."""
+        self._received_at = 0.0
         self._blocks_loop = blocks_loop
         self._thread: int | None = None
         self._raised: RunInterrupted | None = None
@@ -97,6 +104,10 @@ class StopSignals:
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before.clear()
+
+    def silence(self) -> None:
+        """Print nothing when a signal comes: another process of the run does."""
+        self._quiet = True
 
     def check(self) -> None:
         """Raise `RunInterrupted` when a signal has come in."""
@@ -165,8 +176,10 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            if time.monotonic() - self._received_at < self.repeat_seconds:
+                return
             self._quit(number)
-        self.received = number
+        self.received, self._received_at = number, time.monotonic()
         if number == getattr(signal, "SIGHUP", None):
             _leave_closed_terminals()
         if not self._num_deferred:

@@ -24,8 +24,14 @@ CREDITED_TRAJECTORIES = "policy/credited_trajectories"
 LOGPROB_DIFFERENCE = "offpolicy/logprob_difference"
 STALENESS_MEAN = "offpolicy/staleness_mean"
 
+SFT_LOSS = "loss/sft"
+"""Of a warm start, which logs nothing else."""
+
 STEP_SECONDS = "time/step"
 PEAK_GPU_GB = "perf/peak_gpu_gb"
+
+USAGE_PREFIX = "usage/"
+"""Of what a server behind a chat API says that an episode took: tokens and requests."""
 
 EVAL_PREFIX = "eval/"
 ALL_SOURCES = "all"

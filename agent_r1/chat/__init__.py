@@ -3,6 +3,7 @@
 from agent_r1.chat.chatml import template_with_tools
 from agent_r1.chat.formats import HermesFormat, ParsedText, ToolFormat, tool_formats
 from agent_r1.chat.renderer import ChatRenderer, Prompt, Tokenizer
+from agent_r1.chat.server_template import server_renderer
 from agent_r1.chat.text_stream import TextStream
 from agent_r1.chat.token_text import ContentStream, TokenTexts, content_stream
 from agent_r1.chat.tokenizer import (
@@ -10,9 +11,11 @@ from agent_r1.chat.tokenizer import (
     generation_stop_ids,
     load_renderer,
     load_tokenizer,
+    portable_tokenizer,
     read_context_length,
     read_renderer,
 )
+from agent_r1.chat.tools_as_text import orphan_tool_results_as_user
 
 __all__ = [
     "ChatRenderer",
@@ -29,8 +32,11 @@ __all__ = [
     "generation_stop_ids",
     "load_renderer",
     "load_tokenizer",
+    "orphan_tool_results_as_user",
+    "portable_tokenizer",
     "read_context_length",
     "read_renderer",
+    "server_renderer",
     "template_with_tools",
     "tool_formats",
 ]

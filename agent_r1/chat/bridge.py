@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.chat.delta_cache import TIMES_AGREED, DeltaCache
-from agent_r1.errors import ChatTemplateError
-from agent_r1.types import Action, Message
+from agent_r1.errors import ChatTemplateError, refuse_media
+from agent_r1.types import Action, Message, Observation
 
 MARKER = "AGENTR1MARKER"
 
@@ -194,3 +194,10 @@ def _delta_after_calls(
     if thinking.removeprefix("<think>\n") not in closed[turn_start:]:
         return None
     return TurnDelta(skeleton=(*so_far.skeleton, turn, *answers), template_text=text, text=text[end:])
+
+
+def refuse_new_media(observation: Observation, before: Observation) -> None:
+    """Refuse images in messages that the prompt before did not have: those that it had were looked at then."""
+    messages, seen = observation.messages or (), before.messages or ()
+    new = next((n for n, (own, old) in enumerate(zip(messages, seen, strict=False)) if own is not old), len(seen))
+    refuse_media("the observation", messages[new:], observation.images)

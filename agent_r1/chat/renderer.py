@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Protocol
 
-from agent_r1.chat.bridge import DeltaFinder, Rendered, RenderedPrefix
-from agent_r1.chat.control_tokens import ControlTokens, encode_pieces
+from agent_r1.chat.bridge import DeltaFinder, Rendered, RenderedPrefix, refuse_new_media
+from agent_r1.chat.control_tokens import ControlTokens
+from agent_r1.chat.encoding import TextEncoder
 from agent_r1.chat.formats import ToolFormat, tool_formats
 from agent_r1.chat.formats.base import end_of_turn_of, marks_of_own_turn, writes_as_text
 from agent_r1.chat.tools_as_text import knows_tools, orphan_tool_results_as_user, without_tools
@@ -73,6 +73,16 @@ class Prompt:
     """What was last rendered from scratch, and the turns since then; None for raw text or ids."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A prompt whose text is not encoded yet."""
+
+    text: str
+    """The text whose ids are missing."""
+    prompt: Callable[[TokenIds], Prompt]
+    """The prompt with these ids."""
+
+
 class ChatRenderer:
     """Renders, bridges and parses for one tokenizer and one tool-call format.
 
@@ -91,7 +101,7 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.format: ToolFormat = tool_formats.get(tool_format)()
         self._end_of_turn = end_of_turn_of(self.format)
-        self._encode_cached = lru_cache(maxsize=512)(self._encode)
+        self._encoder = TextEncoder(tokenizer)
         self._beginnings: deque[tuple[Any, tuple[tuple[Message, ...], str]]] = deque(maxlen=4)
         self.template_shows_tools = knows_tools(tokenizer.chat_template) and not writes_as_text(self.format)
         eos = tokenizer.eos_token_id
@@ -107,21 +117,29 @@ class ChatRenderer:
         """The prompt of an observation, from scratch. Control tokens count in messages that equal one of `trusted`, and
         in a raw text that is the content of one; everywhere else their characters are ordinary text. Raises
         `UnsupportedMediaError` for an observation with images."""
+        draft = self._draft(observation, trusted)
+        return draft if isinstance(draft, Prompt) else draft.prompt(self.encode_rendered(draft.text))
+
+    def _draft(self, observation: Observation, trusted: Collection[Message]) -> _Draft | Prompt:
         refuse_media("the observation", observation.messages or (), observation.images)
         if observation.token_ids is not None:
             return Prompt(observation=observation, token_ids=observation.token_ids)
         if observation.text is not None:
             is_trusted = any(message.get("content") == observation.text for message in trusted)
-            encode = self.encode_rendered if is_trusted else self.encode
-            return Prompt(observation=observation, token_ids=encode(observation.text))
+            plain = observation.text if is_trusted else self.control_tokens.plain(observation.text)
+            return _Draft(plain, lambda ids: Prompt(observation=observation, token_ids=ids))
         messages, text = self._beginning(tuple(observation.messages or ()), observation, tuple(trusted))
-        return Prompt(
-            observation=observation,
-            token_ids=self.encode_rendered(text),
-            skeleton=messages,
-            template_text=text,
-            before=RenderedPrefix(skeleton=messages, template_text=text),
-        )
+
+        def prompt(ids: TokenIds) -> Prompt:
+            return Prompt(
+                observation=observation,
+                token_ids=ids,
+                skeleton=messages,
+                template_text=text,
+                before=RenderedPrefix(skeleton=messages, template_text=text),
+            )
+
+        return _Draft(text, prompt)
 
     def _beginning(
         self, messages: tuple[Message, ...], observation: Observation, trusted: tuple[Message, ...]
@@ -153,8 +171,25 @@ class ChatRenderer:
         With previous ids [1, 2, 3], sampled ids [7, 8, EOS] and a tool answer whose rendering after EOS is
         [NL, 4, 5], the next prompt is [1, 2, 3, 7, 8, EOS, NL, 4, 5]. `trusted` is as in `render`.
         """
-        refuse_media("the observation", observation.messages or (), observation.images)
-        return self._bridge(previous, action, observation, trusted) or self.render(observation, trusted=trusted)
+        refuse_new_media(observation, previous.observation)
+        draft = self._bridge(previous, action, observation, trusted) or self._draft(observation, trusted)
+        return draft if isinstance(draft, Prompt) else draft.prompt(self.encode_rendered(draft.text))
+
+    async def prompt_beside(
+        self, observation: Observation, after: tuple[Prompt, Action] | None, *, trusted: Collection[Message] = ()
+    ) -> Prompt:
+        """What `render` (without `after`) or `next_prompt` returns. After `encode_in_threads`, the event loop continues
+        while long texts are encoded; otherwise nothing here waits."""
+        bridged = None
+        if after is not None:
+            refuse_new_media(observation, after[0].observation)
+            bridged = self._bridge(*after, observation, trusted)
+        draft = bridged or self._draft(observation, trusted)
+        return draft if isinstance(draft, Prompt) else draft.prompt(await self._encoder.encode_beside(draft.text))
+
+    def encode_in_threads(self) -> None:
+        """From now on `prompt_beside` encodes in threads. For engines that do not compute on the event loop."""
+        self._encoder.use_threads()
 
     def own_turn(self, completion: Completion) -> Completion:
         """What was sampled, up to where the model continued after its call (`end_of_turn` of the format).
@@ -184,7 +219,7 @@ class ChatRenderer:
     def text_of(self, ids: TokenIds) -> str:
         """The text of sampled ids without the end of turn."""
         without_stop = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        return str(self.tokenizer.decode(list(without_stop), skip_special_tokens=False))
+        return self._encoder.decode(without_stop)
 
     def parse(self, token_ids: Sequence[int], *, truncated: bool, text: str | None = None) -> Action:
         """The action of the sampled ids; `text` replaces their text where a stop text cut it."""
@@ -220,7 +255,7 @@ class ChatRenderer:
 
     def _bridge(
         self, previous: Prompt, action: Action, observation: Observation, trusted: Collection[Message]
-    ) -> Prompt | None:
+    ) -> _Draft | None:
         old, new = previous.observation.messages, observation.messages
         if old is None or new is None or previous.template_text is None or previous.before is None:
             return None
@@ -247,15 +282,20 @@ class ChatRenderer:
                 delta = self._deltas.find(template, so_far, previous.before, action, changed)
         if delta is None:
             return None
-        delta_ids = self._without_end_of_turn(action.token_ids, self.encode_rendered(delta.text))
-        return Prompt(
-            observation=observation,
-            token_ids=previous.token_ids + action.token_ids + delta_ids,
-            skeleton=delta.skeleton,
-            template_text=delta.template_text,
-            bridged=True,
-            before=previous.before.after(action),
-        )
+        before = previous.before.after(action)
+
+        def prompt(ids: TokenIds) -> Prompt:
+            delta_ids = self._without_end_of_turn(action.token_ids, ids)
+            return Prompt(
+                observation=observation,
+                token_ids=previous.token_ids + action.token_ids + delta_ids,
+                skeleton=delta.skeleton,
+                template_text=delta.template_text,
+                bridged=True,
+                before=before,
+            )
+
+        return _Draft(delta.text, prompt)
 
     def _without_end_of_turn(self, sampled: TokenIds, delta: TokenIds) -> TokenIds:
         """The delta without the end of turn that the model sampled itself, and without spaces before it."""
@@ -264,7 +304,7 @@ class ChatRenderer:
         end = delta.index(sampled[-1])
         if not end:
             return delta[1:]
-        spaces = str(self.tokenizer.decode(list(delta[:end]), skip_special_tokens=False))
+        spaces = self._encoder.decode(delta[:end])
         return delta if spaces.strip() else delta[end + 1 :]
 
     def _template(
@@ -302,9 +342,4 @@ class ChatRenderer:
 
         Cached: the members of a group have the same prompt.
         """
-        return self._encode_cached(text)
-
-    def _encode(self, text: str) -> TokenIds:
-        # A JSON escape can be half a surrogate pair, which no tokenizer accepts.
-        text = text.encode("utf-8", "replace").decode("utf-8")
-        return tuple(encode_pieces(lambda piece: self.tokenizer.encode(piece, add_special_tokens=False), text))
+        return self._encoder.encode(text)

@@ -21,6 +21,7 @@ from agent_r1.checks.trials import (
 )
 from agent_r1.config import Config
 from agent_r1.console import RunConsole
+from agent_r1.engines import takes_messages
 from agent_r1.envs import check_env
 from agent_r1.errors import AgentR1Error, RolloutsFailingError
 from agent_r1.event_loop import run_cancelling
@@ -79,10 +80,21 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
     gold = run_cancelling(lambda: gold_result(terms_of(plan.reward)[0], tasks))
     yield Result(title="gold answers", findings=gold.findings, seen=gold.seen, skipped=gold.skipped)
     plan = _with_model(plan, console, warm_start=with_trials)
-    model, result = _attempt("model", lambda: check_model(plan), lambda model: "found")
+    seen = "at the server" if takes_messages(plan.config) else "found"
+    model, result = _attempt("model", lambda: check_model(plan), lambda model: seen)
     yield result
     if model is None:
         return
+    if not takes_messages(plan.config):
+        yield from _rendering(plan, model, tasks)
+    if not with_trials:
+        yield Result(title="trial episodes", seen="not requested", skipped=True)
+        return
+    yield from _trials(plan, model, console, groups, members)
+
+
+def _rendering(plan: RunPlan, model: CheckedModel, tasks: Sequence[Task]) -> Iterator[Result]:
+    """What the model's tokenizer and chat template make of the rows; a server has its own."""
     renderer = model.renderer
     yield _room(plan, model, tasks)
     findings = control_token_findings(renderer, tasks)
@@ -92,15 +104,11 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
     shown = [first_observation(plan, task) for task in distinct_setups(tasks)]
     yield _about(shown, "chat template", lambda observation: template_findings(renderer, observation))
     yield _about(shown, "calls", lambda observation: call_findings(renderer, observation))
-    if not with_trials:
-        yield Result(title="trial episodes", seen="not requested", skipped=True)
-        return
-    yield from _trials(plan, model, console, groups, members)
 
 
 def _with_model(plan: RunPlan, console: RunConsole, *, warm_start: bool) -> RunPlan:
     """The plan with a model that exists. A warm start changes weights, which only trial episodes use."""
-    if warm_start:
+    if warm_start or takes_messages(plan.config):
         return ensure_model(plan, console)
     return replace(plan, config=prepare_model(plan.config, console))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.checks.report import Result
-from agent_r1.engines import Engine
+from agent_r1.engines import Engine, takes_messages
 from agent_r1.errors import RolloutsFailingError
 from agent_r1.findings import Finding
 from agent_r1.learner import make_compute, score_all
@@ -100,7 +100,9 @@ async def run_trials(
     """`members` episodes of each task, sampled as training would. Raises `RolloutsFailingError` when all fail."""
     settings = plan.config.rollout
     engine = RecordingEngine(components.engine)
-    rollout = make_rollout(plan, components.renderer, engine, components.tools, components.gateway)
+    rollout = components.rollout
+    if not takes_messages(plan.config):
+        rollout = make_rollout(plan, components.renderer, engine, components.tools, components.gateway)
     sampling = SamplingParams(
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
@@ -214,6 +216,8 @@ def _first_error(steps: Sequence[Step]) -> str:
 
 def tokens_result(trials: Trials) -> Result:
     """Whether every token that would carry loss was sampled, after the prompt it is trained after."""
+    if not trials.samples:
+        return Result(title="tokens in the loss", seen="the server tells no token ids", skipped=True)
     wrong = [
         f"step {number} of '{trajectory.task_id}'"
         for trajectory in trials.trajectories
@@ -235,7 +239,7 @@ def tokens_result(trials: Trials) -> Result:
 def agreement_result(trials: Trials, plan: RunPlan, components: RunComponents) -> Result:
     """Whether trainer and engine compute the same log-probs for the sampled tokens."""
     steps = [step for step in trials.steps if step.action_ids]
-    if not steps or tokens_result(trials).findings:
+    if not steps or components.policy is None or tokens_result(trials).findings:
         return Result(title="engine and trainer", seen="no sampled tokens to compare", skipped=True)
     compute = make_compute(plan.config, components.policy)
     samples = [Sample.of_step(step.prompt_ids, step.action_ids) for step in steps]

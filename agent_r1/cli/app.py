@@ -15,6 +15,8 @@ from agent_r1.cli.indexes import index, search
 from agent_r1.cli.recipes import check, evaluate, sft, train
 from agent_r1.cli.reports import plot, table
 from agent_r1.cli.scaffold import copy, init, list_recipes
+from agent_r1.cli.scaling.plan import plan
+from agent_r1.cli.scaling.serve_engine import serve_engine
 from agent_r1.cli.serving import serve as serve_model
 from agent_r1.cli.view import view
 
@@ -57,9 +59,11 @@ _add(app, "check", check, "Recipes")
 _add(app, "train", train, "Recipes")
 _add(app, "sft", sft, "Recipes")
 _add(app, "eval", evaluate, "Recipes")
+_add(app, "plan", plan, "Recipes")
 _add(app, "chat", chat, "Trained agents")
 _add(app, "serve", serve_model, "Trained agents")
 _add(app, "export", export, "Trained agents")
+_add(app, "serve-engine", serve_engine, "More than one process")
 _add(app, "view", view, "Finished and running runs")
 _add(app, "plot", plot, "Finished and running runs")
 _add(app, "table", table, "Finished and running runs")

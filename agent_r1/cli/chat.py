@@ -138,6 +138,8 @@ def _agent(
 
     texts = ["rollout.concurrency=1", *(overrides or ())]
     if server is None:
+        if key_env is not None:
+            texts.append(f"engine.servers.key_env={key_env}")
         return load_agent(model_or_run, recipe=recipe, overrides=texts, step=step, say=notes.print)
     if step is not None:
         raise ConfigError("--step loads a checkpoint here, and --server uses the server's weights")

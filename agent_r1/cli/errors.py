@@ -21,10 +21,13 @@ def readable_errors() -> Iterator[None]:
         with ours_to_end():
             yield
     except AgentR1Error as error:
-        Console(stderr=True, highlight=False).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        if not error.is_silent:
+            Console(stderr=True, highlight=False).print(Text(f"error: {error}", style="red"), soft_wrap=True)
         raise typer.Exit(2) from None
     except RunInterrupted as interrupted:
         with suppress(OSError):  # the terminal may be closed
+            if interrupted.is_silent:
+                raise typer.Exit(interrupted.exit_code) from None
             Console(stderr=True, highlight=False).print(Text(str(interrupted)), soft_wrap=True)
         raise typer.Exit(interrupted.exit_code) from None
     except KeyboardInterrupt:

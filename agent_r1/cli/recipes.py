@@ -35,7 +35,10 @@ DryRun = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option(help="The model to evaluate: a folder such as runs/quickstart/hf, or a Hugging Face id."),
+    typer.Option(
+        help="The model to evaluate: a folder such as runs/quickstart/hf, or a Hugging Face id; with engine=openai, "
+        "its name at the server."
+    ),
 ]
 Baseline = Annotated[
     str | None, typer.Option(help="react: the untrained model, without a warm start, in the ReAct text format.")
@@ -118,6 +121,7 @@ def evaluate(
       agent-r1 eval recipes/quickstart --model runs/quickstart/hf --show 2
       agent-r1 eval recipes/quickstart --model runs/quickstart/hf eval.samples=4 --json figures.json
       agent-r1 eval recipes/quickstart --baseline react
+      agent-r1 eval recipes/quickstart engine=openai engine.servers.urls=[http://127.0.0.1:8000/v1] --model NAME
     """
     from agent_r1 import api
     from agent_r1.console import RunConsole

@@ -14,6 +14,7 @@ from agent_r1.config.compose import (
 )
 from agent_r1.config.differences import algorithm_name, config_differences
 from agent_r1.config.quoting import quoted
+from agent_r1.config.ray_schema import RayConfig
 from agent_r1.config.schema import (
     AgentConfig,
     Config,
@@ -23,7 +24,9 @@ from agent_r1.config.schema import (
     RewardConfig,
     RewardPart,
     RunConfig,
+    ShardingConfig,
 )
+from agent_r1.config.servers_schema import ServersConfig
 
 __all__ = [
     "PART_KEYS",
@@ -36,9 +39,12 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "Overrides",
+    "RayConfig",
     "RewardConfig",
     "RewardPart",
     "RunConfig",
+    "ServersConfig",
+    "ShardingConfig",
     "algorithm_name",
     "config_differences",
     "from_yaml",

@@ -35,6 +35,9 @@ _NAMED_KEYS = ("tools", "engine.arguments")
 """Keys that hold names that the user chooses: `tools.search.timeout=5`, `engine.arguments.url=...`. The code that reads
 them checks what they hold."""
 
+AT_SERVER = "at-server"
+"""`model.path` of a configuration without one whose engine brings the model: `engine=openai`."""
+
 _REFUSALS = (
     *(HydraException, OmegaConfBaseException, YAMLError),
     *(ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, AssertionError),
@@ -59,7 +62,7 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
 
     `load_config("recipes/quickstart", {"trainer.steps": 20}).trainer.steps` is 20.
     """
-    overrides = override_texts(overrides)
+    overrides = [_spelled_out(entry) for entry in override_texts(overrides)]
     is_recipe = not isinstance(recipe, Config | None)
     folder = find_recipe(recipe) if isinstance(recipe, str | Path) else _PACKAGE_FOLDER
     name = "base" if is_recipe else "default" if recipe is None else "given"
@@ -76,6 +79,8 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
             composed = _compose(name, ["hydra.searchpath=[pkg://agent_r1.config]", *checked])
         _note_preset(composed)
         _drop_replaced_arguments(composed, overrides)
+        if composed.engine.name == "openai" and OmegaConf.is_missing(composed.model, "path"):
+            composed.model.path = AT_SERVER
         OmegaConf.resolve(composed)
         config = cast(Config, OmegaConf.to_object(composed))
     except _REFUSALS as error:
@@ -100,6 +105,16 @@ def override_texts(overrides: Overrides) -> list[str]:
     return [
         f"{key}={value if isinstance(value, str | Path) else _in_grammar(value)}" for key, value in overrides.items()
     ]
+
+
+def _spelled_out(override: str) -> str:
+    """An override without shorthand: `engine=vllm` sets `engine.name`.
+
+    >>> _spelled_out("engine=vllm"), _spelled_out("engine.dtype=float32")
+    ('engine.name=vllm', 'engine.dtype=float32')
+    """
+    key, _, value = override.partition("=")
+    return f"engine.name={value}" if key == "engine" and _NAME.fullmatch(value) and value != "null" else override
 
 
 def _in_grammar(value: object) -> str:

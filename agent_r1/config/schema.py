@@ -17,6 +17,8 @@ from typing import Annotated, Any, Optional
 from pydantic import Field
 
 from agent_r1.config.algorithm_schema import AlgorithmConfig, unread_algorithm
+from agent_r1.config.ray_schema import RayConfig
+from agent_r1.config.servers_schema import ServersConfig
 from agent_r1.constraints import (
     Count,
     CountOrZero,
@@ -169,6 +171,10 @@ class RolloutConfig:
     max_staleness: CountOrZero = 0
     """Maximum age of a group's oldest token, in training steps. 0: a step waits for all its groups. Above 0: it starts
     when enough groups are complete, and the others continue during the update."""
+    workers: Annotated[str, one_of("local", "ray")] = "local"
+    """Where episodes run. local: in this process. ray: in worker processes of a Ray cluster (extra `ray`)."""
+    ray: RayConfig = field(default_factory=RayConfig)
+    """The cluster and its workers."""
 
 
 @dataclass
@@ -176,11 +182,16 @@ class EngineConfig:
     """The engine samples from a copy of the policy, with a paged KV cache."""
 
     name: str = "local"
-    """The engine: local (in this process), or the name of an engine that a module of `imports` registers."""
+    """The engine: local (in this process); vllm, sglang or http (servers, see `servers`); openai (any server with the
+    OpenAI API, not for training); or the name of an engine that a module of `imports` registers. `engine=vllm` is short
+    for `engine.name=vllm`."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of an engine of your own; the other keys of this section are settings of `local`."""
+    """Further arguments of an engine of your own; `kv_memory`, `prefill_tokens`, `compile` are settings of `local`."""
+    servers: ServersConfig = field(default_factory=ServersConfig)
+    """Inference servers, for vllm, sglang and http."""
     dtype: Annotated[str, one_of("auto", "float32", "bfloat16")] = "auto"
-    """Type of the copy's weights and cache. auto: bfloat16 on a GPU, `model.dtype` elsewhere."""
+    """Type of the copy's weights and cache, and of the weights that servers load. auto: bfloat16 on a GPU,
+    `model.dtype` elsewhere."""
     kv_memory: Optional[Positive] = None
     """Size of the KV cache in tokens, or as a fraction of the memory; null: enough for `rollout.concurrency` requests
     of moderate length, at most a quarter of the memory."""
@@ -204,6 +215,23 @@ class OptimizerConfig:
     """Decoupled weight decay."""
     gradient_clip: Positive = 1.0
     """Maximum gradient norm."""
+
+
+@dataclass
+class ShardingConfig:
+    """Several processes, started with torchrun: each rolls out its share, and the models are sharded over them
+    (FSDP2)."""
+
+    mode: Annotated[str, one_of("auto", "on", "off")] = "auto"
+    """auto: when torchrun started more than one process. on: also with one. off: refuse to run in several."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimizer state in the host's memory: less GPU memory, much more time."""
+    reshard_after_forward: bool = True
+    """Free each layer after its forward pass and gather it again for the backward pass: less memory, more messages."""
+    timeout_seconds: Seconds = 600.0
+    """Maximum seconds for one exchange of an update, such as gathering a layer: the run ends after that."""
+    dead_after_seconds: Seconds = 45.0
+    """A process that has given no sign of life for so long is dead, and the run ends."""
 
 
 @dataclass
@@ -232,6 +260,8 @@ class TrainerConfig:
     """Training steps between checkpoints; the last step is always saved."""
     keep_checkpoints: Count = 2
     """Checkpoints to keep; there is one more while a new one is written."""
+    sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    """Several GPUs."""
 
 
 @dataclass

@@ -4,7 +4,7 @@ from agent_r1.data.demonstrations import DemonstrationRow, load_demonstrations, 
 from agent_r1.data.downloads import DATA_VARIABLE, find_files, locate, read_raw
 from agent_r1.data.given_rows import Rows, row_files
 from agent_r1.data.sampler import TaskSampler
-from agent_r1.data.tasks import load_tasks, read_rows, write_rows
+from agent_r1.data.tasks import load_tasks, read_rows, task_from_row, write_rows
 
 __all__ = [
     "DATA_VARIABLE",
@@ -18,6 +18,7 @@ __all__ = [
     "read_raw",
     "read_rows",
     "row_files",
+    "task_from_row",
     "tokenise_conversation",
     "write_rows",
 ]

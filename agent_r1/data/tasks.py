@@ -51,7 +51,7 @@ def load_tasks(paths: Sequence[str | Path], *, default_agent: str = "env_loop") 
         try:
             for number, row in _numbered(read_rows(path), path, problems):
                 try:
-                    tasks.append(_task(row, f"{names[path]}-{number}", default_agent))
+                    tasks.append(task_from_row(row, f"{names[path]}-{number}", default_agent))
                 except ValueError as error:
                     problems.append(f"{path}, row {number}: {error}")
         except DataError as error:  # the file itself; the rows before stay reported
@@ -116,7 +116,8 @@ def _numbered(rows: Iterator[Any], path: Path, problems: list[str]) -> Iterator[
             yield number, row
 
 
-def _task(row: Mapping[str, Any], default_id: str, default_agent: str) -> Task:
+def task_from_row(row: Mapping[str, Any], default_id: str, default_agent: str = "env_loop") -> Task:
+    """The task of one row; a `ValueError` says what is wrong with it."""
     row = _full_row(row)
     if "prompt" not in row:
         raise ValueError(f"the column 'prompt' is missing. Found: {', '.join(sorted(map(str, row)))}")

@@ -11,7 +11,7 @@ An engine of your own is a factory under a name, in a module that `imports` list
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -108,9 +108,26 @@ class MessageEngine(ABC):
 
     @abstractmethod
     async def chat(
-        self, observation: Observation, sampling: SamplingParams, on_text: Callable[[str], None]
+        self, observation: Observation, sampling: SamplingParams, on_text: Callable[[str], None] | None = None
     ) -> tuple[Completion, Action]:
         """Sample one turn; `on_text` gets its text as it comes. The completion has ids where the API tells them."""
+
+    async def check(self) -> None:  # noqa: B027 - not every API can be checked
+        """Raise `EngineError` when requests cannot be served, before the first episode: a wrong key or address."""
+
+
+@runtime_checkable
+class MeasuredEngine(Engine, Protocol):
+    """An engine that counts. Optional: `engine_metrics` works with every engine."""
+
+    def metrics(self) -> dict[str, float]:
+        """Counts since the last call, by the names they are logged under."""
+        ...
+
+
+def engine_metrics(engine: Engine) -> dict[str, float]:
+    """What an engine counted since the last call; nothing for an engine that does not count."""
+    return engine.metrics() if isinstance(engine, MeasuredEngine) else {}
 
 
 async def stream_completion(
@@ -156,9 +173,49 @@ def _make_local(config: Config, policy: Any, context_length: int) -> Engine:
     return make_local_engine(config, policy, context_length)
 
 
+@engine_factories.register("openai")
+def _make_openai(
+    config: Config,
+    policy: Any,
+    context_length: int,
+    *,
+    omit: Sequence[str] = (),
+    extra: Mapping[str, Any] | None = None,
+) -> Engine:
+    """Any OpenAI-compatible server; `omit` and `extra` change the fields of requests."""
+    from agent_r1.engines.openai.factory import make_openai_engine
+
+    return make_openai_engine(config, omit=omit, extra=extra)
+
+
+_TAKE_MESSAGES = {"openai"}
+
+
+def takes_messages(config: Config) -> bool:
+    """Whether the engine is behind a chat API (`MessageEngine`): it needs no model here, and cannot be trained with."""
+    return config.engine.name in _TAKE_MESSAGES
+
+
+def _make_servers(config: Config, policy: Any, context_length: int) -> Engine:
+    """vLLM or SGLang servers. Imported here: it needs the extra `servers`."""
+    from agent_r1.engines.http.factory import make_servers_engine
+
+    return make_servers_engine(config, policy, context_length)
+
+
+SERVER_ENGINES = ("vllm", "sglang", "http")
+"""Engines that are servers in processes of their own; `http` asks each server which of the two it is."""
+for _name in SERVER_ENGINES:
+    engine_factories.add(_name, _make_servers)
+
+
 def bind_engine(config: Config) -> EngineFactory:
     """The factory that `engine.name` names, with `engine.arguments` bound to it. Raises `ConfigError` for an unknown
-    name and for arguments that the factory does not take."""
+    name, for arguments that the factory does not take, and for servers that cannot be used."""
+    if config.engine.name in SERVER_ENGINES:
+        from agent_r1.engines.http.factory import check_servers
+
+        check_servers(config)
     return bind_part(engine_factories, "engine.arguments", {**config.engine.arguments, "name": config.engine.name})
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_r1.evaluation.metrics import best_of, interval, majority, mean
-from agent_r1.metric_names import ALL_SOURCES, EVAL_GREEDY, eval_metric
+from agent_r1.metric_names import ALL_SOURCES, EVAL_GREEDY, USAGE_PREFIX, eval_metric
 from agent_r1.rollout import Rollout
 from agent_r1.seeds import Stream, mix_seed
 from agent_r1.types import Group, SamplingParams, Task, Trajectory
@@ -24,7 +24,8 @@ class Evaluation:
     metrics: dict[str, float]
     """Per data source, and over all rows under `all`: `eval/<source>/{greedy,mean,best@k,maj@k}`, the outcome reward
     and its parts (`reward`, `em`, ...), `rows`, `steps`, `tool_calls`, `response_tokens`, and `failed` when greedy
-    rollouts failed, which count as not solved."""
+    rollouts failed, which count as not solved. Behind a chat API also what it says an episode took: `requests`,
+    `prompt_tokens`, `cached_prompt_tokens`, `reasoning_tokens`."""
     greedy: tuple[Group, ...]
     """The greedy rollouts, one per task."""
     sampled: tuple[Group, ...] = ()
@@ -137,8 +138,22 @@ def _counts(groups: Sequence[Group]) -> dict[str, float]:
         "tool_calls": mean(trajectory.num_tool_calls for trajectory in trajectories),
         "response_tokens": mean(trajectory.num_action_tokens for trajectory in trajectories),
     }
+    usage = _usage(trajectories)
+    if "completion_tokens" in usage:  # there are no ids to count
+        counts["response_tokens"] = usage.pop("completion_tokens")
+    counts |= usage
     failed = sum(trajectory.is_failure for trajectory in trajectories)
     return {**counts, "failed": float(failed)} if failed else counts
+
+
+def _usage(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What a server behind a chat API says that an episode took on average, failed attempts included."""
+    totals: Counter[str] = Counter()
+    for trajectory in trajectories:
+        every = [trajectory.metrics, *(attempt.metrics for attempt in trajectory.failed_attempts)]
+        for metrics in every:
+            totals.update({name: value for name, value in metrics.items() if name.startswith(USAGE_PREFIX)})
+    return {name.removeprefix(USAGE_PREFIX): total / len(trajectories) for name, total in sorted(totals.items())}
 
 
 def _success(trajectory: Trajectory) -> float:

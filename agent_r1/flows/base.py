@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from agent_r1.chat import ChatRenderer, Prompt, TextStream
@@ -31,6 +32,7 @@ from agent_r1.engines import Engine, MessageEngine, stream_completion
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError, EngineError, boundary
 from agent_r1.flows.events import ActionParsed, FlowObserver, PromptRendered, StepRecorded, TokensSampled
+from agent_r1.metric_names import USAGE_PREFIX
 from agent_r1.registry import Registry
 from agent_r1.seeds import mix_seed
 from agent_r1.tools import ToolRunner
@@ -91,6 +93,8 @@ class Turn:
     """The action was cut because the context was full, not by `max_tokens`."""
     seconds: float
     """Seconds that the call took."""
+    waited: float = 0.0
+    """Seconds between the step before, or the beginning of the episode, and the call."""
 
 
 class AgentFlowBase(ABC):
@@ -107,6 +111,7 @@ class AgentFlowBase(ABC):
         self.steps: list[Step] = []
         self.metrics: Counter[str] = Counter()
         self._num_calls = 0
+        self._last_recorded = time.perf_counter()
         engine = context.engine
         self._message_engine = engine if isinstance(engine, MessageEngine) else None
 
@@ -123,6 +128,15 @@ class AgentFlowBase(ABC):
             return self.context.renderer.render(observation, trusted=self.context.trusted)
         return self.context.renderer.next_prompt(after.prompt, after.action, observation, trusted=self.context.trusted)
 
+    async def render_beside(self, observation: Observation, after: Turn | None = None) -> Prompt:
+        """What `render` returns. Where the engine computes outside this thread, the event loop continues while long
+        texts are encoded; otherwise nothing here waits."""
+        if self._message_engine is not None or type(self).render is not AgentFlowBase.render:
+            return self.render(observation, after)
+        after = self.context.continues if after is None else after
+        known = None if after is None else (after.prompt, after.action)
+        return await self.context.renderer.prompt_beside(observation, known, trusted=self.context.trusted)
+
     def fits(self, prompt: Prompt) -> bool:
         """Whether the context has room for at least one more token."""
         return len(prompt.token_ids) < self.context.engine.context_length
@@ -131,6 +145,7 @@ class AgentFlowBase(ABC):
         """Call the model once; `max_tokens` may ask for less than the configuration allows. By default the seed depends
         on the number of calls before: calls at the same time need seeds that do not depend on who is first."""
         started = time.perf_counter()
+        waited = started - self._last_recorded
         room = self.context.engine.context_length - len(prompt.token_ids)
         limit = self.context.sampling.max_tokens
         limit = limit if max_tokens is None else min(limit, max_tokens)
@@ -152,6 +167,7 @@ class AgentFlowBase(ABC):
             action=action,
             context_cut=cut and room < limit,
             seconds=time.perf_counter() - started,
+            waited=waited,
         )
         if self.context.observer is not None:
             self.context.observer(ActionParsed(turn=turn))
@@ -169,14 +185,12 @@ class AgentFlowBase(ABC):
 
     async def _chat(self, engine: MessageEngine, prompt: Prompt, sampling: SamplingParams) -> tuple[Completion, Action]:
         """One turn of an engine that takes messages."""
-        observer = self.context.observer or (lambda event: None)
-        observer(PromptRendered(prompt=prompt))
+        observer, on_text = self.context.observer, None
+        if observer is not None:
+            observer(PromptRendered(prompt=prompt))
+            on_text = partial(_show_text, observer)
         with boundary(StopReason.ENGINE_ERROR, "the engine"):
-            return await engine.chat(
-                prompt.observation,
-                sampling,
-                lambda text: observer(TokensSampled(text=text, token_ids=(), logprobs=())),
-            )
+            return await engine.chat(prompt.observation, sampling, on_text)
         raise AssertionError  # a boundary raises what it catches, as another error
 
     async def _sample_observed(self, prompt: Prompt, sampling: SamplingParams, observer: FlowObserver) -> Completion:
@@ -218,12 +232,15 @@ class AgentFlowBase(ABC):
             done=done,
             policy_versions=turn.completion.policy_versions,
             info=info,
-            timings={"generate": turn.seconds, "env": env_seconds},
+            timings={"wait": turn.waited, "generate": turn.seconds, "env": env_seconds},
             parent=parent,
         )
         self.steps.append(step)
+        self._last_recorded = time.perf_counter()
         self.metrics.update(info.get("metrics", {}))
         self.metrics["episode/cut_actions"] += turn.completion.finish_reason == "length"  # also when it is 0
+        for name, amount in (turn.completion.usage or {}).items():
+            self.metrics[f"{USAGE_PREFIX}{name}"] += amount
         if self.context.observer is not None:
             self.context.observer(StepRecorded(step=step, following=following))
         return step
@@ -250,6 +267,10 @@ class AgentFlowBase(ABC):
 
 
 _FlowT = TypeVar("_FlowT", bound=AgentFlowBase)
+
+
+def _show_text(observer: FlowObserver, text: str) -> None:
+    observer(TokensSampled(text=text, token_ids=(), logprobs=()))
 
 
 def checked_episode(flow: AgentFlowBase, returned: Any) -> Episode:

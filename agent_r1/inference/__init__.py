@@ -2,7 +2,6 @@
 
 from agent_r1.inference.agent import Agent, connect_agent, load_agent, make_agent
 from agent_r1.inference.export import Exported, export_agent
-from agent_r1.inference.server_client import ServerEngine
 from agent_r1.inference.session import ChatSession, Exchange
 from agent_r1.inference.source import AgentSource, find_source
 
@@ -12,7 +11,6 @@ __all__ = [
     "ChatSession",
     "Exchange",
     "Exported",
-    "ServerEngine",
     "connect_agent",
     "export_agent",
     "find_source",

@@ -17,15 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_r1.chat import ChatRenderer, generation_sampling, load_renderer
+from agent_r1.chat import ChatRenderer, generation_sampling, load_renderer, server_renderer
 from agent_r1.config import Config, Overrides, override_texts
 from agent_r1.data import load_tasks, read_rows
-from agent_r1.engines import Engine, make_engine
+from agent_r1.engines import Engine, MessageEngine, make_engine, takes_messages
+from agent_r1.engines.openai import make_openai_engine
 from agent_r1.envs import AgentEnv, make_env
 from agent_r1.errors import DataError, no_exit
 from agent_r1.flows import FlowObserver, Turn
-from agent_r1.inference.server_client import ServerEngine
-from agent_r1.inference.source import AgentSource, Say, find_settings, find_source, recipe_of, unpacked
+from agent_r1.inference.source import AgentSource, Say, find_source, recipe_of, unpacked
 from agent_r1.models import choose_device, load_policy, load_trained, merge_trained
 from agent_r1.registry import recipe_folder
 from agent_r1.rewards import RewardFunction, in_workers, no_outcome_reward
@@ -65,6 +65,11 @@ class Agent:
         """The flow of what a user asks: the recipe's, or one model call where there are no tools."""
         has_env = self.config.env.get("name", "tool") != "tool" or bool(self.config.env.get("tools"))
         return self.config.data.agent_name if has_env else "single_step"
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether the token ids of its turns are known; a server behind a chat API tells none."""
+        return not isinstance(self.engine, MessageEngine)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Agent]:
@@ -176,6 +181,8 @@ def load_agent(
     config = source.config
     with no_exit("the code of the recipe"), recipe_folder(recipe_of(source)):
         _, reward = check_config(config)
+        if takes_messages(config):
+            return make_agent(source, server_renderer(), make_engine(config, None, 0), reward)
         config.model.path = unpacked(config.model.path, say)
         check_model_exists(config)
         renderer = load_renderer(
@@ -204,11 +211,11 @@ def connect_agent(
         overrides: As for `load_agent`.
         key: The server's key.
     """
-    source = find_settings(model_or_run, recipe=recipe, overrides=overrides)
+    at_server = override_texts({"engine.name": "openai", "engine.servers.urls": [server]})
+    source = find_source(model_or_run, recipe=recipe, overrides=[*override_texts(overrides), *at_server])
     with no_exit("the code of the recipe"), recipe_folder(recipe_of(source)):
         _, reward = check_config(source.config)
-        engine = ServerEngine(server, model=None if source.run is not None else str(model_or_run), key=key)
-        return make_agent(source, engine.renderer, engine, reward)
+        return make_agent(source, server_renderer(), make_openai_engine(source.config, key=key), reward)
 
 
 def make_agent(source: AgentSource, renderer: ChatRenderer, engine: Engine, reward: RewardFunction) -> Agent:

@@ -3,6 +3,8 @@
     MODEL   a Hugging Face folder or id, or a GGUF file: weights alone; a recipe adds tools, environment and reward
     RUN     the folder of a run: its `config.yaml` has the settings, `hf/` or its newest checkpoint the weights
 
+With an engine behind a chat API, MODEL is the model's name at the server, and a run gives the settings alone.
+
 No weights are read here.
 """
 
@@ -13,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent_r1.config import Config, Overrides, load_config, override_texts, quoted
+from agent_r1.engines import takes_messages
 from agent_r1.errors import CheckpointError, ConfigError, did_you_mean
 from agent_r1.models import gguf_folder, is_gguf, unpack_gguf
 from agent_r1.runs import RunFolder, find_damage, list_checkpoints
@@ -63,8 +66,12 @@ def find_source(
         return _of_run(folder, recipe, texts, step, checkpoint=checkpoint)
     if step is not None:
         raise ConfigError(f"{model_or_run} is a model, and only a run has checkpoints; leave the step out")
-    _check_is_model(path)
     config = load_config(recipe, [*texts, f"model.path={quoted(str(model_or_run))}"])
+    at_server = takes_messages(config)
+    if at_server:
+        config.engine.servers.model = config.engine.servers.model or str(model_or_run)
+    else:
+        _check_is_model(path)
     if recipe is None:
         given = {text.partition("=")[0].lstrip("+") for text in texts}
         if "rollout.max_tokens" not in given:
@@ -73,25 +80,10 @@ def find_source(
             config.trainer.micro_batch_tokens = _MAX_CONTEXT
     label = path.parent.name if path.name == RunFolder(path.parent).model.name else path.name
     return AgentSource(
-        label=label if path.exists() else str(model_or_run),
+        label=label if path.exists() and not at_server else str(model_or_run),
         config=_as_it_is(config, str(model_or_run)),
         has_recipe=recipe is not None,
     )
-
-
-def find_settings(
-    model_or_run: str | Path, *, recipe: str | Path | None = None, overrides: Overrides = ()
-) -> AgentSource:
-    """The settings for a model that a server has: those of a run, of a recipe, or none but the defaults."""
-    folder, texts = _run_at(Path(model_or_run)), override_texts(overrides)
-    if folder is not None:
-        config = _run_config(folder, recipe, texts)
-        return AgentSource(label=folder.path.resolve().name, config=config, has_recipe=True, run=folder)
-    config = load_config(recipe, [*texts, f"model.path={quoted(str(model_or_run))}"])
-    if recipe is None and not any(text.lstrip("+").startswith("rollout.max_tokens=") for text in texts):
-        config.rollout.max_tokens = _MAX_TOKENS
-    config = _as_it_is(config, str(model_or_run))
-    return AgentSource(label=str(model_or_run), config=config, has_recipe=recipe is not None)
 
 
 def _run_config(folder: RunFolder, recipe: str | Path | None, texts: list[str]) -> Config:
@@ -119,6 +111,10 @@ def _of_run(
 ) -> AgentSource:
     config = _run_config(folder, recipe, texts)
     label = folder.path.resolve().name
+    if takes_messages(config):
+        if step is not None:
+            raise ConfigError("a step names a checkpoint to load here, and the server has its own weights")
+        return AgentSource(label=label, config=config, has_recipe=True, run=folder)
     if step is None and not checkpoint and (folder.model / "config.json").is_file():
         return AgentSource(label=label, config=_as_it_is(config, str(folder.model)), has_recipe=True, run=folder)
     saved = _checkpoint(folder, step)

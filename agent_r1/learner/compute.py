@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from agent_r1.config import Config
-from agent_r1.learner.packing.samples import Packer, pack
+from agent_r1.learner.packing.samples import MicroBatch, Packer, Sample, pack
 from agent_r1.learner.packing.trie import iter_tries
+from agent_r1.learner.sharded.peers import ONE_PROCESS, Peers
 
 ResultT = TypeVar("ResultT")
 
@@ -55,6 +56,12 @@ class Compute:
     """The rollouts' temperature: the policy is trained at the temperature it was sampled at."""
     autocast_dtype: torch.dtype | None = None
     """The type of matrix products; the weights keep theirs. None: everything is computed in the weights' type."""
+    peers: Peers = ONE_PROCESS
+    """The processes that compute an update together."""
+
+    def micro_batches(self, samples: Sequence[Sample], chosen: Sequence[int]) -> Iterable[MicroBatch]:
+        """The micro-batches of the chosen samples that this process computes."""
+        return self.peers.share(self.pack(samples, chosen))
 
     def autocast(self) -> torch.autocast:
         """The context in which models are run."""

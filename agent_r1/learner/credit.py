@@ -15,6 +15,7 @@ from agent_r1.learner.experience import Experience
 from agent_r1.learner.models import Models
 from agent_r1.learner.packing.samples import send
 from agent_r1.learner.scoring import hidden_before, score_all, value_of_states
+from agent_r1.learner.sharded.peers import ONE_PROCESS, Peers
 from agent_r1.models import adapters_off
 from agent_r1.types import Numbers, StepCredit, TrajectoryCredit
 
@@ -61,8 +62,9 @@ class PassLog:
     """Log-probs and entropies of the tokens in the policy's updates, to be recorded. They stay on the models' device
     until they are asked for."""
 
-    def __init__(self) -> None:
-        self._passes: list[tuple[Tensor, Tensor, Tensor]] = []
+    def __init__(self, peers: Peers = ONE_PROCESS) -> None:
+        self._passes: list[tuple[Tensor, ...]] = []
+        self._peers = peers
 
     def note(self, tokens_N: Tensor, logprobs_N: Tensor, entropy_N: Tensor) -> None:
         """Keep what a pass computed for some tokens of the batch; a later pass replaces an earlier one."""
@@ -71,10 +73,11 @@ class PassLog:
     def last(self, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Log-prob and entropy of each token of the batch in the last pass that read it; NaN: none did."""
         found = torch.full((2, num_tokens), float("nan"))
-        if self._passes:
-            scores, first = torch.cat([torch.stack(pair) for _, *pair in self._passes], dim=1).float().cpu(), 0
+        passes = self._peers.together(self._passes)
+        if passes:
+            scores, first = torch.cat([torch.stack(pair) for _, *pair in passes], dim=1).float().cpu(), 0
             # One pass after the other: in a single assignment the last of several entries for a token need not win.
-            for tokens_N, _, _ in self._passes:
+            for tokens_N, *_ in passes:
                 found[:, tokens_N.cpu()] = scores[:, first : first + len(tokens_N)]
                 first += len(tokens_N)
         return found[0], found[1]

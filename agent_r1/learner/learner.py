@@ -28,10 +28,14 @@ from agent_r1.learner.models import Models, make_models, tune_layers
 from agent_r1.learner.optimizer import MetricSums, SkipCounter, guarded_step, make_optimizer, scheduled_rate
 from agent_r1.learner.packing.minibatches import Minibatch, make_minibatch, split_by_group
 from agent_r1.learner.policy_updates import PolicyUpdate, token_weights
+from agent_r1.learner.sharded import Ranks
 from agent_r1.learner.weight_growth import WeightGrowth
 from agent_r1.models import Rounding, export_policy, freeze_gc, merged_weights, restore_state, saved_state
 from agent_r1.seeds import mix_seed
 from agent_r1.types import SamplingParams
+
+NORMS = ("policy/gradient_norm", "critic/gradient_norm")
+"""Metrics of an update that are no sums over its micro-batches."""
 
 
 class TorchLearner:
@@ -68,7 +72,7 @@ class TorchLearner:
         )
         self._head_is_solved = False
         self._thread = UpdateThread(self.device)
-        self._growth = WeightGrowth(self.policy)
+        self._growth = self._measured_growth()
 
     async def learn(self, experience: Experience, *, step: int, on_credit: OnCredit | None = None) -> dict[str, float]:
         """Make all updates of one training step in the learner's own thread; see `Learner.learn`."""
@@ -80,7 +84,7 @@ class TorchLearner:
             return {"loss/updates": 0.0}
         batch = assign_credit(experience, self.models, self.algorithm, kl_coefficient=self.kl_coefficient)
         if on_credit is not None:
-            batch = replace(batch, passes=PassLog())
+            batch = replace(batch, passes=PassLog(self.models.compute.peers))
         metrics, times = dict(batch.metrics), Counter[str]()
         for chosen in self._minibatches(experience, step):
             for name, amount in self._update(batch, chosen, step).items():
@@ -155,20 +159,21 @@ class TorchLearner:
             total_weight=max(float(weights_N.sum()), 1e-12),
             num_valued=num_valued(batch, minibatch),
         )
-        sums = MetricSums()
-        for micro in self.models.compute.pack(minibatch.samples, minibatch.indices):
+        sums, peers = MetricSums(), self.models.compute.peers
+        for micro in self.models.compute.micro_batches(minibatch.samples, minibatch.indices):
             sums.add(update.backward(micro))
         norm = guarded_step(
             self.policy_optimizer,
             self.policy.parameters(),
-            loss=sums["loss/policy"],
+            loss=peers.total(sums["loss/policy"]),
             gradient_clip=self._optimizer_config.gradient_clip,
             learning_rate=self._rate(self._optimizer_config.learning_rate, step),
+            clip=peers.clip,
         )
         sums.add({"policy/gradient_norm": norm})
         if isinstance(self.critic, SharedCritic):
             self._step_critic(self.critic, sums, step)
-        metrics = {**sums.read(), "loss/updates": 1.0}
+        metrics = {**peers.totals(sums.read(), equal=NORMS), "loss/updates": 1.0}
         self.policy_skips.note(loss=metrics["loss/policy"], norm=metrics["policy/gradient_norm"])
         if isinstance(self.critic, SharedCritic):
             self.critic_skips.note(loss=metrics["loss/critic"], norm=metrics["critic/gradient_norm"])
@@ -189,7 +194,7 @@ class TorchLearner:
                 all_sums.append(self._update_critic_once(critic, batch, minibatch, step))
         if not all_sums:
             return {}
-        updates = [sums.read() for sums in all_sums]
+        updates = [self.models.compute.peers.totals(sums.read(), equal=NORMS) for sums in all_sums]
         mean = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
         self.critic_skips.note(loss=mean["loss/critic"], norm=mean["critic/gradient_norm"])
         return mean
@@ -199,7 +204,7 @@ class TorchLearner:
     ) -> MetricSums:
         sums, compute = MetricSums(), self.models.compute
         count, value_clip = num_valued(batch, minibatch), self.algorithm.settings.critic.value_clip
-        for micro in compute.pack(minibatch.samples, minibatch.indices):
+        for micro in compute.micro_batches(minibatch.samples, minibatch.indices):
             loss = critic_backward(critic, batch, micro, compute, num_valued=count, value_clip=value_clip)
             sums.add({"loss/critic": loss})
         self._step_critic(critic, sums, step)
@@ -210,9 +215,10 @@ class TorchLearner:
         norm = guarded_step(
             self.critic_optimizer,
             critic.parameters(),
-            loss=sums["loss/critic"],
+            loss=self.models.compute.peers.total(sums["loss/critic"]),
             gradient_clip=self._optimizer_config.gradient_clip,
             learning_rate=self._rate(self.algorithm.settings.critic.learning_rate, step),
+            clip=self.models.compute.peers.clip,
         )
         sums.add({"critic/gradient_norm": norm})
 
@@ -224,7 +230,7 @@ class TorchLearner:
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to continue as if it had never stopped."""
         state: dict[str, Any] = {
-            "policy": saved_state(self.policy),
+            "policy": self._saved_policy(),
             "policy_optimizer": self.policy_optimizer.state_dict(),
             "kl_coefficient": self.kl_coefficient,
             "skips": [[skips.total, skips.in_a_row] for skips in (self.policy_skips, self.critic_skips)],
@@ -237,7 +243,7 @@ class TorchLearner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        restore_state(self.policy, state["policy"])
+        self._restore_policy(state["policy"])
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         self.kl_coefficient = float(state["kl_coefficient"])
         for skips, saved in zip((self.policy_skips, self.critic_skips), state["skips"], strict=True):
@@ -247,7 +253,16 @@ class TorchLearner:
             self._head_is_solved = bool(state["head_is_solved"])
         if self.critic_optimizer is not None:
             self.critic_optimizer.load_state_dict(state["critic_optimizer"])
-        self._growth = WeightGrowth(self.policy)
+        self._growth = self._measured_growth()
+
+    def _saved_policy(self) -> dict[str, Any]:
+        return saved_state(self.policy)
+
+    def _restore_policy(self, saved: Mapping[str, Any]) -> None:
+        restore_state(self.policy, saved)
+
+    def _measured_growth(self) -> WeightGrowth:
+        return WeightGrowth(self.policy)
 
     # --- what the training loop needs to know ----------------------------------------------------------------------
 
@@ -280,9 +295,13 @@ class TorchLearner:
         return torch.cuda.max_memory_reserved(self.device) / 1e9 if self.device.type == "cuda" else None
 
 
-def make_learner(config: Config, policy: nn.Module, algorithm: Algorithm) -> TorchLearner:
-    """The learner of a run. The policy is changed in place (adapters, float32 weights, compiled layers): an engine that
-    copies it is made before."""
+def make_learner(config: Config, policy: nn.Module, algorithm: Algorithm, ranks: Ranks | None = None) -> TorchLearner:
+    """The learner of a run. The policy is changed in place (adapters, float32 weights, compiled layers; shards, on
+    several ranks): an engine that copies it is made before."""
+    if ranks is not None and ranks.is_sharded:
+        from agent_r1.learner.sharded.learner import make_sharded_learner
+
+        return make_sharded_learner(config, policy, algorithm, ranks)
     models = make_models(config, policy, algorithm)
     tune_layers(config, models)
     return TorchLearner(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from agent_r1.config import OptimizerConfig
 from agent_r1.errors import DivergenceError
+from agent_r1.learner.sharded.peers import ONE_PROCESS
 from agent_r1.models import train_in_float32
 
 _BETAS = (0.9, 0.95)
@@ -23,12 +25,20 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, learning_rate: flo
     train_in_float32(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(
-        trained,
+        _groups(trained),
         lr=learning_rate,
         betas=_BETAS,
         weight_decay=config.weight_decay,
         fused=all(parameter.is_cuda for parameter in trained),
     )
+
+
+def _groups(trained: list[nn.Parameter]) -> Any:
+    """The parameters, those of the same type together: an optimizer step takes sharded and whole ones apart."""
+    kinds = list(dict.fromkeys(type(parameter.data) for parameter in trained))
+    if len(kinds) < 2:
+        return trained
+    return [{"params": [entry for entry in trained if type(entry.data) is kind]} for kind in kinds]
 
 
 @dataclass
@@ -66,13 +76,14 @@ def guarded_step(
     loss: Tensor,
     gradient_clip: float,
     learning_rate: float,
+    clip: Callable[[Iterable[nn.Parameter], float], Tensor] = ONE_PROCESS.clip,
 ) -> Tensor:
     """Clip and step; a non-finite loss or gradient never reaches the weights. Returns the norm before clipping.
 
     On a GPU nothing here waits for the device: the optimizer's kernel checks for finite values, so it can be queued
     while the backward pass is still running.
     """
-    norm = nn.utils.clip_grad_norm_(list(parameters), gradient_clip)
+    norm = clip(parameters, gradient_clip)
     finite = torch.isfinite(norm) & torch.isfinite(loss)
     for entry in optimizer.param_groups:
         entry["lr"] = learning_rate

@@ -56,6 +56,8 @@ class PolicyUpdate:
         )
         if self.batch.passes is not None:
             self.batch.passes.note(micro.tokens_N, scores.logprobs_N, scores.entropy_N)
+        if not len(micro.tokens_N):
+            return _empty_backward(scores)
         arrays = self.batch.arrays.at(send(micro.tokens_N, device))
         total_N, observed = self._token_losses(arrays, scores, weight_N)
         # A weight of 0 times an infinite loss would be NaN.
@@ -101,6 +103,16 @@ class PolicyUpdate:
             observed["offpolicy/logprob_difference"] = (current_N - rollout_N).abs()
             observed["offpolicy/kl"] = engine_divergence(current_N, rollout_N)
         return total_N, observed
+
+
+def _empty_backward(scores: Scores) -> dict[str, Tensor]:
+    """The backward pass of a micro-batch without action tokens: a gradient of zero for every weight, for a process that
+    computes it because others compute more."""
+    sums = {"loss/policy": scores.logprobs_N.sum()}
+    if scores.values_N is not None:
+        sums["loss/critic"] = scores.values_N.sum()
+    sum(sums.values()).backward()  # type: ignore[union-attr]
+    return {name: loss.detach() for name, loss in sums.items()}
 
 
 def token_weights(batch: CreditedBatch, minibatch: Minibatch, algorithm: Algorithm) -> Tensor:

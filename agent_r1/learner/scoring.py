@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from agent_r1.learner.compute import Compute
 from agent_r1.learner.critics import AnyCritic, TrainedCritic
 from agent_r1.learner.packing.samples import MicroBatch, Sample, send
 from agent_r1.learner.packing.trie_attention import last_hidden
+from agent_r1.learner.sharded.roots import in_root
 from agent_r1.models import action_scores
 from agent_r1.types import TokenIds
 
@@ -41,9 +43,13 @@ def score(
 
     `value_of` computes values from the last hidden states of the same pass.
     """
-    with compute.autocast():
+
+    def run() -> tuple[Tensor, Tensor, Tensor]:
         hidden_N = last_hidden(cast(Any, policy).get_decoder(), batch)[batch.rows_N, batch.columns_N]
-        logprobs_N, entropy_N = action_scores(policy, hidden_N, batch.targets_N, temperature=compute.temperature)
+        return hidden_N, *action_scores(policy, hidden_N, batch.targets_N, temperature=compute.temperature)
+
+    with compute.autocast():
+        hidden_N, logprobs_N, entropy_N = in_root(policy, run)
     return Scores(
         logprobs_N=logprobs_N,
         entropy_N=entropy_N if with_entropy_gradient else entropy_N.detach(),
@@ -56,18 +62,18 @@ def score_all(policy: nn.Module, samples: Sequence[Sample], compute: Compute) ->
     result_N = torch.zeros(sum(len(sample.action_positions) for sample in samples))
     tokens, logprobs = [], []
     with torch.no_grad():
-        for batch in compute.pack(samples, range(len(samples))):
+        for batch in compute.micro_batches(samples, range(len(samples))):
             tokens.append(batch.tokens_N)
             logprobs.append(score(policy, batch.to(compute.device), compute).logprobs_N)
     if logprobs:
         result_N[torch.cat(tokens)] = torch.cat(logprobs).cpu()
-    return result_N
+    return compute.peers.total(result_N)
 
 
 def value(critic: TrainedCritic, batch: MicroBatch, compute: Compute) -> Tensor:
     """The critic's value of the state before each action token of a micro-batch."""
     with compute.autocast():
-        hidden = critic.hidden(batch)
+        hidden = in_root(critic.trunk, lambda: critic.hidden(batch))
     return critic.value_of(hidden[batch.rows_N, batch.columns_N])
 
 
@@ -96,12 +102,15 @@ def _hidden_rows(
     """The hidden states [M, hidden] in the columns that `columns_of` returns, in the order of their tokens."""
     tokens, rows = [], []
     with torch.no_grad():
-        for batch in compute.pack(samples, range(len(samples))):
+        for batch in compute.micro_batches(samples, range(len(samples))):
             chosen = valued_N[batch.tokens_N].nonzero().squeeze(1)
             moved, here = batch.to(compute.device), send(chosen, compute.device)
             with compute.autocast():
-                hidden = critic.hidden(moved)
+                hidden = in_root(critic.trunk, partial(critic.hidden, moved))
             rows.append(hidden[moved.rows_N[here], columns_of(moved)[here]])
             tokens.append(batch.tokens_N[chosen])
-    order = torch.cat(tokens).argsort()
-    return torch.cat(rows)[send(order, compute.device)]
+    own = torch.cat(tokens)
+    order = own.argsort()
+    index_N = valued_N.cumsum(0) - 1
+    rows_M = torch.cat(rows)[send(order, compute.device)]
+    return compute.peers.placed(rows_M, send(index_N[own[order]], compute.device), int(valued_N.sum()))

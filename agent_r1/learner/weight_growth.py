@@ -9,6 +9,7 @@ it, exploded ones pass it at once.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,9 +24,19 @@ LARGEST_GROWTH = 100.0
 class WeightGrowth:
     """Compares the size of a policy's weights with their size when this was made."""
 
-    def __init__(self, policy: nn.Module) -> None:
+    def __init__(
+        self,
+        policy: nn.Module,
+        *,
+        norm: Callable[[list[Any]], float] | None = None,
+        whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    ) -> None:
+        """`norm` is that of all numbers in a list of tensors, and `whole` makes a tensor whole: where they are
+        sharded."""
         self._policy = policy
-        self._frozen = _norm([parameter for parameter in policy.parameters() if not parameter.requires_grad])
+        self._norm = norm or _norm
+        self._whole = whole
+        self._frozen = self._norm([parameter for parameter in policy.parameters() if not parameter.requires_grad])
         self._start = self._size()
 
     def check(self, **rate: float) -> None:
@@ -47,7 +58,10 @@ class WeightGrowth:
         factors = adapter_factors(self._policy)
         adapters = {id(matrix) for _, up, down in factors for matrix in (up, down)}
         trained = [p for p in self._policy.parameters() if p.requires_grad and id(p) not in adapters]
-        return math.hypot(self._frozen, _norm(trained), _product_norm(factors))
+        return math.hypot(self._frozen, self._norm(trained), self._product_norm(factors))
+
+    def _product_norm(self, factors: list[tuple[float, Tensor, Tensor]]) -> float:
+        return _product_norm([(scale, self._whole(up), self._whole(down)) for scale, up, down in factors])
 
 
 @torch.no_grad()

@@ -35,9 +35,9 @@ def fuse_projections(model: nn.Module, *, trained: bool = False) -> int:
         for names in SIBLINGS:
             parts: list[Any] = [getattr(module, name, None) for name in names]
             if all(type(part) in _LINEAR for part in parts) and len({part.bias is None for part in parts}) == 1:
-                product = _Product(parts) if trained else _laid_product(parts)
+                product = _TrainedProduct(parts) if trained else _laid_product(parts)
                 for index, name in enumerate(names):
-                    setattr(module, name, _Part(product, index))
+                    setattr(module, name, product.make_part(index))
                 count += 1
     return count
 
@@ -58,6 +58,10 @@ class _Product:
         biases = [bias for bias in self.biases if bias is not None]
         return torch.cat(self.weights), torch.cat(biases) if biases else None
 
+    def make_part(self, index: int) -> _Part:
+        """The module that replaces one of the projections."""
+        return _Part(self, index)
+
     def whole(self, hidden: Tensor) -> Tensor:
         """The outputs of all projections, side by side."""
         return nn.functional.linear(hidden, *self.joined())
@@ -71,6 +75,27 @@ class _Product:
         if index == len(self.sizes) - 1:
             self.input, self.outputs = None, ()  # keep no tensor alive
         return output
+
+
+class _TrainedProduct(_Product):
+    """A product of trained weights. It reads them from its parts in each pass: sharding replaces a module's parameters
+    by others, and those that were there before would stay untrained."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        super().__init__(parts)
+        self._parts: list[_Part] = []
+
+    def make_part(self, index: int) -> _Part:
+        """The module that replaces one of the projections; they are made in order."""
+        self._parts.append(super().make_part(index))
+        if len(self._parts) == len(self.sizes):
+            self.weights, self.biases = [], []
+        return self._parts[-1]
+
+    def joined(self) -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias of the product."""
+        biases = [part.bias for part in self._parts if part.bias is not None]
+        return torch.cat([part.weight for part in self._parts]), torch.cat(biases) if biases else None
 
 
 class _LaidProduct(_Product):

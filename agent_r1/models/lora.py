@@ -10,7 +10,7 @@ Not supported: dropout, adapters on embeddings, head and fused experts, quantise
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -115,7 +115,11 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def merged_weights(
-    policy: nn.Module, *, device: torch.device | None = None, apart: Collection[str] = ()
+    policy: nn.Module,
+    *,
+    device: torch.device | None = None,
+    apart: Collection[str] = (),
+    gathered: Callable[[Iterable[tuple[str, Tensor]]], Iterable[tuple[str, Tensor]]] = iter,
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights of the equivalent plain model, one by one, under the plain model's names.
 
@@ -124,19 +128,19 @@ def merged_weights(
     `device`, by default that of W.
 
     Layers named in `apart` are not merged: they give `weight`, `lora_A` and `lora_B`, the latter scaled by alpha /
-    rank.
+    rank. `gathered` makes the weights of a sharded policy whole, in order.
     """
     layers, state = _adapted(policy), policy.state_dict()
-    adapters = _adapter_names(layers)
-    for name, tensor in state.items():
+    names = _adapter_names(layers)
+    adapters = dict(gathered([(name, tensor) for name, tensor in state.items() if name in names]))
+    for name, tensor in gathered([(name, tensor) for name, tensor in state.items() if name not in names]):
         path, _, leaf = name.rpartition(".base_layer.")
         if path not in layers:
-            if name not in adapters:
-                yield name, tensor
+            yield name, tensor
         elif leaf != "weight":
             yield f"{path}.{leaf}", tensor
         else:
-            up, down = (state[f"{path}.{side}.{_ADAPTER}.weight"].float() for side in ("lora_B", "lora_A"))
+            up, down = (adapters[f"{path}.{side}.{_ADAPTER}.weight"].float() for side in ("lora_B", "lora_A"))
             scale = layers[path].scaling[_ADAPTER]
             if path in apart:
                 yield from ((f"{path}.weight", tensor), (f"{path}.lora_A", down), (f"{path}.lora_B", scale * up))
@@ -167,19 +171,20 @@ def adapter_targets(policy: nn.Module) -> list[str]:
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def saved_state(policy: nn.Module) -> dict[str, Any]:
-    """What a checkpoint keeps of a policy: all weights; with adapters only these and a fingerprint of the rest."""
+def saved_state(policy: nn.Module, *, base: Tensor | None = None) -> dict[str, Any]:
+    """What a checkpoint keeps of a policy: all weights; with adapters only these and a fingerprint of the rest, `base`
+    where it is known already."""
     layers, state = _adapted(policy), policy.state_dict()
     if not layers:
         return state
     return {
         "adapters": {name: state[name] for name in sorted(_adapter_names(layers))},
-        "base": _fingerprint(policy),
+        "base": base_fingerprint(policy) if base is None else base,
         "scales": _scales(layers),
     }
 
 
-def restore_state(policy: nn.Module, saved: Mapping[str, Any]) -> None:
+def restore_state(policy: nn.Module, saved: Mapping[str, Any], *, base: Tensor | None = None) -> None:
     """Load what `saved_state` gave, from a policy with the same settings and the same base model."""
     layers = _adapted(policy)
     if bool(layers) != ("adapters" in saved):
@@ -194,7 +199,7 @@ def restore_state(policy: nn.Module, saved: Mapping[str, Any]) -> None:
         raise CheckpointError("the checkpoint's adapters are of another shape; set model.lora as it was")
     if saved["scales"] != _scales(layers):
         raise CheckpointError("the checkpoint was written with another model.lora.alpha; set it as it was")
-    if not torch.equal(saved["base"].cpu(), _fingerprint(policy)):
+    if not torch.equal(saved["base"].cpu(), base_fingerprint(policy) if base is None else base):
         raise CheckpointError(
             "model.path holds other weights than when the checkpoint was written, and its adapters belong to those"
         )
@@ -206,7 +211,7 @@ def _scales(layers: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(scale) for name, layer in layers.items() for scale in layer.scaling.values()}
 
 
-def _fingerprint(policy: nn.Module) -> Tensor:
+def base_fingerprint(policy: nn.Module) -> Tensor:
     """The sum of each frozen weight's bits, read as integers: the same on every device."""
     adapters = _adapter_names(_adapted(policy))
     frozen = [tensor for name, tensor in policy.state_dict().items() if name not in adapters]

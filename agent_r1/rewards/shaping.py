@@ -81,7 +81,11 @@ class RewardShaping:
 
     def plain_return(self, trajectory: Trajectory) -> float:
         """The return of a trajectory, before process rewards are rescaled."""
-        return sum(self._steps(trajectory, self.process.weight))
+        return sum(self.plain_rewards(trajectory))
+
+    def plain_rewards(self, trajectory: Trajectory) -> tuple[float, ...]:
+        """The reward of each step of a trajectory, before process rewards are rescaled."""
+        return self._steps(trajectory, self.process.weight)
 
     def is_bootstrapped(self, trajectory: Trajectory) -> bool:
         """The trajectory was cut, and a critic's value of its next state takes the place of its outcome.

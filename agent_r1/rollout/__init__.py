@@ -10,7 +10,7 @@ from agent_r1.rollout.group_plans import (
     sampled_members,
     with_greedy_member,
 )
-from agent_r1.rollout.overlapping import make_collector
+from agent_r1.rollout.overlapping import can_wait, make_collector
 from agent_r1.rollout.runner import Rollout, RolloutLimits, raise_if_all_failed
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Member",
     "Rollout",
     "RolloutLimits",
+    "can_wait",
     "check_group_plan",
     "greedy_member",
     "group_plans",

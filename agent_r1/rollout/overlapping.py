@@ -6,6 +6,8 @@ to the next group, so the engine stays full while stragglers finish. With two gr
     step 0: 0 and 1 start, 2 gets the slots of 0, 3 those of 2; 0 and 2 are trained, 1 and 3 keep running
     step 1: under the new weights 4 gets the slots of 3; 1 and 3 are trained, 1 has tokens of both versions
 
+An engine that serves during updates (`pauses_during_update` is false) gets further groups during them too.
+
 A group started in step n has no token older than version n and is due in step n + `max_staleness`. The bound is strict:
 a step waits until all groups it leaves behind can still be trained in time, `groups_per_step` per step (`can_wait`).
 """
@@ -66,6 +68,7 @@ class OverlappingCollector(Collector):
         self._slots = asyncio.Semaphore(self._num_slots)
         self._changed = asyncio.Event()
         self._on_finished: Callable[[Trajectory], None] | None = None
+        self._updating: int | None = None  # the step that is trained while the engine keeps serving
         self._pending_groups: list[_PendingGroup] = []
         self._pending: list[int] = []
         self._next = 0
@@ -76,7 +79,7 @@ class OverlappingCollector(Collector):
         With `refill_rounds`, groups without spread are added to the batch without counting, up to that many batches of
         them: the step keeps waiting for others.
         """
-        self._on_finished = on_finished
+        self._on_finished, self._updating = on_finished, None
         max_without_spread = self._algorithm.refill_rounds * self._settings.groups_per_step
         without_spread: list[Group] = []
         try:
@@ -92,10 +95,15 @@ class OverlappingCollector(Collector):
             self._on_finished = None
         groups = sorted([*without_spread, *batch], key=lambda group: group.group_id)
         raise_if_all_failed(groups)
-        return Collected(groups=tuple(groups), metrics=self._count(groups) | self._count_stale(groups, step))
+        if not self._rollout.engine.pauses_during_update:
+            self._updating = step
+            self._start(step)
+        metrics = self._count(groups) | self._count_stale(groups, step) | self._rollout.take_counts()
+        return Collected(groups=tuple(groups), metrics=metrics)
 
     async def close(self) -> None:
         """Cancel every running group."""
+        self._updating = None
         running = [pending.running for pending in self._pending_groups if pending.running is not None]
         for task in running:
             task.cancel()
@@ -116,9 +124,11 @@ class OverlappingCollector(Collector):
     # --- starting --------------------------------------------------------------------------------------------------
 
     def _start(self, step: int) -> None:
-        """Start groups while slots are free, as many as can be trained in time and before the run ends."""
+        """Start groups while slots are free, as many as can be trained in time and before the run ends: by this step
+        and those after it, or, when its groups are chosen, by those after it alone."""
         per_step = self._settings.groups_per_step
-        max_pending = min(1 + self._settings.max_staleness, self._num_steps - step) * per_step
+        num_steps = min(1 + self._settings.max_staleness, self._num_steps - step) - (self._updating is not None)
+        max_pending = num_steps * per_step
         while len(self._pending_groups) < max_pending:
             num_unfinished = sum(pending.num_unfinished for pending in self._pending_groups)
             if len(self._pending_groups) >= per_step and num_unfinished >= self._num_slots:
@@ -142,6 +152,8 @@ class OverlappingCollector(Collector):
             self._changed.set()
             if self._on_finished is not None:
                 self._on_finished(trajectory)
+            if self._updating is not None:
+                self._start(self._updating)
 
         rolling_out = self._rollout.run(
             [task],

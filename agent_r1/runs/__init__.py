@@ -1,6 +1,6 @@
 """Run folders: their layout, opening and following them, metrics and trajectories, curves and tables. No torch."""
 
-from agent_r1.runs.checkpoints import find_damage, list_checkpoints, newest_readable
+from agent_r1.runs.checkpoints import SHARDS, SHARDS_LIST, find_damage, list_checkpoints, newest_readable
 from agent_r1.runs.credit import parse_credit, read_credit, write_credit
 from agent_r1.runs.folder import RUN_MARKS, RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
@@ -12,15 +12,18 @@ from agent_r1.runs.plot import DEFAULT_KEYS, draw_curves, save_figure
 from agent_r1.runs.read import RunRecord, read_runs
 from agent_r1.runs.table import markdown_table, table_rows
 from agent_r1.runs.tracking import Tracker, check_trackers, parse_metrics_line, tracker_factories
-from agent_r1.runs.trajectories import read_trajectories, trajectory_lines, write_trajectories
+from agent_r1.runs.trajectories import PendingTrajectories, read_trajectories, trajectory_lines, write_trajectories
 
 __all__ = [
     "DEFAULT_KEYS",
     "RUN_MARKS",
+    "SHARDS",
+    "SHARDS_LIST",
     "FolderLock",
     "LoadedRun",
     "MetricsFollower",
     "MetricsUpdate",
+    "PendingTrajectories",
     "RunFolder",
     "RunRecord",
     "Table",

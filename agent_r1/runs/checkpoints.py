@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zipfile
 import zlib
@@ -9,6 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent_r1.errors import CheckpointError
+
+SHARDS, SHARDS_LIST = "shards", "shards.json"
+"""In a checkpoint of several ranks: the folder of their shards, and the sizes and checksums of the files in there."""
 
 _NAME = re.compile(r"step_(\d+)$")
 
@@ -42,13 +46,28 @@ def newest_readable(folder: Path, say: Callable[[str], None] = lambda text: None
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's file, in a few words; None when it is undamaged."""
+    """What is wrong with a checkpoint's files, in a few words; None when they are undamaged."""
     try:
         with zipfile.ZipFile(path / "state.pt") as file:
             bad = file.testzip()
+        if bad is None and (path / SHARDS_LIST).exists():
+            bad = _damaged_shard(path)
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
         return str(error) or type(error).__name__
     return None if bad is None else f"the checksum of {bad} is wrong"
+
+
+def _damaged_shard(path: Path) -> str | None:
+    """The first file of a checkpoint of several ranks that is not as it was written."""
+    for name, (size, expected) in json.loads((path / SHARDS_LIST).read_text(encoding="utf-8")).items():
+        file, checksum = path / SHARDS / name, 0
+        if file.stat().st_size == size:
+            with file.open("rb") as opened:
+                while part := opened.read(2**24):
+                    checksum = zlib.crc32(part, checksum)
+        if file.stat().st_size != size or checksum != expected:
+            return f"{SHARDS}/{name}"
+    return None
 
 
 def _put_aside(path: Path) -> Path:

@@ -6,7 +6,7 @@ runs/<name>/config.yaml               the resolved configuration
             trajectories/<n>.jsonl    the rollouts of step n; eval_before.jsonl, eval_after.jsonl
             credit/<n>.jsonl          what the learner made of them, on request
             warnings.jsonl            warnings of the health monitor, each with its step
-            checkpoints/step_<n>/     state to resume from
+            checkpoints/step_<n>/     state to resume from: state.pt, and shards/ of a run on several ranks
             hf/                       the trained model
             summary.json              the result; a run without it is unfinished
             tensorboard/, wandb/      what trackers write, on request; trackers.json: their ids of the run
@@ -63,6 +63,11 @@ class RunFolder:
         self.demonstrations_digest = path / "demonstrations.sha256"
         self._lock = lock
 
+    @property
+    def has_model(self) -> bool:
+        """Whether a model was exported, which is the last thing that a warm start does."""
+        return (self.model / "config.json").is_file()
+
     @classmethod
     def of(cls, config: Config, lock: FolderLock | None = None) -> RunFolder:
         """The folder of the run that a configuration describes."""
@@ -78,6 +83,11 @@ class RunFolder:
         """Raise `RunLockedError` when another process has taken the folder over: this one must not write any more."""
         if self._lock is not None:
             self._lock.ensure_held()
+
+    def release(self) -> None:
+        """Give the folder back to other processes, when this one is about to end."""
+        if self._lock is not None:
+            self._lock.release()
 
     def step_trajectories(self, step: int) -> Path:
         """The file with the rollouts of one training step."""

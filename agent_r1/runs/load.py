@@ -128,7 +128,7 @@ class LoadedRun:
         """`running` (a live process uses the folder), `finished`, or `failed` (it ended before its last step)."""
         if is_locked(self.path):
             return "running"
-        return "finished" if self.summary else "failed"
+        return "finished" if self.summary or self.folder.has_model else "failed"  # a warm start has no summary
 
     @property
     def recorded_steps(self) -> list[int]:

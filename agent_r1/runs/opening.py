@@ -21,7 +21,7 @@ from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.runs.folder import RUN_FILES, RUN_MARKS, RunFolder
 from agent_r1.runs.lock import FolderLock, lock_folder
 from agent_r1.runs.names import name_problem
-from agent_r1.runs.tracking import JsonlTracker, Trackers, open_each
+from agent_r1.runs.tracking import JsonlTracker, NoTracker, Trackers, open_each
 
 _MAX_LISTED = 20
 
@@ -146,6 +146,7 @@ def _essence(config: Config) -> Config:
     essence.tracking = type(config.tracking)()
     essence.algorithm.preset = None  # only a name: what it set is compared key by key
     essence.trainer.steps = essence.trainer.save_every = essence.trainer.keep_checkpoints = 0
+    essence.trainer.sharding = type(config.trainer.sharding)()  # a run resumes on any number of ranks
     return essence
 
 
@@ -174,6 +175,11 @@ def _free_name(path: Path) -> Path:
     return aside
 
 
-def open_trackers(config: Config, folder: RunFolder, warn: Callable[[str], None] = lambda text: None) -> Trackers:
-    """The trackers that a run's metrics are written to; `warn` is called with what a tracker could not do."""
+def open_trackers(
+    config: Config, folder: RunFolder | None, warn: Callable[[str], None] = lambda text: None
+) -> Trackers:
+    """The trackers that a run's metrics are written to; `warn` is called with what a tracker could not do. Without a
+    folder nothing is written: another process of the run does."""
+    if folder is None:
+        return Trackers(NoTracker(), [], warn)
     return Trackers(JsonlTracker(folder.metrics), open_each(config, folder.path, warn), warn)

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.errors import DataError, did_you_mean, require_installed
-from agent_r1.metric_names import ACTION_TOKENS, ENTROPY, EVAL_GREEDY, OUTCOME, STEP_SECONDS, SUCCESS, TOOL_CALLS
+from agent_r1.metric_names import (
+    ACTION_TOKENS,
+    ENTROPY,
+    EVAL_GREEDY,
+    OUTCOME,
+    SFT_LOSS,
+    STEP_SECONDS,
+    SUCCESS,
+    TOOL_CALLS,
+)
 from agent_r1.runs.read import RunRecord
 
 DEFAULT_KEYS = (
@@ -20,6 +29,7 @@ DEFAULT_KEYS = (
     ACTION_TOKENS,
     ENTROPY,
     STEP_SECONDS,
+    SFT_LOSS,
 )
 """Metrics that are drawn by default; those that no run has are left out."""
 
@@ -31,6 +41,7 @@ _TITLES = {
     ACTION_TOKENS: "response tokens per episode",
     ENTROPY: "entropy",
     STEP_SECONDS: "seconds per step",
+    SFT_LOSS: "loss of the warm start",
 }
 _STYLES = ("-", "--", ":", "-.")
 _FEW_POINTS = 12

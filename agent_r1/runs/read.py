@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from agent_r1.config import algorithm_name, from_yaml
 from agent_r1.errors import ConfigError, DataError, did_you_mean
-from agent_r1.metric_names import EVAL_GREEDY, PEAK_GPU_GB, STEP_SECONDS
+from agent_r1.metric_names import EVAL_GREEDY, PEAK_GPU_GB, SFT_LOSS, STEP_SECONDS
 from agent_r1.runs.folder import RunFolder
 
 
@@ -41,10 +41,21 @@ class RunRecord:
         return OmegaConf.create(self.config_text or "{}")
 
     @property
+    def is_warm_start(self) -> bool:
+        """Whether it tuned a model on demonstrations (`agent-r1 sft`)."""
+        return SFT_LOSS in self.metric_names
+
+    @property
+    def total_steps(self) -> Any:
+        """Steps that its configuration asks for; "?" when it does not say."""
+        return self.setting("sft.steps" if self.is_warm_start else "trainer.steps")
+
+    @property
     def steps(self) -> str:
         """Training steps done, for an unfinished run with the total: `20`, `7 of 20`."""
         done = int(max((line["step"] for line in self.lines), default=0))
-        return str(done) if self.summary else f"{done} of {self.setting('trainer.steps')}"
+        is_done = bool(self.summary) or (self.is_warm_start and done == self.total_steps)
+        return str(done) if is_done else f"{done} of {self.total_steps}"
 
     @property
     def model(self) -> str:
@@ -54,7 +65,9 @@ class RunRecord:
 
     @property
     def algorithm(self) -> str:
-        """Its algorithm's preset, with what was changed in it."""
+        """Its algorithm's preset, with what was changed in it; `sft` for a warm start."""
+        if self.is_warm_start:
+            return "sft"
         if "algorithm" in self.summary:
             return str(self.summary["algorithm"])
         needed = OmegaConf.masked_copy(self.config, ["model", "rollout", "algorithm"])

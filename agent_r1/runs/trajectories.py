@@ -8,7 +8,9 @@ raw text and images are written the same way. `form` says which of messages, tex
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,35 @@ _NOTHING_SEEN: Mapping[str, Any] = {"messages": None, "text": None, "images": []
 def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int) -> None:
     """Write all trajectories of a batch to one file."""
     write_atomically(path, "".join(trajectory_lines(groups, policy_step=policy_step)))
+
+
+class PendingTrajectories:
+    """The trajectories of a batch, encoded in a thread while others, such as the learner, work.
+
+        pending = PendingTrajectories(groups, policy_step=3)
+        ...                               # update the policy
+        pending.write(path)               # waits for the thread if it must
+
+    The file is the one of `write_trajectories`. A batch that is never written leaves no trace.
+    """
+
+    def __init__(self, groups: Sequence[Group], *, policy_step: int) -> None:
+        self._encode = partial(trajectory_lines, groups, policy_step=policy_step)
+        self._lines = _encoding_thread().submit(self._encode)
+
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        try:
+            lines = self._lines.result()
+        except Exception:  # noqa: BLE001 - what shares a record with this thread may change it; now nothing does
+            lines = self._encode()
+        write_atomically(path, "".join(lines))
+
+
+@cache
+def _encoding_thread() -> ThreadPoolExecutor:
+    """One thread: batches are encoded in order."""
+    return ThreadPoolExecutor(1, thread_name_prefix="record")
 
 
 def trajectory_lines(groups: Iterable[Group], *, policy_step: int) -> list[str]:

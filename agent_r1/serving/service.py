@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from typing import Any
 
+from agent_r1.errors import ConfigError
 from agent_r1.inference import Agent
 from agent_r1.openai_api import (
     DONE,
@@ -41,6 +42,11 @@ class ModelServer:
     """One agent behind the API. The methods take the JSON of a request and give that of the response, or events."""
 
     def __init__(self, agent: Agent, *, limits: ServingLimits | None = None, name: str | None = None) -> None:
+        if not agent.tells_tokens:
+            raise ConfigError(
+                f"{agent.source.label} is at a server already, which renders its prompts (engine.name="
+                f"{agent.config.engine.name}): clients call that server"
+            )
         self.agent = agent
         self.limits = limits or ServingLimits()
         self.name = name or agent.source.label

@@ -53,7 +53,7 @@ class RunEvaluations:
         config: Config,
         rollout: Rollout,
         tasks: Sequence[Task],
-        folder: RunFolder,
+        folder: RunFolder | None,
         log: RunLog,
         console: RunConsole,
         progress: Progress,
@@ -68,18 +68,21 @@ class RunEvaluations:
         self._progress = progress
         self._interruptible = interruptible
         self._logged_steps: set[int] = set()
+        self._logged_before: Mapping[str, Any] | None = None
 
     def restore(self, logged: Sequence[Mapping[str, Any]]) -> None:
         """Take over which evaluations the metrics already hold."""
-        self._logged_steps = {line["step"] for line in logged if _is_evaluation(line)}
+        evaluations = [line for line in logged if _is_evaluation(line)]
+        self._logged_steps = {line["step"] for line in evaluations}
+        self._logged_before = next((line for line in evaluations if line["step"] == 0), None)
 
     async def before(self) -> Baseline:
         """The evaluation before the first step; a resumed run reads the one it made."""
         if not self._tasks or not self._config.eval.before:
             return Baseline()
-        logged = [line for line in self._folder.read_metrics() if line["step"] == 0 and _is_evaluation(line)]
-        if logged:
-            return Baseline(metrics={name: value for name, value in logged[0].items() if name != "step"})
+        logged = self._logged_before
+        if logged is not None:
+            return Baseline(metrics={name: value for name, value in logged.items() if name != "step"})
         if self._progress.step:
             return Baseline()
         evaluation = await self._evaluate("evaluating before training")
@@ -114,7 +117,7 @@ class RunEvaluations:
         if self._progress.step not in self._logged_steps:
             self._logged_steps.add(self._progress.step)
             self._log.evaluation(evaluation.metrics)
-        if name is not None:
+        if name is not None and self._folder is not None:
             with self._log.tolerate_storage_errors("error/failed_records"):
                 path = self._folder.eval_trajectories(name)
                 write_trajectories(path, evaluation.greedy, policy_step=self._progress.step)

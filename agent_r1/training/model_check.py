@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.chat import ChatRenderer, load_renderer, read_context_length, read_renderer
+from agent_r1.chat import ChatRenderer, load_renderer, read_context_length, read_renderer, server_renderer
 from agent_r1.config import Config, presets
+from agent_r1.engines import takes_messages
 from agent_r1.errors import ConfigError, DataError
 from agent_r1.training.plan import RunPlan, first_observation
+
+_UNBOUNDED = 2**31 - 1
+"""The context of a model at a server, which refuses what does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +30,8 @@ def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
     configuration, not its weights. With `from_files`, for a check that no run follows, both are read without
     `transformers` and torch where the folder's files suffice."""
     config = plan.config
+    if takes_messages(config):
+        return CheckedModel(renderer=server_renderer(), context_length=_UNBOUNDED)
     check_model_exists(config)
     if config.model.lora.rank > 0:
         from agent_r1.models import check_targets

@@ -15,7 +15,7 @@ from agent_r1.algorithms import Algorithm, bind_algorithm
 from agent_r1.chat import tool_formats
 from agent_r1.config import Config, value_problems
 from agent_r1.data import load_tasks
-from agent_r1.engines import bind_engine
+from agent_r1.engines import bind_engine, takes_messages
 from agent_r1.envs import (
     DEFAULT_ENV,
     EXAMPLES,
@@ -32,6 +32,7 @@ from agent_r1.gateway import GatewayFlow, check_agent
 from agent_r1.registry import bind_part, find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
 from agent_r1.rollout import check_group_plan
+from agent_r1.rollout.workers import check_workers
 from agent_r1.runs import check_trackers, folder_problems
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.builtin import declare_servers, make_server
@@ -104,6 +105,7 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
     reward = problems.run(find_reward, config.reward.function, weighted)
     problems.run(tool_formats.get, config.model.tool_format)
     problems.run(bind_engine, config)
+    problems.run(check_workers, config)
     if not wrong_values:
         problems.run(check_trackers, config)
     # With wrong values, paths may be no strings.
@@ -125,6 +127,15 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
         problems.run(require_peft, config.model.lora)
     report_problems(problems.found, ConfigError, _TITLE)
     return algorithm, reward
+
+
+def check_trainable(config: Config) -> None:
+    """Raise `ConfigError` for an engine that nothing can be trained with."""
+    if takes_messages(config):
+        raise ConfigError(
+            f"engine={config.engine.name} takes messages and tells no token ids, so nothing can be trained with it: "
+            f"evaluate with it (agent-r1 eval RECIPE engine={config.engine.name} ...), or train with engine=local"
+        )
 
 
 def make_plan(config: Config) -> RunPlan:
@@ -297,6 +308,11 @@ def _check_agent(config: Config, tasks: Sequence[Task]) -> None:
     """Refuse a section `agent` that rows need and that cannot work, and one that no row uses."""
     flows = [AgentFlowBase.registry.get(task.agent_name) for task in distinct_setups(tasks)]
     if any(issubclass(flow, GatewayFlow) for flow in flows):
+        if takes_messages(config):
+            raise ConfigError(
+                f"rows have the flow 'gateway', which records token ids, and engine={config.engine.name} tells none; "
+                "let the agent call that server itself"
+            )
         check_agent(config.agent)
     elif config.agent.function or config.agent.command or config.agent.remote:
         raise ConfigError("the section `agent` is set and no row has the flow 'gateway'; set data.agent_name=gateway")

@@ -17,6 +17,7 @@ from typing import Any
 from agent_r1.config import Config, RewardConfig, to_yaml
 from agent_r1.console import RunConsole
 from agent_r1.data import row_files
+from agent_r1.engines import takes_messages
 from agent_r1.envs import kind_of, ready_env
 from agent_r1.errors import ConfigError, no_exit, report_problems
 from agent_r1.event_loop import run_cancelling
@@ -24,7 +25,7 @@ from agent_r1.files import is_gguf
 from agent_r1.registry import find_module, load_function
 from agent_r1.runs import RunFolder, check_reads_outside, lock_folder, plan_opening
 from agent_r1.training.model_check import CheckedModel, check_model
-from agent_r1.training.plan import RunPlan, check_config, lacks_data, make_plan
+from agent_r1.training.plan import RunPlan, check_config, check_trainable, lacks_data, make_plan
 
 
 def prepare_run(config: Config, console: RunConsole) -> tuple[RunPlan, CheckedModel]:
@@ -83,7 +84,10 @@ def merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def ensure_model(plan: RunPlan, console: RunConsole) -> RunPlan:
-    """The plan with the model that its run starts from: made and warm-started where the recipe says so."""
+    """The plan with the model that its run starts from: made and warm-started where the recipe says so. An engine
+    behind a chat API has its own."""
+    if takes_messages(plan.config):
+        return plan
     from agent_r1.training.sft import ensure_warm_start
 
     return replace(plan, config=ensure_warm_start(prepare_model(plan.config, console), console))
@@ -124,6 +128,7 @@ def started_config(config: Config) -> Config:
 
 def dry_run(config: Config, console: RunConsole) -> RunPlan:
     """Check configuration, data and names, print the resolved configuration, load no model."""
+    check_trainable(config)
     plan = prepare_plan(config)
     config = plan.config
     check_reads_outside(config)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from agent_r1.config import Config
 from agent_r1.console import RunConsole
 from agent_r1.evaluation import Evaluation, sample_eval_tasks
 from agent_r1.interrupts import StopSignals, stop_signals
+from agent_r1.learner.sharded import Ranks, open_ranks, refuse_ranks
 from agent_r1.runs import FolderLock, RunFolder, check_reads_outside, locked_run, open_run, open_trackers
 from agent_r1.training.checkpoints.resume import resume_run
 from agent_r1.training.components import RunComponents, load_components, make_training_components
 from agent_r1.training.disk_space import disk_space_warning
 from agent_r1.training.evaluations import evaluate_policy
 from agent_r1.training.model_check import CheckedModel, check_model
-from agent_r1.training.plan import RunPlan
+from agent_r1.training.plan import RunPlan, check_trainable
 from agent_r1.training.prepare import ensure_model, expand_env, prepare_model, prepare_plan, prepare_run
+from agent_r1.training.ranks import check_ranks, config_of_rank, engine_of_rank, is_coordinated, share_rollout
 from agent_r1.training.sft import ensure_warm_start, tune
 from agent_r1.training.summary import Summary
 from agent_r1.training.trainer import Trainer
@@ -25,21 +29,36 @@ from agent_r1.training.trainer import Trainer
 def train_run(config: Config, console: RunConsole) -> Summary:
     """Train from a configuration. A recipe's preparations run before there is an event loop: they may start their own,
     for example to play an environment, and Ctrl-C ends them."""
-    with stop_signals(quiet=console.console.quiet) as stop:
-        plan = prepare_plan(config)
-        check_reads_outside(config)
-        with locked_run(config) as lock:
-            plan = ensure_model(plan, console)
-            return asyncio.run(_train(plan, check_model(plan), console, lock, stop))
+    check_trainable(config)
+    with stop_signals(quiet=console.console.quiet) as stop, open_ranks(config) as ranks:
+        console = console if ranks.is_first else RunConsole(quiet=True)
+        ranks.attach(stop)
+        plan = ranks.in_turn(lambda: _prepared(config, ranks))
+        with locked_run(config) if ranks.is_first else nullcontext() as lock:
+            plan = ranks.in_turn(lambda: ensure_model(plan, console))
+            model = ranks.agree_now(lambda: check_model(plan))
+            return asyncio.run(_train(plan, model, console, lock, stop, ranks))
+
+
+def _prepared(config: Config, ranks: Ranks) -> RunPlan:
+    check_ranks(config, ranks)
+    plan = prepare_plan(config)
+    check_reads_outside(config)
+    return plan
 
 
 async def _train(
-    plan: RunPlan, model: CheckedModel, console: RunConsole, lock: FolderLock, stop: StopSignals
+    plan: RunPlan, model: CheckedModel, console: RunConsole, lock: FolderLock | None, stop: StopSignals, ranks: Ranks
 ) -> Summary:
-    folder, resumes = open_run(plan.config, say=console.info, lock=lock)
-    components = load_components(plan, model, announce=console.info)
+    resumes = ranks.by_first(lambda: open_run(plan.config, say=console.info, lock=lock)[1])
+    folder = RunFolder.of(plan.config, lock)
+    own = replace(plan, config=config_of_rank(plan.config, ranks))
+    engine = engine_of_rank(plan.config, ranks)
+    components = ranks.agree_now(lambda: load_components(own, model, announce=console.info, engine=engine))
+    shared = share_rollout(components.rollout, ranks, only_first=is_coordinated(plan.config))
+    components = replace(components, rollout=shared)
     async with components.engine_open():
-        return await _train_with(components, plan, console, folder, stop, resumes=resumes)
+        return await _train_with(components, plan, console, folder, stop, ranks, resumes=resumes)
 
 
 async def _train_with(
@@ -48,39 +67,41 @@ async def _train_with(
     console: RunConsole,
     folder: RunFolder,
     stop: StopSignals,
+    ranks: Ranks,
     *,
     resumes: bool,
 ) -> Summary:
-    training = make_training_components(plan, components)
+    training = make_training_components(plan, components, ranks)
     shortage = disk_space_warning(plan.config, training.learner, folder)
     if shortage is not None:
         console.warn(shortage)
-    checkpoint = resume_run(folder, training.learner, console.warn) if resumes else None
+    checkpoint = resume_run(folder, training.learner, console.warn, ranks) if resumes else None
 
     def warn(message: str) -> None:
         console.warn(message)
         training.health.warnings.append(message)
 
-    tracker = open_trackers(plan.config, folder, warn)
-    with stop.deferred():
-        try:
-            trainer = Trainer(
-                plan=plan,
-                components=components,
-                training=training,
-                folder=folder,
-                tracker=tracker,
-                console=console,
-                stop=stop,
-            )
-            async with components.episodes_open():
-                return await trainer.run(resume=checkpoint)
-        finally:
-            tracker.close()
+    opened = ranks.agree_now(lambda: open_trackers(plan.config, folder if ranks.is_first else None, warn))
+    with stop.deferred(), opened as tracker:
+        trainer = Trainer(
+            plan=plan,
+            components=components,
+            training=training,
+            folder=folder,
+            tracker=tracker,
+            console=console,
+            stop=stop,
+            ranks=ranks,
+        )
+        async with AsyncExitStack() as stack:
+            with stop.leaving("No step was made."), stop.cancelling():  # a cluster of workers may take long to start
+                await stack.enter_async_context(components.episodes_open())
+            return await trainer.run(resume=checkpoint)
 
 
 def eval_run(config: Config, console: RunConsole) -> Evaluation:
     """Evaluate a model on the held-out rows (the training rows when there are none)."""
+    refuse_ranks("eval")
     outcome = "An evaluation saves nothing before its end: run the same command again to start over."
     with stop_signals(quiet=console.console.quiet) as stop, stop.leaving(outcome):
         plan, model = prepare_run(config, console)
@@ -102,6 +123,7 @@ async def _evaluate(plan: RunPlan, model: CheckedModel, console: RunConsole, sto
 def sft_run(config: Config, console: RunConsole) -> Path:
     """Tune `model.path` on `sft.data`; returns the folder of the tuned model. If `sft.folder` is set, the model is in
     there, and is made only when it is not there yet."""
+    refuse_ranks("sft")
     with stop_signals(quiet=console.console.quiet):
         config = expand_env(config)
         prepare_plan(config)

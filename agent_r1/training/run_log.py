@@ -19,7 +19,13 @@ class RunLog:
     """Reports metrics and warnings of the run's current step."""
 
     def __init__(
-        self, *, tracker: Tracker, console: RunConsole, health: HealthMonitor, progress: Progress, folder: RunFolder
+        self,
+        *,
+        tracker: Tracker,
+        console: RunConsole,
+        health: HealthMonitor,
+        progress: Progress,
+        folder: RunFolder | None,
     ) -> None:
         self._tracker = tracker
         self._console = console
@@ -54,6 +60,8 @@ class RunLog:
             self._store(warning.rule, warning)
 
     def _store(self, rule: str, text: str) -> None:
+        if self._folder is None:
+            return
         with suppress(StorageError):  # the summary has it too
             self._folder.add_warning(self._progress.step, rule, text)
 

@@ -22,6 +22,7 @@ from agent_r1.files import write_atomically
 from agent_r1.interrupts import stop_signals
 from agent_r1.learner import WeightGrowth, fit_demonstrations, make_compute
 from agent_r1.learner.packing import TRIE_ATTENTION
+from agent_r1.metric_names import SFT_LOSS
 from agent_r1.models import add_adapters, choose_device, export_policy, load_policy
 from agent_r1.runs import (
     FolderLock,
@@ -57,32 +58,31 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     )
     if config.model.lora.rank:
         add_adapters(policy, config.model.lora, seed=config.trainer.seed)
-    tracker = open_trackers(config, folder, console.warn)
     settings, growth = config.sft, WeightGrowth(policy)
-    try:
-        with console.progress("warm start", settings.steps, in_logs=False) as bar:
+    with (
+        open_trackers(config, folder, console.warn) as tracker,
+        console.progress("warm start", settings.steps, in_logs=False) as bar,
+    ):
 
-            def note(step: int, loss: float) -> None:
-                growth.check(**{"sft.learning_rate": settings.learning_rate})
-                tracker.log(step + 1, {"loss/sft": loss})
-                bar.advance(f"loss {loss:.3f}")
-                if (step + 1) % max(1, settings.steps // 5) == 0:
-                    console.info(f"warm start: step {step + 1}/{settings.steps}  loss {loss:.3f}")
+        def note(step: int, loss: float) -> None:
+            growth.check(**{"sft.learning_rate": settings.learning_rate})
+            tracker.log(step + 1, {SFT_LOSS: loss})
+            bar.advance(f"loss {loss:.3f}")
+            if (step + 1) % max(1, settings.steps // 5) == 0:
+                console.info(f"warm start: step {step + 1}/{settings.steps}  loss {loss:.3f}")
 
-            with explain_cuda_oom(config), stop_signals() as stop, stop.leaving(_INTERRUPTED):
-                fit_demonstrations(
-                    policy,
-                    conversations,
-                    steps=settings.steps,
-                    batch_size=settings.batch_size,
-                    learning_rate=settings.learning_rate,
-                    optimizer=config.optimizer,
-                    compute=replace(make_compute(config, policy), temperature=1.0),
-                    seed=config.trainer.seed,
-                    on_step=note,
-                )
-    finally:
-        tracker.close()
+        with explain_cuda_oom(config), stop_signals() as stop, stop.leaving(_INTERRUPTED):
+            fit_demonstrations(
+                policy,
+                conversations,
+                steps=settings.steps,
+                batch_size=settings.batch_size,
+                learning_rate=settings.learning_rate,
+                optimizer=config.optimizer,
+                compute=replace(make_compute(config, policy), temperature=1.0),
+                seed=config.trainer.seed,
+                on_step=note,
+            )
     rounding = export_policy(policy, renderer.tokenizer, folder.model, config)
     if rounding is not None:
         console.info(f"{rounding}")

@@ -15,14 +15,16 @@ from typing import Any
 
 from agent_r1.config import Config, algorithm_name, to_yaml
 from agent_r1.console import RunConsole, pick_pair
-from agent_r1.errors import AgentR1Error, ExportError, StorageError
+from agent_r1.engines import engine_metrics
+from agent_r1.errors import AgentR1Error, ExportError, RankError, StorageError
 from agent_r1.evaluation import Evaluation, rollout_metrics, sample_eval_tasks
 from agent_r1.files import write_atomically
 from agent_r1.interrupts import RunInterrupted, StopSignals
 from agent_r1.learner import gather_experience
+from agent_r1.learner.sharded import Ranks, alike
 from agent_r1.metric_names import EVAL_GREEDY, EVAL_TOOL_CALLS, PEAK_GPU_GB, STEP_SECONDS, TOOL_CALLS
 from agent_r1.models import Rounding
-from agent_r1.runs import RunFolder, Tracker, base_model, write_credit, write_fingerprints, write_trajectories
+from agent_r1.runs import PendingTrajectories, RunFolder, Tracker, base_model, write_credit, write_fingerprints
 from agent_r1.training.checkpoints.files import Checkpoint
 from agent_r1.training.checkpoints.last_step import LastStep
 from agent_r1.training.components import RunComponents, TrainingComponents
@@ -31,7 +33,7 @@ from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import RunPlan
 from agent_r1.training.run_log import RunLog
 from agent_r1.training.summary import Summary
-from agent_r1.types import Group, SamplingParams, TrajectoryCredit
+from agent_r1.types import SamplingParams, TrajectoryCredit
 
 
 class Trainer:
@@ -47,6 +49,7 @@ class Trainer:
         tracker: Tracker,
         console: RunConsole,
         stop: StopSignals,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config: Config = plan.config
         self.tokenizer = components.renderer.tokenizer
@@ -60,14 +63,18 @@ class Trainer:
         self.folder = folder
         self.console = console
         self.stop = stop
-        self._last_step = LastStep(self.config, folder, self.learner, self.shaping.process, self.collector)
+        self._ranks = ranks or Ranks()
+        self._last_step = LastStep(self.config, folder, self.learner, self.shaping.process, self.collector, self._ranks)
         self._progress = self._last_step.progress
-        self._log = RunLog(tracker=tracker, console=console, health=self.health, progress=self._progress, folder=folder)
+        written = folder if self._ranks.is_first else None
+        self._log = RunLog(
+            tracker=tracker, console=console, health=self.health, progress=self._progress, folder=written
+        )
         self._evaluations = RunEvaluations(
             config=self.config,
             rollout=self.rollout,
             tasks=sample_eval_tasks(plan.eval_tasks, self.config.eval.max_tasks),
-            folder=folder,
+            folder=written,
             log=self._log,
             console=console,
             progress=self._progress,
@@ -82,21 +89,23 @@ class Trainer:
         signal raises `RunInterrupted`). When an essential file cannot be written or the model cannot be exported, the
         error says what is kept.
         """
+        self._ranks.on_exit(outcome=self._last_step.outcome, release=self.folder.release)
         with self.stop.deferred():
             try:
                 return await self._run(resume)
             except (Exception, SystemExit, RunInterrupted) as error:
-                self._last_step.save_if_missing(self.console, is_error=not isinstance(error, RunInterrupted))
+                if self._ranks.agreed(error):
+                    self._last_step.save_if_missing(self.console, is_error=not isinstance(error, RunInterrupted))
                 if isinstance(error, RunInterrupted):
-                    raise self.stop.interruption(self._last_step.outcome()) from None
-                if isinstance(error, StorageError | ExportError):
-                    raise type(error)(f"{error}. {self._last_step.outcome()}") from error
+                    raise alike(self.stop.interruption(self._last_step.outcome()), error) from None
+                if isinstance(error, StorageError | ExportError | RankError):
+                    raise alike(type(error)(f"{error}. {self._last_step.outcome()}"), error) from error
                 raise
             finally:
                 await self.collector.close()
 
     async def _run(self, resume: Checkpoint | None) -> Summary:
-        logged = self.folder.read_metrics()
+        logged = self._ranks.by_first(self.folder.read_metrics)
         if resume is not None:
             self._load(resume, logged)
         self._evaluations.restore(logged)
@@ -107,7 +116,7 @@ class Trainer:
         await self._evaluations.when_due()  # a run that was killed between a checkpoint and its evaluation
         with self.console.progress("training", total, done=self._progress.step, in_logs=False) as bar:
             while self._progress.step < total:
-                self.stop.check()
+                await self._ranks.check(self.stop)
                 metrics = await self._step()
                 bar.advance(f"reward {metrics['reward/outcome']:.3f}")
                 if self._due(self.config.trainer.save_every) or self._progress.step == total:
@@ -115,11 +124,14 @@ class Trainer:
                         self._save()
                 await self._evaluations.when_due()
         await self.collector.close()
-        self.stop.check()
+        await self._ranks.check(self.stop)
         return await self._finish(before, metrics)
 
     def _interruptible(self) -> AbstractContextManager[None]:
-        """Inside, a signal saves the last finished step, then cancels the rollouts: they may take long to stop."""
+        """Inside, a signal saves the last finished step, then cancels the rollouts: they may take long to stop. Several
+        ranks save it together, when all have stopped."""
+        if self._ranks.size > 1:
+            return self.stop.cancelling()
         return self.stop.cancelling(lambda: self._last_step.save_if_missing(self.console, is_error=False))
 
     # --- one step --------------------------------------------------------------------------------------------------
@@ -131,28 +143,36 @@ class Trainer:
             collected = await self.collector.collect(step, on_finished=lambda trajectory: bar.advance())
         groups = collected.groups
         rolled_out = time.perf_counter()
-        self.folder.ensure_owned()
+        self._ranks.agree_now(self.folder.ensure_owned)
         experience = gather_experience(groups, self.shaping, self.critic_view)
         credit: list[TrajectoryCredit] | None = [] if self._records_credit(step + 1) else None
+        record: PendingTrajectories | None = None
+        if _is_due(step + 1, self.config.tracking.record_every) and self._ranks.is_first:
+            record = PendingTrajectories(groups, policy_step=step)
         async with self.engine.paused():
-            with self._paused_clock(), explain_cuda_oom(self.config):
-                learned = await self.learner.learn(
-                    experience, step=step, on_credit=None if credit is None else credit.extend
-                )
-            self.learner.check_growth()
+            async with self._ranks.collective(f"the update of step {step + 1}"):
+                with self._paused_clock(), explain_cuda_oom(self.config):
+                    learned = await self.learner.learn(
+                        experience, step=step, on_credit=None if credit is None else credit.extend
+                    )
+                self.learner.check_growth()
             updated = time.perf_counter()
             self._progress.step += 1
             self._last_step.note()
             await self._push_weights()
-        self._record(groups, credit)
+        synchronised = time.perf_counter()
+        if record is not None:
+            self._record(record, credit)
         finished = time.perf_counter()
         self._progress.train_seconds += finished - started
         metrics = {
             **rollout_metrics(groups),
             **collected.metrics,
             **learned,
+            **engine_metrics(self.engine),
             "time/rollout": rolled_out - started,
             "time/update": updated - rolled_out,
+            "time/weight_sync": synchronised - updated,
             STEP_SECONDS: finished - started,
             "perf/tokens_per_second": sum(t.num_action_tokens for g in groups for t in g) / (rolled_out - started),
             "perf/trained_tokens": float(sum(map(len, experience.samples))),
@@ -175,18 +195,27 @@ class Trainer:
         return tracking.record_credit and _is_due(step, tracking.record_every)
 
     async def _push_weights(self) -> None:
-        weights = self.learner.weights(unmerged=self.engine.adapters)
-        await self.engine.update_weights(weights, self._progress.step)
+        """Give the engine the learner's weights; ranks gather them together, and wait for each other."""
 
-    def _record(self, groups: Sequence[Group], credit: Sequence[TrajectoryCredit] | None) -> None:
-        """Write the rollouts of the step, their credit first: whoever finds the rollouts finds it too."""
+        async def push() -> None:
+            weights = self.learner.weights(unmerged=self.engine.adapters)
+            try:
+                await self.engine.update_weights(weights, self._progress.step)
+            finally:
+                for _ in weights if self._ranks.size > 1 else ():  # an engine that failed must not stop the others
+                    pass
+
+        await self._ranks.gather(push)
+
+    def _record(self, record: PendingTrajectories, credit: Sequence[TrajectoryCredit] | None) -> None:
+        """Write the rollouts of the step, their credit first: whoever finds the rollouts finds it too. They were
+        encoded during the update; what is left is to write them, so that whoever finds the step's metrics finds them
+        too."""
         step = self._progress.step
-        if not self._due(self.config.tracking.record_every):
-            return
         with self._log.tolerate_storage_errors("error/failed_records"):
             if credit is not None:
                 write_credit(self.folder.step_credit(step), credit)
-            write_trajectories(self.folder.step_trajectories(step), groups, policy_step=step - 1)
+            record.write(self.folder.step_trajectories(step))
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -205,7 +234,7 @@ class Trainer:
         if failure is not None:
             self._log.keep_warning(str(failure))
         summary = self._summary(before, after, last_step, is_exported=failure is None)
-        self.folder.write_summary(asdict(summary))
+        self._ranks.by_first(lambda: self.folder.write_summary(asdict(summary)))
         if failure is not None:
             self.console.info(f"summary: {self.folder.summary}")
             raise failure
@@ -264,10 +293,13 @@ class Trainer:
         self._progress.step = checkpoint.step
         self._progress.train_seconds = float(checkpoint.state["train_seconds"])
         self._last_step.note()
+        self._ranks.by_first(self._write_config)
+        self.console.info(f"resuming from step {checkpoint.step} of {self.folder.path}")
+
+    def _write_config(self) -> None:
         write_atomically(self.folder.config, to_yaml(self.config))
         if not self.folder.fingerprints.exists():
             write_fingerprints(self.folder, self.config)
-        self.console.info(f"resuming from step {checkpoint.step} of {self.folder.path}")
 
     def _last_metrics(self, logged: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
         """The metrics of the step that a resumed run starts from."""

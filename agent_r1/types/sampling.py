@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,3 +41,5 @@ class Completion:
     """`stop`: a stop id was sampled. `length`: `max_tokens` was reached."""
     policy_versions: tuple[int, ...]
     """Per sampled id: the version of the weights that sampled it. It rises where an update came in between."""
+    usage: Mapping[str, int] | None = None
+    """What a server behind a chat API says the request took, such as `prompt_tokens`."""

@@ -132,7 +132,8 @@ class Step:
     info: Mapping[str, Any] = field(default_factory=dict)
     """What the environment said about the step."""
     timings: Mapping[str, float] = field(default_factory=dict)
-    """Seconds spent in `generate` and `env`."""
+    """Seconds spent in `generate` and `env`; `wait`: between the step before, or the beginning of the episode, and the
+    call; `reward`, on the last step of a scored episode: in the reward function."""
     parent: int | None = None
     """In an episode that branches: the index of the step whose conversation this one continues, -1 for none (a
     conversation of its own). None: the step before it."""

@@ -16,8 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agent_r1.codec import write_json
 from agent_r1.errors import AgentR1Error, DataError
-from agent_r1.metric_names import STEP_SECONDS
-from agent_r1.runs import RunRecord, is_locked, parse_credit, parse_metrics_line
+from agent_r1.metric_names import SFT_LOSS, STEP_SECONDS
+from agent_r1.runs import RunFolder, RunRecord, is_locked, parse_credit, parse_metrics_line
 from agent_r1.types import StepCredit
 from agent_r1.view.bounds import Bounds
 from agent_r1.view.index.scan import lines_of
@@ -162,7 +162,7 @@ class ViewedRun:
         """running, finished, failed (it ended before its last step) or unknown."""
         if is_locked(self.folder):
             return "running"
-        if self.summary() or (self.folder / "hf").is_dir():  # a warm start has a model and no summary
+        if self.summary() or RunFolder(self.folder).has_model:  # a warm start has a model and no summary
             return "finished"
         return "failed" if self.config_text else "unknown"
 
@@ -173,14 +173,17 @@ class ViewedRun:
         names, latest = _latest(lines)
         index = self.index.state
         training = [line["step"] for line in lines]
+        is_warm_start = SFT_LOSS in names
+        total = settings.get("sft.steps" if is_warm_start else "trainer.steps")
         return {
             "id": self.id,
             "name": self.folder.name,
             "path": str(self.folder),
             "state": self.state,
             **self._identity(),
+            **({"algorithm": "sft"} if is_warm_start else {}),
             "steps": max(training, default=0),
-            "total_steps": settings.get("trainer.steps") if isinstance(settings.get("trainer.steps"), int) else None,
+            "total_steps": total if isinstance(total, int) else None,
             "started": self._time("config.yaml"),
             "updated": self.updated,
             "latest": latest,

@@ -98,11 +98,11 @@ def make_access(
     )
 
 
-def key_from_env(variable: str) -> str:
-    """The key in the environment variable that `--key-env` names."""
+def key_from_env(variable: str, named_by: str = "--key-env") -> str:
+    """The key in the environment variable that an option names."""
     key = os.environ.get(variable)
     if not key:
-        raise ConfigError(f"the environment variable {variable}, which --key-env names, is not set")
+        raise ConfigError(f"the environment variable {variable}, which {named_by} names, is not set")
     return key
 
 

@@ -37,6 +37,16 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "failures.md",
         "performance.md",
     ),
+    "Scaling": (
+        "scaling.md",
+        "scaling/servers.md",
+        "scaling/vllm_on_a_cpu.md",
+        "scaling/openai.md",
+        "scaling/ray.md",
+        "scaling/several_gpus.md",
+        "scaling/verl.md",
+        "scaling/planning.md",
+    ),
     "After training": ("view.md", "chat.md", "serving.md", "export.md"),
     "Recipes": ("recipes/index.md",),
     "Results": ("results.md",),
@@ -44,7 +54,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 }
 """The pages of each section, in order. Those that do not exist are left out."""
 
-_HOME_OF_OTHERS = {"tutorials": "Tutorials", "recipes": "Recipes", "reference": "Reference"}
+_HOME_OF_OTHERS = {"scaling": "Scaling", "tutorials": "Tutorials", "recipes": "Recipes", "reference": "Reference"}
 _DEFAULT_HOME = "Train"
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.helpers.forks import run_python
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "check.md").read_text()
@@ -13,7 +13,8 @@ PAGE = (ROOT / "docs" / "check.md").read_text()
 
 def test_the_parts_alone_are_good() -> None:
     code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)[-1]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = run_python("-c", code, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     assert done.stdout == "[]\n[]\n"
 
 

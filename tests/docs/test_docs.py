@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 from agent_r1.algorithms import aggregations, corrections, kl_estimators, policy_losses
 from agent_r1.registry import Registry
 from agent_r1.rewards import NORMALISATIONS
+from tests.helpers.forks import run_python
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides
 from tests.integration.test_learning import PRESETS
 
@@ -33,14 +31,7 @@ def test_the_examples_of_ones_own_group_plan_estimator_and_loss_train(tmp_path: 
     [group_plan] = re.findall(r"`(algorithm\.group_plan=\w+:\w+)`", TEXT)
     [command] = re.findall(r"agent-r1 (train recipes/quickstart imports=.*)", TEXT)
     small = [*tiny_overrides(tmp_path, model_folder)[1:], "trainer.steps=2", group_plan]
-    result = subprocess.run(
-        [sys.executable, "-m", "agent_r1.cli", *command.split(), *small],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_python("-m", "agent_r1.cli", *command.split(), *small, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     last = json.loads((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()[-1])
     assert (last["step"], last["loss/updates"]) == (2, 1.0)

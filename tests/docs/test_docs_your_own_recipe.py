@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from agent_r1.data.tasks import COLUMNS
+from tests.helpers.forks import run_python
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "your_own_recipe.md").read_text()
@@ -24,7 +22,6 @@ def follow(folder: Path, *, shortened: bool) -> None:
     (folder / "recipes").mkdir()
     commands, code_of_file = r"^    ((?:agent-r1|python) [^\n]*)$", r"`(\S+)` becomes\n\n```python\n(.*?)```"
     actions = re.findall(f"{commands}|{code_of_file}", TEXT, re.MULTILINE | re.DOTALL)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     for command, file, code in actions:
         if file:
             assert (folder / file).is_file()
@@ -35,14 +32,7 @@ def follow(folder: Path, *, shortened: bool) -> None:
             continue
         is_run = words[0] in ("train", "eval")
         arguments = [*(["-m", "agent_r1.cli"] if program == "agent-r1" else []), *words]
-        done = subprocess.run(
-            [sys.executable, *arguments, *(SHORT if shortened and is_run else [])],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_python(*arguments, *(SHORT if shortened and is_run else []), cwd=folder)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 

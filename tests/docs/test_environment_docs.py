@@ -17,6 +17,7 @@ from agent_r1.config import load_config
 from agent_r1.envs import context_policies, env_wrappers, make_env
 from agent_r1.registry import Registry, recipe_folder
 from agent_r1.types import Task
+from tests.helpers.forks import run_python
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides
 
 ROOT = Path(__file__).parents[2]
@@ -27,9 +28,7 @@ COMMANDS = [shlex.split(line) for line in re.findall(r"^    agent-r1 (.*)$", TEX
 
 def run(folder: Path, *command: str) -> str:
     (folder / "guess.py").write_text(ENVIRONMENT)
-    result = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment(), capture_output=True, text=True, check=False
-    )
+    result = run_python(*command, cwd=folder)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

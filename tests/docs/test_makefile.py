@@ -12,8 +12,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 _MAKE_VENV = "mkdir -p .venv/bin && cp bin/python bin/agent-r1 .venv/bin/"
 PROGRAMS = {
-    "python": f'#!/bin/sh\necho "python $*" >>calls\nif [ "$2" = venv ]; then {_MAKE_VENV}; fi\n',
-    "uv": f'#!/bin/sh\necho "uv $*" >>calls\ncase $1 in venv) {_MAKE_VENV};; pip) exit $UV_FAILS;; esac\n',
+    "python": (
+        f'#!/bin/sh\nif [ "$3" = config ]; then test "$5" = global.find-links && echo $PIP_FILE_LINKS; exit; fi\n'
+        f'echo "python $*" >>calls\nif [ "$2" = venv ]; then {_MAKE_VENV}; fi\n'
+    ),
+    "uv": (
+        f'#!/bin/sh\necho "uv $*" >>calls\ncase $1 in venv) {_MAKE_VENV};; '
+        "pip) echo $UV_FIND_LINKS >>links; exit $UV_FAILS;; esac\n"
+    ),
     "agent-r1": '#!/bin/sh\necho "agent-r1 $*" >>calls\n',
 }
 
@@ -30,7 +36,7 @@ def calls(folder: Path, *targets: str, uv: bool, uv_fails: bool = False) -> list
             (folder / "bin" / name).write_text(text)
             (folder / "bin" / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:/usr/bin:/bin", "UV_FAILS": str(int(uv_fails))}
-    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "UV_FIND_LINKS"):
         environment.pop(name, None)
     done = subprocess.run(
         ["make", *targets, "PYTHON=python"], cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -53,6 +59,12 @@ def test_train_uses_uv_where_it_is_installed(tmp_path: Path) -> None:
     assert made.startswith("uv venv ")
     assert "--seed" in made  # pip may be needed
     assert installed == "uv pip install --quiet --python .venv/bin/python -c constraints.txt -e ."
+
+
+def test_uv_is_told_where_pip_finds_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_FILE_LINKS", "wheels more/wheels")
+    calls(tmp_path, "train", uv=True)
+    assert (tmp_path / "links").read_text() == "wheels,more/wheels\n"
 
 
 def test_pip_follows_where_uv_fails(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.forks import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,10 +27,7 @@ def test_the_example_trains_a_model_with_its_own_tool_reward_and_data(tmp_path: 
     # A random model babbles up to every limit; two steps and short answers prove as much as ten.
     shortened = python_example().replace('"trainer.steps": 10', '"trainer.steps": 2, "rollout.max_tokens": 16')
     (tmp_path / "example.py").write_text(shortened)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    result = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    result = run_python("example.py", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     summary = json.loads((tmp_path / "runs" / "my_shop" / "summary.json").read_text())
     assert summary["steps"] == 2

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from agent_r1.cli import app
+from tests.helpers.forks import run_python
 
 ROOT = Path(__file__).parents[2]
 START = (ROOT / "docs" / "getting_started.md").read_text()
@@ -27,14 +25,7 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def run(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(*arguments, cwd=folder)
     assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
     return done.stdout
 

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.tutorial_pages import FOLDER, ROOT, Forks, Reader, differences, page, steps_of
+from tests.helpers.tutorial_pages import FOLDER, ROOT, Reader, differences, page, steps_of
 
 PAGES = sorted(path.name for path in FOLDER.glob("*.md"))
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    started = Forks()
-    yield started
-    started.close()
 
 
 def metrics_of(run: Path) -> list[dict[str, float]]:
@@ -26,8 +18,8 @@ def metrics_of(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.whole
-def test_your_own_tool(tmp_path: Path, forks: Forks) -> None:
-    reader = Reader(tmp_path, forks)
+def test_your_own_tool(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
     reader.follow(page("your_own_tool.md"))
     first, *_, last = metrics_of(reader.folder / "runs" / "weekday")
     assert last["tool/weekday/calls"] > first["tool/weekday/calls"] + 0.3
@@ -35,8 +27,8 @@ def test_your_own_tool(tmp_path: Path, forks: Forks) -> None:
 
 
 @pytest.mark.whole
-def test_your_own_environment(tmp_path: Path, forks: Forks) -> None:
-    reader = Reader(tmp_path, forks)
+def test_your_own_environment(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
     reader.follow(page("your_own_environment.md"))
     first, *_, last = metrics_of(reader.folder / "runs" / "cellar")
     assert last["reward/success"] > first["reward/success"] + 0.25
@@ -44,8 +36,8 @@ def test_your_own_environment(tmp_path: Path, forks: Forks) -> None:
 
 
 @pytest.mark.whole
-def test_your_own_flow(tmp_path: Path, forks: Forks) -> None:
-    reader = Reader(tmp_path, forks)
+def test_your_own_flow(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
     reader.follow(page("your_own_flow.md"))
     first, *_, last = metrics_of(reader.folder / "runs" / "second_look")
     assert last["flow/honest"] > first["flow/honest"] + 0.25
@@ -53,16 +45,16 @@ def test_your_own_flow(tmp_path: Path, forks: Forks) -> None:
 
 
 @pytest.mark.whole
-def test_your_own_algorithm(tmp_path: Path, forks: Forks) -> None:
-    reader = Reader(tmp_path, forks)
+def test_your_own_algorithm(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
     reader.follow(page("your_own_algorithm.md"))
     assert metrics_of(reader.folder / "runs" / "shop")[-1]["step"] == 2
 
 
 @pytest.mark.whole
-def test_existing_agent(tmp_path: Path, forks: Forks) -> None:
+def test_existing_agent(tmp_path: Path) -> None:
     pytest.importorskip("openai", reason="the page's agent is on the openai client: pip install 'agent-r1[dev]'")
-    reader = Reader(tmp_path, forks)
+    reader = Reader(tmp_path)
     reader.follow(page("existing_agent.md"))
     first, *_, last = metrics_of(reader.folder / "runs" / "boxes")
     assert last["reward/success"] > first["reward/success"] + 0.3

@@ -8,17 +8,15 @@ is one of the two.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.helpers.forks import Forked, forks
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "tutorials"
@@ -27,79 +25,6 @@ SHOWN_PORT = "8700"
 _BLOCK = re.compile(r"(?P<before>[^\n]*)\n\n?```(?P<info>[^\n]*)\n(?P<body>.*?)```", re.DOTALL)
 _FILE = re.compile(r"^`(?P<name>[\w./]+)`")
 _NUMBER = re.compile(r"(?<![\w/.])-?\d+(?:\.\d+)?(?:e-?\d+)?(?![\w/])")  # 3/8 is a place, not a figure
-
-# A process that has imported everything and lends itself, by fork, to one command after the other: importing torch
-# takes longer than most of them.
-_ZYGOTE = """
-import json, os, runpy, sys, traceback
-import torch, transformers, agent_r1.api, agent_r1.cli, agent_r1.models.tiny
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-torch.set_num_threads(1)
-
-def run(arguments, cwd):
-    os.chdir(cwd)
-    if arguments[0] == "agent-r1":
-        sys.argv, sys.path[0] = arguments, os.path.dirname(sys.executable)
-        agent_r1.cli.main()
-        return
-    sys.path[0] = cwd
-    if arguments[1] == "-c":
-        sys.argv = ["-c", *arguments[3:]]
-        exec(compile(arguments[2], "<string>", "exec"), {"__name__": "__main__"})
-    else:
-        sys.argv = arguments[1:]
-        runpy.run_path(arguments[1], run_name="__main__")
-
-for line in sys.stdin:
-    order = json.loads(line)
-    pid = os.fork()
-    if pid:
-        print(pid, flush=True)
-        continue
-    code = 0
-    os.setpgid(0, 0)
-    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1), os.dup2(output, 2), os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    try:
-        run(order["arguments"], order["cwd"])
-    except SystemExit as end:
-        code = end.code or 0
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush(), sys.stderr.flush()
-    open(order["output"] + ".code", "w").write(str(code))
-    os._exit(0)
-"""
-
-
-class Forks:
-    """The process behind `python` and `agent-r1` of all pages."""
-
-    def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _ZYGOTE],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def start(self, arguments: list[str], cwd: Path, output: Path) -> int:
-        """Start a command; gives its process id."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        order = {"arguments": arguments, "cwd": str(cwd), "output": str(output)}
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.communicate()
 
 
 @dataclass
@@ -176,13 +101,11 @@ def _close(shown: list[str], printed: list[str]) -> bool:
 class Reader:
     """Somebody who follows a page in a folder of his own."""
 
-    def __init__(self, folder: Path, forks: Forks) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.output: dict[str, str] = {}
-        self._forks = forks
-        self._background: int | None = None
+        self._background: Forked | None = None
         self._port = free_port()
-        self._num_commands = 0
 
     def follow(self, text: str) -> None:
         """Do all that the page says."""
@@ -213,31 +136,16 @@ class Reader:
         if not text.startswith(("python ", "agent-r1 ")):
             result = subprocess.run(["bash", "-c", text], cwd=self.folder, capture_output=True, text=True, check=False)
             return result.stdout + result.stderr
-        self._num_commands += 1
-        output = self.folder.parent / f"output_{self._num_commands}"
         arguments = shlex.split(text.removesuffix("&"))
-        pid = self._forks.start(arguments, self.folder, output)
         if text.endswith("&"):
-            self._background = pid
-            _wait(lambda: output.is_file() and "\n" in output.read_text())
-        else:
-            _wait(output.with_name(f"{output.name}.code").is_file)
-        return output.read_text()
+            self._background = forks().start(arguments, self.folder)
+            return self._background.stdout.readline()
+        done = forks().run(arguments, self.folder, merged=True)
+        return done.stdout
 
     def _stop_background(self) -> None:
         if self._background is not None:
-            os.kill(self._background, 15)
-            _wait(lambda: not _listens(self._port))
+            self._background.send_signal(signal.SIGTERM)
+            self._background.wait(60)
+            self._background.close()
             self._background = None
-
-
-def _listens(port: str) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", int(port))) == 0
-
-
-def _wait(ready: Callable[[], bool], seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end, "a command of the page did not come to its end"
-        time.sleep(0.02)

@@ -32,23 +32,33 @@ def raw_records(data: bytes) -> Iterator[bytes]:
             yield b"".join(parts)
 
 
-def read_offline_run(folder: Path) -> tuple[Any, dict[str, Any], dict[int, dict[str, Any]]]:
-    """The last run record, its configuration, and the metrics by step, of all `.wandb` files below a folder."""
+def records(folder: Path) -> Iterator[Any]:
+    """The records of all `.wandb` files below a folder."""
     from wandb.proto import wandb_internal_pb2
 
     make_record: Any = vars(wandb_internal_pb2)["Record"]
-    run, config, history = None, dict[str, Any](), dict[int, dict[str, Any]]()
     for file in sorted(folder.rglob("*.wandb")):
         for raw in raw_records(file.read_bytes()):
             record = make_record()
             record.ParseFromString(raw)
-            kind = record.WhichOneof("record_type")
-            if kind == "run":
-                run = record.run
-                config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
-            elif kind == "history":
-                line = {
-                    item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
-                }
-                history.setdefault(record.history.step.num, {}).update(line)
+            yield record
+
+
+def read_offline_run(folder: Path) -> tuple[Any, dict[str, Any], dict[int, dict[str, Any]]]:
+    """The last run record, its configuration, and the metrics by step."""
+    run, config, history = None, dict[str, Any](), dict[int, dict[str, Any]]()
+    for record in records(folder):
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            run = record.run
+            config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        elif kind == "history":
+            line = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            history.setdefault(record.history.step.num, {}).update(line)
     return run, config, history
+
+
+def read_exit_code(folder: Path) -> int:
+    """How the last run ended: 0 for finished."""
+    codes = [record.exit.exit_code for record in records(folder) if record.WhichOneof("record_type") == "exit"]
+    return int(codes[-1])

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agent_r1.runs import read_trajectories
+from tests.helpers.forks import run_python
 from tests.helpers.talking_recipe import write_recipe
 
 pytestmark = pytest.mark.whole
@@ -88,16 +89,7 @@ def terminal(model_folder: Path, recipe: Path, tmp_path: Path) -> Iterator[Termi
 
 
 def chat(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "agent_r1.cli", "chat", *arguments],
-        cwd=folder,
-        env=environment(folder),
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    return run_python("-m", "agent_r1.cli", "chat", *arguments, cwd=folder, env=environment(folder), text=text)
 
 
 def test_a_reply_streams_is_stopped_by_ctrl_c_and_the_session_continues(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from agent_r1.config import load_config
 from agent_r1.errors import ConfigError
 from agent_r1.scaffold import Kind, write_recipe
 from tests.helpers import commands
+from tests.helpers.forks import run_python
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {
@@ -43,10 +42,7 @@ def files_under(folder: Path) -> set[str]:
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_python(*command, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +20,7 @@ from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, RolloutsFailingError, UnknownNameError
 from agent_r1.runs import read_trajectories
 from tests.helpers import commands
+from tests.helpers.forks import forks, run_python
 from tests.helpers.tiny_runs import score_variety, tiny_overrides, write_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -166,23 +163,23 @@ agent_r1.train(sys.argv[1], overrides=sys.argv[2:], quiet=True, reward=score_var
 def test_a_run_killed_at_an_arbitrary_moment_goes_on_bit_for_bit(run: list[str], tmp_path: Path) -> None:
     run = [*run, "trainer.steps=12"]
     commands.train(*run, "run.name=whole", quiet=True, reward=score_variety)
-    command = [sys.executable, "-c", KILLED_RUN, *run]
+    command = ["-c", KILLED_RUN, *run]
     folder = tmp_path / "tiny"
     rng = random.Random(time.time_ns())
     kills = 0
     while kills < 2:
-        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+        process = forks().start(["python", *command], ROOT)
         before = newest_checkpoint(folder)
         while newest_checkpoint(folder) == before and process.poll() is None:
             time.sleep(0.005)
         time.sleep(rng.uniform(0.0, 0.4))
         if process.poll() is not None:
             break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.close()  # SIGKILL
         kills += 1
     assert kills, "the run ended before it could be killed"
-    subprocess.run(command, cwd=ROOT, check=True)
+    done = run_python(*command, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     assert same_weights(tmp_path / "whole", folder)
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 13))

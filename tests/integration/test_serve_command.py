@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ import httpx
 import pytest
 
 from tests.helpers import commands
+from tests.helpers.forks import Forked, forks
 from tests.helpers.tiny_runs import tiny_overrides
 
 openai = pytest.importorskip("openai", reason="the client is in the extra 'dev'")
@@ -29,24 +28,11 @@ QUESTION = [{"role": "user", "content": "What do 3 egg cost?"}]
 pytestmark = pytest.mark.whole
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "agent_r1.cli", "serve", *arguments]
-
-
 @contextmanager
-def serving(*arguments: str, **variables: str) -> Iterator[tuple[str, subprocess.Popen[str], list[str]]]:
+def serving(*arguments: str, **variables: str) -> Iterator[tuple[str, Forked, list[str]]]:
     """Address, process and first lines of a server in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    process = subprocess.Popen(
-        command(*arguments, "--port", "0"),
-        cwd=ROOT,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
+    process = forks().start(["agent-r1", "serve", *arguments, "--port", "0"], ROOT, environment)
     try:
         lines: list[str] = []
         for line in process.stdout:
@@ -56,8 +42,7 @@ def serving(*arguments: str, **variables: str) -> Iterator[tuple[str, subprocess
                 return
         pytest.fail(f"the server did not start: {process.stderr.read()}")
     finally:
-        process.kill()
-        process.communicate()
+        process.close()
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +80,11 @@ def test_a_run_is_served_with_its_tools_and_stops_when_asked(run: Path) -> None:
             answers = list(events)
         assert "data: [DONE]" in answers, "a running request is finished"
         assert process.wait(30) in (0, -signal.SIGTERM)
-        assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
 
 
 def test_another_address_needs_a_key_which_is_printed(run: Path) -> None:
     with serving(str(run), "--host", "0.0.0.0") as (url, process, _):
-        assert process.stdout is not None
         key = process.stdout.readline().split()[-1]
         assert httpx.get(f"{url}/v1/models").status_code == 401
         assert httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200

@@ -24,6 +24,7 @@ from agent_r1.learner.learner import TorchLearner
 from agent_r1.learner.optimizer import guarded_step
 from agent_r1.runs.checkpoints import list_checkpoints
 from tests.helpers import commands
+from tests.helpers.forks import Forked, forks
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 from tests.integration.test_runs import ROOT, same_weights, score_variety
 
@@ -366,18 +367,11 @@ main()
 """
 
 
-def start(run: list[str], *, output: int = subprocess.PIPE, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *run],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONWARNINGS": "ignore", **environment},
-        stdout=output,
-        stderr=subprocess.STDOUT if output == subprocess.PIPE else output,
-        text=True,
-    )
+def start(run: list[str], **environment: str) -> Forked:
+    return forks().start(["python", "-c", COMMAND, *run], ROOT, {**os.environ, **environment}, merged=True)
 
 
-def wait_for_steps(process: subprocess.Popen[str], folder: Path, steps: int) -> None:
+def wait_for_steps(process: Forked | subprocess.Popen[str], folder: Path, steps: int) -> None:
     metrics = folder / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not metrics.is_file() or metrics.read_text().count("\n") < steps:
@@ -412,7 +406,14 @@ def test_a_command_that_a_signal_ends_says_how_to_resume(
 @pytest.mark.whole
 def test_a_command_whose_terminal_is_closed_saves_its_last_step(run: list[str], tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    process = start([*run, "trainer.steps=500"], output=theirs)
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *run, "trainer.steps=500"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        stdout=theirs,
+        stderr=theirs,
+        text=True,
+    )
     os.close(theirs)
     wait_for_steps(process, tmp_path / "tiny", 2)
     os.close(ours)  # every write fails from here on

@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1.runs import RunFolder
 from tests.helpers.tiny_runs import tiny_overrides
-from tests.helpers.wandb_files import read_offline_run
+from tests.helpers.wandb_files import read_exit_code, read_offline_run
 
 pytest.importorskip("wandb", reason="needs agent-r1[wandb]")
 pytest.importorskip("mlflow", reason="needs agent-r1[mlflow]")
@@ -123,3 +123,26 @@ def test_services_that_cannot_be_reached_cost_a_warning_each(tmp_path: Path) -> 
     assert "tracker 'mlflow' cannot be opened" in printed
     assert printed.count("The run continues without it; metrics.jsonl has every metric") == 2
     assert "[{'step': 1, 'reward': 1.0}]" in printed
+
+
+BROKEN_RUN = """
+import sqlite3
+from pathlib import Path
+from agent_r1.config import load_config
+from agent_r1.runs import RunFolder, open_trackers
+
+section = ["tracking.trackers=[wandb,mlflow]", "tracking.project=shop"]
+try:
+    with open_trackers(load_config(None, ["model.path=none", *section]), RunFolder(Path("tiny")), print) as trackers:
+        trackers.log(1, {"reward": 1.0})
+        raise RuntimeError("the engine is gone")
+except RuntimeError:
+    print(sqlite3.connect("mlflow.db").execute("select status from runs").fetchall())
+"""
+
+
+def test_a_run_that_an_error_ends_is_shown_as_failed(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    printed = python(tmp_path, "-c", BROKEN_RUN, WANDB_MODE="offline", MLFLOW_TRACKING_URI="sqlite:///mlflow.db")
+    assert "[('FAILED',)]" in printed
+    assert read_exit_code(tmp_path / "tiny" / "wandb") == 1

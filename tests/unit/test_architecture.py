@@ -41,14 +41,15 @@ PACKAGES: dict[str, str] = {
     "algorithms": "config constraints errors registry rewards types",
     # What runs them.
     "models": "chat config errors files paths types",
-    "engines": "config errors models registry seeds types",
+    "engines": "chat config errors files models registry seeds types web",
     "openai_api": "chat codec engines errors seeds types web",
-    "flows": "chat engines envs errors event_loop registry seeds tools types",
+    "flows": "chat engines envs errors event_loop metric_names registry seeds tools types",
     "gateway": "chat codec config errors flows openai_api registry tools types web",
     "runs": "codec config errors files metric_names registry types",
     "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
-    "learner": "algorithms config data errors models rewards seeds types",
+    "learner": "algorithms config data errors interrupts models rewards seeds types",
     "evaluation": "errors metric_names rollout seeds types",
+    "planning": "config console errors metric_names rollout runs types",
     "training": (
         "algorithms chat config console data engines envs errors evaluation event_loop files flows gateway interrupts "
         "learner metric_names models registry rewards rollout runs seeds tools types"
@@ -64,16 +65,25 @@ PACKAGES: dict[str, str] = {
         "tools training types"
     ),
     "scaffold": "errors shipped",
+    "integrations": (
+        "algorithms chat config console data engines errors files gateway registry rewards seeds tools training types"
+    ),
     "view": "codec errors files metric_names runs types version web",
-    "api": "checks config console data envs errors evaluation event_loop registry rewards runs tools training types",
+    "api": (
+        "checks config console data engines envs errors evaluation event_loop registry rewards runs tools "
+        "training types"
+    ),
     "cli": (
-        "api checks codec config console data envs errors evaluation files inference interrupts registry runs "
-        "scaffold serving shipped tools training types view web"
+        "api checks codec config console data engines envs errors evaluation files inference interrupts planning "
+        "registry runs scaffold serving shipped tools training types view web"
     ),
 }
 """What each package may import of the others."""
 
-MAY_IMPORT_TORCH = ("algorithms/", "models/", "engines/local/", "learner/", "training/")
+MAY_IMPORT_TORCH = (
+    *("algorithms/", "models/", "engines/local/", "learner/", "training/", "integrations/verl/"),
+    "engines/http/policy_weights.py",  # the trainer's weights as files, and its log-probs to hold servers against
+)
 TEMPLATES = "scaffold/templates/"
 """Recipes in waiting: they import what recipes import, yet never torch."""
 

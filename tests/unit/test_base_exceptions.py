@@ -4,7 +4,6 @@ as any other exception is; only interrupts and cancellations go through."""
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from agent_r1.tools.base import ToolResult
 from agent_r1.tools.check import check_tool
 from agent_r1.types import Action, Episode, Observation, SamplingParams, StepResult, StopReason, Task, Trajectory
 from tests.helpers import commands
+from tests.helpers.forks import run_python
 from tests.helpers.tiny_gym import Line
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.integration.test_runs import score_variety
@@ -363,9 +363,9 @@ env: {tools: [calculate]}
 def test_no_command_ends_in_success_because_a_recipe_exits(tmp_path: Path, code: str) -> None:
     (tmp_path / "base.yaml").write_text(RECIPE)
     (tmp_path / "task.py").write_text(code)
-    command = [sys.executable, "-m", "agent_r1.cli", "train", str(tmp_path), f"run.folder={tmp_path}"]
+    command = ["-m", "agent_r1.cli", "train", str(tmp_path), f"run.folder={tmp_path}"]
     for extra in ([], ["--dry-run"]):
-        ended = subprocess.run([*command, *extra], capture_output=True, text=True, check=False)
+        ended = run_python(*command, *extra, cwd=tmp_path)
         assert ended.returncode == 2, ended.stderr
         assert "raised SystemExit: 0" in ended.stderr
 

@@ -48,7 +48,9 @@ def test_every_imported_package_is_declared() -> None:
         for module, file in imported_modules().items()
         if DISTRIBUTIONS.get(module, module).replace("_", "-") not in names
     }
-    assert missing == {"pytest": "test_my_task.py"}  # only in the recipes that `agent-r1 init` writes
+    # pytest: only in the recipes that `agent-r1 init` writes. verl: it holds transformers back, and imports us in an
+    # environment of its own (`make verl`).
+    assert missing == {"pytest": "test_my_task.py", "verl": "register.py"}
 
 
 def test_every_dependency_has_a_lower_bound() -> None:

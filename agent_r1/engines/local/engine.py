@@ -319,7 +319,7 @@ class LocalEngine:
         """Give a request its sampled tokens, up to its stop; True when it is finished and its future resolved."""
         request = chunk.request
         num_accepted = request.append(tokens, logprobs, self._version)
-        if not math.isfinite(sum(request.logprobs[-num_accepted:])):
+        if not math.isfinite(sum(logprobs[:num_accepted])):
             self._scheduler.remove(request)
             self._futures.fail(request, "the model gave a log-probability of nan or inf; its weights may be broken")
             return False

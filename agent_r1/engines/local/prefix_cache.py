@@ -3,19 +3,20 @@
 A node is one full block; its path from the root is the whole prefix its keys and values depend on. Members of a group
 find their prompt here, a later turn finds the earlier one, and rewritten history branches where it differs.
 
-Nodes are not objects: a node is its block's number, and a dictionary maps (parent, tokens) to it. A million small
-objects would cause long pauses of the garbage collector.
+Nodes are not objects: a node is its block's number, and a dictionary maps (parent, key) to it, where the key is the
+block's tokens as bytes (`request.block_keys`). A million small objects would cause long pauses of the garbage
+collector.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from agent_r1.engines.local.blocks import BLOCK_SIZE, SPARE_BLOCK, BlockPool
+from agent_r1.engines.local.blocks import SPARE_BLOCK, BlockPool
 
-Edge = tuple[int, tuple[int, ...]]
-"""The parent's block, and the tokens of a node."""
+Edge = tuple[int, bytes]
+"""The parent's block, and the key of a node's tokens."""
 
 ROOT = SPARE_BLOCK
 """Never allocated, so it can stand for the empty prefix."""
@@ -24,13 +25,14 @@ ROOT = SPARE_BLOCK
 class PrefixCache:
     """A tree of full blocks. It is one owner of each of its blocks; requests that use a block are further owners.
 
+    >>> from agent_r1.engines.local.request import block_keys
     >>> pool = BlockPool(8)
-    >>> cache = PrefixCache(pool)
-    >>> cache.insert(range(40), [pool.allocate(), pool.allocate(), pool.allocate()])  # two full blocks, one begun
+    >>> cache, keys = PrefixCache(pool), block_keys(range(40))
+    >>> cache.insert(keys, pool.allocate(3))  # two full blocks, one begun
     [1, 2, 3]
-    >>> cache.match([*range(32), 99])
+    >>> cache.match(keys)
     [1, 2]
-    >>> cache.match(range(32))  # the last token must be computed, so its block is left out
+    >>> cache.match(block_keys([*range(16), *range(24)]))
     [1]
     """
 
@@ -47,16 +49,15 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._recency)
 
-    def match(self, token_ids: Sequence[int]) -> list[int]:
-        """The blocks of the longest cached prefix, never of all tokens; the caller becomes an owner of each."""
-        node, blocks = ROOT, list[int]()
-        for index in range((len(token_ids) - 1) // BLOCK_SIZE):
-            child = self._blocks.get(_edge(node, token_ids, index))
+    def match(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest cached prefix; the caller becomes an owner of each, until it calls `leave`."""
+        node, blocks, find = ROOT, list[int](), self._blocks.get
+        for key in keys:
+            child = find((node, key))
             if child is None:
                 break
             node = child
             blocks.append(node)
-        self._touch(node)
         self._pool.share(blocks)
         return blocks
 
@@ -69,32 +70,39 @@ class PrefixCache:
         self.query_tokens += query_tokens
         self.hit_tokens += hit_tokens
 
-    def insert(self, token_ids: Sequence[int], blocks: Sequence[int], *, num_known: int = 0) -> list[int]:
-        """Add the full blocks of a computed prefix. Returns the blocks that its owner holds from now on.
+    def insert(self, keys: Sequence[bytes], blocks: list[int], *, num_known: int = 0) -> list[int]:
+        """Add the full blocks of a computed prefix, one per key. Returns `blocks` as its owner holds them from now on.
 
-        Where a block with the same prefix is cached already, the owner gets that one and its duplicate is released: two
-        requests that computed the same prefix in parallel end up sharing it. The first `num_known` blocks came from the
-        cache and are not looked up again.
+        Where a block with the same prefix is cached already, it replaces the owner's, which is released: two requests
+        that computed the same prefix in parallel end up sharing it. The first `num_known` blocks came from the cache
+        and are not looked up again.
+
+        Their owner uses the new blocks, so they are not evicted; `leave` marks its whole path as just used.
         """
-        held = list(blocks)
-        node = held[num_known - 1] if num_known else ROOT
+        node = blocks[num_known - 1] if num_known else ROOT
         fresh: list[int] = []
-        for index in range(num_known, len(token_ids) // BLOCK_SIZE):
-            edge = _edge(node, token_ids, index)
+        for index in range(num_known, len(keys)):
+            edge = node, keys[index]
             child = self._blocks.get(edge)
             if child is None:
-                child = held[index]
+                child = blocks[index]
                 self._blocks[edge] = child
                 self._recency[child] = edge
+                self._recency.move_to_end(child, last=False)  # before its ancestors
                 fresh.append(child)
-            elif child != held[index]:
+            elif child != blocks[index]:
                 self._pool.share([child])
-                self._pool.release([held[index]])
-                held[index] = child
+                self._pool.release([blocks[index]])
+                blocks[index] = child
             node = child
         self._pool.share(fresh)
-        self._touch(node)
-        return held
+        return blocks
+
+    def leave(self, blocks: Sequence[int], num_cached: int) -> None:
+        """An owner releases its blocks, the first `num_cached` of which are cached: they count as just used."""
+        if num_cached:
+            self._touch(blocks[num_cached - 1])
+        self._pool.release(blocks)
 
     def evict(self, count: int) -> int:
         """Evict up to `count` blocks that no request uses, least recently used first. Returns how many."""
@@ -119,14 +127,11 @@ class PrefixCache:
 
     def _touch(self, node: int) -> None:
         """Mark the path to this node as just used."""
+        recency = self._recency
         while node != ROOT:
-            self._recency.move_to_end(node)
-            node = self._recency[node][0]
+            recency.move_to_end(node)
+            node = recency[node][0]
 
     def _drop(self, leaf: int) -> None:
         del self._blocks[self._recency.pop(leaf)]
         self._pool.release([leaf])
-
-
-def _edge(parent: int, token_ids: Sequence[int], index: int) -> Edge:
-    return parent, tuple(token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])

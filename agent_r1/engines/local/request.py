@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, blocks_for
 from agent_r1.errors import EngineRequestError
 from agent_r1.types import SamplingParams, TokenIds
+
+_KEY_BYTES = 4 * BLOCK_SIZE
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -37,24 +43,19 @@ class Request:
     """Leading tokens whose keys and values are in the KV cache."""
     num_cached_blocks: int = 0
     """Leading blocks that are in the prefix cache."""
-    _prompt_hashes: tuple[int, ...] | None = field(default=None, init=False)
+    _keys: list[bytes] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
 
-    @property
-    def prompt_hashes(self) -> tuple[int, ...]:
-        """One hash per full block of the prompt, each of the whole prefix up to the block's end.
+    def keys(self, count: int) -> list[bytes]:
+        """The keys of its first full blocks in the prefix cache, `count` of them or more.
 
-        Computed on first use, while the device computes other requests.
+        Each is made once, most of them while the device computes other requests.
         """
-        if self._prompt_hashes is None:
-            hashes, chained = [], 0
-            for start in range(0, len(self.prompt) - BLOCK_SIZE + 1, BLOCK_SIZE):
-                chained = hash((chained, self.prompt[start : start + BLOCK_SIZE]))
-                hashes.append(chained)
-            self._prompt_hashes = tuple(hashes)
-        return self._prompt_hashes
+        if len(self._keys) < count:
+            self._keys += block_keys(self.tokens[len(self._keys) * BLOCK_SIZE : count * BLOCK_SIZE])
+        return self._keys
 
     @property
     def num_sampled(self) -> int:
@@ -79,7 +80,8 @@ class Request:
     @property
     def finished(self) -> bool:
         """Whether nothing more is to be sampled."""
-        return self.stopped or self.num_sampled == self.sampling.max_tokens
+        num_sampled = len(self.logprobs)
+        return num_sampled == self.sampling.max_tokens or (num_sampled > 0 and self.tokens[-1] in self.sampling.stop)
 
     def append(self, tokens: list[int], logprobs: list[float], version: int) -> int:
         """Append tokens sampled by weights of this version, up to the first stop id. Returns how many."""
@@ -87,10 +89,24 @@ class Request:
         for stop in self.sampling.stop:
             if stop in tokens:
                 count = min(count, tokens.index(stop) + 1)
-        self.tokens += tokens[:count]
-        self.logprobs += logprobs[:count]
+        if count < len(tokens):
+            tokens, logprobs = tokens[:count], logprobs[:count]
+        self.tokens += tokens
+        self.logprobs += logprobs
         self.versions += [version] * count
         return count
+
+
+def block_keys(tokens: Sequence[int]) -> list[bytes]:
+    """The tokens of each full block, as the prefix cache finds them: bytes are hashed and compared at once, tuples
+    number by number.
+
+    >>> [len(key) for key in block_keys(range(40))]
+    [64, 64]
+    """
+    num_tokens = len(tokens) // BLOCK_SIZE * BLOCK_SIZE
+    packed = struct.pack(f"{num_tokens}i", *tokens[:num_tokens])
+    return [packed[start : start + _KEY_BYTES] for start in range(0, len(packed), _KEY_BYTES)]
 
 
 def check_request(request: Request, *, context_length: int, num_blocks: int, vocabulary: int) -> None:
@@ -108,10 +124,19 @@ def check_request(request: Request, *, context_length: int, num_blocks: int, voc
         raise EngineRequestError(
             f"{total} the cache of {num_blocks * BLOCK_SIZE} tokens; give the engine more kv_memory"
         )
-    if min(prompt) < 0 or max(prompt) >= vocabulary:
+    if not _are_below(vocabulary, prompt):
         raise EngineRequestError(
             f"the prompt has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {vocabulary - 1}"
         )
+
+
+def _are_below(vocabulary: int, prompt: TokenIds) -> bool:
+    """Whether all ids are in the vocabulary."""
+    try:
+        packed = struct.pack(f"{len(prompt)}I", *prompt)
+    except struct.error:  # an id that is negative or does not fit
+        return False
+    return bool(np.frombuffer(packed, np.uintc).max() < vocabulary)
 
 
 def _check_sampling(sampling: SamplingParams) -> None:

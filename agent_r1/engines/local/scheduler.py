@@ -12,7 +12,7 @@ from collections import deque
 from typing import NamedTuple
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, BlockPool, blocks_for
-from agent_r1.engines.local.prefix_cache import PrefixCache
+from agent_r1.engines.local.prefix_cache import ROOT, Edge, PrefixCache
 from agent_r1.engines.local.request import Request
 
 
@@ -114,8 +114,9 @@ class Scheduler:
         """
         num_full = request.num_computed // BLOCK_SIZE
         if num_full > request.num_cached_blocks:
-            tokens = request.tokens[: num_full * BLOCK_SIZE]
-            request.blocks = self.cache.insert(tokens, request.blocks, num_known=request.num_cached_blocks)
+            keys = request.keys(num_full)
+            keys = keys if len(keys) == num_full else keys[:num_full]
+            self.cache.insert(keys, request.blocks, num_known=request.num_cached_blocks)
             request.num_cached_blocks = num_full
 
     def reset(self) -> None:
@@ -164,32 +165,35 @@ class Scheduler:
     def _decode_ahead(self, pending: dict[Request, Chunk]) -> list[Chunk]:
         """A burst of all running requests. Those in `pending` continue from the token that is being sampled for them,
         the others from a known token. Empty while a request has more to compute, or when there are too few blocks."""
-        chunks, num_missing = list[Chunk](), 0
+        chunks, num_missing, growing = list[Chunk](), 0, list[tuple[Request, int]]()
+        # Thousands of requests pass here per second: what `Chunk` and `Request` offer as properties is written out.
         for request in self.running:
             previous = pending.get(request)
             if previous is not None:
-                start = previous.end + previous.new_tokens - 1
-                num_sampled = previous.num_sampled + previous.new_tokens
-            elif request.num_remaining == 1:
-                start, num_sampled = request.num_computed, request.num_sampled
+                start = previous.start + previous.length + previous.new_tokens - 1
+                num_left = request.sampling.max_tokens + len(request.prompt) - start - 1
+            elif len(request.tokens) - request.num_computed == 1:
+                start, num_left = request.num_computed, request.sampling.max_tokens - len(request.logprobs)
             else:
                 return []
-            new_tokens = min(self._burst, request.sampling.max_tokens - num_sampled)
+            new_tokens = min(self._burst, num_left)
             if new_tokens > 0:
-                num_missing += max(0, blocks_for(start + new_tokens) - len(request.blocks))
-                chunks.append(Chunk(request, start, 1, new_tokens, pending_token=previous is not None))
+                shortage = blocks_for(start + new_tokens) - len(request.blocks)
+                if shortage > 0:
+                    num_missing += shortage
+                    growing.append((request, shortage))
+                chunks.append(Chunk(request, start, 1, new_tokens, previous is not None))
         if not self._make_room(num_missing):
             return []
-        for chunk in chunks:
-            while len(chunk.request.blocks) < blocks_for(chunk.start + chunk.new_tokens):
-                self._append_block(chunk.request)
+        for request, shortage in growing:
+            request.blocks += self.pool.allocate(shortage)
         return chunks
 
     def _decode(self) -> list[Chunk]:
         chunks: list[Chunk] = []
         for request in list(self.running):
             # A request that is preempted for this one is younger, and so comes after it in the list.
-            if request.num_remaining == 1 and request in self.running:
+            if len(request.tokens) - request.num_computed == 1 and request in self.running:
                 new_tokens = min(self._burst, request.sampling.max_tokens - len(request.logprobs))
                 num_blocks = blocks_for(len(request.tokens) + new_tokens - 1)
                 if len(request.blocks) >= num_blocks or self._grow(request, num_blocks):
@@ -198,7 +202,7 @@ class Scheduler:
 
     def _prefill(self, budget: int, chunks: list[Chunk]) -> None:
         for request in self.running:
-            if request.num_remaining > 1 and budget:
+            if len(request.tokens) - request.num_computed > 1 and budget:
                 budget -= self._add_chunk(request, budget, chunks)
         self._admit(budget, chunks)
 
@@ -218,24 +222,26 @@ class Scheduler:
         if not self.waiting or self._is_full:
             return
         being_computed = {
-            prefix
+            _next_block(request, request.blocks[: request.num_computed // BLOCK_SIZE])
             for request in self.running
             if request.num_computed < len(request.prompt)
-            for prefix in request.prompt_hashes[request.num_computed // BLOCK_SIZE :]
-        }
+        } - {None}
         skipped: list[Request] = []
         while self.waiting and budget and len(self.running) < self._max_requests:
             request = self.waiting.popleft()
-            blocks = self.cache.match(request.tokens)
-            next_blocks = request.prompt_hashes[len(blocks) :]
-            if next_blocks and next_blocks[0] in being_computed:
+            # The last token must be computed, so its block is left out.
+            num_keys = (len(request.tokens) - 1) // BLOCK_SIZE
+            blocks = self.cache.match(request.keys(num_keys)[:num_keys])
+            next_block = _next_block(request, blocks)
+            if next_block in being_computed:
                 self.pool.release(blocks)
                 skipped.append(request)
                 continue
             if not self._start(request, blocks):
                 skipped.append(request)
                 break
-            being_computed.update(next_blocks)
+            if next_block is not None:
+                being_computed.add(next_block)
             budget -= self._add_chunk(request, budget, chunks)
         self.waiting.extendleft(reversed(skipped))
 
@@ -252,8 +258,7 @@ class Scheduler:
         request.blocks = cached
         request.num_computed = len(cached) * BLOCK_SIZE
         request.num_cached_blocks = len(cached)
-        for _ in range(num_new):
-            self._append_block(request)
+        cached += self.pool.allocate(num_new)
         self.cache.count(len(request.tokens), request.num_computed)
         self.running[request] = None
         return True
@@ -266,7 +271,7 @@ class Scheduler:
                 self._preempt(youngest)
                 if youngest is request:
                     return False
-            self._append_block(request)
+            request.blocks += self.pool.allocate(1)
         return True
 
     def _make_room(self, count: int) -> bool:
@@ -276,11 +281,6 @@ class Scheduler:
         num_missing = count - self.pool.num_free
         return num_missing <= 0 or self.cache.evict(num_missing) == num_missing
 
-    def _append_block(self, request: Request) -> None:
-        block = self.pool.allocate()
-        assert block is not None, "blocks are counted before they are taken"
-        request.blocks.append(block)
-
     def _preempt(self, request: Request) -> None:
         del self.running[request]
         self._release(request)
@@ -288,7 +288,18 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _release(self, request: Request) -> None:
-        self.pool.release(request.blocks)
+        self.cache.leave(request.blocks, request.num_cached_blocks)
         request.blocks = []
         request.num_computed = request.num_cached_blocks = 0
         self._is_full = False
+
+
+def _next_block(request: Request, computed: list[int]) -> Edge | None:
+    """The block of its prompt that a request computes next, after these; None when no full block is left.
+
+    Computed blocks are in the prefix cache, so requests with the same prefix hold the same ones. Of a prefix that is
+    being computed only the first block is needed: whoever waits has found all blocks before it.
+    """
+    if len(computed) >= len(request.prompt) // BLOCK_SIZE:
+        return None
+    return computed[-1] if computed else ROOT, request.keys(len(computed) + 1)[len(computed)]

@@ -10,9 +10,10 @@ A tracker of your own is a function under a name, in a module that `imports` lis
 """
 
 from agent_r1.runs.tracking.background import BackgroundTracker
-from agent_r1.runs.tracking.base import Tracker, Trackers, check_trackers, open_each, tracker_factories
+from agent_r1.runs.tracking.base import Trackers, check_trackers, open_each, tracker_factories
 from agent_r1.runs.tracking.jsonl import NOT_FINITE, JsonlTracker, parse_metrics_line, read_metrics
 from agent_r1.runs.tracking.mlflow import MlflowTracker
+from agent_r1.runs.tracking.protocol import NoTracker, StatusTracker, Tracker
 from agent_r1.runs.tracking.tensorboard import TensorBoardTracker
 from agent_r1.runs.tracking.wandb import WandbTracker
 
@@ -21,6 +22,8 @@ __all__ = [
     "BackgroundTracker",
     "JsonlTracker",
     "MlflowTracker",
+    "NoTracker",
+    "StatusTracker",
     "TensorBoardTracker",
     "Tracker",
     "Trackers",

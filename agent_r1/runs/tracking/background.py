@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from agent_r1.errors import INTERRUPTIONS, TrackerError, described
-
-if TYPE_CHECKING:
-    from agent_r1.runs.tracking.base import Tracker
+from agent_r1.runs.tracking.protocol import StatusTracker, Tracker
 
 MAX_FAILURES = 3
 """A tracker that fails so many times in a row is not used any more."""
@@ -40,6 +37,7 @@ class BackgroundTracker:
         self._entries: SimpleQueue[tuple[int, Mapping[str, float]] | None] = SimpleQueue()
         self._failures: SimpleQueue[TrackerFailure] = SimpleQueue()
         self._is_used = True
+        self._has_failed = False
         # A daemon: a tracker that hangs must not keep the process alive.
         self._thread = Thread(target=self._work, name=f"tracker-{name}", daemon=True)
         self._thread.start()
@@ -58,8 +56,9 @@ class BackgroundTracker:
             except Empty:
                 return found
 
-    def stop(self) -> None:
-        """Close the tracker once it has logged everything; returns at once."""
+    def stop(self, *, failed: bool = False) -> None:
+        """Close the tracker once it has logged everything, with `failed` as a run that failed; returns at once."""
+        self._has_failed = failed
         self._entries.put(None)
 
     def wait(self) -> None:
@@ -89,6 +88,8 @@ class BackgroundTracker:
                 self._failures.put(TrackerFailure(reason=f"{error}{after}", step=step))
         try:
             with guarded(self._name, "could not be closed"):
+                if self._has_failed and isinstance(self._tracker, StatusTracker):
+                    self._tracker.mark_failed()
                 self._tracker.close()
         except TrackerError as error:
             self._failures.put(TrackerFailure(reason=str(error), step=None))

@@ -1,11 +1,12 @@
-"""The `Tracker` protocol, the registry of trackers, and all trackers of a run as one."""
+"""The registry of trackers, and all trackers of a run as one."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Self
 
 import yaml
 
@@ -14,7 +15,7 @@ from agent_r1.errors import TrackerError, require_installed
 from agent_r1.files import write_atomically
 from agent_r1.registry import Registry, takes
 from agent_r1.runs.tracking.background import BackgroundTracker, guarded
-from agent_r1.runs.tracking.jsonl import JsonlTracker
+from agent_r1.runs.tracking.protocol import Tracker
 
 FAILED = "error/failed_trackers"
 """Steps that a tracker could not log; counted in the JSONL file."""
@@ -22,18 +23,6 @@ IDS_FILE = "trackers.json"
 """In the run's folder: the ids under which trackers know the run, so that a resumed run continues there."""
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 """By tracker, which is also the module and the extra: what is installed."""
-
-
-class Tracker(Protocol):
-    """Takes the metrics of one step. Its methods are called one after the other, in a thread of the tracker's own."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write them."""
-        ...
-
-    def close(self) -> None:
-        """Finish writing."""
-        ...
 
 
 TrackerFactory = Callable[[Config, Path], Tracker]
@@ -52,7 +41,7 @@ class Trackers:
     """
 
     def __init__(
-        self, jsonl: JsonlTracker, others: Sequence[BackgroundTracker], warn: Callable[[str], None] = lambda text: None
+        self, jsonl: Tracker, others: Sequence[BackgroundTracker], warn: Callable[[str], None] = lambda text: None
     ) -> None:
         self._jsonl = jsonl
         self._others = others
@@ -66,10 +55,19 @@ class Trackers:
             tracker.log(step, metrics)
         self._report()
 
-    def close(self) -> None:
-        """Close each, and wait a while for those that have not written everything yet."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(failed=error is not None)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Close each, and wait a while for those that have not written everything yet. With `failed`, those that can
+        show it mark the run as failed."""
         for tracker in self._others:
-            tracker.stop()
+            tracker.stop(failed=failed)
         for tracker in self._others:
             tracker.wait()
         try:

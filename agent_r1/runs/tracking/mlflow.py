@@ -31,6 +31,7 @@ class MlflowTracker:
         # A client of its own: the fluent functions have one active run per process, which may be the user's.
         self._client: Any = MlflowClient()
         self._metric: Any = entities.Metric
+        self._status = "FINISHED"
         known = saved_id(folder, "mlflow")
         if known is not None:
             self._run_id = known
@@ -54,9 +55,13 @@ class MlflowTracker:
         for first in range(0, len(entries), _MAX_BATCH):
             self._client.log_batch(self._run_id, metrics=entries[first : first + _MAX_BATCH])
 
+    def mark_failed(self) -> None:
+        """Show the run as failed when it is closed."""
+        self._status = "FAILED"
+
     def close(self) -> None:
-        """Mark the run as finished; a resumed run opens it again."""
-        self._client.set_terminated(self._run_id)
+        """Mark the run as finished or failed; a resumed run opens it again."""
+        self._client.set_terminated(self._run_id, status=self._status)
 
     def _experiment_id(self, name: str) -> str:
         experiment = self._client.get_experiment_by_name(name)

@@ -25,6 +25,7 @@ class WandbTracker:
         except ImportError as error:
             raise MissingExtraError("wandb", "wandb", "the tracker 'wandb'") from error
         known = saved_id(folder, "wandb")
+        self._exit_code = 0
         # W&B would put itself between the progress bars and the terminal.
         settings: dict[str, Any] = {"console": "off"}
         if "finish_timeout" in wandb.Settings.model_fields:
@@ -46,6 +47,10 @@ class WandbTracker:
         """Log one step. Metrics of the same step are merged; a resumed run does not log a step twice."""
         self._run.log(dict(metrics), step=step)
 
+    def mark_failed(self) -> None:
+        """Show the run as failed when it is closed."""
+        self._exit_code = 1
+
     def close(self) -> None:
         """Finish the run, and wait for its upload."""
-        self._run.finish()
+        self._run.finish(exit_code=self._exit_code)

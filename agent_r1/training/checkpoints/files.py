@@ -19,8 +19,10 @@ import torch
 
 from agent_r1.errors import CheckpointError
 from agent_r1.files import atomic_write, replace_folder
+from agent_r1.learner.sharded import Ranks
 from agent_r1.models import stored_bytes
-from agent_r1.runs import list_checkpoints
+from agent_r1.runs import SHARDS_LIST, list_checkpoints
+from agent_r1.training.checkpoints.shards import MakeShard, read_shards, write_shards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,29 +37,42 @@ class Checkpoint:
     """What was saved."""
 
 
-def save_checkpoint(folder: Path, *, step: int, state: Mapping[str, Any], keep: int) -> Path:
+def save_checkpoint(
+    folder: Path, *, step: int, state: Mapping[str, Any], keep: int, ranks: Ranks | None = None
+) -> Path:
     """Save a state as `folder/step_<n>` and remove all but the `keep` newest. One that cannot be written is a
-    `StorageError` and leaves those that are there."""
+    `StorageError` and leaves those that are there. On several ranks all of them take part."""
     place, beside = folder / f"step_{step}", folder / f".step_{step}.partial"
+    is_first = ranks is None or ranks.is_first
+    for left_behind in folder.glob(".step_*.partial") if is_first else ():  # by a run that was killed: it takes room
+        shutil.rmtree(left_behind, ignore_errors=True)
+    if ranks is not None and ranks.is_sharded:
+        write_shards(beside, place, state, ranks)
+    else:
+        _write_whole(beside, place, state)
+    for _, old in list_checkpoints(folder)[:-keep] if keep > 0 and is_first else []:
+        shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def _write_whole(beside: Path, place: Path, state: Mapping[str, Any]) -> None:
     with atomic_write(place, partial=beside, num_bytes=stored_bytes(state)):
-        folder.mkdir(parents=True, exist_ok=True)
-        for left_behind in folder.glob(".step_*.partial"):  # by a run that was killed: it takes the room of a whole one
-            shutil.rmtree(left_behind, ignore_errors=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         beside.mkdir()
         with (beside / "state.pt").open("wb") as file:
             torch.save(dict(state), file)
             file.flush()
             os.fsync(file.fileno())
         replace_folder(beside, place)
-    for _, old in list_checkpoints(folder)[:-keep] if keep > 0 else []:
-        shutil.rmtree(old, ignore_errors=True)
-    return place
 
 
-def load_checkpoint(step: int, path: Path) -> Checkpoint:
-    """Read a checkpoint, its tensors on the CPU."""
+def load_checkpoint(step: int, path: Path, *, make_shard: MakeShard | None = None) -> Checkpoint:
+    """Read a checkpoint, its tensors on the CPU. Of one that several ranks have written, `make_shard` says which parts
+    are read; without it they are read whole."""
     try:
-        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True, mmap=make_shard is not None)
+        if (path / SHARDS_LIST).exists():
+            state = read_shards(path, state, make_shard)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read ({type(error).__name__})") from error
     return Checkpoint(step=step, path=path, state=state)

@@ -17,6 +17,7 @@ from agent_r1.config import Config
 from agent_r1.console import RunConsole
 from agent_r1.errors import AgentR1Error
 from agent_r1.learner import Learner
+from agent_r1.learner.sharded import Ranks
 from agent_r1.rewards import ProcessBalance
 from agent_r1.rollout import Collector
 from agent_r1.runs import RunFolder, list_checkpoints
@@ -47,7 +48,13 @@ class LastStep:
     """Saves the last finished step of a run."""
 
     def __init__(
-        self, config: Config, folder: RunFolder, learner: Learner, process: ProcessBalance, collector: Collector
+        self,
+        config: Config,
+        folder: RunFolder,
+        learner: Learner,
+        process: ProcessBalance,
+        collector: Collector,
+        ranks: Ranks | None = None,
     ) -> None:
         self.progress = Progress()
         self._config = config
@@ -55,6 +62,7 @@ class LastStep:
         self._learner = learner
         self._process = process
         self._collector = collector
+        self._ranks = ranks or Ranks()
         self._snapshot = self._now()
 
     def note(self) -> None:
@@ -72,7 +80,7 @@ class LastStep:
 
     def save(self) -> None:
         """Write its checkpoint."""
-        self._folder.ensure_owned()
+        self._ranks.agree_now(self._folder.ensure_owned)
         state: dict[str, Any] = {
             "learner": self._snapshot.learner,
             "process_balance": self._snapshot.process,
@@ -80,14 +88,14 @@ class LastStep:
             "train_seconds": self.progress.train_seconds,
         }
         keep = self._config.trainer.keep_checkpoints
-        save_checkpoint(self._folder.checkpoints, step=self.progress.step, state=state, keep=keep)
+        save_checkpoint(self._folder.checkpoints, step=self.progress.step, state=state, keep=keep, ranks=self._ranks)
 
     def save_if_missing(self, console: RunConsole, *, is_error: bool) -> None:
         """Write its checkpoint if there is none, when a run ends early. A failure here is a warning: the error to
         report is the one that ended the run. Weights that an unfinished update has changed belong to no step and are
         not saved."""
         step = self.progress.step
-        if step <= self.last_saved():
+        if step <= self._ranks.from_first(self.last_saved()):
             return
         if not self._is_intact():
             console.warn(f"step {step} cannot be saved: the update after it failed when it had changed some weights")
@@ -128,7 +136,7 @@ class LastStep:
 
 def _tensors(state: Any) -> Iterator[Tensor]:
     if isinstance(state, Tensor):
-        yield state
+        yield getattr(state, "_local_tensor", state)  # this rank's part of a sharded tensor
     elif isinstance(state, Mapping):
         for entry in state.values():
             yield from _tensors(entry)

@@ -6,17 +6,29 @@ from collections.abc import Callable, Mapping
 
 from agent_r1.errors import AgentR1Error, CheckpointError
 from agent_r1.learner import Learner
+from agent_r1.learner.sharded import Ranks
 from agent_r1.runs import RunFolder, newest_readable
 from agent_r1.training.checkpoints.files import Checkpoint, load_checkpoint
 
 _PARTS = {"learner", "process_balance", "collector", "train_seconds"}
 
 
-def resume_run(folder: RunFolder, learner: Learner, say: Callable[[str], None]) -> Checkpoint:
+def resume_run(
+    folder: RunFolder, learner: Learner, say: Callable[[str], None], ranks: Ranks | None = None
+) -> Checkpoint:
     """Load the newest undamaged checkpoint into the learner and rewind the folder to its step. A checkpoint that does
     not fit, and logs that cannot be read, are one error, and the folder stays as it was."""
-    folder.read_metrics()
-    checkpoint = load_checkpoint(*newest_readable(folder.checkpoints, say))
+    ranks = ranks or Ranks()
+    ranks.by_first(lambda: len(folder.read_metrics()))
+    step, path = ranks.by_first(lambda: newest_readable(folder.checkpoints, say))
+    make_shard = getattr(learner, "empty_shard", None)
+    checkpoint = ranks.agree_now(lambda: load_checkpoint(step, path, make_shard=make_shard))
+    ranks.agree_now(lambda: _load(checkpoint, learner))
+    ranks.by_first(lambda: folder.rewind(checkpoint.step))
+    return checkpoint
+
+
+def _load(checkpoint: Checkpoint, learner: Learner) -> None:
     _check_parts(checkpoint, learner)
     try:
         learner.load_state_dict(checkpoint.state["learner"])
@@ -29,8 +41,6 @@ def resume_run(folder: RunFolder, learner: Learner, say: Callable[[str], None]) 
             "model, algorithm and optimizer as they were, or start a new run with run.resume=never. "
             f"{type(error).__name__}: {reason[:300]}"
         ) from error
-    folder.rewind(checkpoint.step)
-    return checkpoint
 
 
 def _check_parts(checkpoint: Checkpoint, learner: Learner) -> None:

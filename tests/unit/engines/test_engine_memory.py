@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import struct
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from agent_r1.engines.local import LocalEngine
 from agent_r1.engines.local.blocks import BlockPool
 from agent_r1.engines.local.kv_cache import kv_blocks
 from agent_r1.engines.local.prefix_cache import ROOT, PrefixCache
-from agent_r1.engines.local.request import Request
+from agent_r1.engines.local.request import Request, block_keys
 from agent_r1.engines.local.scheduler import Scheduler
 from agent_r1.errors import EngineError
 from agent_r1.types import Completion, SamplingParams, TokenIds
@@ -63,11 +64,17 @@ def answers(engine: LocalEngine, requests: Sequence[Prompt]) -> list[Completion]
 
 def filled(cache: PrefixCache, pool: BlockPool, tokens: TokenIds) -> list[int]:
     """A request that computes these tokens and leaves; gives the blocks it had."""
-    known = cache.match(tokens)
-    new = [pool.allocate() for _ in range(-(-len(tokens) // 16) - len(known))]
-    blocks = cache.insert(tokens, [*known, *(block for block in new if block is not None)])
-    pool.release(blocks)
+    known = match(cache, tokens)
+    new = pool.allocate(-(-len(tokens) // 16) - len(known))
+    keys = block_keys(tokens)
+    blocks = cache.insert(keys, [*known, *new])
+    cache.leave(blocks, len(keys))
     return blocks
+
+
+def match(cache: PrefixCache, tokens: Sequence[int]) -> list[int]:
+    """What a request with these tokens finds: the last one must be computed."""
+    return cache.match(block_keys(tokens)[: (len(tokens) - 1) // 16])
 
 
 def test_the_longest_known_prefix_is_found_but_never_the_last_token() -> None:
@@ -75,11 +82,11 @@ def test_the_longest_known_prefix_is_found_but_never_the_last_token() -> None:
     cache = PrefixCache(pool)
     blocks = filled(cache, pool, tuple(range(50)))
     assert len(cache) == 3
-    assert cache.match(range(50)) == blocks[:3]
-    assert cache.match(range(49)) == blocks[:3]
-    assert cache.match(range(48)) == blocks[:2]
-    assert cache.match((*range(20), 99, *range(21, 50))) == blocks[:1]
-    assert cache.match((99, *range(1, 50))) == []
+    assert match(cache, range(50)) == blocks[:3]
+    assert match(cache, range(49)) == blocks[:3]
+    assert match(cache, range(48)) == blocks[:2]
+    assert match(cache, (*range(20), 99, *range(21, 50))) == blocks[:1]
+    assert match(cache, (99, *range(1, 50))) == []
 
 
 def test_the_same_block_of_tokens_after_another_prefix_is_another_block() -> None:
@@ -87,15 +94,15 @@ def test_the_same_block_of_tokens_after_another_prefix_is_another_block() -> Non
     cache = PrefixCache(pool)
     filled(cache, pool, (1,) * 16 + (7,) * 16)
     filled(cache, pool, (2,) * 16)
-    assert len(cache.match((2,) * 16 + (7,) * 17)) == 1
+    assert len(match(cache, (2,) * 16 + (7,) * 17)) == 1
 
 
 def test_two_that_computed_the_same_end_up_sharing_it() -> None:
     pool = BlockPool(4)
     cache = PrefixCache(pool)
-    first, second = [pool.allocate(), pool.allocate()], [pool.allocate(), pool.allocate()]
-    assert cache.insert(range(32), first) == first
-    assert cache.insert(range(32), second) == first
+    first, second = pool.allocate(2), pool.allocate(2)
+    assert cache.insert(block_keys(range(32)), list(first)) == first
+    assert cache.insert(block_keys(range(32)), second) == first
     assert pool.num_free == 2
     pool.release(first * 2)
     assert pool.num_held == len(cache) == 2
@@ -108,7 +115,7 @@ def test_the_least_recently_used_leaf_is_evicted_first() -> None:
     filled(cache, pool, common + (1,) * 16)
     filled(cache, pool, common + (2,) * 16)
     filled(cache, pool, (3,) * 16)
-    pool.release(cache.match(common + (1,) * 16 + (9,)))  # makes the second the oldest
+    cache.leave(match(cache, common + (1,) * 16 + (9,)), 2)  # makes the second the oldest
     known = {
         "common": (*common, 9),
         "first": common + (1,) * 16 + (9,),
@@ -123,7 +130,7 @@ def test_the_least_recently_used_leaf_is_evicted_first() -> None:
             tokens, ancestor = (9,), node
             while ancestor != ROOT:
                 ancestor, own = cache._recency[ancestor]
-                tokens = own + tokens
+                tokens = struct.unpack("16i", own) + tokens
             paths.add(tokens)
         return {name for name, tokens in known.items() if tokens in paths}
 
@@ -138,16 +145,16 @@ def test_a_block_in_use_is_not_evicted() -> None:
     pool = BlockPool(4)
     cache = PrefixCache(pool)
     filled(cache, pool, tuple(range(32)))
-    held = cache.match(range(17))
+    held = match(cache, range(17))
     assert cache.evict(4) == 1
-    assert cache.match(range(40)) == held
+    assert match(cache, range(40)) == held
 
 
 def test_clearing_leaves_a_request_its_blocks() -> None:
     pool = BlockPool(4)
     cache = PrefixCache(pool)
     filled(cache, pool, tuple(range(32)))
-    held = cache.match(range(17))
+    held = match(cache, range(17))
     cache.clear()
     assert (pool.num_held, len(cache)) == (1, 0)
     pool.release(held)

@@ -56,7 +56,7 @@ from agent_r1.types import (
 )
 from tests.helpers import commands
 from tests.helpers.fuzzing import cases
-from tests.helpers.hand_made import row_logprobs, sharpened, shifted_copy, token_variety
+from tests.helpers.hand_made import row_logprobs, sharpened, shifted_copy
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.helpers.virtual_clock import VirtualLoop, in_virtual_time
 from tests.integration.test_learning import PRESETS, likes_even_tokens
@@ -212,6 +212,14 @@ def earns_what_was_said(task: Task, episode: Episode) -> float:
     return 0.0 if task.task_id.startswith("dead") else float(episode.steps[0].action_ids[0] + len(episode.steps))
 
 
+class ElsewhereEngine(ScriptedEngine):
+    """It stands for servers, which keep sampling during an update."""
+
+    @property
+    def pauses_during_update(self) -> bool:
+        return False
+
+
 class Pool:
     """A collector over a scripted engine, stepped as the trainer steps it."""
 
@@ -228,6 +236,8 @@ class Pool:
         concurrency: int = 256,
         deadline: float = 600.0,
         seed: int = 0,
+        update_seconds: float = 0.0,
+        pauses: bool = True,
         **algorithm: Any,
     ) -> None:
         config = Config(
@@ -241,7 +251,8 @@ class Pool:
             trainer=TrainerConfig(seed=seed, steps=steps),
             algorithm=AlgorithmConfig(**algorithm),
         )
-        self.engine = ScriptedEngine(say_the_seed)
+        self.engine = ScriptedEngine(say_the_seed) if pauses else ElsewhereEngine(say_the_seed)
+        self.update_seconds = update_seconds
         self.rollout = Rollout(
             engine=self.engine,
             renderer=renderer,
@@ -255,6 +266,8 @@ class Pool:
     async def step(self, step: int) -> Collected:
         async with asyncio.timeout(100_000):
             collected = await self.collector.collect(step, lambda trajectory: None)
+        if self.update_seconds:
+            await asyncio.sleep(self.update_seconds)
         await self.engine.update_weights([], step + 1)
         return collected
 
@@ -323,6 +336,19 @@ def test_time_is_saved_where_latencies_have_a_heavy_tail(renderer: ChatRenderer,
     assert overlapping < 0.7 * waiting
 
 
+def test_slots_that_become_free_during_an_update_are_used_where_the_engine_keeps_sampling(
+    renderer: ChatRenderer,
+) -> None:
+    async def seconds(pauses: bool) -> float:
+        pool = Pool(
+            renderer, heavy_tailed(3), max_staleness=2, group_size=4, steps=20, update_seconds=10.0, pauses=pauses
+        )
+        await pool.run()
+        return asyncio.get_running_loop().time()
+
+    assert in_virtual_time(seconds(False)) < 0.9 * in_virtual_time(seconds(True))
+
+
 @settings(max_examples=cases(25), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -331,6 +357,7 @@ def test_time_is_saved_where_latencies_have_a_heavy_tail(renderer: ChatRenderer,
     group_size=st.integers(1, 3),
     concurrency=st.sampled_from([1, 3, 256]),
     greedy=st.booleans(),
+    update_seconds=st.sampled_from([None, 0.5, 3.0]),
 )
 def test_the_bound_holds_and_every_group_is_trained_once_whatever_takes_how_long(
     renderer: ChatRenderer,
@@ -340,7 +367,9 @@ def test_the_bound_holds_and_every_group_is_trained_once_whatever_takes_how_long
     group_size: int,
     concurrency: int,
     greedy: bool,
+    update_seconds: float | None,
 ) -> None:
+    """Also where the engine keeps sampling during updates (`update_seconds`)."""
     rng = random.Random(seed)
 
     def latency(name: str, said: int) -> float:
@@ -356,6 +385,8 @@ def test_the_bound_holds_and_every_group_is_trained_once_whatever_takes_how_long
         group_plan="with_greedy" if greedy else "sampled",
         deadline=1e9,
         seed=seed,
+        update_seconds=update_seconds or 0.0,
+        pauses=update_seconds is None,
     )
     batches = in_virtual_time(pool.run())
     for step, batch in enumerate(batches):
@@ -566,7 +597,7 @@ def test_time_in_which_nobody_could_move_is_on_no_episodes_deadline(renderer: Ch
 def test_an_exception_in_the_background_surfaces_at_the_next_collect(renderer: ChatRenderer) -> None:
     """Not a failed rollout but broken machinery, in a group that went on after the step, while nobody collected."""
     pool = pool_with_a_straggler(renderer, 40.0)
-    run_member = pool.rollout._roll_out
+    run_member = pool.rollout.roll_out_member
 
     async def breaks_after_a_while(task: Task, *arguments: Any) -> Trajectory:
         trajectory = await run_member(task, *arguments)
@@ -574,7 +605,7 @@ def test_an_exception_in_the_background_surfaces_at_the_next_collect(renderer: C
             raise MemoryError("out of slots")
         return trajectory
 
-    pool.rollout._roll_out = breaks_after_a_while  # type: ignore[method-assign]
+    pool.rollout.roll_out_member = breaks_after_a_while  # type: ignore[method-assign]
 
     async def broken_behind_the_back() -> int:
         await pool.step(0)
@@ -586,6 +617,27 @@ def test_an_exception_in_the_background_surfaces_at_the_next_collect(renderer: C
         return len(asyncio.all_tasks())
 
     assert in_virtual_time(broken_behind_the_back()) == 1
+
+
+class Serves(ScriptedEngine):
+    """An engine with hardware of its own."""
+
+    pauses_during_update = False
+
+
+def test_an_engine_that_serves_during_updates_hides_rollouts_behind_them(renderer: ChatRenderer) -> None:
+    """Ten steps of groups that take 2 s and updates of 4 s: only the first step waits for its groups."""
+    pool = Pool(renderer, even, max_staleness=1, groups=2, steps=10)
+    pool.engine = pool.rollout.engine = Serves(say_the_seed)
+
+    async def run() -> float:
+        for step in range(10):
+            await pool.step(step)
+            await asyncio.sleep(4.0)
+        await pool.collector.close()
+        return asyncio.get_running_loop().time()
+
+    assert in_virtual_time(run()) == pytest.approx(42.0)
 
 
 def test_giving_up_leaves_no_task_and_no_environment_open(renderer: ChatRenderer) -> None:
@@ -618,17 +670,42 @@ def test_giving_up_leaves_no_task_and_no_environment_open(renderer: ChatRenderer
 # --- whole runs ----------------------------------------------------------------------------------------------------
 
 
-class SlowTurns(AgentEnv):
-    """One turn; one in eight takes a long time, by what was said."""
+class Trainings:
+    """Which update is next, for environments that wait for one: no test here depends on how fast a machine is."""
 
-    SECONDS = 0.35
+    def __init__(self) -> None:
+        self.begin(steps=0)
+
+    def begin(self, *, steps: int, done: int = 0, breaks_at: int | None = None) -> None:
+        """A run of `steps` steps begins, `done` of which are trained; the update of `breaks_at` raises."""
+        self.steps, self.done, self.breaks_at = steps, done, breaks_at
+        self.slow_until = 0
+
+    def note_update(self) -> None:
+        if self.done + 1 == self.breaks_at:
+            raise AgentR1Error("the lights went out")
+        self.done += 1
+
+
+trainings = Trainings()
+
+
+class SlowTurns(AgentEnv):
+    """One turn. Of all episodes one at a time is slow: it ends after the next update; none in the last step."""
+
+    MAX_SECONDS = 60.0
 
     async def reset(self, task: Task) -> Observation:
+        self.until = 0
+        is_trained = str(task.prompt[0]["content"]).startswith("say")  # an evaluation ends before the next update
+        if is_trained and trainings.slow_until <= trainings.done < trainings.steps - 1:
+            self.until = trainings.slow_until = trainings.done + 1
         return Observation(messages=task.prompt)
 
     async def step(self, action: Action) -> StepResult:
-        slow = mix_seed(*action.token_ids) % 8 == 0
-        await asyncio.sleep(self.SECONDS if slow else 0.0)
+        async with asyncio.timeout(self.MAX_SECONDS):
+            while trainings.done < self.until:
+                await asyncio.sleep(0.01)
         return StepResult(observation=None, done=True)
 
 
@@ -658,9 +735,13 @@ def small(folder: Path, model: Path, *extra: str) -> list[str]:
 
 
 def test_a_run_with_slow_tools_keeps_its_bound(tmp_path: Path, model_folder: Path) -> None:
-    run = small(tmp_path, model_folder, f"data.eval=[{tmp_path / 'rows.jsonl'}]", "eval.every=4")
-    overlapping = [*run, "run.name=overlapping", "rollout.max_staleness=2"]
-    agent_r1.train(overrides=overlapping, quiet=True, env=SlowTurns, reward=token_variety)
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text(json.dumps({"prompt": "show 1"}) + "\n")
+    run = small(tmp_path, model_folder, f"data.eval=[{held_out}]", "eval.every=4")
+    overlapping = [*run, "run.name=overlapping", "rollout.max_staleness=2", "algorithm.loss=tests_may_break"]
+    overlapping += ["algorithm.off_policy.name=token"]
+    trainings.begin(steps=8)
+    agent_r1.train(overrides=overlapping, quiet=True, env=SlowTurns, reward=always_differs)
     lines = [line for line in lines_of(tmp_path / "overlapping") if "reward/outcome" in line]
     assert max(line["offpolicy/staleness_max"] for line in lines) in (1.0, 2.0)
     assert max(line["perf/groups_in_flight"] for line in lines) >= 1
@@ -696,15 +777,10 @@ def test_learning_happens_with_overlap(tmp_path: Path, model_folder: Path) -> No
 
 @policy_losses.register("tests_may_break")
 def may_break(inputs: LossInputs) -> TokenLosses:
-    """The plain gradient; the update that `updates_left` counts down to raises."""
+    """The plain gradient, which `trainings` counts."""
     if inputs.policy_logprobs_N.requires_grad:
-        updates_left[0] -= 1
-        if updates_left[0] == 0:
-            raise AgentR1Error("the lights went out")
+        trainings.note_update()
     return TokenLosses(loss_N=-inputs.advantages_N * inputs.policy_logprobs_N)
-
-
-updates_left = [0]
 
 
 def always_differs(task: Task, episode: Episode) -> float:
@@ -715,7 +791,7 @@ def always_differs(task: Task, episode: Episode) -> float:
 def test_a_run_that_broke_off_leaves_nothing_alive_and_goes_on_with_no_group_lost_or_trained_twice(
     tmp_path: Path, model_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It breaks in the update of step 6, with groups in flight; the checkpoint is that of step 4."""
+    """It breaks in the update of step 6, with groups in flight; the checkpoint is that of step 5."""
     run = small(
         tmp_path,
         model_folder,
@@ -725,14 +801,16 @@ def test_a_run_that_broke_off_leaves_nothing_alive_and_goes_on_with_no_group_los
         "algorithm.loss=tests_may_break",
     )
     folder = tmp_path / "broken"
-    updates_left[0] = 6
+    trainings.begin(steps=8, breaks_at=6)
     with pytest.raises(AgentR1Error, match="the lights went out"):
         agent_r1.train(overrides=run, quiet=True, env=SlowTurns, reward=always_differs)
     gc.collect()
     assert not [record.message for record in caplog.records if record.name == "asyncio"]
     assert [line["step"] for line in lines_of(folder)] == [1, 2, 3, 4, 5]
-    [*_, (_, newest)] = list_checkpoints(folder / "checkpoints")
+    [*_, (step, newest)] = list_checkpoints(folder / "checkpoints")
+    assert step == 5
     assert torch.load(newest / "state.pt", weights_only=True)["collector"]["pending"]
+    trainings.begin(steps=8, done=5)
     agent_r1.train(overrides=run, quiet=True, env=SlowTurns, reward=always_differs)
     assert [line["step"] for line in lines_of(folder)] == list(range(1, 9))
     groups = [sorted({t.group_id for t in trained_in(folder, step)}) for step in range(1, 9)]

@@ -64,6 +64,13 @@ def test_a_live_run_shows_what_it_has_written_so_far(run: MadeRun) -> None:
     assert (loaded.state, loaded.summary["success_after"]) == ("finished", 0.75)
 
 
+def test_a_warm_start_is_finished_when_its_model_is_there(run: MadeRun) -> None:
+    """It writes no summary."""
+    assert agent_r1.load_run(run.folder).state == "failed"
+    (RunFolder(run.folder).model / "config.json").write_text("{}")
+    assert agent_r1.load_run(run.folder).state == "finished"
+
+
 def test_a_run_that_has_logged_nothing_yet_can_be_loaded(tmp_path: Path) -> None:
     loaded = agent_r1.load_run(MadeRun(tmp_path / "new").folder)
     assert (len(loaded.metrics), len(loaded.evaluations), loaded.recorded_steps) == (0, 0, [])

@@ -18,6 +18,7 @@ from agent_r1.cli import app
 from agent_r1.config import AlgorithmConfig, algorithm_name, load_config, to_yaml
 from agent_r1.config.compose import presets
 from agent_r1.errors import DataError, MissingExtraError
+from agent_r1.metric_names import SFT_LOSS
 from agent_r1.runs import DEFAULT_KEYS, draw_curves, markdown_table, read_runs, save_figure, table_rows
 from agent_r1.runs.folder import base_model
 from agent_r1.runs.plot import curve
@@ -104,7 +105,7 @@ def test_the_default_metrics_are_what_a_run_logs(tmp_path: Path, model_folder: P
         reward=score_variety,
     )
     [run] = read_runs([tmp_path / "tiny"])
-    assert set(DEFAULT_KEYS) <= run.metric_names
+    assert set(DEFAULT_KEYS) - {SFT_LOSS} <= run.metric_names
     assert (run.model, run.algorithm, run.steps, run.peak_gpu_gb) == (model_folder.name, "grpo", "1", None)
     summary = json.loads((tmp_path / "tiny" / "summary.json").read_text())
     assert summary["base_model"] == str(model_folder)
@@ -193,6 +194,18 @@ def test_a_table_has_a_row_for_each_run_and_a_column_for_each_source(tmp_path: P
         ["one", "small-model", "ppo", "3", "2", "2.0", "3.5", "0.500 -> 0.500", "0.000 -> 1.000", "0.250 -> 0.750"],
         ["two", "small-model", "grpo", "0", "1 of 2", "0.5", "3.2", "0.500 -> ?", "0.000 -> ?", "0.250 -> ?"],
     ]
+
+
+def test_a_warm_start_is_told_by_its_loss(tmp_path: Path) -> None:
+    """It counts in `sft.steps`, not in the training steps of its recipe, and has no summary."""
+    losses = [{"step": step, "loss/sft": 1.0 / step} for step in range(1, 5)]
+    done = write_run(tmp_path / "done", losses, ("sft.steps=4",))
+    cut = write_run(tmp_path / "cut", losses[:3], ("sft.steps=4",))
+    runs = read_runs([done, cut])
+    assert [(run.algorithm, run.steps) for run in runs] == [("sft", "4"), ("sft", "3 of 4")]
+    if importlib.util.find_spec("matplotlib"):
+        titles = [axes.get_title() for axes in draw_curves(runs).axes if axes.get_title()]
+        assert titles == ["loss of the warm start"]
 
 
 def test_what_the_summary_says_counts_before_the_configuration(tmp_path: Path) -> None:

@@ -182,3 +182,26 @@ def test_the_ids_of_several_trackers_are_kept_in_one_file(tmp_path: Path) -> Non
     assert (saved_id(tmp_path, "wandb"), saved_id(tmp_path, "mlflow")) == ("abc", "def")
     (tmp_path / "trackers.json").write_text("not json")
     assert saved_id(tmp_path, "wandb") is None
+
+
+class WithStatus(Listed):
+    """Shows how the run ended."""
+
+    status = "finished"
+
+    def mark_failed(self) -> None:
+        assert not self.is_closed
+        self.status = "failed"
+
+
+def test_trackers_learn_that_an_error_ended_the_run_and_those_without_a_status_are_closed_alike(
+    trackers: Callable[..., Trackers],
+) -> None:
+    shows, plain = WithStatus(), Listed()
+    with pytest.raises(ValueError, match="broken"), trackers(shows, plain):
+        raise ValueError("broken")
+    assert (shows.status, shows.is_closed, plain.is_closed) == ("failed", True, True)
+    fine = WithStatus()
+    with trackers(fine):
+        pass
+    assert (fine.status, fine.is_closed) == ("finished", True)

@@ -388,8 +388,18 @@ def test_a_run_is_running_while_its_folder_is_locked(tmp_path: Path) -> None:
         run.folder.write_summary({"steps": 1})
         assert run_named(server, "run")["state"] == "finished"
         run.folder.summary.unlink()
-        run.folder.model.mkdir()  # as a warm start leaves it
+        run.folder.model.mkdir()
+        (run.folder.model / "config.json").write_text("{}")  # as a warm start leaves it
         assert run_named(server, "run")["state"] == "finished"
+
+
+def test_a_warm_start_counts_in_its_own_steps(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "warm")
+    run.folder.metrics.write_text('{"step": 3, "loss/sft": 0.5}\n')
+    run.folder.config.write_text(run.folder.config.read_text() + "sft: {steps: 7}\n")
+    with view_server([tmp_path]) as server:
+        shown = run_named(server, "warm")
+    assert (shown["algorithm"], shown["steps"], shown["total_steps"]) == ("sft", 3, 7)
 
 
 def test_a_run_that_appears_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,157 @@
+"""The policy's weights as a folder that servers load, and the policy's own answer to the probe.
+
+The folder is untied: `tie_word_embeddings` is false and `lm_head.weight` is in it. A server that ties the head to the
+embeddings keeps its old head when it reloads them. This is the one module of `engines/http` that imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from agent_r1.errors import EngineError
+from agent_r1.files import atomic_write
+from agent_r1.models import merged_weights
+
+MAX_SHARD_BYTES = 4 * 2**30
+"""The weights are written in files of this size: only one is in memory at once."""
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "vocab.*",
+    "merges.txt",
+    "added_tokens.json",
+    "chat_template*",
+)
+
+
+def server_dtype(config: Any, policy: nn.Module) -> str:
+    """The type in which weights are written, as the local engine chooses its own."""
+    on_gpu = next(policy.parameters()).is_cuda
+    chosen: str = config.engine.dtype
+    return chosen if chosen != "auto" else "bfloat16" if on_gpu else config.model.dtype
+
+
+def plain_weights(policy: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    """The policy's weights under the plain model's names, adapters merged."""
+    return merged_weights(policy)
+
+
+def vocabulary_of(policy: nn.Module) -> int:
+    """How many ids the model knows: rows of its embeddings."""
+    return int(cast(Any, policy).get_input_embeddings().weight.shape[0])
+
+
+def write_weights(
+    policy: nn.Module, weights: Iterable[tuple[str, Tensor]], folder: Path, *, dtype: str, tokenizer: Path | None = None
+) -> None:
+    """Write a Hugging Face folder with these weights, untied; it appears under its name when it is complete. With
+    `tokenizer`, a folder, its tokenizer's files are in it too, and a server can be started from it."""
+    beside = folder.with_name(f"{folder.name}.partial")
+    with atomic_write(folder, partial=beside):
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        _write_shards(beside, _untied(policy, weights), getattr(torch, dtype))
+        _write_config(policy, beside / "config.json", dtype)
+        for pattern in TOKENIZER_FILES if tokenizer is not None else ():
+            for file in tokenizer.glob(pattern) if tokenizer is not None else ():
+                shutil.copyfile(file, beside / file.name)
+        beside.replace(folder)
+
+
+def _untied(policy: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+    """The weights with a head of its own: a tied head is a copy of the embeddings."""
+    model = cast(Any, policy)
+    names = {id(part): name for name, part in model.named_modules()}
+    embeddings, head = (
+        f"{names[id(part)]}.weight" for part in (model.get_input_embeddings(), model.get_output_embeddings())
+    )
+    embedded, has_head = None, False
+    for name, tensor in weights:
+        has_head |= name == head
+        embedded = tensor if name == embeddings else embedded
+        yield name, tensor
+    if not has_head:
+        if embedded is None:
+            raise EngineError(f"the weights have neither {head} nor {embeddings}, so servers cannot load them")
+        yield head, embedded
+
+
+def _write_shards(folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+    """Safetensors files of bounded size, with an index when there are several."""
+    from safetensors.torch import save_file
+
+    shards: list[list[str]] = []
+    held: dict[str, Tensor] = {}
+    num_bytes = total = 0
+
+    def flush() -> None:
+        save_file(held, folder / f"model-{len(shards) + 1:05d}.safetensors", metadata={"format": "pt"})
+        shards.append(list(held))
+        held.clear()
+
+    for name, tensor in weights:
+        kind = dtype if tensor.is_floating_point() else tensor.dtype
+        copy = tensor.detach().to(device="cpu", dtype=kind, copy=True).contiguous()
+        size = copy.numel() * copy.element_size()
+        if held and num_bytes + size > MAX_SHARD_BYTES:
+            flush()
+            num_bytes = 0
+        held[name] = copy
+        num_bytes, total = num_bytes + size, total + size
+    flush()
+    if len(shards) == 1:
+        (folder / "model-00001.safetensors").replace(folder / "model.safetensors")
+        return
+    index = {
+        "metadata": {"total_size": total},
+        "weight_map": {
+            name: f"model-{number + 1:05d}.safetensors" for number, names in enumerate(shards) for name in names
+        },
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _write_config(policy: nn.Module, file: Path, dtype: str) -> None:
+    settings = json.loads(cast(Any, policy).config.to_json_string(use_diff=False))
+    for part in (settings, *(part for part in settings.values() if isinstance(part, dict) and "vocab_size" in part)):
+        part["tie_word_embeddings"] = False
+        part["dtype"] = part["torch_dtype"] = dtype
+    for name in ("_attn_implementation", "_name_or_path", "attn_implementation"):
+        settings.pop(name, None)
+    file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+@torch.no_grad()
+def next_logprobs(policy: nn.Module, token_ids: Iterable[int], lengths: Iterable[int], *, folder: Path) -> Any:
+    """The policy's log-prob of every token after each prefix, as an array [prefixes, vocabulary].
+
+    A policy that is sharded over processes cannot compute in one of them alone: then the model in `folder` is loaded.
+    """
+    is_sharded = any(hasattr(parameter, "full_tensor") for parameter in policy.parameters())
+    model = _loaded(folder, policy) if is_sharded else policy
+    was_training = model.training
+    model.eval()
+    try:
+        device = next(model.parameters()).device
+        tokens = torch.tensor([list(token_ids)], device=device)
+        positions = torch.tensor(list(lengths), device=device) - 1
+        logits = cast(Any, model)(input_ids=tokens, use_cache=False).logits[0, positions].float()
+        return torch.log_softmax(logits, dim=-1).cpu().numpy()
+    finally:
+        model.train(was_training)
+
+
+def _loaded(folder: Path, policy: nn.Module) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    device = next(policy.parameters()).device
+    loaded: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return loaded.to(device)

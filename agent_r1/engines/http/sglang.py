@@ -1,0 +1,124 @@
+"""SGLang: token ids in and out over `/generate`, weights over `/update_weights_from_disk`.
+
+Log-probs under top_p and top_k are those of the whole distribution, as ours. Seeds are used only by a server that was
+started with `--enable-deterministic-inference`. `ignore_eos` would switch `stop_token_ids` off, so it is not sent: a
+request that ended with an end-of-text token that is not among its stop ids is continued by the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from agent_r1.engines.http.client import (
+    Answer,
+    RequestRefusedError,
+    ServerClient,
+    ServerError,
+    ServerUnusableError,
+    checked_answer,
+)
+from agent_r1.types import SamplingParams
+
+RESUME_SECONDS = 30.0
+"""How long a server that was paused is asked to resume."""
+
+_SEEDS = 2**31
+"""Seeds are 32-bit numbers there."""
+
+
+class SglangAdapter:
+    """An SGLang server."""
+
+    name = "sglang"
+    renormalises = False
+
+    def __init__(self, client: ServerClient, *, model: str | None = None) -> None:
+        self._client = client
+        self._model = model
+
+    async def context_length(self, *, seconds: float) -> int | None:
+        """What `/get_server_info` says, where it does."""
+        with suppress(ServerUnusableError):
+            found = await self._client.call("GET", "/get_server_info", seconds=seconds)
+            length = found.get("context_length") if isinstance(found, dict) else None
+            return length if isinstance(length, int) else None
+        return None
+
+    async def check_health(self, *, seconds: float) -> None:
+        """`/health`."""
+        await self._client.call("GET", "/health", seconds=seconds)
+
+    async def label(self, *, seconds: float) -> str | None:
+        """The `weight_version` of the last update; newer servers have `/model_info`."""
+        for path in ("/model_info", "/get_model_info"):
+            with suppress(ServerUnusableError):
+                found = await self._client.call("GET", path, seconds=seconds)
+                if isinstance(found, dict) and found.get("weight_version") is not None:
+                    return str(found["weight_version"])
+        return None
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, seconds: float
+    ) -> Answer:
+        """One completion."""
+        asked: dict[str, Any] = {
+            "rid": request_id,
+            "input_ids": list(prompt),
+            "return_logprob": True,
+            "sampling_params": {
+                "max_new_tokens": sampling.max_tokens,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k or -1,
+                "stop_token_ids": list(sampling.stop),
+                "sampling_seed": sampling.seed % _SEEDS,
+                "no_stop_trim": True,
+                "skip_special_tokens": False,
+            },
+        }
+        found = await self._client.call("POST", "/generate", body=asked, seconds=seconds)
+        where = f"{self._client.url}/generate"
+        meta = found.get("meta_info") if isinstance(found, dict) else None
+        if not isinstance(meta, dict):
+            raise ServerError(f"{where}: the answer has no meta_info: {found!r:.200}")
+        token_ids = found.get("output_ids") or []
+        pairs = meta.get("output_token_logprobs") or []
+        if not all(isinstance(pair, list) and len(pair) >= 2 for pair in pairs):
+            raise ServerError(f"{where}: the answer has log-probs that cannot be read: {pairs!r:.200}")
+        if [pair[1] for pair in pairs] != token_ids:
+            raise ServerError(f"{where}: the log-probs are not those of the {len(token_ids)} tokens")
+        reason = meta.get("finish_reason")
+        return checked_answer(
+            where,
+            token_ids=token_ids,
+            logprobs=[pair[0] for pair in pairs],
+            finish=reason.get("type") if isinstance(reason, dict) else reason,
+            spans=meta.get("weight_versions"),
+            sampling=sampling,
+        )
+
+    async def load(self, folder: str, label: str, *, keeps_requests: bool, seconds: float) -> None:
+        """`retract` puts running requests back into the queue with the tokens they have."""
+        try:
+            mode = "retract" if keeps_requests else "abort"
+            await self._post("/pause_generation", seconds, {"mode": mode})
+            found = await self._post(
+                "/update_weights_from_disk",
+                seconds,
+                {"model_path": folder, "weight_version": label, "flush_cache": True},
+            )
+            if not isinstance(found, dict) or found.get("success") is not True:
+                raise ServerError(f"{self._client.url}/update_weights_from_disk: {found!r:.300}")
+        except BaseException:
+            with suppress(ServerError):
+                await self._post("/continue_generation", RESUME_SECONDS, {})
+            raise
+        await self._post("/continue_generation", RESUME_SECONDS, {})
+
+    async def _post(self, path: str, seconds: float, body: dict[str, Any]) -> Any:
+        try:
+            return await self._client.call("POST", path, body=body, seconds=seconds)
+        except RequestRefusedError as error:  # a folder that it cannot read
+            raise ServerError(str(error)) from None

@@ -1,0 +1,246 @@
+"""Requests to one or several OpenAI-compatible servers: bounded, retried with back-off, every failure one clear line.
+
+A request goes to the server with the fewest open ones. One that fails for a passing reason (429, 5xx, no answer in
+time, a connection lost, an answer that is no JSON) is sent again after a pause, to another server where there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_r1.errors import EngineError, EngineRequestError, MissingExtraError
+
+_PASSING = frozenset({408, 409, 425, 429, *range(500, 600)})
+"""Statuses after which the same request may succeed."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+"""Seconds: the first pause doubles with each attempt; a server may ask for another one (`Retry-After`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSettings:
+    """How servers are called."""
+
+    key: str | None = field(default=None, repr=False)
+    """Sent as a bearer token."""
+    timeout: float = 300.0
+    """Seconds without any byte from the server after which a request fails."""
+    retries: int = 0
+    """How often a request is sent again."""
+    concurrency: int = 64
+    """Maximum open requests per server."""
+
+
+class PassingError(EngineError):
+    """A failure that another attempt may not have."""
+
+    def __init__(self, message: str, *, pause: float | None = None) -> None:
+        super().__init__(message)
+        self.pause = pause
+        """Seconds after which the server wants to be asked again."""
+
+
+@dataclass(kw_only=True)
+class _Server:
+    url: str
+    slots: asyncio.Semaphore
+    num_open: int = 0
+    rests_until: float = 0.0
+    """After a failure, other servers are preferred until then."""
+    asked_pause_until: float = 0.0
+    """It asked for a pause: no request is sent before then."""
+
+    def rest(self, pause: float, *, was_asked: bool) -> None:
+        self.rests_until = time.monotonic() + pause
+        if was_asked:
+            self.asked_pause_until = max(self.asked_pause_until, self.rests_until)
+
+
+class Servers:
+    """The servers of an engine.
+
+    Args:
+        urls: Their base addresses, with or without `/v1`.
+        settings: How they are called.
+    """
+
+    def __init__(self, urls: Sequence[str], settings: ServerSettings) -> None:
+        try:
+            import httpx
+        except ImportError as error:
+            raise MissingExtraError("httpx", "servers", "an OpenAI-compatible server") from error
+        headers = {} if settings.key is None else {"Authorization": f"Bearer {settings.key}"}
+        self._servers = [_Server(url=base_url(url), slots=asyncio.Semaphore(settings.concurrency)) for url in urls]
+        self._settings = settings
+        self._errors = httpx.HTTPError, httpx.InvalidURL, httpx.StreamError
+        self._client = httpx.AsyncClient(
+            headers=headers,
+            timeout=httpx.Timeout(settings.timeout, connect=10.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),  # the slots bound them
+        )
+
+    @property
+    def urls(self) -> list[str]:
+        """Their base addresses."""
+        return [server.url for server in self._servers]
+
+    async def get(self, url: str, path: str) -> Mapping[str, Any]:
+        """The JSON object that one server answers to GET; not retried."""
+        try:
+            response = await self._client.get(url + path)
+        except self._errors as error:
+            raise PassingError(_unreachable(url, error)) from error
+        return _answer(url + path, response.status_code, response.text, response.headers)
+
+    async def post(self, path: str, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+        """The JSON object that a server answers, and the number of attempts that failed before."""
+        for attempt in range(self._settings.retries + 1):
+            async with self._chosen() as server:
+                try:
+                    return await self._post_once(server.url, path, request), attempt
+                except PassingError as error:
+                    pause = self._pause_after(error, attempt, server)
+            await asyncio.sleep(pause)
+        raise AssertionError  # the last attempt returns or raises
+
+    def _pause_after(self, error: PassingError, attempt: int, server: _Server) -> float:
+        """Seconds before the next attempt: none while another server is well. Raises after the last attempt."""
+        pause = _pause(attempt, error.pause)
+        server.rest(pause, was_asked=error.pause is not None)
+        if attempt == self._settings.retries:
+            raise EngineError(f"{error} (tried {attempt + 1} times)" if attempt else str(error)) from error
+        now = time.monotonic()
+        return pause if all(other.rests_until > now for other in self._servers) else 0.0
+
+    async def _post_once(self, url: str, path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            response = await self._client.post(url + path, json=request)
+        except self._errors as error:
+            raise PassingError(_unreachable(url, error)) from error
+        return _answer(url + path, response.status_code, response.text, response.headers)
+
+    async def stream(self, path: str, request: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """The JSON objects of a stream of server-sent events. A failure is retried until the first one has come."""
+        for attempt in range(self._settings.retries + 1):
+            begun = False
+            async with self._chosen() as server:
+                try:
+                    async for chunk in self._stream_once(server.url, path, request):
+                        begun = True
+                        yield chunk
+                    return
+                except PassingError as error:
+                    if begun:
+                        raise
+                    pause = self._pause_after(error, attempt, server)
+            await asyncio.sleep(pause)
+
+    async def _stream_once(self, url: str, path: str, request: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        try:
+            async with self._client.stream("POST", url + path, json=request) as response:
+                if response.status_code != 200:
+                    body = (await response.aread()).decode(errors="replace")
+                    _answer(url + path, response.status_code, body, response.headers)
+                async for line in response.aiter_lines():
+                    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+                    if data == "[DONE]":
+                        return
+                    if data:
+                        yield _chunk(data, url)
+        except self._errors as error:
+            raise PassingError(_unreachable(url, error)) from error
+
+    @asynccontextmanager
+    async def _chosen(self) -> AsyncIterator[_Server]:
+        """A slot at the server with the fewest open requests; servers that just failed come last."""
+        now = time.monotonic()
+        server = min(self._servers, key=lambda known: (known.rests_until > now, known.num_open))
+        server.num_open += 1
+        try:
+            async with server.slots:
+                await asyncio.sleep(max(0.0, server.asked_pause_until - time.monotonic()))
+                yield server
+        finally:
+            server.num_open -= 1
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+def base_url(url: str) -> str:
+    """The address under which `/chat/completions` is.
+
+    >>> base_url("http://localhost:8000/"), base_url("https://api.example.com/v1")
+    ('http://localhost:8000/v1', 'https://api.example.com/v1')
+    """
+    if not url.startswith(("http://", "https://")):
+        raise EngineError(f"the server's address must begin with http:// or https://, found {url!r:.80}")
+    base = url.rstrip("/")
+    return base if base.endswith("/v1") else f"{base}/v1"
+
+
+def _pause(attempt: int, asked: float | None) -> float:
+    """Seconds before the next attempt: what the server asked for, else a random time up to a bound that doubles."""
+    if asked is not None:
+        return min(asked, _LONGEST_PAUSE)
+    bound: float = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
+    return random.uniform(bound / 2, bound)
+
+
+def _answer(address: str, status: int, body: str, headers: Mapping[str, str]) -> Mapping[str, Any]:
+    """The JSON object of an answer. Raises `PassingError` or `EngineRequestError` when it is none."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = None
+    if status == 200:
+        if isinstance(answer, dict):
+            return answer
+        raise PassingError(
+            f"{address} did not answer with a JSON object but with {body!r:.200}; is this an OpenAI-compatible server?"
+        )
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    code = error.get("code") if isinstance(error, dict) else None
+    reason = (error.get("message", error) if isinstance(error, dict) else error) or body.strip()
+    hint = _HINTS.get(status, "")
+    message = f"{address} refused the request with {status}: {str(reason)[:500]}{hint}"
+    if status in _PASSING and code != "insufficient_quota":
+        raise PassingError(message, pause=_seconds(headers.get("retry-after")))
+    raise EngineRequestError(message)
+
+
+_HINTS = {
+    401: "; give its key (engine.servers.key_env=NAME, chat: --key-env NAME)",
+    404: "; is the model's name right?",
+}
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else max(0.0, float(text))
+    except ValueError:  # a date, which servers of this API do not send
+        return None
+
+
+def _chunk(data: str, url: str) -> Mapping[str, Any]:
+    try:
+        chunk = json.loads(data)
+    except ValueError:
+        chunk = None
+    if not isinstance(chunk, dict):
+        raise PassingError(f"{url} sent an event that is not a JSON object: {data!r:.200}")
+    if chunk.get("error"):
+        raise PassingError(f"{url} reports an error: {json.dumps(chunk['error'])[:500]}")
+    return chunk
+
+
+def _unreachable(url: str, error: Exception) -> str:
+    reason = str(error) or type(error).__name__
+    return f"the server {url} cannot be reached or stopped answering ({reason}); is it running at this address?"

@@ -1,0 +1,117 @@
+"""Turns of a conversation as requests of `/chat/completions`, and its answers, whole or streamed, as actions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_r1.chat import orphan_tool_results_as_user
+from agent_r1.errors import EngineError, EngineRequestError
+from agent_r1.types import Action, Completion, FinishReason, Observation, SamplingParams, ToolCall
+
+
+def request_fields(observation: Observation, sampling: SamplingParams) -> dict[str, Any]:
+    """The fields of a request. Arguments of calls are JSON text, as the API has them."""
+    if observation.messages is None:
+        raise EngineRequestError("this environment shows raw text or token ids, which a chat server does not take")
+    # What an environment says to a malformed action answers no call, and the API refuses that.
+    messages = orphan_tool_results_as_user(observation.messages)
+    request: dict[str, Any] = {
+        "messages": [_message(message) for message in messages],
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed % 2**31,
+    }
+    if sampling.top_k:
+        request["top_k"] = sampling.top_k
+    if observation.tools:
+        request["tools"] = [dict(tool) for tool in observation.tools]
+    return request
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+@dataclass
+class Reply:
+    """The turn that an answer, or the chunks of a stream, add up to."""
+
+    text: str = ""
+    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+    finish_reason: str | None = None
+    usage: dict[str, int] = field(default_factory=dict)
+
+    def add(self, part: Mapping[str, Any]) -> str:
+        """Take a whole answer or one chunk; returns its text. Raises `EngineError` for what is no such answer."""
+        try:
+            return self._add(part)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise EngineError(f"the server's answer has an unexpected form: {json.dumps(part)[:300]}") from error
+
+    def _add(self, part: Mapping[str, Any]) -> str:
+        self.usage.update(_usage(part.get("usage") or {}))
+        choices = part.get("choices") or [{}]
+        choice = choices[0]
+        turn = choice.get("message") or choice.get("delta") or {}
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        for position, call in enumerate(turn.get("tool_calls") or ()):
+            known = self.calls.setdefault(int(call.get("index", position)), {"id": "", "name": "", "arguments": ""})
+            function = call.get("function") or {}
+            known["id"] += call.get("id") or ""
+            known["name"] += function.get("name") or ""
+            known["arguments"] += function.get("arguments") or ""
+        text = str(turn.get("content") or turn.get("refusal") or "")
+        self.text += text
+        return text
+
+    def finish(self) -> tuple[Completion, Action]:
+        """The completion (without ids) and the action."""
+        if self.finish_reason is None:
+            raise EngineError("the server's answer ended in the middle of a turn")
+        is_cut = self.finish_reason == "length"
+        reason: FinishReason = "length" if is_cut else "stop"
+        completion = Completion(
+            token_ids=(), logprobs=(), finish_reason=reason, policy_versions=(), usage=self.usage or None
+        )
+        calls: list[ToolCall] = []
+        problem: str | None = "the turn was cut by the length limit" if is_cut else None
+        for number, call in sorted(self.calls.items()):
+            try:
+                arguments = json.loads(call["arguments"] or "{}")
+            except ValueError:
+                arguments = None
+            if isinstance(arguments, dict):
+                calls.append(ToolCall(name=call["name"], arguments=arguments, call_id=call["id"] or f"call{number}"))
+            else:
+                problem = f"the arguments of {call['name']} are not a JSON object: {call['arguments']!r:.200}"
+        if problem is not None:
+            calls = []
+        written = "".join(f"\n{call['name']}({call['arguments']})" for call in self.calls.values())
+        return completion, Action(
+            text=self.text + written, content=self.text, tool_calls=tuple(calls), parse_error=problem
+        )
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
+    """What a request took, as far as the server says.
+
+    >>> _usage({"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}})
+    {'prompt_tokens': 9, 'completion_tokens': 2, 'cached_prompt_tokens': 8}
+    """
+    told = {
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
+        "cached_prompt_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        "reasoning_tokens": (usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
+    }
+    return {name: int(value) for name, value in told.items() if value is not None}

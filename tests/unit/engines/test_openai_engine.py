@@ -1,0 +1,294 @@
+"""Engines behind a chat API: a real HTTP server on loopback, its answers, its streams, its refusals, its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent_r1.engines.openai import OpenAIEngine, ServerSettings
+from agent_r1.errors import EngineError, EngineRequestError
+from agent_r1.flows import FlowEvent, TokensSampled
+from agent_r1.inference import ChatSession, connect_agent
+from agent_r1.tools import BaseTool
+from agent_r1.types import Observation, SamplingParams, StopReason
+from tests.helpers.chat_server import CUT, SILENCE, ChatServer, answer, chat_server, slowly
+from tests.helpers.shop import LOOK_UP
+
+pytest.importorskip("httpx")
+
+CALL_CHUNKS = [
+    {"delta": {"role": "assistant", "content": "Let me"}},
+    {"delta": {"content": " look."}},
+    {"delta": {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "look_up", "arguments": '{"it'}}]}},
+    {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": 'em": "apple"}'}}]}},
+    {"delta": {}, "finish_reason": "tool_calls"},
+]
+ANSWER_CHUNKS = [{"delta": {"content": "It costs"}}, {"delta": {"content": " 7."}, "finish_reason": "stop"}]
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with chat_server() as running:
+        yield running
+
+
+MESSAGES = Observation(messages=({"role": "user", "content": "hi"},))
+
+
+def ask(
+    *urls: str,
+    observation: Observation = MESSAGES,
+    streamed: bool = False,
+    times: int = 1,
+    retries: int = 0,
+    timeout: float = 5.0,
+    concurrency: int = 64,
+    **options: Any,
+) -> Any:
+    """Turns of one engine at the same time: the only one, or a list."""
+
+    async def run() -> Any:
+        settings = ServerSettings(retries=retries, timeout=timeout, concurrency=concurrency)
+        engine = OpenAIEngine(urls, settings=settings, **options)
+        on_text = (lambda text: None) if streamed else None
+        try:
+            turns = [engine.chat(observation, SamplingParams(seed=7), on_text) for _ in range(times)]
+            results = await asyncio.gather(*turns)
+        finally:
+            await engine.close()
+        return results[0] if times == 1 else results
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that were asked for, which are over at once."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        if seconds > 0:
+            pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("agent_r1.engines.openai.servers.asyncio.sleep", note)
+    return pauses
+
+
+def test_an_agent_on_a_server_streams_its_text_and_runs_its_tools_here(server: ChatServer) -> None:
+    BaseTool.registry.add("look_up", LOOK_UP, replaceable=True)
+    server.replies = [[*CALL_CHUNKS, "[DONE]"], ANSWER_CHUNKS, ANSWER_CHUNKS]
+    agent = connect_agent(server.url, "tiny", overrides=["env.tools=[look_up]"], key="secret")
+    texts: list[str] = []
+
+    def observe(event: FlowEvent) -> None:
+        if isinstance(event, TokensSampled):
+            texts.append(event.text)
+
+    async def talk() -> ChatSession:
+        async with agent.opened():
+            session = ChatSession(agent)
+            await session.say("an apple?", observer=observe)
+            await session.say("thanks")
+            return session
+
+    session = asyncio.run(talk())
+    assert texts == ["Let me", " look.", "It costs", " 7."]
+    roles = [message["role"] for message in session.messages]
+    assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant"]
+    path, headers, second = server.requests[1]
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == "Bearer secret"
+    assert second["messages"][1]["tool_calls"][0]["function"] == {"name": "look_up", "arguments": '{"item": "apple"}'}
+    assert second["messages"][2]["tool_call_id"] == "c1"
+    assert second["tools"][0]["function"]["name"] == "look_up"
+    assert server.requests[2][2]["messages"][-2:] == [
+        {"role": "assistant", "content": "It costs 7."},
+        {"role": "user", "content": "thanks"},
+    ]
+
+
+def test_arguments_that_are_no_json_object_are_a_parse_error_that_the_model_reads(server: ChatServer) -> None:
+    broken = {"delta": {"tool_calls": [{"index": 0, "function": {"name": "look_up", "arguments": "{apple"}}]}}
+    server.replies = [[broken, {"delta": {}, "finish_reason": "tool_calls"}]]
+    completion, action = ask(server.url, streamed=True)
+    assert action.tool_calls == ()
+    assert "arguments of look_up are not a JSON object" in action.parse_error
+    assert completion.finish_reason == "stop"
+
+
+def test_a_turn_that_the_server_cuts_is_cut(server: ChatServer) -> None:
+    server.replies = [[{"delta": {"content": "It co"}, "finish_reason": "length"}]]
+    completion, action = ask(server.url, streamed=True)
+    assert completion.finish_reason == "length"
+    assert action.parse_error is not None
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (
+            (401, '{"error": {"message": "wrong key"}}'),
+            r"401: wrong key; give its key \(engine.servers.key_env=NAME",
+        ),
+        ((404, '{"error": "no model"}'), "404: no model; is the model's name right"),
+        ((500, "<html>broken</html>"), "500: <html>broken"),
+        (["not json"], "sent an event that is not a JSON object"),
+        (['{"error": {"message": "out of memory"}}'], "reports an error: .*out of memory"),
+        ([{"delta": {"content": "half"}}], "ended in the middle of a turn"),
+        ([], "ended in the middle of a turn"),
+    ],
+)
+def test_what_a_server_refuses_or_breaks_is_one_clear_error(server: ChatServer, reply: Any, reason: str) -> None:
+    server.replies = [reply]
+    with pytest.raises(EngineError, match=reason):
+        ask(server.url, streamed=True)
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9/v1 cannot be reached"):
+        ask("http://127.0.0.1:9")
+    with pytest.raises(EngineError, match="must begin with http"):
+        ask("localhost:8000")
+
+
+def test_a_failing_server_leaves_the_conversation_as_it_was(server: ChatServer) -> None:
+    server.replies = [ANSWER_CHUNKS, (500, "busy")]
+    agent = connect_agent(server.url, "tiny", overrides=["engine.servers.retries=0"])
+
+    async def talk() -> tuple[ChatSession, Any]:
+        async with agent.opened():
+            session = ChatSession(agent)
+            await session.say("hi")
+            return session, await session.say("again")
+
+    session, failed = asyncio.run(talk())
+    assert failed.stop_reason is StopReason.ENGINE_ERROR
+    assert "500: busy" in failed.error
+    assert len(session.messages) == 2
+
+
+# --- whole answers, retries, several servers ---
+
+
+def test_a_whole_answer_has_its_calls_and_what_it_took(server: ChatServer) -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 8}}
+    server.replies = [answer("Let me look.", [("look_up", '{"item": "apple"}')], usage=usage)]
+    completion, action = ask(server.url)
+    assert [(call.name, call.arguments, call.call_id) for call in action.tool_calls] == [
+        ("look_up", {"item": "apple"}, "c0")
+    ]
+    assert action.content == "Let me look."
+    assert completion.usage == {"prompt_tokens": 9, "completion_tokens": 4, "cached_prompt_tokens": 8, "requests": 1}
+    [body] = server.bodies
+    assert (body["model"], body["seed"], body["max_tokens"], body["temperature"]) == ("tiny", 7, 256, 1.0)
+    assert "stream" not in body
+
+
+_FAULTS = [(429, "slow down"), (500, "oops"), (503, "<html>"), (529, "overloaded"), SILENCE]
+_WHOLE_FAULTS = [CUT, (200, "garbage"), (200, "[]")]
+
+
+@pytest.mark.parametrize("fault", [*_FAULTS, *_WHOLE_FAULTS], ids=str)
+def test_a_passing_failure_is_retried(server: ChatServer, no_pauses: list[float], fault: Any) -> None:
+    server.replies = [fault, fault, answer("It costs 7.")]
+    completion, action = ask(server.url, retries=2, timeout=0.1 if fault == SILENCE else 5.0)
+    assert action.text == "It costs 7."
+    assert completion.usage == {"requests": 3}
+    assert 0.25 <= no_pauses[0] <= 0.5 <= no_pauses[1] <= 1.0
+
+
+@pytest.mark.parametrize("fault", _FAULTS, ids=str)
+def test_a_stream_that_does_not_begin_is_retried(server: ChatServer, no_pauses: list[float], fault: Any) -> None:
+    server.replies = [fault, ANSWER_CHUNKS]
+    _, action = ask(server.url, retries=1, timeout=0.1 if fault == SILENCE else 5.0, streamed=True)
+    assert action.text == "It costs 7."
+
+
+def test_the_pause_is_the_one_that_the_server_asks_for(server: ChatServer, no_pauses: list[float]) -> None:
+    server.replies = [(429, "", {"Retry-After": "7"}), (429, "", {"Retry-After": "9999"}), answer("hi")]
+    ask(server.url, retries=2)
+    assert no_pauses[0] == 7
+    assert max(no_pauses) == 60
+
+
+def test_when_retries_are_used_up_the_last_failure_is_told(server: ChatServer, no_pauses: list[float]) -> None:
+    server.replies = [(500, "first"), (503, "second")]
+    with pytest.raises(EngineError, match=r"refused the request with 503: second \(tried 2 times\)"):
+        ask(server.url, retries=1)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ((400, '{"error": {"message": "bad tools"}}'), "400: bad tools"),
+        ((401, '{"error": {"message": "who?"}}'), "401: who"),
+        ((429, '{"error": {"message": "no money left", "code": "insufficient_quota"}}'), "429: no money left"),
+    ],
+)
+def test_what_can_never_be_served_is_not_retried(server: ChatServer, reply: Any, reason: str) -> None:
+    server.replies = [reply]
+    with pytest.raises(EngineRequestError, match=reason):
+        ask(server.url, retries=5)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"choices": "none"}, {"choices": [{"message": "hi", "finish_reason": "stop"}]}, {"choices": [3]}, {"usage": 3}],
+)
+def test_an_answer_of_another_form_is_one_clear_error(server: ChatServer, broken: Any) -> None:
+    server.replies = [broken]
+    with pytest.raises(EngineError, match="the server's answer has an unexpected form"):
+        ask(server.url)
+
+
+def test_open_requests_are_bounded(server: ChatServer) -> None:
+    server.reply = slowly(answer("hi"))
+    ask(server.url, times=20, concurrency=3)
+    assert server.most_open == 3
+    assert len(server.requests) == 20
+
+
+def test_requests_go_to_all_servers_and_around_one_that_fails(server: ChatServer) -> None:
+    with chat_server() as other:
+        server.reply = slowly(answer("hi"))
+        other.reply = slowly((500, "broken"))
+        turns = ask(server.url, other.url, times=16, retries=5, concurrency=4)
+        assert [action.text for _, action in turns] == ["hi"] * 16
+        assert 1 <= len(other.requests) < 16
+        other.reply = slowly(answer("hi"))
+        server.requests.clear()
+        ask(server.url, other.url, times=16, model="tiny")
+        assert len(server.requests) == 8
+
+
+def test_fields_are_renamed_left_out_and_added_as_a_server_needs_it(server: ChatServer) -> None:
+    refusal = json.dumps({"error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens'."}})
+    server.replies = [(400, refusal), answer("hi")]
+    ask(server.url, omit=["seed", "temperature"], extra={"reasoning_effort": "low"})
+    last = server.bodies[-1]
+    assert last["max_completion_tokens"] == 256
+    assert last["reasoning_effort"] == "low"
+    assert not {"max_tokens", "seed", "temperature"} & last.keys()
+    server.replies = [(400, '{"error": {"message": "unknown field: seed"}}')]
+    with pytest.raises(EngineRequestError, match=r"unknown field: seed; .*: engine.arguments.omit=\[seed\]"):
+        ask(server.url)
+
+
+def test_what_answers_no_call_is_sent_as_the_users(server: ChatServer) -> None:
+    messages = (
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "{"},
+        {"role": "tool", "content": "Error: no JSON"},
+    )
+    server.replies = [answer("hi")]
+    ask(server.url, observation=Observation(messages=messages))
+    assert server.bodies[0]["messages"][-1] == {"role": "user", "content": "Error: no JSON"}
+    with pytest.raises(EngineRequestError, match="raw text or token ids"):
+        ask(server.url, observation=Observation(text="hi"))

@@ -1,0 +1,175 @@
+"""Rollouts are encoded in a thread while the learner works, and written where and when they always were."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.errors import StorageError
+from agent_r1.runs import PendingTrajectories, read_trajectories, write_trajectories
+from agent_r1.runs.tracking import read_metrics
+from agent_r1.types import Action, Group, Observation, Step, StopReason, Task, Trajectory
+from tests.helpers import commands
+from tests.helpers.full_disks import files_of_at_most, half_written
+from tests.helpers.tiny_runs import score_variety, tiny_overrides
+
+TRACKER = """
+import json
+from agent_r1.runs import tracker_factories
+
+
+class Witness:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def log(self, step, metrics):
+        if "time/step" in metrics:
+            found = [name for name in ("credit", "trajectories") if (self.folder / name / f"{step}.jsonl").is_file()]
+            with (self.folder / "seen.jsonl").open("a") as file:
+                file.write(json.dumps([step, found]) + "\\n")
+
+    def close(self):
+        pass
+
+
+@tracker_factories.register("witness")
+def make_witness(config, folder):
+    return Witness(folder)
+"""
+
+
+def group(**info: Any) -> Group:
+    step = Step(
+        observation=Observation(messages=({"role": "user", "content": "Tea?"},)),
+        prompt_ids=(1, 2, 3),
+        action=Action(text="42", content="42", token_ids=(4, 5)),
+        action_ids=(4, 5),
+        rollout_logprobs=(-0.25, -0.125),
+        reward=0.0,
+        done=True,
+        policy_versions=(0, 0),
+        info=info,
+    )
+    trajectory = Trajectory(
+        task_id="t", group_id=0, member=0, steps=(step,), outcome_reward=1.0, stop_reason=StopReason.DONE
+    )
+    members = tuple(replace(trajectory, member=member) for member in range(3))
+    return Group(
+        task=Task(task_id="t", prompt=({"role": "user", "content": "Tea?"},)), group_id=0, trajectories=members
+    )
+
+
+class Note:
+    """Written as text: says in which thread, and waits until it may."""
+
+    def __init__(self, *, may: threading.Event | None = None, failures: int = 0) -> None:
+        self.may, self.failures = may, failures
+        self.threads: list[threading.Thread] = []
+
+    def __str__(self) -> str:
+        self.threads.append(threading.current_thread())
+        if self.may is not None:
+            assert self.may.wait(30)
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("dictionary changed size during iteration")
+        return "noted"
+
+
+def test_the_file_is_the_one_that_is_written_at_once(tmp_path: Path) -> None:
+    groups = [group(metrics={"a": 1.0}), group()]
+    write_trajectories(tmp_path / "at_once.jsonl", groups, policy_step=3)
+    PendingTrajectories(groups, policy_step=3).write(tmp_path / "later.jsonl")
+    assert (tmp_path / "later.jsonl").read_bytes() == (tmp_path / "at_once.jsonl").read_bytes()
+    assert list(read_trajectories(tmp_path / "later.jsonl")) == [t for some in groups for t in some]
+
+
+def test_others_work_while_it_is_encoded(tmp_path: Path) -> None:
+    note = Note(may=threading.Event())
+    pending = PendingTrajectories([group(note=note)], policy_step=0)  # returns although nothing can be encoded yet
+    assert note.may is not None
+    note.may.set()
+    pending.write(tmp_path / "1.jsonl")
+    assert {thread.name.partition("_")[0] for thread in note.threads} == {"record"}
+    assert (tmp_path / "1.jsonl").read_text().count("noted") == 3
+
+
+def test_what_changed_while_it_was_encoded_is_encoded_again(tmp_path: Path) -> None:
+    note = Note(failures=1)
+    PendingTrajectories([group(note=note)], policy_step=0).write(tmp_path / "1.jsonl")
+    assert note.threads[-1] is threading.current_thread()
+    assert (tmp_path / "1.jsonl").read_text().count("noted") == 3
+
+
+def test_what_cannot_be_encoded_is_an_error_where_it_is_written(tmp_path: Path) -> None:
+    pending = PendingTrajectories([group(note=Note(failures=99))], policy_step=0)
+    with pytest.raises(RuntimeError, match="changed size"):
+        pending.write(tmp_path / "1.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_a_storage_error_where_it_is_written(tmp_path: Path) -> None:
+    pending = PendingTrajectories([group(text="x" * 5000)], policy_step=0)
+    with files_of_at_most(1000), pytest.raises(StorageError, match=r"1\.jsonl cannot be written"):
+        pending.write(tmp_path / "1.jsonl")
+    assert half_written(tmp_path) == []
+
+
+def test_a_batch_that_is_never_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    PendingTrajectories([group()], policy_step=0)
+    PendingTrajectories([group()], policy_step=0).write(tmp_path / "2.jsonl")  # one thread: the first has ended
+    assert [path.name for path in tmp_path.iterdir()] == ["2.jsonl"]
+
+
+# --- in a run -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    (tmp_path / "witness.py").write_text(TRACKER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return [*tiny_overrides(tmp_path, model_folder), "imports=[witness]", "tracking.trackers=[witness]"]
+
+
+def test_whoever_sees_the_metrics_of_a_step_finds_its_credit_and_its_rollouts(run: list[str], tmp_path: Path) -> None:
+    commands.train(*run, "trainer.steps=2", "tracking.record_credit=true", quiet=True, reward=score_variety)
+    seen = (tmp_path / "tiny" / "seen.jsonl").read_text().splitlines()
+    assert seen == [f'[{step}, ["credit", "trajectories"]]' for step in (1, 2)]
+
+
+KILLED = """
+import os, signal, sys
+from agent_r1.console import RunConsole
+from tests.helpers import commands
+from tests.helpers.tiny_runs import score_variety
+
+def step_line(self, step, total, metrics, seconds):
+    if step == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+RunConsole.step_line = step_line
+commands.train(*sys.argv[1:], quiet=True, reward=score_variety)
+"""
+
+
+@pytest.mark.whole
+def test_a_run_that_is_killed_right_after_a_step_has_lost_nothing_of_it(tmp_path: Path, model_folder: Path) -> None:
+    overrides = [*tiny_overrides(tmp_path, model_folder), "trainer.steps=3", "tracking.record_credit=true"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run([sys.executable, "-c", KILLED, *overrides], env=environment, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    folder = tmp_path / "tiny"
+    assert [line["step"] for line in read_metrics(folder / "metrics.jsonl")][-1] == 2
+    for name in ("trajectories", "credit"):
+        assert {"1.jsonl", "2.jsonl"} <= {path.name for path in (folder / name).iterdir()}
+    assert len(list(read_trajectories(folder / "trajectories" / "2.jsonl"))) > 0
+    assert half_written(folder) == []
