@@ -67,11 +67,11 @@ def _median(steps: Sequence[dict[str, float]], part: str) -> float:
 
 
 @contextmanager
-def busy_processes(count: int) -> Iterator[None]:
+def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Within the block, processes that never wait."""
     started = [subprocess.Popen([sys.executable, "-S", "-E", "-c", _SPIN]) for _ in range(count)]
     try:
-        yield
+        yield started
     finally:
         for process in started:
             process.kill()
@@ -94,14 +94,18 @@ class Training:
 
     def next_step(self) -> dict[str, float]:
         """Wall and processor seconds of the next step."""
+        self._check_that_it_runs()
         before = self._cpu_seconds()
         while len(lines := self._lines()) <= self._num_read:
-            if self._process.poll() is not None:
-                raise SystemExit(f"training ended with exit code {self._process.returncode}")
+            self._check_that_it_runs()
             time.sleep(_WAIT_SECONDS)
         self._num_read = len(lines)
         metrics = json.loads(lines[-1])
         return {"cpu": self._cpu_seconds() - before, **{part: float(metrics[f"time/{part}"]) for part in PARTS[:-1]}}
+
+    def _check_that_it_runs(self) -> None:
+        if self._process.poll() is not None:
+            raise SystemExit(f"training ended with exit code {self._process.returncode}")
 
     def _lines(self) -> list[str]:
         text = self._metrics.read_text() if self._metrics.is_file() else ""
