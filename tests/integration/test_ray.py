@@ -190,6 +190,7 @@ def solve(task, base_url, api_key):
 """
 
 
+@pytest.mark.slow
 def test_a_tool_that_crashes_its_worker_every_time_ends_the_run_with_one_line_and_a_checkpoint(
     cluster: Any, tmp_path: Path, model_folder: Path
 ) -> None:
