@@ -377,8 +377,10 @@ def host_figures(given: argparse.Namespace, runs: Path) -> HostFigures:
 
 def show_comparison(given: argparse.Namespace, arguments: Sequence[str], say: Say) -> None:
     """Measure both checkouts in alternation, each time in a process of its own, and print the best of each."""
-    place = arguments.index("--compare")
-    passed = [*arguments[:place], *arguments[place + 2 :]]
+    passed = list(arguments)
+    for place in reversed(range(len(passed))):
+        if passed[place].partition("=")[0] == "--compare":
+            del passed[place : place + (1 if "=" in passed[place] else 2)]
     trees = {"before": given.compare.resolve(), "after": CLONE}
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
     with tempfile.TemporaryDirectory() as folder:

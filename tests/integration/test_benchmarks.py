@@ -7,6 +7,7 @@ import lzma
 import math
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -20,8 +21,8 @@ from agent_r1.learner.packing.samples import Sample
 from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
-from benchmarks.common import flops, gsm8k, prompts, sample_models, updates
-from benchmarks.speed import gpu, profile_generation
+from benchmarks.common import flops, gsm8k, host_profile, prompts, sample_models, updates
+from benchmarks.speed import gpu, host, profile_generation
 
 SAMPLES = [Sample(token_ids=(1, 2, 3), action_positions=(2,)), Sample(token_ids=(1, 2, 4, 5), action_positions=(2, 3))]
 
@@ -289,3 +290,54 @@ def test_generation_of_a_tiny_model_can_be_profiled(tmp_path: Path, capsys: pyte
     assert sum(found["kinds"].values()) == pytest.approx(1.0)
     assert found["seconds"] > found["prompt_seconds"] > 0
     assert "tiny  6 x (16 in + 8 out)" in capsys.readouterr().out
+
+
+# --- the host -------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_belongs_to_the_innermost_part_that_is_known() -> None:
+    def stack(*files: str) -> Any:
+        frame: Any = None
+        for file in files:
+            code, _, function = file.partition(":")
+            frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=code, co_name=function), f_back=frame)
+        return frame
+
+    part = host_profile.part_of
+    assert part(stack("/x/agent_r1/runs/trajectories.py:lines", "/p/json/encoder.py:iterencode")) == "recording"
+    assert part(stack("/p/asyncio/base_events.py:_run_once", "/p/selectors.py:select")) == host_profile.WAITING
+    assert part(stack("/p/asyncio/base_events.py:_run_once", "/x/agent_r1/chat/renderer.py:parse")) == "parse"
+    assert part(stack("/x/agent_r1/chat/renderer.py:render", "/s/jinja2/runtime.py:call")) == "render, encode"
+    assert part(stack("/x/agent_r1/engines/local/prefix_cache.py:match")) == "scheduler, prefix cache"
+    assert part(stack("/p/asyncio/base_events.py:_run_once")) == "event loop"
+    assert part(None) == host_profile.OTHER
+
+
+@pytest.mark.whole
+def test_the_host_is_measured_on_the_sample_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_R1_DATA", "replaced")  # and put back at the end
+    asked = ["--tiny", "--rounds", "1", "--profiled", "1", "--json", str(tmp_path / "host.json")]
+    for engine in ("local", "none"):
+        host.main([*asked, "--engine", engine])
+        found = json.loads((tmp_path / "host.json").read_text())
+        assert found["episodes"] == 12
+        assert 2 <= found["calls"] <= 5
+        assert found["thread"] > 0
+        assert found["profile"]["samples"] == sum(found["profile"]["parts"].values()) > 0
+    assert "scheduler, prefix cache" not in found["parts_ms"]
+
+
+@pytest.mark.whole
+def test_steps_rollouts_and_the_raw_rate_are_measured_without_a_gpu_too(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENT_R1_DATA", "replaced")
+    small = ["rollout.max_tokens=4", "rollout.context_length=null", "trainer.compile=false", "rollout.group_size=2"]
+    asked = ["--tiny", "--part", "steps", "--as-it-is", "--model", str(model_folder), "--search", "stored"]
+    host.main([*asked, "--rounds", "1", "--json", str(tmp_path / "steps.json"), "--set", *small])
+    found = json.loads((tmp_path / "steps.json").read_text())
+    [step], [rollout] = found["steps"], found["rollouts"]
+    assert step["time/step"] >= step["time/rollout"] > 0
+    assert rollout["ratio"] == pytest.approx(rollout["rollout_rate"] / rollout["raw_rate"])
+    assert rollout["tokens"] >= rollout["calls"] >= 1
+    assert found["profile"]["samples"] > 0
