@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -51,20 +52,26 @@ POLLING = {"done", "_finish_step"}
 
 def part_of(frame: FrameType | None) -> str:
     """The part of the host that a stack belongs to."""
-    innermost = True
+    if frame is not None and _is_waiting(frame.f_code.co_filename, frame.f_code.co_name):
+        return WAITING
     while frame is not None:
-        code = frame.f_code
-        if innermost and code.co_filename.endswith("/selectors.py"):
-            return WAITING
-        if code.co_filename.endswith("agent_r1/chat/renderer.py") and code.co_name in PARSING:
-            return "parse"
-        if innermost and code.co_name in POLLING and "agent_r1/engines/local/" in code.co_filename:
-            return WAITING
-        for part, texts in PARTS:
-            if any(text in code.co_filename for text in texts):
-                return part
-        innermost, frame = False, frame.f_back
+        part = _part_of(frame.f_code.co_filename, frame.f_code.co_name)
+        if part is not None:
+            return part
+        frame = frame.f_back
     return OTHER
+
+
+@cache
+def _is_waiting(file: str, function: str) -> bool:
+    return file.endswith("/selectors.py") or (function in POLLING and "agent_r1/engines/local/" in file)
+
+
+@cache
+def _part_of(file: str, function: str) -> str | None:
+    if file.endswith("agent_r1/chat/renderer.py") and function in PARSING:
+        return "parse"
+    return next((part for part, texts in PARTS if any(text in file for text in texts)), None)
 
 
 @dataclass
@@ -94,18 +101,24 @@ class HostProfile:
     def sampling(self) -> Iterator[None]:
         """Inside, the main thread is sampled. Must be entered in the main thread."""
 
+        is_on = True
+
         def take(number: int, frame: FrameType | None) -> None:
             self.parts[part_of(frame)] += 1
             if frame is not None:
                 self.functions[_name(frame)] += 1
+            if is_on:  # one shot at a time: on a busy machine a sample may take longer than the interval
+                signal.setitimer(signal.ITIMER_REAL, INTERVAL)
 
         before = signal.signal(signal.SIGALRM, take)
-        signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
+        signal.setitimer(signal.ITIMER_REAL, INTERVAL)
         try:
             yield
         finally:
+            is_on = False
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, before)
+            # A late signal must not end the process, which is what it does by default.
+            signal.signal(signal.SIGALRM, signal.SIG_IGN if before in (None, signal.SIG_DFL) else before)
 
 
 def _name(frame: FrameType) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import math
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -311,6 +312,28 @@ def test_a_sample_belongs_to_the_innermost_part_that_is_known() -> None:
     assert part(stack("/x/agent_r1/engines/local/prefix_cache.py:match")) == "scheduler, prefix cache"
     assert part(stack("/p/asyncio/base_events.py:_run_once")) == "event loop"
     assert part(None) == host_profile.OTHER
+
+
+def test_a_sample_that_takes_longer_than_the_interval_is_not_interrupted_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    depth = [0, 0]
+
+    def slow(frame: Any) -> str:
+        depth[0] += 1
+        depth[1] = max(depth)
+        until = time.perf_counter() + 5 * host_profile.INTERVAL
+        while time.perf_counter() < until:
+            pass
+        depth[0] -= 1
+        return host_profile.OTHER
+
+    monkeypatch.setattr(host_profile, "part_of", slow)
+    profile = host_profile.HostProfile()
+    with profile.sampling():
+        while profile.num_samples < 3:
+            pass
+    assert depth == [0, 1]
 
 
 @pytest.mark.whole
