@@ -3,6 +3,7 @@
 #   make train                  a tiny model learns to use tools, in minutes, on a CPU
 #   make train algorithm=ppo    any config group or key=value through args="trainer.steps=10 ..."
 #   make test                   lint, types, tests (make test-whole: pages followed word for word, faults, kills)
+#   make test-ray               rollouts on Ray: two nodes of which one is killed, signals (minutes)
 #   make test-ranks             the quickstart learns on two ranks of this machine (minutes)
 #   make fuzz                   10,000 random rows, configurations, service requests and tool outputs; all property tests
 #   make coverage               line coverage of agent_r1 by the unit tests, with a floor
@@ -25,7 +26,7 @@ browser:
 	  $$sudo apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 \
 	  || echo "no Chromium could be installed: the tests of the page will be skipped"
 
-.PHONY: train docs test test-unit test-integration test-whole test-slow test-ranks vllm test-vllm fuzz coverage lint clean
+.PHONY: train docs test test-unit test-integration test-whole test-slow test-ray test-ranks vllm test-vllm fuzz coverage lint clean
 
 train: $(if $(wildcard $(SETUP)),$(SETUP),$(CORE))
 	$(BIN)/agent-r1 train recipes/quickstart $(overrides)
@@ -49,6 +50,9 @@ test-ranks: $(SETUP)
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow
+
+test-ray: $(SETUP)
+	$(BIN)/python -m pytest -s -m "slow or whole" tests/integration/test_ray.py
 
 # vLLM for CPUs, in an environment of its own: it wants another transformers. The three packages that it brings are builds
 # for another torch, and importing them fails.

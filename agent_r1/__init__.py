@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.version import __version__
@@ -71,6 +73,20 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+
+def _limit_spinning(environment: MutableMapping[str, str]) -> None:
+    """Have OpenMP's threads, which torch computes with on a CPU, sleep soon when they wait for each other.
+
+    GNU OpenMP, which torch's wheels for Linux bring, lets them spin for about 10 ms first. Where other programs use the
+    processor too, a thread then spends its whole turn waiting for one that has none. A few tenths of a millisecond are
+    enough for the waits of a quiet machine. How long threads spin changes no result. OpenMP reads the variable when
+    torch is imported: a program that imports torch before agent_r1 has to set it itself.
+    """
+    if not environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:  # else the user has chosen
+        environment["GOMP_SPINCOUNT"] = "10000"
+
+
+_limit_spinning(os.environ)
 logging.getLogger("agent_r1").addHandler(logging.NullHandler())  # embedders decide where the lines of a run go
 
 __all__ = [

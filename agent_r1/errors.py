@@ -21,6 +21,7 @@
     |-- DivergenceError (ArithmeticError)  too many non-finite updates in a row, or weights that exploded
     |-- DeviceMemoryError (MemoryError)    a GPU with too little memory for an update
     |-- RolloutsFailingError (RuntimeError) every rollout of a batch failed
+    |-- WorkersError (RuntimeError)        rollout workers that cannot be started, or that keep dying
     |-- RankError (RuntimeError)           one of several processes failed or was lost
     `-- EpisodeError (RuntimeError)        one rollout failed; has its StopReason and traceback
 
@@ -142,6 +143,10 @@ class DeviceMemoryError(AgentR1Error, MemoryError):
 
 class RolloutsFailingError(AgentR1Error, RuntimeError):
     """Every rollout of a batch failed."""
+
+
+class WorkersError(AgentR1Error, RuntimeError):
+    """Rollout workers cannot be started, or keep dying."""
 
 
 class RankError(AgentR1Error, RuntimeError):

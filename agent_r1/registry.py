@@ -39,6 +39,8 @@ _MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 _RECIPE_PACKAGE = "agent_r1_recipe_"
 _recipe_folder: ContextVar[Path | None] = ContextVar("recipe_folder", default=None)
+_original_folders: dict[Path, Path] = {}
+"""Where copied recipe folders came from."""
 
 
 class Registry(Generic[T]):
@@ -84,6 +86,10 @@ class Registry(Generic[T]):
         self._entries[name] = entry
         if replaceable and (present is None or may_replace):
             self._replaceable.add(name)
+
+    def given(self) -> dict[str, T]:
+        """The entries that were passed as objects, by name: another process cannot import them by their names."""
+        return {name: self._entries[name] for name in sorted(self._replaceable)}
 
     def names(self) -> list[str]:
         """All registered names, sorted."""
@@ -156,12 +162,20 @@ def _load_file(folder: Path, name: str, file: Path) -> ModuleType:
 
 def open_recipe_package(folder: Path) -> str:
     """Make the files of a recipe folder importable; returns the name of their package."""
-    package = _RECIPE_PACKAGE + hashlib.sha1(str(folder).encode()).hexdigest()[:10]
+    original = _original_folders.get(folder, folder)
+    package = _RECIPE_PACKAGE + hashlib.sha1(str(original).encode()).hexdigest()[:10]
     if package not in sys.modules:
         root = ModuleType(package)
         root.__path__ = [str(folder)]
         sys.modules[package] = root
     return package
+
+
+def open_recipe_copy(folder: Path, original: Path) -> None:
+    """Make a copy of a recipe, on another machine, importable under the package name that the recipe has where it came
+    from: what is pickled there refers to that name."""
+    _original_folders[folder.resolve()] = original
+    open_recipe_package(folder.resolve())
 
 
 def recipe_folder_of(module_name: str) -> Path | None:

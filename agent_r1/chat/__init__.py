@@ -11,6 +11,7 @@ from agent_r1.chat.tokenizer import (
     generation_stop_ids,
     load_renderer,
     load_tokenizer,
+    portable_tokenizer,
     read_context_length,
     read_renderer,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "load_renderer",
     "load_tokenizer",
     "orphan_tool_results_as_user",
+    "portable_tokenizer",
     "read_context_length",
     "read_renderer",
     "server_renderer",

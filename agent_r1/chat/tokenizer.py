@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
 from agent_r1.chat.renderer import ChatRenderer, Tokenizer
-from agent_r1.chat.tokenizer_file import read_json, read_tokenizer_file
+from agent_r1.chat.tokenizer_file import read_json, read_tokenizer_file, without_transformers
+from agent_r1.types import Observation
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
@@ -42,6 +44,22 @@ def read_renderer(folder: Path, tool_format: str = "hermes") -> ChatRenderer | N
         return None
     eos = (read_json(folder / "generation_config.json") or {}).get("eos_token_id")
     return ChatRenderer(tokenizer, tool_format, stop_ids=_as_ids(eos))
+
+
+def portable_tokenizer(
+    renderer: ChatRenderer, tool_format: str, observations: Iterable[Observation]
+) -> Tokenizer | None:
+    """The renderer's tokenizer as one that can be sent to a process without `transformers` and torch; None when it
+    cannot, or when it would not write and read these observations in the same way."""
+    tokenizer = without_transformers(renderer.tokenizer)
+    if tokenizer is None:
+        return None
+    other = ChatRenderer(tokenizer, tool_format, stop_ids=renderer.stop_ids)
+    for observation in observations:
+        ids = renderer.render(observation).token_ids
+        if other.render(observation).token_ids != ids or other.text_of(ids) != renderer.text_of(ids):
+            return None
+    return tokenizer if other.stop_ids == renderer.stop_ids else None
 
 
 def read_context_length(folder: Path) -> int | None:

@@ -1,4 +1,5 @@
-"""A tokenizer read from the files of a model folder, without `transformers` and torch, for checks that should be fast.
+"""A tokenizer without `transformers` and torch: read from the files of a model folder, for checks that should be fast,
+or made of a tokenizer of `transformers`, for processes that run episodes and nothing else.
 
 It covers what most models have: `tokenizer.json`, one chat template, special tokens by name. `read_tokenizer_file`
 gives None for everything else, and the caller loads the tokenizer with `transformers`. Runs always do.
@@ -18,13 +19,30 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 def read_tokenizer_file(folder: Path) -> TokenizerFile | None:
     """The tokenizer of a model folder; None when its files alone do not say how to use it."""
     from jinja2 import TemplateError
+    from tokenizers import Tokenizer
 
     settings, template = read_json(folder / "tokenizer_config.json"), _template_text(folder)
     if settings is None or template is None or "auto_map" in settings or not (folder / "tokenizer.json").is_file():
         return None
     special = {name: _text(settings[name]) for name in _SPECIAL if settings.get(name) is not None}
     try:
-        return TokenizerFile(folder / "tokenizer.json", template, special)
+        return TokenizerFile(Tokenizer.from_file(str(folder / "tokenizer.json")), template, special)
+    except TemplateError:  # tags that only transformers knows
+        return None
+
+
+def without_transformers(tokenizer: Any) -> TokenizerFile | None:
+    """A tokenizer of `transformers` as one that needs only `tokenizers`; None when it is of another kind."""
+    from jinja2 import TemplateError
+
+    if isinstance(tokenizer, TokenizerFile):
+        return tokenizer
+    backend, template = getattr(tokenizer, "backend_tokenizer", None), tokenizer.chat_template
+    if backend is None or not isinstance(template, str):
+        return None
+    special = {name: str(token) for name in _SPECIAL if (token := getattr(tokenizer, name, None)) is not None}
+    try:
+        return TokenizerFile(backend, template, special)
     except TemplateError:  # tags that only transformers knows
         return None
 
@@ -32,10 +50,8 @@ def read_tokenizer_file(folder: Path) -> TokenizerFile | None:
 class TokenizerFile:
     """What `ChatRenderer` needs of a tokenizer, from `tokenizer.json` and a chat template."""
 
-    def __init__(self, file: Path, chat_template: str, special_tokens: dict[str, str]) -> None:
-        from tokenizers import Tokenizer
-
-        self.backend_tokenizer = Tokenizer.from_file(str(file))
+    def __init__(self, backend: Any, chat_template: str, special_tokens: dict[str, str]) -> None:
+        self.backend_tokenizer = backend
         self.chat_template = chat_template
         self.added_tokens_decoder: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
         self.all_special_tokens = list(special_tokens.values())
@@ -43,6 +59,9 @@ class TokenizerFile:
         self.eos_token_id: int | None = None if eos is None else self.backend_tokenizer.token_to_id(eos)
         self._special_tokens = special_tokens
         self._compiled = _compile(chat_template)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenizerFile, (self.backend_tokenizer, self.chat_template, self._special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Text to ids."""

@@ -14,6 +14,7 @@ from agent_r1.config.compose import (
 )
 from agent_r1.config.differences import algorithm_name, config_differences
 from agent_r1.config.quoting import quoted
+from agent_r1.config.ray_schema import RayConfig
 from agent_r1.config.schema import (
     AgentConfig,
     Config,
@@ -38,6 +39,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "Overrides",
+    "RayConfig",
     "RewardConfig",
     "RewardPart",
     "RunConfig",

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Optional
 from pydantic import Field
 
 from agent_r1.config.algorithm_schema import AlgorithmConfig, unread_algorithm
+from agent_r1.config.ray_schema import RayConfig
 from agent_r1.config.servers_schema import ServersConfig
 from agent_r1.constraints import (
     Count,
@@ -170,6 +171,10 @@ class RolloutConfig:
     max_staleness: CountOrZero = 0
     """Maximum age of a group's oldest token, in training steps. 0: a step waits for all its groups. Above 0: it starts
     when enough groups are complete, and the others continue during the update."""
+    workers: Annotated[str, one_of("local", "ray")] = "local"
+    """Where episodes run. local: in this process. ray: in worker processes of a Ray cluster (extra `ray`)."""
+    ray: RayConfig = field(default_factory=RayConfig)
+    """The cluster and its workers."""
 
 
 @dataclass

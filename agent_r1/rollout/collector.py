@@ -74,7 +74,7 @@ class Collector:
                 break
             rounds += 1
             tasks = self._sampler.extra(step, rounds, num_groups - num_with_spread)
-        metrics = self._count(groups)
+        metrics = self._count(groups) | self._rollout.take_counts()
         if self._algorithm.refill_rounds:
             metrics["perf/refill_rounds"] = float(rounds)
         return Collected(groups=tuple(groups), metrics=metrics)

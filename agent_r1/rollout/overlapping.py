@@ -98,7 +98,8 @@ class OverlappingCollector(Collector):
         if not self._rollout.engine.pauses_during_update:
             self._updating = step
             self._start(step)
-        return Collected(groups=tuple(groups), metrics=self._count(groups) | self._count_stale(groups, step))
+        metrics = self._count(groups) | self._count_stale(groups, step) | self._rollout.take_counts()
+        return Collected(groups=tuple(groups), metrics=metrics)
 
     async def close(self) -> None:
         """Cancel every running group."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import Engine
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import EngineLostError, EpisodeError, RolloutsFailingError, boundary
+from agent_r1.errors import EngineLostError, EpisodeError, RolloutsFailingError, WorkersError, boundary
 from agent_r1.flows import AgentFlowBase, FlowContext, FlowObserver, Turn, checked_episode
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
@@ -116,11 +116,10 @@ class Rollout:
         without it this call has `limits.concurrency` slots of its own.
 
         Failed members of a group with too few valid ones are rolled out again (`limits.group_refills`) after all other
-        rollouts have ended, since what was unavailable may be back by then. A group that still has too few is marked as
-        dropped.
+        rollouts have ended: what was unavailable may be back by then. A group that still has too few is `dropped`.
 
         Raises `RolloutsFailingError` when every rollout failed, or too many in a row: there is nothing to learn from,
-        and the cause is something that no retry fixes. Raises `EngineLostError` when the engine is lost.
+        and no retry fixes it. Raises `EngineLostError` or `WorkersError` when the engine or all workers are lost.
         """
         slots = slots or asyncio.Semaphore(self.limits.concurrency)
         planned = [
@@ -135,7 +134,7 @@ class Rollout:
             (group_id, number), (task, member) = key, members[key]
             member_seed = mix_seed(seed, group_id, number, *([refill] if refill else []))
             async with slots:
-                trajectory = await self._roll_out(task, group_id, member, member_seed)
+                trajectory = await self.roll_out_member(task, group_id, member, member_seed)
             self._breaker.note(trajectory)
             if refill:  # what failed before it counts as attempts
                 return _after(finished[key], trajectory)
@@ -155,6 +154,14 @@ class Rollout:
         if not may_fail:
             raise_if_all_failed(groups)
         return [replace(group, dropped=True) if self._is_weak(group) else group for group in groups]
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """Inside, rollouts can be made."""
+        return nullcontext()
+
+    def take_counts(self) -> dict[str, float]:
+        """Metrics of how rollouts were run since the last call; here there are none."""
+        return {}
 
     def _is_weak(self, group: Group) -> bool:
         return len(group.valid) < self.limits.min_group_share * len(group.trajectories)
@@ -193,7 +200,7 @@ class Rollout:
         context = replace(context, observer=observer, continues=continues, make_env=make_env or self.make_env)
         return await self._try_once(task, 0, 0, context, reward or self.reward)
 
-    async def _roll_out(self, task: Task, group_id: int, member: Member, seed: int) -> Trajectory:
+    async def roll_out_member(self, task: Task, group_id: int, member: Member, seed: int) -> Trajectory:
         """One rollout, with its retries."""
         failed: Trajectory | None = None
         for attempt in range(self.limits.retries + 1):
@@ -325,7 +332,7 @@ async def _run_all(rollouts: Mapping[_MemberKey, Coroutine[Any, Any, Trajectory]
         async with asyncio.TaskGroup() as running:
             tasks = {key: running.create_task(rollout) for key, rollout in rollouts.items()}
     except ExceptionGroup as failures:
-        failing = failures.subgroup((RolloutsFailingError, EngineLostError))
+        failing = failures.subgroup((RolloutsFailingError, EngineLostError, WorkersError))
         if failing is None:
             raise
         raise failing.exceptions[0] from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch import nn
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config
 from agent_r1.engines import Engine, MessageEngine, make_engine, takes_messages
-from agent_r1.envs import make_env
 from agent_r1.evaluation import HealthMonitor
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.gateway import Gateway
@@ -22,12 +20,13 @@ from agent_r1.learner import CriticView, Learner, make_learner
 from agent_r1.learner.packing import TRIE_ATTENTION
 from agent_r1.learner.sharded import Ranks
 from agent_r1.models import choose_device, load_policy
-from agent_r1.rewards import ProcessBalance, RewardShaping, in_workers
-from agent_r1.rollout import Collector, Rollout, RolloutLimits
+from agent_r1.rewards import ProcessBalance, RewardShaping
+from agent_r1.rollout import Collector, Rollout
 from agent_r1.tools import ToolRunner
 from agent_r1.training.model_check import CheckedModel
 from agent_r1.training.plan import RunPlan, tool_policies
 from agent_r1.training.ranks import make_ranks_collector
+from agent_r1.training.rollouts import make_remote_rollout, rollout_parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +54,8 @@ class RunComponents:
 
     @asynccontextmanager
     async def episodes_open(self) -> AsyncIterator[None]:
-        """At the end of this block the processes behind tools and the gateway are stopped."""
-        async with self.tools, self.gateway:
+        """At the end of this block the processes behind tools and the gateway, and rollout workers, are stopped."""
+        async with self.tools, self.gateway, self.rollout.opened():
             yield
 
     @asynccontextmanager
@@ -94,7 +93,7 @@ def load_components(
     engine: Callable[[Config, Any, int], Engine] = make_engine,
 ) -> RunComponents:
     """Load the policy, where it is not behind a chat API, and start an engine for it, which `engine` makes. `announce`
-    gets the address of a gateway that programs outside this process connect to."""
+    gets the address of a gateway that programs outside this process connect to, and what happens to rollout workers."""
     config = plan.config
     torch.manual_seed(config.trainer.seed)
     policy = None if takes_messages(config) else _load_policy(config)
@@ -104,7 +103,10 @@ def load_components(
         model.renderer.encode_in_threads()
     tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
     gateway = Gateway(config.agent, announce=announce)
-    rollout = make_rollout(plan, model.renderer, started, tools, gateway)
+    if config.rollout.workers == "ray":
+        rollout: Rollout = make_remote_rollout(plan, model.renderer, started, tools, gateway, announce=announce)
+    else:
+        rollout = make_rollout(plan, model.renderer, started, tools, gateway)
     return RunComponents(
         policy=policy, renderer=model.renderer, engine=started, rollout=rollout, tools=tools, gateway=gateway
     )
@@ -121,25 +123,8 @@ def _load_policy(config: Config) -> nn.Module:
 
 
 def make_rollout(plan: RunPlan, renderer: ChatRenderer, engine: Engine, tools: ToolRunner, gateway: Gateway) -> Rollout:
-    """What runs episodes with an engine, within the limits of the configuration."""
-    config, reward = plan.config, plan.reward
-    limits = RolloutLimits(
-        max_steps=config.rollout.max_steps,
-        concurrency=config.rollout.concurrency,
-        deadline_seconds=config.rollout.deadline_seconds,
-        retries=config.rollout.retries,
-    )
-    if config.reward.timeout is not None:
-        reward = in_workers(reward, tools.workers, timeout=config.reward.timeout)
-    return Rollout(
-        engine=engine,
-        renderer=renderer,
-        reward=reward,
-        make_env=partial(make_env, section=config.env, runner=tools),
-        limits=limits,
-        tool_runner=tools,
-        services={"gateway": gateway},
-    )
+    """What runs episodes with an engine in this process, within the limits of the configuration."""
+    return Rollout(engine=engine, renderer=renderer, **rollout_parts(plan.config, plan.reward, tools, gateway))
 
 
 def make_training_components(

@@ -32,6 +32,7 @@ from agent_r1.gateway import GatewayFlow, check_agent
 from agent_r1.registry import bind_part, find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, row_problem, terms_of
 from agent_r1.rollout import check_group_plan
+from agent_r1.rollout.workers import check_workers
 from agent_r1.runs import check_trackers, folder_problems
 from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
 from agent_r1.tools.builtin import declare_servers, make_server
@@ -104,6 +105,7 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
     reward = problems.run(find_reward, config.reward.function, weighted)
     problems.run(tool_formats.get, config.model.tool_format)
     problems.run(bind_engine, config)
+    problems.run(check_workers, config)
     if not wrong_values:
         problems.run(check_trackers, config)
     # With wrong values, paths may be no strings.

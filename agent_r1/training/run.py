@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,7 +93,9 @@ async def _train_with(
             stop=stop,
             ranks=ranks,
         )
-        async with components.episodes_open():
+        async with AsyncExitStack() as stack:
+            with stop.leaving("No step was made."), stop.cancelling():  # a cluster of workers may take long to start
+                await stack.enter_async_context(components.episodes_open())
             return await trainer.run(resume=checkpoint)
 
 

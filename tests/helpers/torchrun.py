@@ -89,4 +89,8 @@ class Torchrun:
         end = time.monotonic() + seconds
         while not is_done():
             assert time.monotonic() < end, f"nothing in {seconds} s:\n{self.text}"
+            if self._process.poll() is not None:
+                self._reader.join()
+                assert is_done(), f"it ended:\n{self.text}"
+                return
             time.sleep(0.05)

@@ -20,7 +20,7 @@ import torch
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaForCausalLM
 
 from agent_r1.chat import ChatRenderer
-from agent_r1.config import AgentConfig
+from agent_r1.config import AgentConfig, RayConfig
 from agent_r1.engines import ScriptedEngine
 from agent_r1.engines.local import LocalEngine
 from agent_r1.envs import AgentEnv, RemoteEnv, ToolEnv
@@ -36,6 +36,7 @@ from agent_r1.errors import (
     RolloutsFailingError,
     RunLockedError,
     StorageError,
+    WorkersError,
 )
 from agent_r1.evaluation.evaluate import evaluate
 from agent_r1.evaluation.metrics import rollout_metrics
@@ -45,10 +46,22 @@ from agent_r1.learner.experience import Experience
 from agent_r1.learner.learner import TorchLearner
 from agent_r1.rewards import RewardFunction, in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
+from agent_r1.rollout.workers import RemoteRollout
 from agent_r1.runs import read_trajectories, write_trajectories
 from agent_r1.runs.tracking import JsonlTracker, read_metrics
 from agent_r1.tools import ToolRunner, tool
-from agent_r1.types import Action, Episode, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
+from agent_r1.types import (
+    Action,
+    Completion,
+    Episode,
+    Group,
+    Observation,
+    SamplingParams,
+    StepResult,
+    StopReason,
+    Task,
+    TokenIds,
+)
 from tests.helpers import commands, foreign_code
 from tests.helpers.full_disks import files_of_at_most
 from tests.helpers.hand_made import (
@@ -60,7 +73,9 @@ from tests.helpers.hand_made import (
     weights_of,
     with_parts,
 )
+from tests.helpers.process_free_cluster import LoopCluster
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
+from tests.helpers.virtual_clock import in_virtual_time
 from tests.integration.test_runs import score_variety
 from tests.unit.envs.test_env_service import free_port, server
 from tests.unit.runs.test_run_lock import hold
@@ -786,6 +801,76 @@ def test_an_engine_that_cannot_answer_is_asked_again(renderer: ChatRenderer) -> 
     groups, metrics = play(renderer, engine=ScriptedEngine(reply), tools=[fine])
     saved_by_a_retry(groups, metrics, "engine_error", "out of memory")
     seen_in("engine-error", "error/retried_engine_error")
+
+
+def in_workers_until(renderer: ChatRenderer, event: Callable[[LoopCluster], None], **settings: Any) -> Any:
+    """The groups of rollouts in two workers, to which `event` happens once a second, and the counts."""
+
+    async def finish(prompt: TokenIds, sampling: SamplingParams) -> Completion:
+        await asyncio.sleep(1.5)
+        return await ScriptedEngine(lambda *request: [*renderer.encode("over"), renderer.stop_ids[0]]).generate(
+            prompt, sampling
+        )
+
+    engine = ScriptedEngine(lambda prompt, sampling: [])
+    engine.generate = finish
+    parts: Any = {
+        "renderer": renderer,
+        "reward": lambda task, episode: 1.0,
+        "make_env": lambda task: ToolEnv([fine]),
+        "limits": RolloutLimits(deadline_seconds=20.0),
+    }
+    cluster = LoopCluster(lambda proxy: Rollout(engine=proxy, **parts))
+    remote = RemoteRollout(
+        cluster=cluster, settings=RayConfig(**settings), announce=lambda line: None, engine=engine, **parts
+    )
+
+    async def work() -> Any:
+        async with remote.opened():
+            running = asyncio.ensure_future(remote.run([TASK], group_size=8, sampling=SamplingParams(), seed=0))
+            while not running.done():
+                await asyncio.sleep(1.0)
+                event(cluster)
+            return await running, remote.take_counts()
+
+    return in_virtual_time(work())
+
+
+@row("worker-lost")
+def test_the_rollouts_of_a_lost_worker_are_made_anew(renderer: ChatRenderer) -> None:
+    kills = [0, 1]
+
+    def kill(cluster: LoopCluster) -> None:
+        if kills:
+            cluster.alive[kills.pop()].kill()
+
+    [group], counts = in_workers_until(renderer, kill)
+    assert [trajectory.is_failure for trajectory in group] == [False] * 8
+    assert counts["error/lost_workers"] == 2
+    assert counts["error/lost_rollouts"] >= 8
+    seen_in("worker-lost", "error/lost_workers", "error/lost_rollouts")
+
+
+@row("worker-hangs")
+def test_a_worker_that_hangs_is_killed_and_its_rollouts_are_made_anew(renderer: ChatRenderer) -> None:
+    def block(cluster: LoopCluster) -> None:
+        cluster.workers[0].is_blocked = True
+
+    [group], counts = in_workers_until(renderer, block)
+    assert [trajectory.is_failure for trajectory in group] == [False] * 8
+    assert (counts["error/lost_workers"], counts["error/lost_rollouts"]) == (1, 4)
+    seen_in("worker-hangs", "error/lost_workers", "error/lost_rollouts")
+
+
+@row("workers-keep-dying")
+def test_workers_that_keep_dying_stop_the_run(renderer: ChatRenderer) -> None:
+    def kill_all(cluster: LoopCluster) -> None:
+        for worker in cluster.alive:
+            worker.kill()
+
+    with pytest.raises(WorkersError, match="lost 6 times in a row"):
+        in_workers_until(renderer, kill_all, num_workers=1)
+    seen_in("workers-keep-dying", "WorkersError")
 
 
 def first(outcome: Callable[[], Any]) -> RewardFunction:

@@ -224,20 +224,25 @@ def test_a_server_that_cannot_start_ends_the_run_at_once(tmp_path: Path, model_f
         commands.train(*tiny_overrides(tmp_path, model_folder, *overrides), quiet=True, reward=score_variety)
 
 
-def test_servers_that_a_run_started_do_not_outlive_it(tmp_path: Path, model_folder: Path, other_python: Path) -> None:
-    overrides = ["engine=vllm", "engine.servers.start=1", f"engine.servers.python={other_python}", "trainer.steps=500"]
-    recipe, *rest = tiny_overrides(tmp_path, model_folder, *overrides)
-    run = subprocess.Popen(
-        [sys.executable, "-m", "agent_r1.cli", "train", recipe, *rest],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+def test_servers_that_a_run_started_do_not_outlive_it(tmp_path: Path) -> None:
+    """A process that started one is killed with `kill -9`."""
+    server = tmp_path / "python"
+    server.write_text(f"#!/bin/sh\n{SAYS_ITS_BUILD}\ntouch {tmp_path}/$$.pid\nsleep 600 & exec sleep 600\n")
+    server.chmod(0o755)
+    program = f"""
+import time
+from agent_r1.config import load_config
+from agent_r1.engines.http.processes import start_servers
+config = load_config(None, ["model.path=m", "engine=vllm", "engine.servers.start=1", "engine.servers.python={server}"])
+servers = start_servers(config, 512, "float32")
+time.sleep(600)
+"""
+    run = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
-        wait_for(lambda: list(tmp_path.glob("*.pid")), seconds=180)
-        [server] = [int(file.stem) for file in tmp_path.glob("*.pid")]
-        assert is_alive(server)
+        wait_for(lambda: list(tmp_path.glob("*.pid")), seconds=60)
+        [started] = [int(file.stem) for file in tmp_path.glob("*.pid")]
+        assert is_alive(started)
     finally:
         run.send_signal(signal.SIGKILL)
         run.wait()
-    wait_for(lambda: not is_alive(server), seconds=30)
+    wait_for(lambda: not is_alive(started), seconds=30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ def two_ranks(folder: Path) -> dict[str, Any]:
     return results
 
 
+@cache
+def of_one(case: str) -> dict[str, Any]:
+    """What one process computes."""
+    return run_case(case)
+
+
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     """Bit for bit."""
     assert found.keys() == expected.keys()
@@ -43,7 +50,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "nan"])
 def test_two_ranks_have_the_gradients_of_one_process(case: str, two_ranks: dict[str, Any]) -> None:
-    one, two = run_case(case), two_ranks[case]
+    one, two = of_one(case), two_ranks[case]
     assert two["gradients"].keys() == one["gradients"].keys()
     for name, expected in one["gradients"].items():
         assert float(expected.abs().max()) > 0, f"{name} has no gradient"
@@ -54,7 +61,7 @@ def test_two_ranks_have_the_gradients_of_one_process(case: str, two_ranks: dict[
 
 @pytest.mark.parametrize("case", ["tries", "lora", "reference", "own_critic"])
 def test_what_two_ranks_record_of_each_token_is_what_one_process_records(case: str, two_ranks: dict[str, Any]) -> None:
-    one, two = run_case(case)["credit"], two_ranks[case]["credit"]
+    one, two = of_one(case)["credit"], two_ranks[case]["credit"]
     assert len(one) == len(two) > 0
     for expected, found in zip(one, two, strict=True):
         for logprobs, others in zip(expected, found, strict=True):
@@ -63,7 +70,7 @@ def test_what_two_ranks_record_of_each_token_is_what_one_process_records(case: s
 
 @pytest.mark.parametrize("case", ["tied", "lora"])
 def test_the_engine_gets_whole_weights_under_the_plain_names(case: str, two_ranks: dict[str, Any]) -> None:
-    one, two = run_case(case)["weights"], two_ranks[case]["weights"]
+    one, two = of_one(case)["weights"], two_ranks[case]["weights"]
     assert list(one) == list(two)
     for name, tensor in one.items():
         assert two[name].shape == tensor.shape

@@ -33,6 +33,7 @@ from tests.helpers.vllm_server import VllmServer
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # a server that is lost or refused is warned about
     pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no Python with vLLM: make test-vllm"),
 ]
 

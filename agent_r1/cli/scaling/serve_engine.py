@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -67,7 +66,7 @@ def serve_engine(
       agent-r1 serve-engine Qwen/Qwen3-0.6B --python vllm-env/bin/python --devices 1 -- --max-num-seqs 512
       agent-r1 train recipes/quickstart engine=vllm engine.servers.urls=[http://127.0.0.1:8000]
     """
-    from agent_r1.engines.http import KINDS, server_command
+    from agent_r1.engines.http import KINDS, find_python, server_command
     from agent_r1.web import is_loopback
 
     with readable_errors():
@@ -78,9 +77,7 @@ def serve_engine(
                 f"--host {host} can be reached from other machines, and whoever reaches it can replace the weights: "
                 "these calls have no key. Add --trusted-network on a network of your own"
             )
-        interpreter = python or sys.executable
-        if not Path(interpreter).is_file():
-            raise ConfigError(f"--python {interpreter} does not exist; give the path of an interpreter")
+        interpreter = find_python(python)
         command = server_command(
             kind,
             model,

@@ -4,6 +4,6 @@
 that it really has them, `pool` gives requests to servers and brings lost ones back, `engine` is the `Engine`.
 """
 
-from agent_r1.engines.http.commands import KINDS, ServerCommand, server_command
+from agent_r1.engines.http.commands import KINDS, ServerCommand, find_python, server_command
 
-__all__ = ["KINDS", "ServerCommand", "server_command"]
+__all__ = ["KINDS", "ServerCommand", "find_python", "server_command"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -114,10 +116,18 @@ def vllm_build(python: str, variables: tuple[tuple[str, str], ...] = ()) -> Vllm
         )
         build = VllmBuild(**json.loads(found.stdout))
     except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"{python} cannot be asked for its vLLM: {error}; give the path of a Python") from error
+        raise ConfigError(f"{python} cannot be asked for its vLLM ({error}); give the path of a Python") from error
     if not build.installed:
         raise ConfigError(f"vLLM is not installed in the environment of {python}; give the Python of one that has it")
     return build
+
+
+def find_python(name: str | None) -> str:
+    """The path of an interpreter, given as a path or as a command (`python3`); None: the one that runs this."""
+    found = shutil.which(name or sys.executable)
+    if found is None:
+        raise ConfigError(f"{name} does not exist, or cannot be run; give the path of a Python")
+    return found
 
 
 def read_variables(entries: Sequence[str]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from urllib.parse import urlsplit
 
 from agent_r1.config import Config
 from agent_r1.engines.base import Engine
-from agent_r1.engines.http.commands import read_variables, vllm_build
+from agent_r1.engines.http.commands import find_python, read_variables, vllm_build
 from agent_r1.errors import ConfigError, report_problems, require_installed
 from agent_r1.files import is_gguf
 
@@ -54,11 +53,11 @@ def _start_problems(config: Config) -> list[str]:
             f"engine.servers.devices has {len(settings.devices)} entries and engine.servers.start={settings.start}; "
             "give one entry per started server"
         )
-    if settings.start and settings.python is not None and not Path(settings.python).is_file():
-        problems.append(f"engine.servers.python={settings.python} does not exist; give the path of an interpreter")
-    elif settings.start and kind == "vllm":
+    if settings.start:
         try:
-            vllm_build(settings.python or sys.executable, tuple(read_variables(settings.environment).items()))
+            python, variables = find_python(settings.python), read_variables(settings.environment)
+            if kind == "vllm":
+                vllm_build(python, tuple(variables.items()))
         except ConfigError as error:
             problems.append(f"engine.servers.start={settings.start}: {error}")
     return problems

@@ -155,8 +155,9 @@ class ServerPool:
         try:
             await server.synchronise(self._current)
         except ServerError as error:
-            if server.reason != before:
-                _warn(str(error)) if server.state == "refused" else _warn_of_failure(str(error))
+            if server.reason != before and not server.is_starting:
+                warn = _warn if server.state == "refused" else _warn_of_failure
+                warn(str(error))
         else:
             self._wake()
 

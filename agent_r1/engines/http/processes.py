@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent_r1.config import Config
 from agent_r1.engines.http import guard
-from agent_r1.engines.http.commands import ServerCommand, server_command
+from agent_r1.engines.http.commands import ServerCommand, find_python, server_command
 
 _HOST = "127.0.0.1"
 
@@ -85,7 +85,7 @@ def start_servers(config: Config, context_length: int, dtype: str) -> StartedSer
         command = server_command(
             config.engine.name,
             config.model.path,
-            python=settings.python or sys.executable,
+            python=find_python(settings.python),
             host=_HOST,
             port=port,
             context_length=context_length,

@@ -83,6 +83,8 @@ class Server:
         self.label: str | None = None
         """Of the weights it has loaded."""
         self.in_flight = 0
+        self.is_starting = False
+        """Whether it was just started: that it does not answer yet is no news."""
         self.difference = 0.0
         """What the last probe found."""
         self.counts: Counter[str] = Counter()
@@ -186,6 +188,7 @@ class Server:
                 self.state, self.reason = "down", "its update was interrupted"
                 raise
             self.state, self.reason, self._failures_in_a_row = "ready", "", 0
+            self.is_starting = False
 
     async def _load(self, adapter: Adapter, weights: Published) -> None:
         self.label = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -83,7 +84,9 @@ def read_shards(path: Path, rest: Any, make_shard: MakeShard | None) -> Any:
             raise CheckpointError(f"{path / SHARDS} holds '{key}', which is no tensor")
         shape, dtype = entry.size, entry.properties.dtype
         found[key] = torch.empty(shape, dtype=dtype) if make_shard is None else make_shard(shape, dtype)
-    dcp.load(found, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads for itself
+        dcp.load(found, storage_reader=reader, no_dist=True)
     return _filled(rest, found)
 
 

@@ -23,7 +23,7 @@ from agent_r1.errors import ConfigError, EngineError, EngineLostError, EngineReq
 from agent_r1.models import load_policy, merged_weights
 from agent_r1.training import check_config
 from agent_r1.types import Completion, SamplingParams
-from tests.helpers.engine_server import RunningServer, engine_server, wait_for
+from tests.helpers.engine_server import RunningServer, engine_server
 
 GENERATE = {"vllm": "/inference/v1/generate", "sglang": "/generate"}
 LOAD = {"vllm": "/collective_rpc", "sglang": "/update_weights_from_disk"}
@@ -125,6 +125,7 @@ def test_servers_sample_what_the_local_engine_samples(kind: str, pair: list[Runn
     assert set(completion.policy_versions) == {0}
 
 
+@pytest.mark.whole
 def test_greedy_log_probs_are_those_at_temperature_1(kind: str, pair: list[RunningServer], policy: nn.Module) -> None:
     sampling = SamplingParams(max_tokens=6, temperature=0.0)
     completion = run(config_of(kind, pair), policy, lambda engine: engine.generate(PROMPT, sampling))
@@ -133,6 +134,7 @@ def test_greedy_log_probs_are_those_at_temperature_1(kind: str, pair: list[Runni
     assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
+@pytest.mark.whole
 def test_a_stop_id_ends_a_completion_and_is_part_of_it(kind: str, pair: list[RunningServer], policy: nn.Module) -> None:
     first = local_completion(policy).token_ids[2]
     sampling = SamplingParams(max_tokens=12, seed=3, stop=(first,))
@@ -142,6 +144,7 @@ def test_a_stop_id_ends_a_completion_and_is_part_of_it(kind: str, pair: list[Run
     assert first not in completion.token_ids[:-1]
 
 
+@pytest.mark.whole
 def test_the_models_own_end_token_is_no_stop_unless_it_is_asked_for(
     kind: str, pair: list[RunningServer], policy: nn.Module
 ) -> None:
@@ -163,6 +166,7 @@ def test_the_models_own_end_token_is_no_stop_unless_it_is_asked_for(
     assert {(len(completion.token_ids), completion.finish_reason) for completion in found} == {(12, "length")}
 
 
+@pytest.mark.whole
 def test_an_engine_that_cannot_stream_gives_its_tokens_at_once(
     kind: str, pair: list[RunningServer], policy: nn.Module
 ) -> None:
@@ -207,6 +211,7 @@ def test_vllm_log_probs_under_top_p_are_refused(servers: dict[str, list[RunningS
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_new_weights_reach_every_server(kind: str, pair: list[RunningServer], policy: nn.Module) -> None:
     async def work(engine: Engine) -> list[Completion]:
         before = await engine.generate(PROMPT, SAMPLING)
@@ -267,6 +272,7 @@ def test_a_server_that_keeps_its_old_head_is_refused(kind: str, pair: list[Runni
     assert metrics["servers/ready"] == 1
 
 
+@pytest.mark.whole
 def test_a_server_that_is_refused_gets_the_next_weights(
     kind: str, pair: list[RunningServer], policy: nn.Module
 ) -> None:
@@ -296,6 +302,7 @@ def test_when_every_server_disagrees_the_run_ends_with_one_line(
     run(config_of(kind, pair), policy, work)
 
 
+@pytest.mark.whole
 def test_an_update_that_fails_leaves_no_server_paused(kind: str, pair: list[RunningServer], policy: nn.Module) -> None:
     async def work(engine: Engine) -> Completion:
         await engine.update_weights(merged_weights(policy), 0)
@@ -309,6 +316,7 @@ def test_an_update_that_fails_leaves_no_server_paused(kind: str, pair: list[Runn
     assert pair[0].state()["calls"].count({"vllm": "/resume", "sglang": "/continue_generation"}[kind]) >= 3
 
 
+@pytest.mark.whole
 def test_the_folder_of_weights_is_kept_until_the_next_one_is_loaded(
     kind: str, pair: list[RunningServer], policy: nn.Module, tmp_path: Path
 ) -> None:
@@ -349,7 +357,14 @@ def test_a_server_that_does_not_report_versions_is_emptied_before_an_update(
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["500", "garbage", "half", "nonsense", "wrong_version"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "half",
+        "wrong_version",
+        *(pytest.param(fault, marks=pytest.mark.whole) for fault in ("500", "garbage", "nonsense")),
+    ],
+)
 def test_an_answer_that_cannot_be_used_is_asked_for_again(
     kind: str, pair: list[RunningServer], policy: nn.Module, fault: str
 ) -> None:
@@ -366,6 +381,7 @@ def test_an_answer_that_cannot_be_used_is_asked_for_again(
     assert metrics["servers/0/failures"] + metrics["servers/1/failures"] >= 1
 
 
+@pytest.mark.whole
 def test_an_answer_that_is_late_is_asked_for_elsewhere(kind: str, pair: list[RunningServer], policy: nn.Module) -> None:
     async def work(engine: Engine) -> float:
         await engine.update_weights(merged_weights(policy), 0)
@@ -394,6 +410,7 @@ def test_a_request_that_was_aborted_continues_from_its_tokens(
     assert completion.logprobs == pytest.approx(scored(policy, completion), abs=1e-4)
 
 
+@pytest.mark.whole
 def test_a_request_that_fails_everywhere_is_one_error(kind: str, pair: list[RunningServer], policy: nn.Module) -> None:
     async def work(engine: Engine) -> None:
         await engine.update_weights(merged_weights(policy), 0)
@@ -432,6 +449,7 @@ def test_a_server_that_comes_back_with_old_weights_gets_the_current_ones_first(
     assert {version for completion in completions for version in completion.policy_versions} == {1}
 
 
+@pytest.mark.whole
 def test_a_server_with_a_shorter_context_is_refused(kind: str, pair: list[RunningServer], policy: nn.Module) -> None:
     config = config_of(kind, pair[:1], lost_seconds=0.2)
     with pytest.raises(EngineLostError, match="serves a context of 512 tokens, and this run needs 1024"):
@@ -441,6 +459,7 @@ def test_a_server_with_a_shorter_context_is_refused(kind: str, pair: list[Runnin
 # --- load -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_requests_beyond_the_bound_wait_here(kind: str, pair: list[RunningServer], policy: nn.Module) -> None:
     async def work(engine: Engine) -> dict[str, float]:
         await engine.update_weights(merged_weights(policy), 0)
@@ -511,9 +530,3 @@ def test_a_configuration_that_cannot_work_is_refused_before_a_model_is_loaded(
 def test_engine_equals_a_name_is_short_for_its_name() -> None:
     assert load_config(None, ["engine=sglang", "model.path=x"]).engine.name == "sglang"
     assert load_config(None, {"engine": "http", "model.path": "x"}).engine.name == "http"
-
-
-def test_servers_are_waited_for(model_folder: Path) -> None:
-    """The helper itself: a state is read over HTTP."""
-    with engine_server(model_folder) as server:
-        wait_for(lambda: server.state()["faults_left"] == 0)

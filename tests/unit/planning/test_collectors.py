@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,13 +32,14 @@ class InOrder(Workload):
     """Gives groups in the order of the run instead of drawing them."""
 
     __slots__ = ("_left",)
+    _left: Iterator[RecordedGroup]
 
     def play(self, groups: list[RecordedGroup]) -> InOrder:
         object.__setattr__(self, "_left", iter(groups))
         return self
 
     def draw_group(self, size: int, rng: random.Random) -> RecordedGroup:
-        return next(self._left)  # type: ignore[no-any-return]
+        return next(self._left)
 
 
 class Serves(ScriptedEngine):

@@ -597,7 +597,7 @@ def test_time_in_which_nobody_could_move_is_on_no_episodes_deadline(renderer: Ch
 def test_an_exception_in_the_background_surfaces_at_the_next_collect(renderer: ChatRenderer) -> None:
     """Not a failed rollout but broken machinery, in a group that went on after the step, while nobody collected."""
     pool = pool_with_a_straggler(renderer, 40.0)
-    run_member = pool.rollout._roll_out
+    run_member = pool.rollout.roll_out_member
 
     async def breaks_after_a_while(task: Task, *arguments: Any) -> Trajectory:
         trajectory = await run_member(task, *arguments)
@@ -605,7 +605,7 @@ def test_an_exception_in_the_background_surfaces_at_the_next_collect(renderer: C
             raise MemoryError("out of slots")
         return trajectory
 
-    pool.rollout._roll_out = breaks_after_a_while  # type: ignore[method-assign]
+    pool.rollout.roll_out_member = breaks_after_a_while  # type: ignore[method-assign]
 
     async def broken_behind_the_back() -> int:
         await pool.step(0)
@@ -617,6 +617,27 @@ def test_an_exception_in_the_background_surfaces_at_the_next_collect(renderer: C
         return len(asyncio.all_tasks())
 
     assert in_virtual_time(broken_behind_the_back()) == 1
+
+
+class Serves(ScriptedEngine):
+    """An engine with hardware of its own."""
+
+    pauses_during_update = False
+
+
+def test_an_engine_that_serves_during_updates_hides_rollouts_behind_them(renderer: ChatRenderer) -> None:
+    """Ten steps of groups that take 2 s and updates of 4 s: only the first step waits for its groups."""
+    pool = Pool(renderer, even, max_staleness=1, groups=2, steps=10)
+    pool.engine = pool.rollout.engine = Serves(say_the_seed)
+
+    async def run() -> float:
+        for step in range(10):
+            await pool.step(step)
+            await asyncio.sleep(4.0)
+        await pool.collector.close()
+        return asyncio.get_running_loop().time()
+
+    assert in_virtual_time(run()) == pytest.approx(42.0)
 
 
 def test_giving_up_leaves_no_task_and_no_environment_open(renderer: ChatRenderer) -> None:

@@ -8,13 +8,16 @@ whichever process computes them. Passages without any of the words are not looke
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 _SPARSE = 8
-"""With fewer postings than this fraction of the passages, only the passages in them are looked at."""
+"""With fewer than one posting per so many passages, only the passages in them are looked at."""
+_MAX_CHUNK = 1 << 20
+"""Maximum postings added at once, unless a word has more: a query of a megabyte must not take gigabytes."""
 
 
 class Postings:
@@ -41,20 +44,19 @@ class Postings:
             return []
         start = self._starts.item
         parts = [slice(start(number), start(number + 1)) for number in word_ids]
-        passages = np.concatenate([self._passages[part] for part in parts])
-        scores = np.concatenate([self._scores[part] for part in parts])
-        sums = self._zeros()
+        num_postings = sum(part.stop - part.start for part in parts)
+        is_sparse = num_postings * _SPARSE < self._num_passages and num_postings <= _MAX_CHUNK
+        sums, touched = self._zeros(), np.empty(0, np.intp)
         try:
-            np.add.at(sums, passages, scores)
+            for some in _chunks(parts):
+                touched = np.concatenate([self._passages[part] for part in some])
+                np.add.at(sums, touched, np.concatenate([self._scores[part] for part in some]))
             enough = self._kth_score(sums, parts, k)
-            if len(passages) * _SPARSE < len(sums):
-                candidates = np.unique(passages[sums[passages] >= enough])
-            else:
-                candidates = np.flatnonzero(sums >= enough)
+            candidates = np.unique(touched[sums[touched] >= enough]) if is_sparse else np.flatnonzero(sums >= enough)
             return _ranked(candidates, sums[candidates], k)
         finally:
-            if len(passages) * _SPARSE < len(sums):
-                sums[passages] = 0
+            if is_sparse:
+                sums[touched] = 0
             else:
                 sums.fill(0)
 
@@ -75,6 +77,19 @@ class Postings:
             self._own.zeros = np.zeros(self._num_passages, dtype=self._scores.dtype)
         zeros: NDArray[np.float32] = self._own.zeros
         return zeros
+
+
+def _chunks(parts: list[slice]) -> Iterator[list[slice]]:
+    """The parts in their order, so many at once that they have at most `_MAX_CHUNK` postings; usually all of them."""
+    chunk: list[slice] = []
+    size = 0
+    for part in parts:
+        if chunk and size + part.stop - part.start > _MAX_CHUNK:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(part)
+        size += part.stop - part.start
+    yield chunk
 
 
 def _ranked(candidates: NDArray[Any], scores: NDArray[Any], k: int) -> list[tuple[int, float]]:

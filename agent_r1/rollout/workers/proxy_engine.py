@@ -1,0 +1,101 @@
+"""`ProxyEngine`: the engine of a worker's episodes. It asks the driver, which has the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agent_r1.engines import MessageEngine
+from agent_r1.errors import EngineError, EngineRequestError
+from agent_r1.rollout.workers.messages import CancelRequest, EngineAnswer, EngineRequest
+from agent_r1.types import Action, Completion, Observation, SamplingParams
+
+
+class ProxyEngine:
+    """Sends requests with `send` and resolves them when `answer` is called. It has no weights."""
+
+    def __init__(self, send: Callable[[EngineRequest | CancelRequest], None], *, context_length: int) -> None:
+        self._send = send
+        self._context_length = context_length
+        self._policy_version = 0
+        self._num_requests = 0
+        self._open: dict[int, asyncio.Future[EngineAnswer]] = {}
+
+    @property
+    def policy_version(self) -> int:
+        """The newest version that a completion had."""
+        return self._policy_version
+
+    @property
+    def context_length(self) -> int:
+        """That of the real engine."""
+        return self._context_length
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """None: the weights are elsewhere."""
+        return frozenset()
+
+    @property
+    def pauses_during_update(self) -> bool:
+        """False: the driver stops the clocks of workers itself."""
+        return False
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
+        """Sample one completion with the real engine."""
+        answer = await self._ask(prompt_ids=tuple(prompt_ids), sampling=sampling)
+        assert answer.completion is not None
+        return answer.completion
+
+    async def _ask(self, **request: Any) -> EngineAnswer:
+        number = self._num_requests = self._num_requests + 1
+        future: asyncio.Future[EngineAnswer] = asyncio.get_running_loop().create_future()
+        self._open[number] = future
+        self._send(EngineRequest(number=number, **request))
+        try:
+            answer = await future
+        except asyncio.CancelledError:
+            self._send(CancelRequest(number=number))
+            raise
+        finally:
+            del self._open[number]
+        if answer.error is not None:
+            raise (EngineRequestError if answer.is_refusal else EngineError)(answer.error)
+        if answer.completion is not None:
+            self._policy_version = max(self._policy_version, *answer.completion.policy_versions, 0)
+        return answer
+
+    def answer(self, answer: EngineAnswer) -> None:
+        """Resolve a request; one that was cancelled meanwhile is ignored."""
+        future = self._open.get(answer.number)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Refused: only the driver's engine has weights."""
+        raise EngineError("a rollout worker's engine has no weights to update; update the engine of the run")
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Nothing to pause."""
+        yield
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class MessageProxyEngine(ProxyEngine, MessageEngine):
+    """The same for an engine behind a chat API."""
+
+    async def chat(
+        self, observation: Observation, sampling: SamplingParams, on_text: Callable[[str], None] | None = None
+    ) -> tuple[Completion, Action]:
+        """Sample one turn; its text comes as a whole."""
+        answer = await self._ask(observation=observation, sampling=sampling)
+        assert answer.completion is not None
+        assert answer.action is not None
+        if on_text is not None:
+            on_text(answer.action.text)
+        return answer.completion, answer.action

@@ -1,0 +1,148 @@
+"""`RolloutSetup`: what a rollout worker needs to run the episodes of a run: configuration, tokenizer, names.
+
+Code travels beside it (see `rollout/workers/ray_cluster.py`); environments, tools and rewards are made in the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agent_r1.chat import ChatRenderer, Tokenizer, load_renderer, portable_tokenizer, server_renderer
+from agent_r1.config import Config
+from agent_r1.engines import Engine, MessageEngine
+from agent_r1.envs import AgentEnv
+from agent_r1.errors import ConfigError
+from agent_r1.gateway import Gateway
+from agent_r1.registry import Registry, find_module, open_recipe_copy, recipe_folder
+from agent_r1.rewards import find_reward, reward_functions
+from agent_r1.rollout import Rollout
+from agent_r1.rollout.workers import Cluster, ProxyEngine, RemoteRollout, make_cluster, recipe_copy
+from agent_r1.tools import BaseTool, ToolRunner
+from agent_r1.tools.builtin import declare_servers, make_server
+from agent_r1.training.plan import RunPlan, distinct_setups, first_observation, tool_policies
+from agent_r1.training.rollouts.parts import rollout_parts
+from agent_r1.types import TokenIds
+
+_REGISTRIES: Mapping[str, Registry[Any]] = {
+    "tools": BaseTool.registry,
+    "environments": AgentEnv.registry,
+    "rewards": reward_functions,
+}
+"""Where objects that are passed to `agent_r1.train` are registered."""
+
+_MAX_COMPARED = 64
+"""First prompts with which the tokenizer of workers is compared with the driver's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutSetup:
+    """A run as its rollout workers see it."""
+
+    config: Config
+    tokenizer: Tokenizer | None
+    """None: workers load it from `model.path`, with `transformers`, unless the engine takes messages."""
+    stop_ids: TokenIds
+    context_length: int
+    takes_messages: bool
+    given: Any
+    """Entries that are registered as objects, by registry and name; pickled on the way."""
+    folder: Path
+    """The working folder of the driver."""
+
+    def pickled(self, dumps: Callable[[Any], bytes]) -> bytes:
+        """What is sent to the worker. Objects of the recipe are inside as bytes: they can be read when its files are
+        importable."""
+        return dumps(replace(self, given=dumps(self.given)))
+
+    @asynccontextmanager
+    async def rollout(self, engine: ProxyEngine) -> AsyncIterator[Rollout]:
+        """In the worker: what runs the episodes; the end of the block stops tools and gateway."""
+        if self.folder.is_dir():  # relative paths of the configuration, where the file system is shared
+            os.chdir(self.folder)
+        config, copy = self.config, recipe_copy()
+        if config.recipe is not None and copy is not None:
+            open_recipe_copy(copy, Path(config.recipe).resolve())
+            config = replace(config, recipe=str(copy))
+        with recipe_folder(copy):
+            self._register_given()
+            for module in config.imports:
+                find_module(module, f"module '{module}' of imports")
+            servers = config.tools.get("mcp", {})
+            declare_servers({name: make_server(name, given) for name, given in servers.items()})
+            reward = find_reward(config.reward.function, [(part.name, part.weight) for part in config.reward.functions])
+            renderer = self._renderer(config)
+            async with (
+                ToolRunner(tool_policies(config), seed=config.trainer.seed) as tools,
+                Gateway(config.agent) as gateway,
+            ):
+                yield Rollout(engine=engine, renderer=renderer, **rollout_parts(config, reward, tools, gateway))
+
+    def _renderer(self, config: Config) -> ChatRenderer:
+        if self.takes_messages:
+            return server_renderer()
+        if self.tokenizer is not None:
+            return ChatRenderer(self.tokenizer, config.model.tool_format, stop_ids=self.stop_ids)
+        return load_renderer(
+            config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
+        )
+
+    def _register_given(self) -> None:
+        try:
+            given = pickle.loads(self.given)
+        except ImportError as error:
+            raise ConfigError(
+                f"the tools, environments and rewards that were given as objects need the module '{error.name}', which "
+                "workers cannot import; add its folder or file to rollout.ray.modules"
+            ) from error
+        for kind, entries in given.items():
+            for name, entry in entries.items():
+                _REGISTRIES[kind].add(name, entry, replaceable=True)
+
+
+def make_remote_rollout(
+    plan: RunPlan,
+    renderer: ChatRenderer,
+    engine: Engine,
+    tools: ToolRunner,
+    gateway: Gateway,
+    *,
+    announce: Callable[[str], None],
+) -> RemoteRollout:
+    """What runs the episodes of a run in the workers of a Ray cluster."""
+    config, takes_messages = plan.config, isinstance(engine, MessageEngine)
+    tokenizer = None if takes_messages else _tokenizer_to_send(plan, renderer)
+    setup = RolloutSetup(
+        config=config,
+        tokenizer=tokenizer,
+        stop_ids=renderer.stop_ids,
+        context_length=engine.context_length,
+        takes_messages=takes_messages,
+        given={kind: registry.given() for kind, registry in _REGISTRIES.items()},
+        folder=Path.cwd(),
+    )
+    cluster: Cluster = make_cluster(
+        config.rollout.ray, setup, recipe=None if config.recipe is None else Path(config.recipe)
+    )
+    return RemoteRollout(
+        cluster=cluster,
+        settings=config.rollout.ray,
+        announce=announce,
+        engine=engine,
+        renderer=renderer,
+        **rollout_parts(config, plan.reward, tools, gateway),
+    )
+
+
+def _tokenizer_to_send(plan: RunPlan, renderer: ChatRenderer) -> Tokenizer | None:
+    """The tokenizer without `transformers`, if it writes the first prompts of some tasks in the same way."""
+    shown = distinct_setups([*plan.train_tasks, *plan.eval_tasks])[:_MAX_COMPARED]
+    shown += plan.train_tasks[: _MAX_COMPARED - len(shown)]
+    return portable_tokenizer(
+        renderer, plan.config.model.tool_format, [first_observation(plan, task) for task in shown]
+    )

@@ -1,0 +1,328 @@
+"""`rollout.workers=ray` for real: actors, nodes, what travels, what is killed.
+
+`make test-ray` runs all of it, the quickstart on two nodes of which one is killed among it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agent_r1
+from agent_r1.errors import WorkersError
+from agent_r1.types import Trajectory
+from tests.helpers import commands
+from tests.helpers.tiny_runs import RECIPE, tiny_overrides
+from tests.integration.test_runs import same_weights
+from tests.unit.envs.test_env_service import free_port
+
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
+
+pytestmark = [
+    pytest.mark.whole,
+    pytest.mark.filterwarnings("default"),  # those of Ray are not ours
+]
+
+ROOT = Path(__file__).parents[2]
+
+REWARD = """
+import os, signal, sys
+from pathlib import Path
+
+from .words import WORD
+
+
+def score(task, episode):
+    kill = os.environ.get("TEST_KILL_ONCE")
+    if kill and len(episode.steps) and Path(kill).exists():
+        try:
+            Path(kill).unlink()
+        except FileNotFoundError:
+            pass  # the other worker was first
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return {
+        "score": float(len(set(episode.final_text))),
+        "answer": WORD,
+        "torch": float("torch" in sys.modules),
+        "pid": float(os.getpid()),
+    }
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster of one node with two CPUs, as `ray start --head` makes one."""
+    from ray.cluster_utils import Cluster
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    yield started
+    started.shutdown()
+
+
+def recipe_in(folder: Path, *, word: str = "first") -> Path:
+    """The quickstart's tools with another reward, in a folder that is called like a module that workers need."""
+    recipe = folder / "recipe" / "json"
+    shutil.copytree(RECIPE, recipe, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    (recipe / "words.py").write_text(f"WORD = {word!r}\n")
+    (recipe / "reward_fn.py").write_text(REWARD)
+    tool = f"price_{hashlib.sha1(str(folder).encode()).hexdigest()[:8]}"  # `price` is taken here
+    for name, old, new in (("tools.py", "@tool\n", f"@tool(name='{tool}')\n"), ("base.yaml", "[price,", f"[{tool},")):
+        (recipe / name).write_text((recipe / name).read_text().replace(old, new))
+    return recipe
+
+
+def tiny_run(folder: Path, model: Path, *extra: str) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    _, *overrides = tiny_overrides(folder, model, "trainer.steps=2", "rollout.group_size=6", *extra)
+    return overrides
+
+
+def on(cluster: Any, *extra: str) -> list[str]:
+    return ["rollout.workers=ray", f"rollout.ray.address={cluster.address}", *extra]
+
+
+def comparable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Everything but the times and the process."""
+
+    def timeless(metrics: Any) -> dict[str, Any]:
+        return {name: value for name, value in metrics.items() if not name.endswith("/seconds")}
+
+    return [
+        replace(
+            trajectory,
+            steps=tuple(
+                replace(step, timings={}, info={**step.info, "metrics": timeless(step.info.get("metrics", {}))})
+                for step in trajectory.steps
+            ),
+            metrics=timeless(trajectory.metrics),
+            reward_parts={name: part for name, part in trajectory.reward_parts.items() if name not in ("pid", "torch")},
+        )
+        for trajectory in trajectories
+    ]
+
+
+def metrics_of(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_workers_without_torch_make_the_same_run_and_one_that_is_killed_changes_nothing(
+    cluster: Any, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_in(tmp_path)
+    plain, ray, killed = (tmp_path / name for name in ("plain", "ray", "killed"))
+    commands.train(recipe, *tiny_run(plain, model_folder), quiet=True)
+    commands.train(recipe, *tiny_run(ray, model_folder, *on(cluster)), quiet=True)
+    marker = tmp_path / "kill"
+    marker.touch()
+    monkeypatch.setenv("TEST_KILL_ONCE", str(marker))
+    settings = on(cluster, "rollout.ray.env_vars=[TEST_KILL_ONCE]")
+    commands.train(recipe, *tiny_run(killed, model_folder, *settings), quiet=True)
+    expected = agent_r1.load_trajectories(plain / "tiny")
+    assert len(expected) == 2 * 2 * 6
+    for folder in (ray, killed):
+        trajectories = agent_r1.load_trajectories(folder / "tiny")
+        assert comparable(trajectories) == comparable(expected)
+        assert same_weights(plain / "tiny", folder / "tiny")
+        assert {trajectory.reward_parts["torch"] for trajectory in trajectories} == {0.0}
+        pids = {trajectory.reward_parts["pid"] for trajectory in trajectories}
+        assert os.getpid() not in pids
+        assert len(pids) == 2 or folder is killed
+    assert not marker.exists()
+    counts = [(line["error/lost_workers"], line["error/lost_rollouts"]) for line in metrics_of(killed / "tiny")]
+    assert counts[0][0] == 1
+    assert counts[0][1] >= 1
+    assert counts[1] == (0, 0)
+    assert [line["error/lost_workers"] for line in metrics_of(ray / "tiny")] == [0, 0]
+
+
+def test_a_cluster_that_is_not_there_is_an_error_at_once(tmp_path: Path, model_folder: Path) -> None:
+    settings = ["rollout.workers=ray", f"rollout.ray.address=127.0.0.1:{free_port()}"]
+    with pytest.raises(WorkersError, match=r"the Ray cluster at 127\.0\.0\.1:\d+ cannot be reached: .*refused"):
+        commands.train(recipe_in(tmp_path), *tiny_run(tmp_path / "runs", model_folder, *settings), quiet=True)
+
+
+def test_the_next_run_has_the_recipe_as_it_is_then(cluster: Any, tmp_path: Path, model_folder: Path) -> None:
+    """And agents behind the gateway run in the workers."""
+    for word in ("before", "after"):
+        recipe = recipe_in(tmp_path, word=word)
+        (recipe / "agents.py").write_text(AGENT)
+        overrides = [
+            *on(cluster),
+            "trainer.steps=1",
+            "data.agent_name=gateway",
+            "agent.function=agents:solve",
+        ]
+        commands.train(recipe, *tiny_run(tmp_path / word, model_folder, *overrides), quiet=True)
+        trajectories = agent_r1.load_trajectories(tmp_path / word / "tiny")
+        assert {trajectory.vote for trajectory in trajectories} == {word}
+        assert {len(trajectory.steps) for trajectory in trajectories} == {1}
+
+
+AGENT = """
+import json, urllib.request
+
+
+def solve(task, base_url, api_key):
+    body = {"model": "any", "messages": [dict(message) for message in task["prompt"]], "max_tokens": 6}
+    request = urllib.request.Request(
+        f"{base_url}/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"},
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]["content"] or ""
+"""
+
+
+@pytest.mark.slow
+def test_a_tool_that_crashes_its_worker_every_time_ends_the_run_with_one_line_and_a_checkpoint(
+    cluster: Any, tmp_path: Path, model_folder: Path
+) -> None:
+    recipe = recipe_in(tmp_path)
+    text = (recipe / "reward_fn.py").read_text()
+    (recipe / "reward_fn.py").write_text(
+        text.replace(
+            "    return {", "    if episode.steps[0].policy_versions[0] > 0:\n        os._exit(3)\n    return {"
+        )
+    )
+    settings = on(cluster, "rollout.ray.max_losses=2", "trainer.save_every=100", "rollout.ray.num_workers=1")
+    with pytest.raises(WorkersError, match="a rollout worker was lost 4 times in a row") as caught:
+        commands.train(recipe, *tiny_run(tmp_path / "runs", model_folder, *settings), quiet=True)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in sorted((tmp_path / "runs" / "tiny" / "checkpoints").iterdir())] == ["step_1"]
+
+
+# Two nodes, one killed; signals
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """The first true value of a condition."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "nothing happened for too long"
+        time.sleep(0.2)
+    return value
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns_on_two_nodes_while_one_is_killed(tmp_path: Path, capsys: Any) -> None:
+    """A node is killed in step 4 and another one joins in step 9."""
+    from ray.cluster_utils import Cluster
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    head_args = {"num_cpus": 0, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head_args)
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    metrics = tmp_path / "runs" / "quickstart" / "metrics.jsonl"
+
+    def steps_done() -> int:
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        return max((json.loads(line)["step"] for line in lines), default=0)
+
+    command = [
+        *(sys.executable, "-m", "agent_r1.cli", "train", str(RECIPE), f"run.folder={tmp_path / 'runs'}"),
+        *on(cluster),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "200"}
+    output: list[str] = []
+    with subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
+        reader = threading.Thread(target=lambda: output.extend(run.stdout or ()))
+        reader.start()
+        try:
+            wait_for(lambda: steps_done() >= 4 or run.poll() is not None, 1800)
+            cluster.remove_node(nodes[1], allow_graceful=False)
+            wait_for(lambda: steps_done() >= 9 or run.poll() is not None, 1800)
+            cluster.add_node(num_cpus=1)
+            assert run.wait(timeout=1800) == 0, "".join(output)[-3000:]
+        finally:
+            if run.poll() is None:
+                run.kill()
+            reader.join()
+            cluster.shutdown()
+    summary = json.loads((tmp_path / "runs" / "quickstart" / "summary.json").read_text())
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [line for line in lines if "error/lost_workers" in line]
+    counts = {
+        name: sum(line[name] for line in steps)
+        for name in ("error/lost_workers", "error/lost_rollouts", "error/failed_rollouts", "error/dropped_groups")
+    }
+    with capsys.disabled():
+        print(f"\nsuccess {summary['success_before']:.3f} -> {summary['success_after']:.3f}; {counts}")
+        print("workers per step:", [int(line["perf/workers"]) for line in steps])
+        print(*[line for line in output if "rollout worker" in line], sep="")
+    assert summary["success_after"] >= 0.9
+    assert len(steps) == 20
+    assert all(line["perf/episodes"] == 128 for line in steps)
+    assert counts["error/lost_workers"] >= 1
+    assert counts["error/lost_rollouts"] >= 1
+    assert counts["error/failed_rollouts"] == 0
+    assert min(line["perf/workers"] for line in steps) == 1
+    assert steps[-1]["perf/workers"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_interrupted_or_killed_leaves_no_process_behind(
+    tmp_path: Path, model_folder: Path, number: signal.Signals
+) -> None:
+    """Ctrl-C reaches the whole process group, as from a terminal."""
+    folder = tmp_path / "runs"
+    overrides = tiny_run(folder, model_folder, "trainer.steps=500", "trainer.save_every=500", "rollout.workers=ray")
+    command = [sys.executable, "-m", "agent_r1.cli", "train", str(RECIPE), *overrides, "rollout.ray.address=local"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    metrics = folder / "tiny" / "metrics.jsonl"
+    with subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as run:
+        try:
+            wait_for(lambda: (metrics.exists() and metrics.read_text()) or run.poll() is not None, 300)
+            started = processes_below(run.pid)
+            if number == signal.SIGINT:
+                os.killpg(run.pid, number)
+            else:
+                run.send_signal(number)
+            output, _ = run.communicate(timeout=120)
+        finally:
+            run.kill()
+    assert sum("RolloutWorker" in name for name in started.values()) == 2
+    if number != signal.SIGKILL:
+        assert run.returncode == 128 + number, output[-3000:]
+        assert "the same command resumes from there" in output
+    wait_for(lambda: not [name for pid, name in started.items() if name_of(pid) == name], 120)
+
+
+def processes_below(parent: int) -> dict[int, str]:
+    """The processes that a process has started, and theirs, by their command lines."""
+    parents: dict[int, int] = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    found, new = set[int](), {parent}
+    while new:
+        new = {pid for pid, above in parents.items() if above in new}
+        found |= new
+    return {pid: name for pid in found if (name := name_of(pid))}
+
+
+def name_of(pid: int) -> str:
+    """The command line of a process; "" when it has ended."""
+    with suppress(OSError):
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    return ""
