@@ -242,9 +242,14 @@ def test_a_model_that_writes_its_own_observation_is_stopped_there(tokenizer: Any
 
 
 def test_a_token_that_ends_a_call_and_its_line_stays(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    renderer = ChatRenderer(copy.deepcopy(tokenizer), "react")
     pieces = ["Action: price\n", "Action Input: ", '{"item": 1', "}\n", '{"result"', ": 7}", "\nFinal Answer: 7"]
-    monkeypatch.setattr(renderer.tokenizer, "decode", lambda ids, **_: "".join(pieces[i - 1000] for i in ids))
+
+    def decode(ids: list[int], **options: Any) -> str:
+        return "".join(pieces[i - 1000] if i >= 1000 else str(tokenizer.decode([i], **options)) for i in ids)
+
+    own = copy.deepcopy(tokenizer)
+    monkeypatch.setattr(own, "decode", decode)
+    renderer = ChatRenderer(own, "react")
     sampled = Completion(
         token_ids=tuple(range(1000, 1007)),
         logprobs=tuple(-0.1 * number for number in range(7)),
