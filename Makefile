@@ -4,7 +4,7 @@
 #   make train algorithm=ppo    any config group or key=value through args="trainer.steps=10 ..."
 #   make test                   lint, types, tests (make test-whole: pages followed word for word, faults, kills)
 #   make test-ray               rollouts on Ray: two nodes of which one is killed, signals (minutes)
-#   make test-ranks             the quickstart learns on two ranks of this machine (minutes)
+#   make test-ranks             two ranks on this machine: signals, failures, and the quickstart learns (minutes)
 #   make fuzz                   10,000 random rows, configurations, service requests and tool outputs; all property tests
 #   make coverage               line coverage of agent_r1 by the unit tests, with a floor
 #   make docs                   the documentation as a site, in build/site
@@ -46,7 +46,7 @@ test-whole: $(SETUP)
 	$(PYTEST) -m "whole and not slow"
 
 test-ranks: $(SETUP)
-	$(BIN)/python -m pytest -m slow tests/integration/test_ranks_learn.py
+	$(BIN)/python -m pytest -m slow tests/integration/test_ranks_learn.py tests/integration/test_torchrun.py
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow

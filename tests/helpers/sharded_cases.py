@@ -44,7 +44,7 @@ CASES: dict[str, list[str]] = {
 }
 
 
-RESUMED = ("tied", "lora", "own_critic", "closed_form")
+RESUMED = ("lora", "own_critic")
 
 
 def make_policy(*, tied: bool = False) -> LlamaForCausalLM:

@@ -102,7 +102,7 @@ def test_two_ranks_read_the_checkpoint_of_one_process(case: str, two_ranks: dict
 
 
 def test_a_damaged_shard_is_found(two_ranks: dict[str, Any], folder: Path) -> None:
-    checkpoint = folder / "two" / "tied" / "step_1"
+    checkpoint = folder / "two" / "lora" / "step_1"
     assert find_damage(checkpoint) is None
     [shard] = (checkpoint / "shards").glob("__1_0*")
     content = bytearray(shard.read_bytes())

@@ -17,10 +17,7 @@ from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 from tests.helpers.torchrun import Torchrun
 
-pytestmark = [
-    pytest.mark.whole,
-    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc"),
-]
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")
 
 LOSS = "tests.helpers.broken_loss:broken"
 SCORE = "reward.function=tests.helpers.tiny_runs:score_variety"
@@ -48,6 +45,7 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
 
 
+@pytest.mark.whole
 def test_two_ranks_train_what_one_process_trains(arguments: Callable[..., list[str]], tmp_path: Path) -> None:
     short = ("trainer.steps=2", "trainer.micro_batch_tokens=512")
     with Torchrun(*arguments("two", *short)) as run:
@@ -68,6 +66,7 @@ def test_two_ranks_train_what_one_process_trains(arguments: Callable[..., list[s
     assert again.success == summary["success_after"]
 
 
+@pytest.mark.whole
 def test_a_killed_rank_ends_the_run_with_one_line_and_one_process_resumes_it(
     arguments: Callable[..., list[str]], tmp_path: Path
 ) -> None:
@@ -90,6 +89,7 @@ def test_a_killed_rank_ends_the_run_with_one_line_and_one_process_resumes_it(
     ]
 
 
+@pytest.mark.slow
 def test_a_signal_saves_the_last_step_on_all_ranks(arguments: Callable[..., list[str]], tmp_path: Path) -> None:
     """It reaches only one of them, as when someone stops one process by its number."""
     with Torchrun(*arguments("stopped", "trainer.steps=400", "trainer.save_every=300")) as run:
@@ -102,8 +102,11 @@ def test_a_signal_saves_the_last_step_on_all_ranks(arguments: Callable[..., list
     assert run.text.count(f"Interrupted by SIGTERM. The last checkpoint is that of step {saved}") == 1
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_in_an_update_ends_all(arguments: Callable[..., list[str]]) -> None:
-    with Torchrun(*arguments("broken", "trainer.steps=400", f"algorithm.loss={{name: {LOSS}}}")) as run:
+    with Torchrun(
+        *arguments("broken", "trainer.steps=400", "trainer.micro_batch_tokens=384", f"algorithm.loss={{name: {LOSS}}}")
+    ) as run:
         started = time.monotonic()
         run.wait_for("broken loss")
         assert run.finish(seconds=60) != 0

@@ -30,6 +30,7 @@ _c10d = cast(Any, dist)  # its stores are not in its list of public names
 _FOREVER = timedelta(days=7)
 """The group that exchanges outcomes waits as long as the slowest rollout takes; the monitor knows who is dead."""
 _START_SECONDS = 300.0
+_LAST_WORDS_SECONDS = 5.0
 _AGREEMENT_SECONDS = 10.0
 """How long a rank that failed among exchanges waits for the others to have failed as well."""
 
@@ -110,6 +111,11 @@ class TorchRanks(Ranks):
                 self.give_up(error)
         with suppress(Exception):
             self._monitor.close(finished=True)
+        if self.agreed(error) and not self.is_first:
+            # torchrun ends all ranks when the first process has ended: the one that shows the error goes first.
+            end = time.monotonic() + _LAST_WORDS_SECONDS
+            while time.monotonic() < end and 0 not in self._monitor.dead_ranks():
+                time.sleep(0.05)
 
     def agreed(self, error: BaseException) -> bool:
         """Whether all ranks have raised this error at the same place."""
