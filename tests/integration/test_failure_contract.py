@@ -837,7 +837,7 @@ def in_workers_until(renderer: ChatRenderer, event: Callable[[LoopCluster], None
 
 
 @row("worker-lost")
-def test_the_rollouts_of_a_lost_worker_are_made_anew(renderer: ChatRenderer) -> None:
+def test_the_rollouts_of_a_lost_worker_are_made_again(renderer: ChatRenderer) -> None:
     kills = [0, 1]
 
     def kill(cluster: LoopCluster) -> None:
@@ -852,7 +852,7 @@ def test_the_rollouts_of_a_lost_worker_are_made_anew(renderer: ChatRenderer) -> 
 
 
 @row("worker-hangs")
-def test_a_worker_that_hangs_is_killed_and_its_rollouts_are_made_anew(renderer: ChatRenderer) -> None:
+def test_a_worker_that_hangs_is_killed_and_its_rollouts_are_made_again(renderer: ChatRenderer) -> None:
     def block(cluster: LoopCluster) -> None:
         cluster.workers[0].is_blocked = True
 

@@ -22,6 +22,9 @@ except ImportError as error:
 CONNECT_SECONDS = 10.0
 """How long a connection may take."""
 
+RESUME_SECONDS = 30.0
+"""How long a server that was paused is asked to resume."""
+
 MIN_LOGPROB, MAX_LOGPROB = -9000.0, 1e-3
 """Log-probs are at most 0; rounding may put them a little above. vLLM says -9999 for one that it does not have."""
 

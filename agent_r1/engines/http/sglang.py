@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from agent_r1.engines.http.client import (
+    RESUME_SECONDS,
     Answer,
     RequestRefusedError,
     ServerClient,
@@ -20,9 +21,6 @@ from agent_r1.engines.http.client import (
     checked_answer,
 )
 from agent_r1.types import SamplingParams
-
-RESUME_SECONDS = 30.0
-"""How long a server that was paused is asked to resume."""
 
 _SEEDS = 2**31
 """Seeds are 32-bit numbers there."""

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from agent_r1.engines.http.client import (
+    RESUME_SECONDS,
     Answer,
     RequestRefusedError,
     ServerClient,
@@ -23,9 +24,6 @@ from agent_r1.engines.http.client import (
     checked_answer,
 )
 from agent_r1.types import SamplingParams
-
-RESUME_SECONDS = 30.0
-"""How long a server that was paused is asked to resume."""
 
 
 class VllmAdapter:

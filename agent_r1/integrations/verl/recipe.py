@@ -51,7 +51,7 @@ def open_recipe(config: Config) -> Iterator[None]:
     if config.recipe is not None and not Path(config.recipe).is_dir():
         raise ConfigError(
             f"the recipe's folder {config.recipe} is not on this machine; put it there (every node needs it), or write "
-            "the recipe anew with python -m agent_r1.integrations.verl"
+            "the recipe again with python -m agent_r1.integrations.verl"
         )
     with no_exit("the code of the recipe"), recipe_folder(None if config.recipe is None else Path(config.recipe)):
         yield

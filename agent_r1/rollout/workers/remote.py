@@ -4,7 +4,7 @@ Groups, seeds, refills, limits and the circuit breaker are those of `Rollout`, i
 sent away. Workers ask the driver's engine for completions, so the engine batches the episodes of all workers, and the
 same seed gives the same rollouts as in one process.
 
-A worker that dies, or does not answer, is replaced; its rollouts are made anew, with the same seeds, by other workers.
+A worker that dies, or does not answer, is replaced; its rollouts are made again, with the same seeds, by other workers.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class RemoteRollout(Rollout):
         self._counts["rollouts"] += len(lost.again) + len(lost.given_up)
         self._announce(
             f"a rollout worker {'was lost' if is_known else 'could not be started'} ({reason}); "
-            f"{len(lost.again)} of its rollouts are made anew by others"
+            f"{len(lost.again)} of its rollouts are made again by others"
             + (f", {len(lost.given_up)} were lost too often and count as failed" if lost.given_up else "")
         )
         for number in lost.given_up:
