@@ -1,0 +1,23 @@
+"""Images as part of a prompt: what they are, the token ids that stand for them, and where these tokens are.
+
+A model reads an image as a run of *image tokens*. In a prompt each of them has an id above every vocabulary
+(`FIRST_IMAGE_ID` and up) that is made from the content of its image: equal ids mean equal images, so whatever compares,
+shares or records prompts by their ids stays exact. Only the look-up of embeddings resolves them, through `ImageStore`.
+"""
+
+from agent_r1.images.encoded import EncodedImage
+from agent_r1.images.ids import FIRST_IMAGE_ID, MAX_IMAGE_TOKENS, image_token_ids, is_image_id
+from agent_r1.images.positions import rope_positions
+from agent_r1.images.store import ImageSpan, ImageStore, image_store
+
+__all__ = [
+    "FIRST_IMAGE_ID",
+    "MAX_IMAGE_TOKENS",
+    "EncodedImage",
+    "ImageSpan",
+    "ImageStore",
+    "image_store",
+    "image_token_ids",
+    "is_image_id",
+    "rope_positions",
+]
