@@ -8,7 +8,7 @@ text is what the family's processor in `transformers` writes, which needs packag
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,13 @@ class Family:
     """A family of models that read images."""
 
     layout: Layout
+    processors: Mapping[str, str]
+    """Image processors by name, with the package of `transformers` that has them; the first one is the usual one."""
     inputs: tuple[str, ...]
     """The arguments of `get_image_features`, as the image processor names them."""
-    image_token: str
+    image_token: str = "<image>"
     """The usual text of an image token."""
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the image processor."""
 
 
@@ -107,20 +109,30 @@ def _merged_patches(output: Mapping[str, Any], settings: FamilySettings, image_p
     return ImageLayout(text=settings.image_token * (grid[0] * grid[1]), num_tokens=grid[0] * grid[1], grid=grid)
 
 
-_TILES = Family(
-    layout=_tiles,
-    inputs=("pixel_values", "pixel_attention_mask"),
-    image_token="<image>",
-    options={"return_row_col_info": True},
-)
+def _tile_family(name: str, package: str) -> Family:
+    return Family(
+        layout=_tiles,
+        processors={name: package},
+        inputs=("pixel_values", "pixel_attention_mask"),
+        options={"return_row_col_info": True},
+    )
+
+
 _QWEN = Family(
-    layout=_merged_patches, inputs=("pixel_values", "image_grid_thw"), image_token="<|image_pad|>", options={}
+    layout=_merged_patches,
+    processors={"Qwen2VLImageProcessor": "qwen2_vl"},
+    inputs=("pixel_values", "image_grid_thw"),
+    image_token="<|image_pad|>",
 )
 
 FAMILIES: dict[str, Family] = {
-    "smolvlm": _TILES,
-    "idefics3": _TILES,
-    "llava": Family(layout=_patches, inputs=("pixel_values",), image_token="<image>", options={}),
+    "smolvlm": _tile_family("SmolVLMImageProcessor", "smolvlm"),
+    "idefics3": _tile_family("Idefics3ImageProcessor", "idefics3"),
+    "llava": Family(
+        layout=_patches,
+        processors={"CLIPImageProcessor": "clip", "SiglipImageProcessor": "siglip", "LlavaImageProcessor": "llava"},
+        inputs=("pixel_values",),
+    ),
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
     "qwen3_vl": _QWEN,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ def load_image_processor(
     *,
     max_tokens: int | None = None,
     max_pixels: int | None = None,
-    trust_remote_code: bool = False,
 ) -> ImageProcessor | None:
     """The image processor of a model folder or hub id; None for a model of text, or of a family that is not supported.
 
@@ -41,13 +41,16 @@ def load_image_processor(
     if name not in FAMILIES:
         return None
     require_installed("PIL", "pillow", "images", f"the model '{path}' ({name})")
-    from transformers import AutoImageProcessor, AutoTokenizer
-
+    processor_config = _read_json(path, "processor_config.json") or {}
+    # Newer folders have one file for both.
+    given = processor_config.get("image_processor") or _read_json(path, "preprocessor_config.json") or {}
+    image_processor_class = _image_processor_class(FAMILIES[name], given.get("image_processor_type"), path)
     try:
-        auto: Any = AutoImageProcessor
-        image_processor = auto.from_pretrained(str(path), backend="pil", trust_remote_code=trust_remote_code)
+        image_processor = image_processor_class.from_pretrained(str(path))
         if tokenizer is None:
-            tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(str(path))
     except Exception as error:
         raise ConfigError(f"the image processor of '{path}' cannot be loaded: {error}") from error
     return ImageProcessor(
@@ -55,7 +58,7 @@ def load_image_processor(
         image_processor,
         tokenizer,
         config=config,
-        processor_config=_read_json(path, "processor_config.json") or {},
+        processor_config=processor_config,
         max_tokens=max_tokens,
         max_pixels=max_pixels,
     )
@@ -190,6 +193,20 @@ class ImageProcessor:
         if len(ids) != 1:
             raise ConfigError(f"the model's tokenizer has no image token '{token}'")
         return int(ids[0])
+
+
+def _image_processor_class(family: Family, given: str | None, path: str | Path) -> Any:
+    """The class that works with Pillow, from its own module: `AutoImageProcessor` asks for torchvision in some versions
+    of `transformers`."""
+    name = next(iter(family.processors)) if given is None else given.removesuffix("Fast").removesuffix("Pil")
+    if name not in family.processors:
+        raise ConfigError(
+            f"the model '{path}' has the image processor '{given}', which is not supported for its family "
+            f"(supported: {', '.join(family.processors)})"
+        )
+    package = family.processors[name]
+    module = import_module(f"transformers.models.{package}.image_processing_pil_{package}")
+    return getattr(module, f"{name}Pil")
 
 
 def _frozen(value: Any) -> Any:
