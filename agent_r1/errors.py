@@ -3,7 +3,8 @@
     AgentR1Error
     |-- ConfigError (ValueError)           a key, value or combination in the configuration
     |-- DataError (ValueError)             a row, a column or a file
-    |-- UnsupportedMediaError (ValueError) images, video or audio, which are not supported yet
+    |-- ImageError (ValueError)            an image that is broken, hostile or beyond a limit
+    |-- UnsupportedMediaError (ValueError) images, video or audio that the model does not read
     |-- ChatTemplateError (ValueError)     a conversation that the model's chat template rejects
     |-- UnknownNameError (LookupError)     a name that is not registered
     |-- MissingExtraError (ImportError)    an optional dependency; the message has the pip line
@@ -62,6 +63,10 @@ class ConfigError(AgentR1Error, ValueError):
 
 class DataError(AgentR1Error, ValueError):
     """A data file is wrong."""
+
+
+class ImageError(AgentR1Error, ValueError):
+    """An image cannot be used."""
 
 
 class UnsupportedMediaError(AgentR1Error, ValueError):
