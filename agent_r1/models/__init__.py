@@ -34,10 +34,25 @@ from agent_r1.models.padding import round_up
 from agent_r1.models.precision import train_in_float32
 from agent_r1.models.tiny import build_tiny_model, train_tokenizer
 from agent_r1.models.unmerged_adapters import add_unmerged_adapters
+from agent_r1.models.vision import (
+    ByteCache,
+    ImagePass,
+    Vision,
+    VisionFamily,
+    decoder_inputs,
+    freeze_vision,
+    set_attention,
+    vision_family,
+    vision_of,
+)
 
 __all__ = [
+    "ByteCache",
+    "ImagePass",
     "LoadedModel",
     "Rounding",
+    "Vision",
+    "VisionFamily",
     "action_scores",
     "adapter_factors",
     "adapters_off",
@@ -53,11 +68,13 @@ __all__ = [
     "compile_layers",
     "convert_gguf",
     "copy_model",
+    "decoder_inputs",
     "export_adapters",
     "export_model",
     "export_policy",
     "find_targets",
     "freeze_gc",
+    "freeze_vision",
     "fuse_projections",
     "gguf_folder",
     "is_gguf",
@@ -73,8 +90,11 @@ __all__ = [
     "restore_state",
     "round_up",
     "saved_state",
+    "set_attention",
     "stored_bytes",
     "train_in_float32",
     "train_tokenizer",
     "unpack_gguf",
+    "vision_family",
+    "vision_of",
 ]
