@@ -6,6 +6,7 @@ from agent_r1.models.vision.families import (
     FAMILIES,
     VisionFamily,
     freeze_vision,
+    places_in_two_dimensions,
     set_attention,
     vision_family,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "VisionFamily",
     "decoder_inputs",
     "freeze_vision",
+    "places_in_two_dimensions",
     "set_attention",
     "vision_family",
     "vision_of",

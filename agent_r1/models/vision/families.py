@@ -87,6 +87,12 @@ def vision_family(config: Any) -> VisionFamily | None:
     return FAMILIES.get(str(getattr(config, "model_type", "")))
 
 
+def places_in_two_dimensions(config: Any) -> bool:
+    """Whether a model, or a decoder, with this configuration places image tokens in two dimensions."""
+    family = FAMILIES.get(str(getattr(config, "model_type", "")).removesuffix("_text"))
+    return family is not None and family.two_dimensional
+
+
 def set_attention(model: nn.Module, name: str) -> str:
     """Set the attention implementation of a model's decoder; a vision tower keeps its own. Returns what it was."""
     target: Any = model
