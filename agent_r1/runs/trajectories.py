@@ -8,15 +8,20 @@ raw text and images are written the same way. `form` says which of messages, tex
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from agent_r1.codec import observation_from_json, observation_to_json, write_json
 from agent_r1.files import write_atomically
 from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory, common_prefix
+
+RESTS = 2.0
+"""Time in which the encoding thread rests, in units of the time in which it works."""
 
 _FORMS = ("messages", "text", "token_ids")
 _NOTHING_SEEN: Mapping[str, Any] = {"messages": None, "text": None, "images": [], "tools": None}
@@ -35,14 +40,19 @@ class PendingTrajectories:
         pending.write(path)               # waits for the thread if it must
 
     The file is the one of `write_trajectories`. A batch that is never written leaves no trace.
+
+    Until `write` is called, the thread rests after each trajectory: it would otherwise hold the interpreter's lock for
+    milliseconds each time that the learner, which starts thousands of kernels, gives it up.
     """
 
     def __init__(self, groups: Sequence[Group], *, policy_step: int) -> None:
+        self._is_awaited = Event()
         self._encode = partial(trajectory_lines, groups, policy_step=policy_step)
-        self._lines = _encoding_thread().submit(self._encode)
+        self._lines = _encoding_thread().submit(self._encode, rest=self._is_awaited.wait)
 
     def write(self, path: Path) -> None:
         """Write the file."""
+        self._is_awaited.set()
         try:
             lines = self._lines.result()
         except Exception:  # noqa: BLE001 - what shares a record with this thread may change it; now nothing does
@@ -56,14 +66,19 @@ def _encoding_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="record")
 
 
-def trajectory_lines(groups: Iterable[Group], *, policy_step: int) -> list[str]:
-    """One line of JSON per trajectory, each with its line end."""
-    entries = [
-        {"policy_step": policy_step, "prompt": list(group.task.prompt), **_as_json(trajectory)}
-        for group in groups
-        for trajectory in (*group, *filter(None, [group.greedy]))
-    ]
-    return [write_json(entry, default=_in_words) + "\n" for entry in entries]
+def trajectory_lines(
+    groups: Iterable[Group], *, policy_step: int, rest: Callable[[float], object] | None = None
+) -> list[str]:
+    """One line of JSON per trajectory, each with its line end. `rest` is called after each, with seconds."""
+    lines: list[str] = []
+    for group in groups:
+        for trajectory in (*group, *filter(None, [group.greedy])):
+            started = time.perf_counter()
+            entry = {"policy_step": policy_step, "prompt": list(group.task.prompt), **_as_json(trajectory)}
+            lines.append(write_json(entry, default=_in_words) + "\n")
+            if rest is not None:
+                rest(RESTS * (time.perf_counter() - started))
+    return lines
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
