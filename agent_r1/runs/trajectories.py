@@ -157,11 +157,10 @@ def _as_json(trajectory: Trajectory, write_image: Callable[[Any], Any] | None) -
     for step in trajectory.steps:
         shared = common_prefix(ids_before, step.prompt_ids)
         seen = observation_to_json(step.observation, write_image)
-        hashes = (picture.content_hash for picture in pictures_in(step.observation.messages or ()))
         steps.append(
             {
                 "shared": shared,
-                "prompt_ids": compact_ids(step.prompt_ids[shared:], picture_numbers(step.prompt_ids, hashes)),
+                "prompt_ids": _new_ids(step, shared),
                 **_observation_delta(before, seen, compact_ids(step.prompt_ids)),
                 "text": step.action.text,
                 "content": step.action.content,
@@ -211,6 +210,12 @@ def _as_json(trajectory: Trajectory, write_image: Callable[[Any], Any] | None) -
         "metrics": dict(trajectory.metrics),
         "steps": steps,
     }
+
+
+def _new_ids(step: Step, shared: int) -> Sequence[Any]:
+    """The ids of a prompt after the shared ones; runs of image tokens with the picture that they are."""
+    hashes = (picture.content_hash for picture in pictures_in(step.observation.messages or ()))
+    return compact_ids(step.prompt_ids[shared:], picture_numbers(step.prompt_ids, hashes))
 
 
 def _observation_delta(before: Mapping[str, Any], seen: Mapping[str, Any], prompt_ids: Sequence[Any]) -> dict[str, Any]:
