@@ -12,10 +12,12 @@ their prompt (`agent_r1/images/compact.py`).
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from agent_r1.codec import (
@@ -29,6 +31,9 @@ from agent_r1.codec import (
 from agent_r1.files import write_atomically
 from agent_r1.images import Picture, PictureFolder, compact_ids, expand_ids, picture_numbers, pictures_in
 from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory, common_prefix
+
+RESTS = 2.0
+"""Time in which the encoding thread rests, in units of the time in which it works."""
 
 _FORMS = ("messages", "text", "token_ids")
 _NOTHING_SEEN: Mapping[str, Any] = {"messages": None, "text": None, "images": [], "tools": None}
@@ -47,9 +52,11 @@ def picture_folder(path: Path) -> PictureFolder:
 class _Batch:
     """The lines of a batch, which refer to its pictures, and these."""
 
-    def __init__(self, groups: Iterable[Group], policy_step: int) -> None:
+    def __init__(
+        self, groups: Iterable[Group], policy_step: int, rest: Callable[[float], object] | None = None
+    ) -> None:
         self._pictures: dict[str, Picture] = {}
-        self._lines = trajectory_lines(groups, policy_step=policy_step, write_image=self._refer)
+        self._lines = trajectory_lines(groups, policy_step=policy_step, write_image=self._refer, rest=rest)
 
     def _refer(self, image: Any) -> Any:
         if not isinstance(image, Picture):
@@ -76,20 +83,25 @@ class PendingTrajectories:
 
     The file is the one of `write_trajectories`. A batch that is never written leaves no trace but, with `path`, its
     pictures, which the thread writes.
+
+    Until `write` is called, the thread rests after each trajectory: it would otherwise hold the interpreter's lock for
+    milliseconds each time that the learner, which starts thousands of kernels, gives it up.
     """
 
     def __init__(self, groups: Sequence[Group], *, policy_step: int, path: Path | None = None) -> None:
         self._groups, self._policy_step, self._path = groups, policy_step, path
+        self._is_awaited = Event()
         self._batch = _encoding_thread().submit(self._encode)
 
     def _encode(self) -> _Batch:
-        batch = _Batch(self._groups, self._policy_step)
+        batch = _Batch(self._groups, self._policy_step, rest=self._is_awaited.wait)
         if self._path is not None:
             batch.write_pictures(self._path)
         return batch
 
     def write(self, path: Path) -> None:
         """Write the file."""
+        self._is_awaited.set()
         try:
             batch = self._batch.result()
         except Exception:  # noqa: BLE001 - what shares a record with this thread may change it; now nothing does
@@ -104,20 +116,24 @@ def _encoding_thread() -> ThreadPoolExecutor:
 
 
 def trajectory_lines(
-    groups: Iterable[Group], *, policy_step: int, write_image: Callable[[Any], Any] | None = None
+    groups: Iterable[Group],
+    *,
+    policy_step: int,
+    write_image: Callable[[Any], Any] | None = None,
+    rest: Callable[[float], object] | None = None,
 ) -> list[str]:
     """One line of JSON per trajectory, each with its line end. Pictures are in it as base64, unless `write_image` turns
-    them into something else."""
-    entries = [
-        {
-            "policy_step": policy_step,
-            "prompt": messages_to_json(group.task.prompt, write_image),
-            **_as_json(trajectory, write_image),
-        }
-        for group in groups
-        for trajectory in (*group, *filter(None, [group.greedy]))
-    ]
-    return [write_json(entry, default=_in_words) + "\n" for entry in entries]
+    them into something else. `rest` is called after each line, with seconds."""
+    lines: list[str] = []
+    for group in groups:
+        for trajectory in (*group, *filter(None, [group.greedy])):
+            started = time.perf_counter()
+            prompt = messages_to_json(group.task.prompt, write_image)
+            entry = {"policy_step": policy_step, "prompt": prompt, **_as_json(trajectory, write_image)}
+            lines.append(write_json(entry, default=_in_words) + "\n")
+            if rest is not None:
+                rest(RESTS * (time.perf_counter() - started))
+    return lines
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
@@ -141,11 +157,10 @@ def _as_json(trajectory: Trajectory, write_image: Callable[[Any], Any] | None) -
     for step in trajectory.steps:
         shared = common_prefix(ids_before, step.prompt_ids)
         seen = observation_to_json(step.observation, write_image)
-        hashes = (picture.content_hash for picture in pictures_in(step.observation.messages or ()))
         steps.append(
             {
                 "shared": shared,
-                "prompt_ids": compact_ids(step.prompt_ids[shared:], picture_numbers(step.prompt_ids, hashes)),
+                "prompt_ids": _new_ids(step, shared),
                 **_observation_delta(before, seen, compact_ids(step.prompt_ids)),
                 "text": step.action.text,
                 "content": step.action.content,
@@ -195,6 +210,12 @@ def _as_json(trajectory: Trajectory, write_image: Callable[[Any], Any] | None) -
         "metrics": dict(trajectory.metrics),
         "steps": steps,
     }
+
+
+def _new_ids(step: Step, shared: int) -> Sequence[Any]:
+    """The ids of a prompt after the shared ones; runs of image tokens with the picture that they are."""
+    hashes = (picture.content_hash for picture in pictures_in(step.observation.messages or ()))
+    return compact_ids(step.prompt_ids[shared:], picture_numbers(step.prompt_ids, hashes))
 
 
 def _observation_delta(before: Mapping[str, Any], seen: Mapping[str, Any], prompt_ids: Sequence[Any]) -> dict[str, Any]:

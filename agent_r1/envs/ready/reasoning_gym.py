@@ -8,6 +8,7 @@ entry. Several scorers evaluate the answer as Python; they get only answers that
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -122,7 +123,8 @@ def _dataset(name: str, config: str, seed: int, size: int) -> Any:
     """A data set; errors of its configuration name the keys it has."""
     import dataclasses
 
-    from reasoning_gym.factory import DATASETS, create_dataset
+    with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # shown when its files are first compiled
+        from reasoning_gym.factory import DATASETS, create_dataset
 
     if name not in DATASETS:
         raise UnknownNameError(f"reasoning-gym has no data set '{name}'. {did_you_mean(name, DATASETS)}")

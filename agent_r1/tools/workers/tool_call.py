@@ -17,7 +17,7 @@ Origin = tuple[FunctionRef, Mapping[str, Any]]
 """Where a tool's function or class is defined, and the arguments of the class."""
 
 Packed = tuple[str, tuple[Any, ...], bool, float | None, Mapping[str, Any], Mapping[str, Any] | None]
-"""Text, pictures, whether the text was cut, reward, notes, and `context.state` if the call changed it."""
+"""Text, images as PNG, whether the text was cut, reward, notes, and `context.state` if the call changed it."""
 
 
 async def run_tool(origin: Origin, name: str, args: Mapping[str, Any], context: ToolContext, max_chars: int) -> Packed:
@@ -26,7 +26,8 @@ async def run_tool(origin: Origin, name: str, args: Mapping[str, Any], context: 
     response, reward, info = await _result(origin, name, args, context)
     text = cut_middle(response.text, max_chars)
     changed = pickle.dumps(context.state) != before
-    images = read_images(response.images, name) if response.images else ()
+    # As PNG: a worker sends plain data alone.
+    images = tuple(picture.png() for picture in read_images(response.images, name)) if response.images else ()
     return text, images, len(response.text) > max_chars, reward, info, context.state if changed else None
 
 

@@ -84,6 +84,14 @@ class Note:
         return "noted"
 
 
+def test_the_thread_rests_only_until_it_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_r1.runs.trajectories.RESTS", 1e6)
+    pending = PendingTrajectories([group(), group()], policy_step=3)
+    pending.write(tmp_path / "pending.jsonl")
+    write_trajectories(tmp_path / "at_once.jsonl", [group(), group()], policy_step=3)
+    assert (tmp_path / "pending.jsonl").read_text() == (tmp_path / "at_once.jsonl").read_text()
+
+
 def test_the_file_is_the_one_that_is_written_at_once(tmp_path: Path) -> None:
     groups = [group(metrics={"a": 1.0}), group()]
     write_trajectories(tmp_path / "at_once.jsonl", groups, policy_step=3)
