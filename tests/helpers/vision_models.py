@@ -142,23 +142,28 @@ def make_image(family: str, seed: int, *, key: str | None = None, size: int = 2)
     return image
 
 
-def plain_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
-    """The logits [tokens, vocabulary] of the plain model, with placeholders and all pixels of the sequence."""
+def plain_inputs(model: Any, token_ids: Sequence[int]) -> dict[str, Any]:
+    """The inputs of the plain model: placeholders, and all pixels of the sequence."""
     images = [span.image for span in image_store().spans(token_ids)]
     # A random model also samples the placeholder, as text: here it is an id that the sequence does not have.
     placeholder = max(set(range(TEXT["vocab_size"])) - set(token_ids))
     model.config.image_token_id = placeholder
     ids = torch.tensor([[placeholder if is_image_id(token) else token for token in token_ids]])
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
     if images and "image_grid_thw" in images[0].inputs:
         inputs["mm_token_type_ids"] = (ids == placeholder).int()
     for name in images[0].inputs if images else ():
         arrays = [image.inputs[name] for image in images]
         # Several images of one sequence are side by side in the second dimension for models that cut them into tiles.
-        tiled = arrays[0].ndim == 5
-        inputs[name] = torch.from_numpy(np.concatenate(arrays, axis=1 if tiled else 0))
+        inputs[name] = torch.from_numpy(np.concatenate(arrays, axis=1 if arrays[0].ndim == 5 else 0))
+    return inputs
+
+
+def plain_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
+    """The logits [tokens, vocabulary] of the plain model."""
     with torch.no_grad():
-        return model(**inputs, use_cache=False).logits[0]
+        logits: Tensor = model(**plain_inputs(model, token_ids)).logits[0]
+    return logits
 
 
 def plain_logprobs(model: Any, token_ids: TokenIds, positions: Sequence[int]) -> Tensor:
