@@ -34,18 +34,18 @@ SPECIAL = {"image_token_id": PLACEHOLDER, "tie_word_embeddings": False, "pad_tok
 QWEN_SPECIAL = SPECIAL | {"video_token_id": 58, "vision_start_token_id": 57, "vision_end_token_id": 56}
 
 
-def make_vlm(family: str, *, seed: int = 0) -> Any:
-    """A model of the family with random weights, in float32 and evaluation mode."""
+def make_vlm(family: str, *, seed: int = 0, tied: bool = False) -> Any:
+    """A model of the family with random weights, in float32 and evaluation mode; SmolVLM also with tied embeddings."""
     torch.manual_seed(seed)
-    model = _BUILDERS[family]().eval()
+    model = (_smol(family, tied=True) if tied else _BUILDERS[family]()).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # projectors begin so small that no image would matter
             if parameter.dim() > 1:
-                parameter.mul_(1.0).add_(0.1 * torch.randn_like(parameter))
+                parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
-def _smol(kind: str) -> Any:
+def _smol(kind: str, *, tied: bool = False) -> Any:
     import transformers
 
     vision = {
@@ -58,7 +58,10 @@ def _smol(kind: str) -> Any:
     }
     name = {"smolvlm": "SmolVLM", "idefics3": "Idefics3"}[kind]
     config = getattr(transformers, f"{name}Config")(
-        vision_config=vision, text_config={"model_type": "llama", **TEXT}, scale_factor=2, **SPECIAL
+        vision_config=vision,
+        text_config={"model_type": "llama", **TEXT, "tie_word_embeddings": tied},
+        scale_factor=2,
+        **SPECIAL | {"tie_word_embeddings": tied},
     )
     return getattr(transformers, f"{name}ForConditionalGeneration")(config)
 
