@@ -103,12 +103,7 @@ def chat(
     with readable_errors():
         from agent_r1.inference.terminal import TerminalChat, ask_once, failure_text, printable
 
-        _check(
-            json_record and question is None and task is None, "--json prints a single reply: give --question or --task"
-        )
-        _check(
-            image and (question is None or interactive), "--image comes with --question TEXT; a chat has /image FILE"
-        )
+        question = _asked(question, image, has_task=task is not None, in_chat=interactive, as_json=json_record)
         notes = Console(stderr=True, highlight=False)
         agent = _agent(model_or_run, overrides, recipe, step, server, key_env, notes)
         world = _world(agent, task, notes)
@@ -118,7 +113,7 @@ def chat(
             return
         trajectory, record = ask_once(
             agent,
-            question=sys.stdin.read().strip() if question == "-" else question,
+            question=question,
             task=world,
             system=system,
             verbose=notes if verbose else None,
@@ -133,11 +128,20 @@ def chat(
         typer.echo(record.rstrip("\n") if json_record else printable(last.final_answer or last.text))
 
 
-def _check(is_wrong: object, problem: str) -> None:
+def _asked(
+    question: str | None, images: list[str] | None, *, has_task: bool, in_chat: bool, as_json: bool
+) -> str | None:
+    """The question; - reads it from the input."""
     from agent_r1.errors import ConfigError
 
-    if is_wrong:
-        raise ConfigError(problem)
+    if as_json and question is None and not has_task:
+        raise ConfigError("--json prints a single reply: give --question or --task")
+    if images and (question is None or in_chat):
+        raise ConfigError("--image comes with --question TEXT; in a chat, /image FILE attaches one")
+    text = sys.stdin.read().strip() if question == "-" else question
+    if text is not None and not text.strip():
+        raise ConfigError("the question is empty")
+    return text
 
 
 def _agent(
