@@ -8,7 +8,7 @@ from pathlib import Path
 from agent_r1.chat import ChatRenderer, load_renderer, read_context_length, read_renderer, server_renderer
 from agent_r1.config import Config, presets
 from agent_r1.engines import takes_messages
-from agent_r1.errors import ConfigError, DataError
+from agent_r1.errors import ConfigError, DataError, ImageError, UnsupportedMediaError
 from agent_r1.training.plan import RunPlan, first_observation
 
 _UNBOUNDED = 2**31 - 1
@@ -49,7 +49,10 @@ def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
         )
     too_long = []
     for task in [*plan.train_tasks, *plan.eval_tasks]:
-        length = len(renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids)
+        try:
+            length = len(renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids)
+        except (ImageError, UnsupportedMediaError) as error:
+            raise DataError(f"task '{task.task_id}' and the model {config.model.path}: {error}") from None
         if length >= context:
             too_long.append(f"task '{task.task_id}': a prompt of {length} tokens")
     if too_long:
