@@ -81,12 +81,14 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """Training and held-out rows."""
+    """Rows to train on, to choose settings by, and to publish."""
 
     train: list[PathText] = field(default_factory=list)
     """Parquet or JSONL files to train on."""
     eval: list[PathText] = field(default_factory=list)
-    """Held-out files; empty: no evaluation."""
+    """Validation rows: training is evaluated on them, and settings are chosen on them; empty: no evaluation."""
+    test: list[PathText] = field(default_factory=list)
+    """Rows for published figures only: `agent-r1 eval RUN --split test`. Training never reads them."""
     prepare: Optional[str] = None
     """`module:function` that makes the recipe's own data files when they are missing; called with the configuration."""
     agent_name: str = "env_loop"
@@ -268,6 +270,8 @@ class TrainerConfig:
 class EvalConfig:
     """Evaluation on the held-out rows."""
 
+    split: Annotated[str, one_of("validation", "test", "train")] = "validation"
+    """The rows: validation (`data.eval`), test (`data.test`) or train. Only `agent-r1 eval` may set it."""
     before: bool = True
     """Evaluate before the first training step."""
     every: CountOrZero = 0

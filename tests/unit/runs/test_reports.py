@@ -21,7 +21,7 @@ from agent_r1.errors import DataError, MissingExtraError
 from agent_r1.metric_names import SFT_LOSS
 from agent_r1.runs import DEFAULT_KEYS, draw_curves, markdown_table, read_runs, save_figure, table_rows
 from agent_r1.runs.folder import base_model
-from agent_r1.runs.plot import curve
+from agent_r1.runs.reports.plot import curve
 from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 from tests.integration.test_runs import score_variety
@@ -292,6 +292,6 @@ def test_the_base_of_a_warm_start_is_what_it_was_made_of(tmp_path: Path) -> None
 
 
 def test_matplotlib_is_imported_only_when_something_is_drawn() -> None:
-    source = Path(str(importlib.util.find_spec("agent_r1.runs.plot").origin)).read_text()  # type: ignore[union-attr]
+    source = Path(str(importlib.util.find_spec("agent_r1.runs.reports.plot").origin)).read_text()  # type: ignore[union-attr]
     assert "\nfrom matplotlib" not in source
     assert "\nimport matplotlib" not in source
