@@ -122,6 +122,7 @@ __all__ = [
     "check_env",
     "check_tool",
     "evaluate",
+    "evaluate_run",
     "load_config",
     "load_run",
     "load_trajectories",

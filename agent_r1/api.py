@@ -18,7 +18,7 @@ from agent_r1.console import RunConsole
 from agent_r1.data import Rows, row_files
 from agent_r1.engines import takes_messages
 from agent_r1.envs import AgentEnv, run_name_of
-from agent_r1.errors import ConfigError, DataError, UnknownNameError, did_you_mean, no_exit
+from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean, no_exit
 from agent_r1.event_loop import callable_in_event_loop
 from agent_r1.registry import Registry, recipe_folder
 from agent_r1.rewards import RewardFunction, reward_functions

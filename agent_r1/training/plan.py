@@ -138,8 +138,8 @@ def check_trainable(config: Config) -> None:
         )
     if config.eval.split != "validation":
         raise ConfigError(
-            f"eval.split={config.eval.split}: training is evaluated on validation rows alone, so that nothing is chosen "
-            f"on others; after it, run: agent-r1 eval RUN --split {config.eval.split}"
+            f"eval.split={config.eval.split}: training is evaluated on validation rows alone, so that nothing is "
+            f"chosen on others; after it, run: agent-r1 eval RUN --split {config.eval.split}"
         )
 
 
