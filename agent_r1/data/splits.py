@@ -25,7 +25,7 @@ def hold_out(rows: Sequence[RowT], count: int, *, key: Callable[[RowT], str]) ->
     counts = Counter(keys)
     chosen: set[str] = set()
     num_held = 0
-    for text in sorted(set(keys), key=lambda text: hashlib.sha256(text.encode()).digest()):
+    for text in sorted(set(keys), key=lambda text: hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()):
         if num_held + counts[text] > wanted and chosen:
             break
         chosen.add(text)

@@ -298,13 +298,12 @@ def useful_marks(problem: gsm8k.Problem) -> list[bool]:
 @pytest.mark.whole
 @pytest.mark.skipif(not (WHOLE_DATA / "gsm8k").is_dir(), reason="needs the whole of GSM8K")
 def test_the_whole_of_gsm8k_gives_the_figures_of_the_readme() -> None:
-    train, held_out = (
-        list(gsm8k.read_problems([WHOLE_DATA / "gsm8k" / f"{split}.jsonl.xz"])) for split in ("train", "test")
-    )
+    splits = gsm8k.read_splits(WHOLE_DATA / "gsm8k")
+    train, held_out = splits["train"], [*splits["validation"], *splits["test"]]
     counts = [len(process.calculations(problem.worked)[0]) for problem in train]
     shown = asyncio.run(process.demonstrations(train))
-    assert (len(train), counts.count(0), sum(count > 4 for count in counts)) == (7473, 95, 1238)
-    assert len(shown) == 7473 - 95 - 1238
+    assert (len(train), counts.count(0), sum(count > 4 for count in counts)) == (6961, 87, 1161)
+    assert len(shown) == 6961 - 87 - 1161
     useful = [paid for problem in train for paid in useful_marks(problem)]
     assert (len(useful), round(100 * sum(useful) / len(useful))) == (23_716, 85)
     tasks = [task(problem) for problem in (*train, *held_out)]

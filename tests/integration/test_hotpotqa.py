@@ -465,7 +465,11 @@ def test_it_trains_from_a_warm_start_and_is_evaluated_on_other_collections(
     summary = commands.train(str(RECIPE), *small, quiet=True)
     assert summary.steps == 2
     assert (tmp_path / "runs" / "hotpotqa_warm_start" / "hf" / "model.safetensors").is_file()
-    cross = ("data.eval=[runs/hotpotqa_data/cross.parquet]", "data.prepare=data_preprocess.process_hotpotqa:make_data")
+    cross = (
+        "eval.split=test",
+        "data.test=[runs/hotpotqa_data/cross.parquet]",
+        "data.prepare=data_preprocess.process_hotpotqa:make_data",
+    )
     evaluation = commands.evaluate(
         str(RECIPE), *small, *cross, "eval.max_tasks=4", model="runs/hotpotqa/hf", quiet=True
     )
