@@ -225,7 +225,7 @@ def test_the_table_as_markdown(tmp_path: Path) -> None:
     lines = [{"step": 0, "eval/all/greedy": 0.5, "eval/math/greedy": 0.5}, {"step": 1, "time/step": 6.0}]
     runs = read_runs([write_run(tmp_path / "a|b", lines)])
     assert markdown_table(runs) == (
-        "| run | model | algorithm | seed | steps | minutes | peak GPU GB | math, before -> after |\n"
+        "| run | model | algorithm | seed | steps | minutes | peak GPU GB | math, validation, before -> after |\n"
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |\n"
         "| a\\|b | small-model | grpo | 0 | 1 of 2 | 0.1 | - | 0.500 -> ? |\n"
     )
