@@ -69,14 +69,14 @@ PACKAGES: dict[str, str] = {
     "integrations": (
         "algorithms chat config console data engines errors files gateway registry rewards seeds tools training types"
     ),
-    "view": "codec errors files metric_names runs types version web",
+    "view": "codec errors files images metric_names runs types version web",
     "api": (
         "checks config console data engines envs errors evaluation event_loop registry rewards runs tools "
         "training types"
     ),
     "cli": (
         "api checks codec config console data engines envs errors evaluation files inference interrupts planning "
-        "registry runs scaffold serving shipped tools training types view web"
+        "registry runs scaffold serving shipped tools training types version view web"
     ),
 }
 """What each package may import of the others."""
