@@ -63,6 +63,10 @@ class DataConfig:
     agent_name: str = "env_loop"
     """The flow for rows that do not name one."""
 
+    def files(self, split: str) -> list[str]:
+        """The files of a split."""
+        return {"train": self.train, "validation": self.eval, "test": self.test}[split]
+
 
 @dataclass
 class RewardPart:

@@ -270,17 +270,8 @@ def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
 def lacks_data(config: Config) -> bool:
     """Whether data files are missing that the recipe's preparation makes."""
     demonstrations = config.sft.data if config.sft.folder is not None else []
-    paths = [Path(path) for path in (*config.data.train, *eval_files(config), *demonstrations)]
+    paths = [Path(path) for path in (*config.data.train, *config.data.files(config.eval.split), *demonstrations)]
     return config.data.prepare is not None and any(not path.is_file() for path in paths)
-
-
-def eval_files(config: Config) -> list[str]:
-    """The files of the rows that are evaluated, by `eval.split`."""
-    data = config.data
-    files = {"validation": data.eval, "test": data.test, "train": data.train}[config.eval.split]
-    if config.eval.split == "test" and not files:
-        raise ConfigError("eval.split=test needs test rows, and data.test is empty: name their files there")
-    return list(files)
 
 
 def _load(config: Config) -> tuple[list[Task], list[Task]]:
@@ -288,7 +279,9 @@ def _load(config: Config) -> tuple[list[Task], list[Task]]:
     if not config.data.train:
         raise ConfigError("data.train is empty; give one or more .parquet or .jsonl files")
     train = load_tasks(config.data.train, default_agent=config.data.agent_name)
-    files = eval_files(config)
+    files = config.data.files(config.eval.split)
+    if config.eval.split == "test" and not files:
+        raise ConfigError("eval.split=test needs test rows, and data.test is empty: name their files there")
     held_out = load_tasks(files, default_agent=config.data.agent_name) if files else []
     problems = _Problems()
     for task in distinct_setups([*train, *held_out]):
