@@ -111,7 +111,8 @@ def _mcnemar(difference_T: npt.NDArray[np.float64]) -> float:
     better, worse = int((difference_T > 0).sum()), int((difference_T < 0).sum())
     changed = better + worse
     tail = sum(math.comb(changed, count) for count in range(min(better, worse) + 1))
-    return min(1.0, 2 * tail / 2**changed)
+    p_value: float = 2 * tail / 2**changed
+    return min(1.0, p_value)
 
 
 def _sign_flips(difference_T: npt.NDArray[np.float64]) -> float:

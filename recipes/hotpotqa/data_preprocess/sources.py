@@ -74,11 +74,11 @@ def hotpotqa(folder: Path | None = None) -> Source:
         train, test = ([packed_question(row) for row in read_raw(find_files(given, split))] for split in SPLITS)
         return Source(questions=_with_validation(train, test), passages=read_passages(sorted(given.glob("corpus*"))))
     files = locate("hotpotqa", HOTPOTQA, given)
-    train = list(islice(read_raw(files["train"]), NUM_TRAIN))
-    test = list(islice(read_raw(files["validation"]), NUM_TEST))
+    train_rows = list(islice(read_raw(files["train"]), NUM_TRAIN))
+    test_rows = list(islice(read_raw(files["validation"]), NUM_TEST))
     return Source(
-        questions=_with_validation([hub_question(row) for row in train], [hub_question(row) for row in test]),
-        passages=unique_passages(pair for row in (*train, *test) for pair in hub_passages(row)),
+        questions=_with_validation([hub_question(row) for row in train_rows], [hub_question(row) for row in test_rows]),
+        passages=unique_passages(pair for row in (*train_rows, *test_rows) for pair in hub_passages(row)),
     )
 
 
