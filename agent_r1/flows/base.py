@@ -33,7 +33,7 @@ from agent_r1.engines import Engine, MessageEngine, stream_completion
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError, EngineError, boundary
 from agent_r1.flows.events import ActionParsed, FlowObserver, PromptRendered, StepRecorded, TokensSampled
-from agent_r1.images import needs_reading, normal_observation
+from agent_r1.images import needs_reading, normal_observation, pictures_in
 from agent_r1.metric_names import USAGE_PREFIX
 from agent_r1.registry import Registry
 from agent_r1.seeds import mix_seed
@@ -68,6 +68,8 @@ class FlowContext:
     """Runs tool calls, for flows that run tools themselves; `make_env` has given it to its environments already."""
     max_steps: int = 8
     """Maximum steps per episode."""
+    max_images: int | None = None
+    """Maximum images in one prompt."""
     seed: int = 0
     """Seeds the episode: the same seed and weights give the same actions."""
     trusted: tuple[Message, ...] = ()
@@ -143,7 +145,10 @@ class AgentFlowBase(ABC):
         return await self.context.renderer.prompt_beside(observation, known, trusted=self.context.trusted)
 
     def fits(self, prompt: Prompt) -> bool:
-        """Whether the context has room for at least one more token."""
+        """Whether the context has room for at least one more token, and the prompt has no more images than allowed."""
+        limit = self.context.max_images
+        if limit is not None and sum(1 for _ in pictures_in(prompt.observation.messages or ())) > limit:
+            return False
         return len(prompt.token_ids) < self.context.engine.context_length
 
     async def act(self, prompt: Prompt, *, max_tokens: int | None = None, seed: int | None = None) -> Turn:
