@@ -180,7 +180,12 @@ def test_members_of_a_group_render_a_beginning_once_and_other_pictures_do_not_sh
     applied = list[int]()
     real = smolvlm.tokenizer.apply_chat_template
     counted = copy.copy(smolvlm.tokenizer)
-    counted.apply_chat_template = lambda *a, **k: (applied.append(1), real(*a, **k))[1]
+
+    def apply(*arguments: Any, **options: Any) -> Any:
+        applied.append(1)
+        return real(*arguments, **options)
+
+    counted.apply_chat_template = apply
     renderer = ChatRenderer(counted, processor=smolvlm.processor)
     applied.clear()
     prompts = [renderer.render(asked(text("Look:"), image(seed))) for seed in (7, 7, 8, 7)]
