@@ -78,7 +78,7 @@ def _llava(text: dict[str, Any]) -> Any:
         LlavaConfig(
             vision_config=vision,
             text_config=LlamaConfig(**text),
-            image_token_id=PLACEHOLDER,
+            image_token_index=PLACEHOLDER,
             image_seq_length=16,
             tie_word_embeddings=False,
         )
