@@ -17,6 +17,7 @@ from threading import Event
 from typing import Any
 
 from agent_r1.codec import observation_from_json, observation_to_json, write_json
+from agent_r1.errors import DataError
 from agent_r1.files import write_atomically
 from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory, common_prefix
 
@@ -82,10 +83,14 @@ def trajectory_lines(
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """The trajectories of a file, with their exact tokens."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield _from_json(json.loads(line))
+    """The trajectories of a file, with their exact tokens; `DataError` names the line that is none."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                trajectory = _from_json(json.loads(line))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise DataError(f"{path}, line {number}: not a trajectory ({type(error).__name__}: {error})") from error
+            yield trajectory
 
 
 def _as_json(trajectory: Trajectory) -> dict[str, Any]:
