@@ -77,6 +77,9 @@ class ModelConfig:
     """Run code that comes with the model. Only for models whose code you have read."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Adapters."""
+    train_vision: Annotated[str, one_of("none", "projector", "all")] = "projector"
+    """What is trained in front of the language model of a vision-language model: none of it, the projector, or all
+    (the tower too). With LoRA: which of these parts get adapters beside the language model's."""
 
 
 @dataclass

@@ -18,6 +18,7 @@ leads from there to a trained model.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -32,6 +33,7 @@ from agent_r1.engines import Engine, MessageEngine, stream_completion
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError, EngineError, boundary
 from agent_r1.flows.events import ActionParsed, FlowObserver, PromptRendered, StepRecorded, TokensSampled
+from agent_r1.images import needs_reading, normal_observation
 from agent_r1.metric_names import USAGE_PREFIX
 from agent_r1.registry import Registry
 from agent_r1.seeds import mix_seed
@@ -121,6 +123,7 @@ class AgentFlowBase(ABC):
 
     def render(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """The prompt of an observation; bridged over `after`'s sampled ids when it extends what that turn saw."""
+        observation = normal_observation(observation)
         if self._message_engine is not None:
             return Prompt(observation=observation, token_ids=())
         after = self.context.continues if after is None else after
@@ -130,7 +133,9 @@ class AgentFlowBase(ABC):
 
     async def render_beside(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """What `render` returns. Where the engine computes outside this thread, the event loop continues while long
-        texts are encoded; otherwise nothing here waits."""
+        texts are encoded; otherwise nothing here waits, but for images that are read."""
+        if needs_reading(observation):
+            observation = await asyncio.to_thread(normal_observation, observation)
         if self._message_engine is not None or type(self).render is not AgentFlowBase.render:
             return self.render(observation, after)
         after = self.context.continues if after is None else after

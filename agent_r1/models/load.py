@@ -21,6 +21,7 @@ from agent_r1.models.lm_head import check_head
 from agent_r1.models.lora import add_adapters, merged_weights, restore_state
 from agent_r1.models.precision import train_in_float32
 from agent_r1.models.pretrained import open_model
+from agent_r1.models.vision import freeze_vision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +107,9 @@ def load_trained(model: ModelConfig, saved: Mapping[str, Any], *, device: torch.
     """The policy of a run as a checkpoint saved it (`saved_state`), with its adapters if it has any."""
     policy = load_policy(model.path, dtype=model.dtype, device=device, trust_remote_code=model.trust_remote_code)
     if model.lora.rank:
-        add_adapters(policy, model.lora, seed=0)
+        add_adapters(policy, model.lora, seed=0, vision=model.train_vision)
     else:
+        freeze_vision(policy, model.train_vision)
         train_in_float32(policy)
     try:
         restore_state(policy, saved)

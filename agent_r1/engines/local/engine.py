@@ -135,6 +135,7 @@ class LocalEngine:
             prompt_tokens=self._scheduler.cache.query_tokens,
             prefix_tokens=self._scheduler.cache.hit_tokens,
             preemptions=self._scheduler.num_preemptions,
+            encoded_images=self._runner.num_encoded_images,
         )
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
@@ -154,6 +155,7 @@ class LocalEngine:
             context_length=self._context_length,
             num_blocks=self._runner.num_blocks,
             vocabulary=self._runner.vocabulary,
+            family=self._runner.family,
         )
         future = self._futures.add(request)
         self._scheduler.add(request)

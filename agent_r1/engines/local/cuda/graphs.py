@@ -113,6 +113,15 @@ class DecodeInputs:
         self.settings.first(rows).fill(settings.to(self.next_tokens.device, non_blocking=True))
         self.step.zero_()
 
+    def move_positions(self, chunks: Sequence[Chunk]) -> None:
+        """After `fill`: positions behind images that advanced the text by less than their number of tokens.
+
+        Contexts and slots stay: they count tokens.
+        """
+        offsets = np.array([0 if each.request.images is None else each.request.images.offset for each in chunks])
+        if offsets.any():
+            self.next_tokens[1, : len(chunks)] += send(offsets, self.next_tokens.device)
+
 
 class PromptInputs:
     """The same for a step of prompts; padding belongs to no request and changes nothing."""
