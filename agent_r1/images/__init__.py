@@ -20,7 +20,7 @@ from agent_r1.images.messages import (
 )
 from agent_r1.images.picture import Picture
 from agent_r1.images.positions import rope_positions
-from agent_r1.images.processor import ImageProcessor, load_image_processor
+from agent_r1.images.processor import ImageProcessor, is_vision_model, load_image_processor, read_model_json
 from agent_r1.images.reading import ImageLimits, read_picture
 from agent_r1.images.store import ImageSpan, ImageStore, image_store
 
@@ -42,12 +42,14 @@ __all__ = [
     "image_token_ids",
     "is_content_hash",
     "is_image_id",
+    "is_vision_model",
     "load_image_processor",
     "needs_reading",
     "normal_observation",
     "picture_messages",
     "picture_numbers",
     "pictures_in",
+    "read_model_json",
     "read_picture",
     "rope_positions",
     "with_images",

@@ -36,14 +36,14 @@ def load_image_processor(
 
     `tokenizer` is the model's, if it is loaded already. `max_tokens` and `max_pixels` are what one image may have.
     """
-    config = _read_json(path, "config.json") or {}
+    config = read_model_json(path, "config.json") or {}
     name = str(config.get("model_type"))
     if name not in FAMILIES:
         return None
     require_installed("PIL", "pillow", "images", f"the model '{path}' ({name})")
-    processor_config = _read_json(path, "processor_config.json") or {}
+    processor_config = read_model_json(path, "processor_config.json") or {}
     # Newer folders have one file for both.
-    given = processor_config.get("image_processor") or _read_json(path, "preprocessor_config.json") or {}
+    given = processor_config.get("image_processor") or read_model_json(path, "preprocessor_config.json") or {}
     image_processor_class = _image_processor_class(FAMILIES[name], given.get("image_processor_type"), path)
     try:
         image_processor = image_processor_class.from_pretrained(str(path))
@@ -118,6 +118,10 @@ class ImageProcessor:
         self._check(picture, self._layouts[key])
         self._store.sources.add(picture)
         return known
+
+    def is_known(self, picture: Picture) -> bool:
+        """Whether a picture was encoded before."""
+        return f"{picture.content_hash}:{self.name}" in self._layouts
 
     def prompt_ids(self, image: EncodedImage) -> TokenIds:
         """The ids that the placeholder of an encoded image becomes: its tokens, with what the model has around them."""
@@ -222,12 +226,17 @@ def _fingerprint(image_processor: Any, settings: FamilySettings) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _read_json(path: str | Path, name: str) -> dict[str, Any] | None:
+def is_vision_model(path: str | Path) -> bool:
+    """Whether a model folder or hub id is of a family that sees."""
+    return str((read_model_json(path, "config.json") or {}).get("model_type")) in FAMILIES
+
+
+def read_model_json(path: str | Path, name: str) -> dict[str, Any] | None:
     """A JSON file of a model folder or hub id; None when there is none."""
     file = Path(path) / name
     if not Path(path).is_dir():
-        if Path(path).exists() or "/" not in str(path):
-            return None
+        if str(path).count("/") != 1 or Path(path).is_absolute() or Path(path).exists():
+            return None  # no hub id
         from transformers.utils.hub import cached_file
 
         found = cached_file(

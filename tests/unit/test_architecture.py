@@ -69,7 +69,7 @@ PACKAGES: dict[str, str] = {
     "integrations": (
         "algorithms chat config console data engines errors files gateway registry rewards seeds tools training types"
     ),
-    "view": "codec errors files metric_names runs types version web",
+    "view": "codec errors files images metric_names runs types version web",
     "api": (
         "checks config console data engines envs errors evaluation event_loop registry rewards runs tools "
         "training types"
