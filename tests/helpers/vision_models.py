@@ -34,18 +34,18 @@ SPECIAL = {"image_token_id": PLACEHOLDER, "tie_word_embeddings": False, "pad_tok
 QWEN_SPECIAL = SPECIAL | {"video_token_id": 58, "vision_start_token_id": 57, "vision_end_token_id": 56}
 
 
-def make_vlm(family: str, *, seed: int = 0) -> Any:
-    """A model of the family with random weights, in float32 and evaluation mode."""
+def make_vlm(family: str, *, seed: int = 0, tied: bool = False) -> Any:
+    """A model of the family with random weights, in float32 and evaluation mode; SmolVLM also with tied embeddings."""
     torch.manual_seed(seed)
-    model = _BUILDERS[family]().eval()
+    model = (_smol(family, tied=True) if tied else _BUILDERS[family]()).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # projectors begin so small that no image would matter
             if parameter.dim() > 1:
-                parameter.mul_(1.0).add_(0.1 * torch.randn_like(parameter))
+                parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
-def _smol(kind: str) -> Any:
+def _smol(kind: str, *, tied: bool = False) -> Any:
     import transformers
 
     vision = {
@@ -58,7 +58,10 @@ def _smol(kind: str) -> Any:
     }
     name = {"smolvlm": "SmolVLM", "idefics3": "Idefics3"}[kind]
     config = getattr(transformers, f"{name}Config")(
-        vision_config=vision, text_config={"model_type": "llama", **TEXT}, scale_factor=2, **SPECIAL
+        vision_config=vision,
+        text_config={"model_type": "llama", **TEXT, "tie_word_embeddings": tied},
+        scale_factor=2,
+        **SPECIAL | {"tie_word_embeddings": tied},
     )
     return getattr(transformers, f"{name}ForConditionalGeneration")(config)
 
@@ -142,23 +145,28 @@ def make_image(family: str, seed: int, *, key: str | None = None, size: int = 2)
     return image
 
 
-def plain_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
-    """The logits [tokens, vocabulary] of the plain model, with placeholders and all pixels of the sequence."""
+def plain_inputs(model: Any, token_ids: Sequence[int]) -> dict[str, Any]:
+    """The inputs of the plain model: placeholders, and all pixels of the sequence."""
     images = [span.image for span in image_store().spans(token_ids)]
     # A random model also samples the placeholder, as text: here it is an id that the sequence does not have.
     placeholder = max(set(range(TEXT["vocab_size"])) - set(token_ids))
     model.config.image_token_id = placeholder
     ids = torch.tensor([[placeholder if is_image_id(token) else token for token in token_ids]])
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
     if images and "image_grid_thw" in images[0].inputs:
         inputs["mm_token_type_ids"] = (ids == placeholder).int()
     for name in images[0].inputs if images else ():
         arrays = [image.inputs[name] for image in images]
         # Several images of one sequence are side by side in the second dimension for models that cut them into tiles.
-        tiled = arrays[0].ndim == 5
-        inputs[name] = torch.from_numpy(np.concatenate(arrays, axis=1 if tiled else 0))
+        inputs[name] = torch.from_numpy(np.concatenate(arrays, axis=1 if arrays[0].ndim == 5 else 0))
+    return inputs
+
+
+def plain_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
+    """The logits [tokens, vocabulary] of the plain model."""
     with torch.no_grad():
-        return model(**inputs, use_cache=False).logits[0]
+        logits: Tensor = model(**plain_inputs(model, token_ids)).logits[0]
+    return logits
 
 
 def plain_logprobs(model: Any, token_ids: TokenIds, positions: Sequence[int]) -> Tensor:

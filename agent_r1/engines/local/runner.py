@@ -16,6 +16,7 @@ from agent_r1.engines.local.cpu.linear import BatchInvariantLinear, use_batch_in
 from agent_r1.engines.local.images.embeddings import ImageEmbeddings
 from agent_r1.engines.local.images.prompt_images import StepImages
 from agent_r1.engines.local.kv_cache import empty_caches, kv_blocks
+from agent_r1.engines.local.request import Request, check_request
 from agent_r1.engines.local.sampling import sample
 from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.errors import EngineError
@@ -102,6 +103,7 @@ class ModelRunner:
         exact = self._device.type == "cpu" and self._dtype == torch.float32
         vision = vision_of(self._model)
         self.images = None if vision is None else ImageEmbeddings(vision, one_by_one=exact)
+        self._num_read = 0
         # What computes tokens: a vision tower is left as it is.
         self._decoder: Any = self._model if vision is None else self._model.get_decoder()
         if exact:
@@ -132,6 +134,23 @@ class ModelRunner:
     def num_encoded_images(self) -> int:
         """How many images went through the vision tower."""
         return 0 if self.images is None else self.images.num_encoded
+
+    def check(self, request: Request, context_length: int) -> None:
+        """Raise EngineRequestError for a request that can never be answered, and find the images of all others."""
+        check_request(
+            request,
+            context_length=context_length,
+            num_blocks=self.num_blocks,
+            vocabulary=self.vocabulary,
+            family=self.family,
+        )
+
+    def read_metrics(self) -> dict[str, float]:
+        """Counts since the last call, by the names they are logged under."""
+        if self.images is None:
+            return {}
+        fresh, self._num_read = self.images.num_encoded - self._num_read, self.images.num_encoded
+        return {"perf/encoded_images": float(fresh)}
 
     def clear_cache(self) -> None:
         """Empty the KV cache: what old or broken weights wrote must never be read again."""

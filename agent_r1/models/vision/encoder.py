@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +16,9 @@ from agent_r1.errors import EngineError
 from agent_r1.images import EncodedImage
 from agent_r1.models.vision.cache import ByteCache
 from agent_r1.models.vision.families import VisionFamily, vision_family
+
+Inputs = dict[str, npt.NDArray[Any]]
+"""What a processor made of one image."""
 
 BATCH_ELEMENTS = 2**25
 """Numbers of pixels that go through a tower at once: about fifty images of 448 x 448."""
@@ -55,15 +59,14 @@ class Vision:
             features = self._features(images, one_by_one=one_by_one)
             return self._by_shape(images, features, self._project)
         encoded: dict[int, Tensor] = {}
-        for indices in _batches(images, one_by_one):
-            chosen = [images[index] for index in indices]
-            rows = self._embeddings(self._image_features(chosen))
-            encoded |= zip(indices, _split(rows, chosen, per_token=True), strict=True)
+        for indices, inputs in _batches(images, one_by_one):
+            rows = self._embeddings(self._image_features(inputs))
+            encoded |= zip(indices, _split(rows, [images[index] for index in indices], per_token=True), strict=True)
         return [encoded[index] for index in range(len(images))]
 
-    def _image_features(self, images: Sequence[EncodedImage]) -> Any:
+    def _image_features(self, arrays: Sequence[Inputs]) -> Any:
         """What the model's own function makes of some images of equal shape."""
-        inputs = {name: _joined([image.inputs[name] for image in images]) for name in images[0].inputs}
+        inputs = {name: _joined([each[name] for each in arrays]) for name in arrays[0]}
         try:
             return self._model.model.get_image_features(
                 **{name: torch.from_numpy(array).to(self.device) for name, array in inputs.items()}
@@ -93,21 +96,21 @@ class Vision:
         found = [cache.get((image.key, kind)) for image in images]
         missing = [image for image, features in zip(images, found, strict=True) if features is None]
         fresh: dict[str, Tensor] = {}
-        for indices in _batches(missing, one_by_one):
+        for indices, inputs in _batches(missing, one_by_one):
             chosen = [missing[index] for index in indices]
-            for image, features in zip(chosen, _split(self._projector_input(chosen), chosen), strict=True):
+            for image, features in zip(chosen, _split(self._projector_input(inputs), chosen), strict=True):
                 fresh[image.key] = features.clone()
                 cache.put((image.key, kind), fresh[image.key])
         return [
             fresh[image.key] if features is None else features for image, features in zip(images, found, strict=True)
         ]
 
-    def _projector_input(self, images: Sequence[EncodedImage]) -> Tensor:
+    def _projector_input(self, inputs: Sequence[Inputs]) -> Tensor:
         seen: list[Tensor] = []
         hook = self._projector.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         try:
             with torch.no_grad():
-                self._image_features(images)
+                self._image_features(inputs)
         finally:
             hook.remove()
         [features] = seen
@@ -146,22 +149,26 @@ _FEATURES: WeakKeyDictionary[nn.Module, tuple[int, ByteCache]] = WeakKeyDictiona
 """The features of each tower, and the state of its weights that made them."""
 
 
-def _batches(images: Sequence[EncodedImage], one_by_one: bool) -> Iterator[list[int]]:
-    """Indices of images that can go through a tower together."""
-    groups: defaultdict[Any, list[int]] = defaultdict(list)
+def _batches(images: Sequence[EncodedImage], one_by_one: bool) -> Iterator[tuple[list[int], list[Inputs]]]:
+    """Images that can go through a tower together: their indices, and their inputs, which are read once and held no
+    longer than necessary."""
+    open_batches: defaultdict[Any, tuple[list[int], list[Inputs]]] = defaultdict(lambda: ([], []))
+    sizes: Counter[Any] = Counter()
     for index, image in enumerate(images):
-        shapes = tuple((name, array.shape[1:], array.dtype.str) for name, array in sorted(image.inputs.items()))
-        groups[index if one_by_one else shapes].append(index)
-    for indices in groups.values():
-        batch, size = list[int](), 0
-        for index in indices:
-            elements = max(array.size for array in images[index].inputs.values())
-            if batch and size + elements > BATCH_ELEMENTS:
-                yield batch
-                batch, size = [], 0
-            batch.append(index)
-            size += elements
-        yield batch
+        inputs = dict(image.inputs)
+        if one_by_one:
+            yield [index], [inputs]
+            continue
+        kind = tuple((name, array.shape[1:], array.dtype.str) for name, array in inputs.items())
+        size = max(array.size for array in inputs.values())
+        if sizes[kind] and sizes[kind] + size > BATCH_ELEMENTS:
+            yield open_batches.pop(kind)
+            sizes[kind] = 0
+        indices, batch = open_batches[kind]
+        indices.append(index)
+        batch.append(inputs)
+        sizes[kind] += size
+    yield from open_batches.values()
 
 
 def _joined(arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
