@@ -31,7 +31,8 @@ def make_warm_start(config: Config) -> None:
     demonstrations = _read_demonstrations(config.sft.data)
     sees = any("image" in media_in(row["messages"]) for row in demonstrations)
     (build_tiny_vision_model if sees else build_tiny_model)(demonstrations, untrained)
-    tiny = ModelConfig(path=str(untrained), tool_format=config.model.tool_format)
+    # A vision tower with random weights is trained too, whatever the run that follows trains.
+    tiny = ModelConfig(path=str(untrained), tool_format=config.model.tool_format, train_vision="all")
     sft_run(warm_start_recipe(replace(config, model=tiny), warm), RunConsole())
 
 

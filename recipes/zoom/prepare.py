@@ -1,7 +1,7 @@
 """Making zoom's pictures, tasks, tokenizer and warm-started model from nothing, offline.
 
-`agent-r1 train` calls `make_data` and `make_warm_start` when what they make is missing. The form for a GPU, a small vision
-tower in front of a language model:
+`agent-r1 train` calls `make_data` and `make_warm_start` when what they make is missing. The form for a GPU, a small
+vision tower in front of a language model:
 
     python recipes/zoom/prepare.py --language_model SMOLLM2 --save_dir runs/zoom_smollm2
 """
@@ -22,7 +22,7 @@ from agent_r1.training import tiny_start
 with recipe_folder(Path(__file__).resolve().parent):
     rows, scenes = load_module("rows"), load_module("scenes")
 
-NUM_TRAIN, NUM_EVAL, NUM_WARM_START = 2048, 256, 4000
+NUM_TRAIN, NUM_EVAL, NUM_WARM_START = 512, 128, 3000
 
 
 def make_data(config: Config) -> None:

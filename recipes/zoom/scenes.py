@@ -1,8 +1,8 @@
 """The world of zoom: cards on a board of nine places, its blurred picture, and what a closer look shows.
 
-    A B C       Four cards of different colors, each with a digit. The picture that a task begins with is so coarse that
-    D E F       only colors can be seen in it; the digits can be read in the picture of one place.
-    G H I
+A B C       Four cards of different colors, each with a digit. The picture that a task begins with is so coarse that
+D E F       only colors can be seen in it; the digits can be read in the picture of one place.
+G H I
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLACE_SIZE = 96
 """Pixels of one place on each side; everything else is a share of it."""
 COARSE_SIZE = 12
 """Pixels of the blurred picture on each side: four per place."""
-SHIFT = 4
+SHIFTS = (-4, 0, 4)
 """How far from the middle of its place a card may lie, in pixels."""
 
 
@@ -76,9 +76,7 @@ def draw_scene(rng: random.Random) -> Scene:
     """A random scene."""
     places = rng.sample(PLACES, NUM_CARDS)
     cards = {
-        place: Card(
-            color=color, digit=rng.randrange(10), shift=(rng.randint(-SHIFT, SHIFT), rng.randint(-SHIFT, SHIFT))
-        )
+        place: Card(color=color, digit=rng.randrange(10), shift=(rng.choice(SHIFTS), rng.choice(SHIFTS)))
         for place, color in zip(places, rng.sample(list(COLORS), NUM_CARDS), strict=True)
     }
     return Scene(cards, places[0])

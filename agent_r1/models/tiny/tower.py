@@ -14,14 +14,11 @@ import torch
 from agent_r1.errors import ConfigError
 from agent_r1.models.export import export_model
 from agent_r1.models.pretrained import open_model
-from agent_r1.models.tiny.vision import IMAGE_SPECIALS, processor_files, tiny_tower, vision_model
+from agent_r1.models.tiny.vision import IMAGE_SPECIALS, PARTS_MACRO, processor_files, tiny_tower, vision_model
 
-CHAT_TEMPLATE = """\
-{%- macro parts(content) %}
-{%- if content is string %}{{ content }}
-{%- else %}{% for part in content or [] %}{% if part.type == "text" %}{{ part.text }}{% else %}<image>{% endif %}{% endfor %}
-{%- endif %}
-{%- endmacro %}
+CHAT_TEMPLATE = (
+    PARTS_MACRO
+    + """\
 {%- if tools %}<|im_start|>system
 You may call these tools:
 {% for tool in tools %}{{ tool | tojson }}
@@ -39,6 +36,7 @@ You may call these tools:
 {%- endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+)
 """ChatML with tools and images, in the place of the language model's own template."""
 
 

@@ -1,7 +1,7 @@
 """A tiny model that reads images, for recipes that train offline: the architecture of SmolVLM with random weights.
 
-An image of any size is shown to it as `IMAGE_SIZE` x `IMAGE_SIZE` pixels in `NUM_IMAGE_TOKENS` tokens, one for each third of
-its width and height: a 3 x 3 board has a token per cell.
+An image of any size is shown to it as `IMAGE_SIZE` x `IMAGE_SIZE` pixels in `NUM_IMAGE_TOKENS` tokens, one for each
+third of its width and height: a 3 x 3 board has a token per cell.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ IMAGE_SPECIALS = (IMAGE_TOKEN, AROUND_IMAGE, WHOLE_IMAGE)
 IMAGE_SIZE, PATCH_SIZE = 48, 16
 NUM_IMAGE_TOKENS = (IMAGE_SIZE // PATCH_SIZE) ** 2
 
-_PARTS = """\
+PARTS_MACRO = """\
 {%- macro parts(content) %}
 {%- if content is string %}{{ content }}
-{%- else %}{% for part in content or [] %}{% if part.type == "text" %}{{ part.text }}{% else %}<image>{% endif %}{% endfor %}
+{%- else %}
+{%- for part in content or [] %}{% if part.type == "text" %}{{ part.text }}{% else %}<image>{% endif %}{% endfor %}
 {%- endif %}
 {%- endmacro %}
 """
-VISION_CHAT_TEMPLATE = _PARTS + CHAT_TEMPLATE.replace("message.content", "parts(message.content)")
+"""Writes a message's content, be it a text or a list of parts."""
+VISION_CHAT_TEMPLATE = PARTS_MACRO + CHAT_TEMPLATE.replace("message.content", "parts(message.content)")
 """The template of the tiny text model, with images among the content parts of any message."""
 
 
@@ -76,7 +78,8 @@ def vision_model(text: dict[str, Any], tokenizer: Any, *, vision: dict[str, Any]
     """A SmolVLM with random weights, one token per patch."""
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
-    config = SmolVLMConfig(
+    make_config: Any = SmolVLMConfig
+    config = make_config(
         text_config=text,
         vision_config=vision,
         scale_factor=1,
