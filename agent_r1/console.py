@@ -182,12 +182,19 @@ class RunConsole:
         self.console.print(table)
 
     def rows(self, title: str, rows: Sequence[Sequence[str]]) -> None:
-        """Print a table whose first row is its header."""
+        """Print a table whose first row is its header; where it is wider than the terminal, a small one per row."""
         header, *body = rows
         table = Table(*header, title=title)
         for row in body:
             table.add_row(*map(Text, row))
-        self.console.print(table)
+        if self.console.measure(table, options=self.console.options.update(width=10_000)).maximum <= self.console.width:
+            self.console.print(table)
+            return
+        for row in body:
+            single = Table(show_header=False)
+            for name, value in zip(header, row, strict=True):
+                single.add_row(Text(name), Text(value))
+            self.console.print(single)
 
     def trajectory(self, title: str, trajectory: Trajectory) -> None:
         """Print one episode as a conversation."""

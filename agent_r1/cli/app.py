@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,16 +19,18 @@ from agent_r1.cli.scaling.plan import plan
 from agent_r1.cli.scaling.serve_engine import serve_engine
 from agent_r1.cli.serving import serve as serve_model
 from agent_r1.cli.view import view
+from agent_r1.version import __version__
 
 _HELP = """Train language-model agents with reinforcement learning over whole multi-turn interactions.
 
 First steps:
 
-  agent-r1 train quickstart           # a tiny model learns to use tools, in minutes, on a CPU
-  agent-r1 init my_shop               # write a recipe of your own
-  agent-r1 check recipes/my_shop      # find what will go wrong
-  agent-r1 train recipes/my_shop      # train it; writes runs/my_shop
-  agent-r1 table runs/my_shop         # held-out tasks before and after
+  agent-r1 train quickstart     # a tiny model learns to use tools, on a CPU
+  agent-r1 view                 # curves and trajectories in the browser
+  agent-r1 init my_shop         # write a recipe of your own
+  agent-r1 check my_shop        # find what will go wrong
+  agent-r1 train my_shop        # train it; writes runs/my_shop
+  agent-r1 table runs/my_shop   # held-out tasks before and after
 """
 
 
@@ -46,7 +48,22 @@ def _add(group: typer.Typer, name: str, command: Callable[..., Any], panel: str 
     group.command(name, help=help_text(command.__doc__ or ""), rich_help_panel=panel)(command)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"agent-r1 {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options before any command."""
+
+
 app = _new_app(_HELP)
+app.callback(help=help_text(_HELP))(_options)
 env_app = _new_app("Serve environments over HTTP.")
 
 recipes_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich", add_completion=False)

@@ -100,6 +100,7 @@ def chat(
 
         if json_record and question is None and task is None:
             raise ConfigError("--json prints a single reply: give --question or --task")
+        question = _asked(question)
         notes = Console(stderr=True, highlight=False)
         agent = _agent(model_or_run, overrides, recipe, step, server, key_env, notes)
         world = _world(agent, task, notes)
@@ -109,7 +110,7 @@ def chat(
             return
         trajectory, record = ask_once(
             agent,
-            question=sys.stdin.read().strip() if question == "-" else question,
+            question=question,
             task=world,
             system=system,
             verbose=notes if verbose else None,
@@ -121,6 +122,16 @@ def chat(
             raise typer.Exit(1)
         last = trajectory.steps[-1].action
         typer.echo(record.rstrip("\n") if json_record else printable(last.final_answer or last.text))
+
+
+def _asked(question: str | None) -> str | None:
+    """The question; - reads it from the input."""
+    from agent_r1.errors import ConfigError
+
+    text = sys.stdin.read().strip() if question == "-" else question
+    if text is not None and not text.strip():
+        raise ConfigError("the question is empty")
+    return text
 
 
 def _agent(

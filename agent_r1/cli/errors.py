@@ -15,8 +15,8 @@ from agent_r1.interrupts import RunInterrupted, ours_to_end
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Print errors that a user can fix in one message, without a traceback, and exit with 2. An interrupted run exits
-    with the code that shells expect (130 for Ctrl-C)."""
+    """Print errors that a user can fix, also files that cannot be read or written, in one message, without a traceback,
+    and exit with 2. An interrupted run exits with the code that shells expect (130 for Ctrl-C)."""
     try:
         with ours_to_end():
             yield
@@ -30,6 +30,12 @@ def readable_errors() -> Iterator[None]:
                 raise typer.Exit(interrupted.exit_code) from None
             Console(stderr=True, highlight=False).print(Text(str(interrupted)), soft_wrap=True)
         raise typer.Exit(interrupted.exit_code) from None
+    except OSError as error:
+        if error.filename is None:  # not about a file: a traceback says more
+            raise
+        message = f"error: {error.filename}: {error.strerror}"
+        Console(stderr=True, highlight=False).print(Text(message, style="red"), soft_wrap=True)
+        raise typer.Exit(2) from None
     except KeyboardInterrupt:
         Console(stderr=True).print("Interrupted.")
         raise typer.Exit(130) from None

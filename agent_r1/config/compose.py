@@ -249,7 +249,7 @@ def from_yaml(text: str) -> Config:
             "by another version. Remove the key from it, or use the version that wrote it"
         ) from error
     except _REFUSALS as error:
-        raise ConfigError(f"a saved configuration cannot be read: {error}") from error
+        raise ConfigError(f"a saved configuration is damaged: {' '.join(str(error).split())}") from error
 
 
 def known_keys(schema: Any = Config, prefix: str = "") -> list[str]:
@@ -341,4 +341,7 @@ def _explained(error: Exception, file: Path) -> ConfigError | UnknownNameError:
     if missing:
         place = "" if file.parent == _PACKAGE_FOLDER else f"in {file} or "
         return ConfigError(f"the key '{missing['key']}' has no value; set it {place}on the command line")
+    wrong_type = re.search(r"^(?P<what>Value .*)\s+full_key: (?P<key>\S+)", text.strip())
+    if wrong_type:
+        return ConfigError(f"{wrong_type['key']} cannot be used: {wrong_type['what']}")
     return ConfigError(f"the configuration of {file} cannot be used: {text.strip()}")

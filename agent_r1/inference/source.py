@@ -182,10 +182,16 @@ def _check_is_model(path: Path) -> None:
     """Refuse a folder that is neither a run nor a model, and a missing one; hub ids pass."""
     if path.is_dir() and not (path / "config.json").is_file():
         runs = sorted(entry.name for entry in path.iterdir() if _run_at(entry) is not None)
-        inside = f" It contains runs: {', '.join(runs[:8])}; name one of them." if runs else ""
+        inside = " It is a recipe: name its run, or a model with --recipe." if (path / "base.yaml").is_file() else ""
+        inside = f" It contains runs: {', '.join(runs[:8])}; name one of them." if runs else inside
         raise ConfigError(
             f"{path} is neither a run (it has no config.yaml) nor a model (it has no config.json).{inside}"
         )
+    if path.is_file() and not is_gguf(path):
+        raise ConfigError(f"{path} is a file; give a run's folder, a Hugging Face folder or id, or a GGUF file")
+    in_runs = Path("runs") / path
+    if not path.exists() and _run_at(in_runs) is not None:
+        raise ConfigError(f"{path} does not exist. Did you mean the run {in_runs}?")
     if not path.exists() and path.parent.is_dir() and (str(path.parent) != "." or path.suffix == ".gguf"):
         known = [entry.name for entry in path.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
         raise ConfigError(f"{path} does not exist. {did_you_mean(path.name, known)}")

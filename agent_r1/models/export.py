@@ -116,6 +116,7 @@ def export_model(
     with new_folder(folder, num_bytes=stored_bytes(weights)) as beside, no_progress_bars():
         _set_generation(policy, sampling)
         cast(Any, policy).save_pretrained(beside, state_dict=weights)
+        _let_others_read(beside, like=beside / "config.json")
         if dtype is not None:
             _note_dtype(beside / "config.json", dtype)
         tokenizer.save_pretrained(beside)
@@ -142,6 +143,13 @@ def _copy_processor(policy: nn.Module, folder: Path) -> None:
         )
         if found is not None and not (folder / name).exists():
             shutil.copyfile(found, folder / name)
+
+
+def _let_others_read(folder: Path, *, like: Path) -> None:
+    """Give weight files the permissions of any other file: safetensors makes them readable for their owner alone, and
+    an inference server may be another user's."""
+    for file in folder.glob("*.safetensors"):
+        file.chmod(like.stat().st_mode)
 
 
 def export_adapters(
@@ -177,6 +185,7 @@ def export_adapters(
     ):
         lora_config.save_pretrained(str(beside))
         save_file(weights, beside / "adapter_model.safetensors", metadata={"format": "pt"})
+        _let_others_read(beside, like=beside / "adapter_config.json")
         tokenizer.save_pretrained(beside)
         _write_texts(beside, files)
 

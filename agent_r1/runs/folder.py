@@ -109,7 +109,7 @@ class RunFolder:
         """The configuration of the run; `ConfigError` when the file is missing or not one."""
         try:
             return from_yaml(self.config.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, ConfigError) as error:
             raise ConfigError(f"{self.config} cannot be read: {error}") from error
 
     def read_summary(self) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.errors import DataError, did_you_mean, require_installed
+from agent_r1.files import atomic_write
 from agent_r1.metric_names import (
     ACTION_TOKENS,
     ENTROPY,
@@ -133,5 +134,6 @@ def save_figure(figure: Any, path: Path) -> None:
     endings = sorted(figure.canvas.get_supported_filetypes())
     if path.suffix.lstrip(".") not in endings:
         raise DataError(f"{path} has no suffix of a figure; known: {', '.join(endings)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with atomic_write(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)

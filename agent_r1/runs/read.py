@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from agent_r1.config import algorithm_name, from_yaml
 from agent_r1.errors import ConfigError, DataError, did_you_mean
@@ -38,7 +40,13 @@ class RunRecord:
     @cached_property
     def config(self) -> Any:
         """Its configuration as plain keys, so that runs of an earlier schema can be read too."""
-        return OmegaConf.create(self.config_text or "{}")
+        try:
+            config = OmegaConf.create(self.config_text or "{}")
+        except (YAMLError, OmegaConfBaseException):
+            config = None
+        if not isinstance(config, DictConfig):
+            raise DataError(f"the config.yaml of the run {self.label} is not a configuration; restore or delete it")
+        return config
 
     @property
     def is_warm_start(self) -> bool:
@@ -101,14 +109,25 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """The runs in these folders, in order; a DataError names every folder that is not a run's."""
     missing = [folder for folder in folders if not RunFolder(folder).metrics.is_file()]
     if missing:
-        runs = [path.name for path in missing[0].parent.glob("*") if RunFolder(path).metrics.is_file()]
         named = ", ".join(map(str, missing))
-        raise DataError(f"no metrics.jsonl in {named}: not the folder of a run. {did_you_mean(missing[0].name, runs)}")
+        raise DataError(f"no metrics.jsonl in {named}: not the folder of a run. {_nearby(missing[0])}")
     names = [folder.resolve().name for folder in folders]
     return [
         read_run(folder, label=name if names.count(name) == 1 else str(folder))
         for folder, name in zip(folders, names, strict=True)
     ]
+
+
+def _nearby(folder: Path) -> str:
+    """Which runs could be meant: those in the folder, else those beside it, else those in `runs`."""
+    for place in (folder, folder.parent, Path("runs")):
+        runs = {str(path): path.name for path in sorted(place.glob("*")) if RunFolder(path).metrics.is_file()}
+        if runs and place == folder:
+            return f"It holds runs: {', '.join(runs)}."
+        if runs:
+            same = [path for path, name in runs.items() if name == folder.name]
+            return f"Did you mean {same[0]}?" if same else did_you_mean(folder.name, runs.values())
+    return "There are no runs beside it and none in runs/."
 
 
 def read_run(folder: Path, *, label: str) -> RunRecord:

@@ -9,8 +9,10 @@ The folder is made of real files, `templates/common` and those of one kind, with
 
 from __future__ import annotations
 
+import importlib.util
 import keyword
 import sys
+import sysconfig
 from enum import StrEnum
 from pathlib import Path
 
@@ -89,16 +91,23 @@ def check_name(name: str) -> None:
     taken = "is a module of Python's own" if name in sys.stdlib_module_names else _TAKEN.get(name)
     if name in {recipe.name for recipe in shipped_recipes()}:
         taken = f"is a recipe that comes with Agent-R1, and both would write to runs/{name}"
+    if taken is None and _is_installed(name):
+        taken = "is an installed package, and Python would find the recipe in its place"
     if taken is not None:
         raise ConfigError(f"'{name}' {taken}; choose another name, for example my_{name}")
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a package of this name is in the environment."""
+    found = importlib.util.find_spec(name)
+    places = {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}
+    return found is not None and found.origin is not None and bool(places & set(Path(found.origin).parents))
 
 
 def check_folder(folder: Path) -> None:
     """Refuse a folder that holds something already, or cannot be made."""
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(
-            f"the folder {folder} exists and is not empty; nothing was written. Choose another name or --into"
-        )
+        raise ConfigError(f"the folder {folder} exists and is not empty; nothing was written. Choose another place")
     blocking = next((part for part in (folder, *folder.parents) if part.exists() and not part.is_dir()), None)
     if blocking is not None:
-        raise ConfigError(f"{folder} cannot be made: {blocking} is a file. Choose another name or --into")
+        raise ConfigError(f"{folder} cannot be made: {blocking} is a file. Choose another place")

@@ -88,7 +88,8 @@ def check_model_exists(config: Config) -> None:
     path = Path(config.model.path)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"model.path={path} is a folder without config.json: not a Hugging Face model")
+            run = f". It holds a run, whose model is {path / 'hf'}" if (path / "hf" / "config.json").is_file() else ""
+            raise ConfigError(f"model.path={path} is a folder without config.json: not a Hugging Face model{run}")
         return
     looks_like_hub_id = config.model.path.count("/") == 1 and not path.is_absolute() and not path.parent.is_dir()
     if not looks_like_hub_id:

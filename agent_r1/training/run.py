@@ -12,6 +12,7 @@ from agent_r1.console import RunConsole
 from agent_r1.evaluation import Evaluation, sample_eval_tasks
 from agent_r1.interrupts import StopSignals, stop_signals
 from agent_r1.learner.sharded import Ranks, open_ranks, refuse_ranks
+from agent_r1.models import choose_device
 from agent_r1.runs import FolderLock, RunFolder, check_reads_outside, locked_run, open_run, open_trackers
 from agent_r1.training.checkpoints.resume import resume_run
 from agent_r1.training.components import RunComponents, load_components, make_training_components
@@ -44,6 +45,7 @@ def _prepared(config: Config, ranks: Ranks) -> RunPlan:
     check_ranks(config, ranks)
     plan = prepare_plan(config)
     check_reads_outside(config)
+    choose_device(config.trainer.device)  # a machine without it is refused before an old run is moved aside
     return plan
 
 

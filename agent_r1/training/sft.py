@@ -46,9 +46,9 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     if not config.sft.data:
         raise ConfigError("sft.data is empty; give one or more .jsonl or .parquet files of demonstrations")
     conversations = load_demonstrations(config.sft.data, renderer)
+    device = choose_device(config.trainer.device)
     # A warm start has no checkpoints to resume from, and must not write into a run that has.
     folder, _ = open_run(replace(config, run=replace(config.run, resume="never")), say=console.info, lock=lock)
-    device = choose_device(config.trainer.device)
     policy = load_policy(
         config.model.path,
         dtype=config.model.dtype,

@@ -53,7 +53,7 @@ def read_object(content: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]
     try:
         value = read_json(content)
     except ValueError as error:
-        raise RefusedError(400, "bad_request", f"the body is {str(error)[:1000]}") from None
+        raise RefusedError(400, "bad_request", f"the body cannot be read: {str(error)[:1000]}") from None
     if not isinstance(value, dict):
         raise RefusedError(400, "bad_request", f"the body must be a JSON object, found {type(value).__name__}")
     if content.count(b"{") + content.count(b"[") > max_depth and _is_deeper_than(value, max_depth):

@@ -6,8 +6,9 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,10 +54,21 @@ def test_a_request_of_the_page_is_answered(running: Served, number: int) -> None
         assert answer.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_the_python_of_the_page_runs(running: Served, number: int) -> None:
+def test_the_python_of_the_page_runs_with_the_tools_that_the_quickstart_learned(running: Served) -> None:
+    from recipes.quickstart.shop import shop_tools
+
     pytest.importorskip("openai", reason="the client is in the extra 'dev'")
-    exec(compile(as_here(blocks("python")[number], running), "docs/serving.md", "exec"), {})
+
+    def shown(schema: Mapping[str, Any]) -> tuple[str, str, list[str]]:
+        """What its chat template writes of a tool."""
+        function = schema["function"]
+        return function["name"], function["description"], list(function["parameters"]["properties"])
+
+    learned = [shown(tool.tool_schema) for tool in shop_tools()]
+    for block in blocks("python"):
+        names: dict[str, Any] = {}
+        exec(compile(as_here(block, running), "docs/serving.md", "exec"), names)
+        assert [shown(schema) for schema in names["tools"]] == learned
 
 
 def test_the_page_names_every_field_of_chat_and_every_option() -> None:

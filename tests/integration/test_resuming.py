@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from agent_r1.cli import app
 from agent_r1.config import Config, config_differences
-from agent_r1.errors import AgentR1Error, CheckpointError, DataError
+from agent_r1.errors import AgentR1Error, CheckpointError, ConfigError, DataError
 from agent_r1.runs import fingerprints, read_runs
 from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.runs.fingerprints import fingerprint, model_fingerprints
@@ -83,6 +83,16 @@ def test_a_dry_run_says_what_would_happen_and_moves_nothing(run: list[str], tmp_
     part_of(run)
     result = CliRunner().invoke(app, ["train", *run, "rollout.group_size=3", "--dry-run"])
     assert "rollout.group_size: 4 -> 3" in result.output
+    assert not (tmp_path / "tiny.1").exists()
+
+
+def test_a_device_that_is_not_here_moves_no_finished_run(
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    part_of(run)
+    with pytest.raises(ConfigError, match="there is no device cuda"):
+        train(*run, "run.resume=never", "trainer.device=cuda")
     assert not (tmp_path / "tiny.1").exists()
 
 

@@ -76,7 +76,7 @@ PACKAGES: dict[str, str] = {
     ),
     "cli": (
         "api checks codec config console data engines envs errors evaluation files inference interrupts planning "
-        "registry runs scaffold serving shipped tools training types view web"
+        "registry runs scaffold serving shipped tools training types version view web"
     ),
 }
 """What each package may import of the others."""

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.config import from_yaml, to_yaml
+from agent_r1.config import from_yaml, load_config, to_yaml
 from agent_r1.errors import CheckpointError, ConfigError, DataError
 from agent_r1.inference import ChatSession, find_source, load_agent
+from agent_r1.training.model_check import check_model_exists
 from agent_r1.types import SamplingParams
 
 LORA = ("model.lora.rank=2", "model.lora.targets=[q_proj, v_proj]", "optimizer.learning_rate=0.05")  # as in test_export
@@ -110,6 +111,28 @@ def test_what_is_neither_a_run_nor_a_model_is_refused_with_what_is_there(run: Pa
         find_source(tmp_path / "empty")
     with pytest.raises(ConfigError, match=r"leave model\.path out"):
         find_source(run, overrides=["model.path=other"])
+
+
+def test_what_newcomers_type_is_answered_with_what_they_mean(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, "runs/shop")
+    with pytest.raises(ConfigError, match=r"Did you mean the run runs/shop\?"):
+        find_source("shop")
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match=r"notes\.txt is a file"):
+        find_source("notes.txt")
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "base.yaml").touch()
+    with pytest.raises(ConfigError, match=r"shop .* It is a recipe: name its run"):
+        find_source("shop")
+    config = load_config(None, {"model.path": str(run)})
+    with pytest.raises(ConfigError, match=f"whose model is {run / 'hf'}"):
+        check_model_exists(config)
+    (run / "config.yaml").write_text("a: [\n")
+    with pytest.raises(ConfigError, match=rf"^{run / 'config.yaml'} cannot be read: .*damaged"):
+        find_source(run)
 
 
 def test_a_run_whose_recipe_is_elsewhere_says_where_it_was_trained(run: Path) -> None:

@@ -141,6 +141,14 @@ def test_a_folder_says_the_type_it_is_written_in_and_keeps_weights_tied(
     assert tiny_model.dtype == torch.float32
 
 
+def test_others_may_read_the_weights_if_they_may_read_the_configuration(
+    tiny_model: LlamaForCausalLM, tokenizer: Any, tmp_path: Path
+) -> None:
+    export_model(tiny_model, tokenizer, tmp_path / "hf")
+    modes = {file.stat().st_mode for file in (tmp_path / "hf").iterdir()}
+    assert modes == {(tmp_path / "hf" / "config.json").stat().st_mode}
+
+
 def moved_policy(folder: Path, step: float, *, lora: bool) -> nn.Module:
     """What training made of a model: every weight, or what its adapters add up to, moved by about `step`."""
     policy: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)

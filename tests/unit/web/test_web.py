@@ -101,3 +101,8 @@ def test_the_package_is_imported_without_a_web_framework() -> None:
     code = "import sys, agent_r1.web; print([m for m in ('uvicorn', 'starlette', 'fastapi') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_an_address_that_is_not_here_asks_for_another_host() -> None:
+    with pytest.raises(ConfigError, match="choose another --host"):
+        listen("192.0.2.1", 0)

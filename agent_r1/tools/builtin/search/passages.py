@@ -75,8 +75,10 @@ def _problem(row: FileRow, fields: PassageFields) -> str | None:
         return row.problem
     if not isinstance(row.value, Mapping):
         return f"expected an object, found {type(row.value).__name__}"
-    if not isinstance(row.value.get(fields.text), str):
-        return f"the field '{fields.text}' is missing or not text. {did_you_mean(fields.text, map(str, row.value))}"
+    if fields.text not in row.value:
+        return f"the field '{fields.text}' is missing. {did_you_mean(fields.text, map(str, row.value))}"
+    if not isinstance(row.value[fields.text], str):
+        return f"the field '{fields.text}' must be text, found {type(row.value[fields.text]).__name__}"
     return None
 
 
