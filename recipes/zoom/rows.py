@@ -46,11 +46,15 @@ def demonstration(scene: Scene, rng: random.Random) -> dict[str, Any]:
 
 
 def far_caption(scene: Scene, rng: random.Random) -> dict[str, Any]:
-    """A conversation about the board: the cards and their places, in any order."""
-    cards = rng.sample(list(scene.cards.items()), len(scene.cards))
-    said = " ".join(f"{card.color} {place}" for place, card in cards)
-    question = _user(far_picture(scene.cards), "Where are the cards?")
-    return {"messages": [question, {"role": "assistant", "content": said}]}
+    """A conversation about the board: where each card is, in any order, in the words of a demonstration."""
+    messages: list[dict[str, Any]] = []
+    for place, card in rng.sample(list(scene.cards.items()), len(scene.cards)):
+        question = f"Where is the {card.color} card?"
+        messages.append(
+            {"role": "user", "content": question} if messages else _user(far_picture(scene.cards), question)
+        )
+        messages.append({"role": "assistant", "content": f"{card.color} {place}"})
+    return {"messages": messages}
 
 
 def close_caption(scene: Scene) -> dict[str, Any]:

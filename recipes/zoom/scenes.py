@@ -29,8 +29,8 @@ NUM_CARDS = 4
 TABLE = (150, 120, 90)
 PLACE_SIZE = 96
 """Pixels of one place on each side; everything else is a share of it."""
-COARSE_SIZE = 12
-"""Pixels of the blurred picture on each side: four per place."""
+COARSE_SIZE = 6
+"""Pixels of the blurred picture on each side: two per place."""
 SHIFTS = (-4, 0, 4)
 """How far from the middle of its place a card may lie, in pixels."""
 
