@@ -14,6 +14,7 @@ from agent_r1.chat import ChatRenderer, Tokenizer, generation_stop_ids, load_tok
 from agent_r1.config import ModelConfig
 from agent_r1.errors import CheckpointError, ConfigError, EngineError
 from agent_r1.files import is_gguf
+from agent_r1.images import load_image_processor
 from agent_r1.models.attention_features import check_attention
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.gguf import unpack_gguf
@@ -39,8 +40,10 @@ class LoadedModel:
         return int(cast(Any, self.model).config.get_text_config().max_position_embeddings)
 
     def renderer(self, tool_format: str = "hermes") -> ChatRenderer:
-        """The renderer of the model's chat template. Raises ConfigError when the tokenizer has none."""
-        return ChatRenderer(self.tokenizer, tool_format, stop_ids=generation_stop_ids(self.path))
+        """The renderer of the model's chat template, with the image processor of a model that sees. Raises ConfigError
+        when the tokenizer has no template."""
+        processor = load_image_processor(self.path, self.tokenizer)
+        return ChatRenderer(self.tokenizer, tool_format, stop_ids=generation_stop_ids(self.path), processor=processor)
 
 
 def load_model(

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agent_r1.training.checkpoints.files import load_checkpoint
     from agent_r1.training.components import RunComponents, load_components, make_rollout
-    from agent_r1.training.model_check import CheckedModel, check_model, check_model_exists, context_length_of
+    from agent_r1.training.model_check import (
+        CheckedModel,
+        check_model,
+        check_model_exists,
+        context_length_of,
+        renderer_of,
+    )
     from agent_r1.training.plan import (
         RunPlan,
         check_config,
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "checkpoints.files": ("load_checkpoint",),
     "components": ("RunComponents", "load_components", "make_rollout"),
-    "model_check": ("CheckedModel", "check_model", "check_model_exists", "context_length_of"),
+    "model_check": ("CheckedModel", "check_model", "check_model_exists", "context_length_of", "renderer_of"),
     "plan": (
         "RunPlan",
         "check_config",
@@ -64,6 +70,7 @@ __all__ = [
     "make_rollout",
     "prepare_model",
     "prepare_plan",
+    "renderer_of",
     "sft_run",
     "tool_policies",
     "tools_in_use",
