@@ -321,7 +321,9 @@ def test_a_row_with_an_image_that_cannot_be_read_or_seen_is_refused_with_its_row
     with pytest.raises(DataError, match=r"row 1: the row holds video content, which no model"):
         commands.train(*with_row(tmp_path, model_folder, {"prompt": "?", "video": "x.mp4"}), quiet=True)
     Image.new("RGB", (4, 4)).save(tmp_path / "dot.png")
-    with pytest.raises(UnsupportedMediaError, match=r"(?s)own-1' and the model .*image content, which this model does not see"):
+    with pytest.raises(
+        UnsupportedMediaError, match=r"(?s)own-1' and the model .*image content, which this model does not see"
+    ):
         commands.train(
             *with_row(tmp_path, model_folder, {"prompt": "?", "image": "dot.png", "answer": "4"}), quiet=True
         )
