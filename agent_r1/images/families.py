@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from agent_r1.errors import ConfigError
 
 
@@ -61,6 +59,8 @@ class Family:
 
 def _tiles(output: Mapping[str, Any], settings: FamilySettings, image_processor: Any) -> ImageLayout:
     """SmolVLM and Idefics3: tiles with their row and column, and the whole image after them."""
+    import numpy as np
+
     rows, columns = int(np.ravel(output["rows"])[0]), int(np.ravel(output["cols"])[0])
     per_tile = _tokens_per_tile(settings)
     tokens = settings.image_token * per_tile
@@ -103,6 +103,8 @@ def _patches(output: Mapping[str, Any], settings: FamilySettings, image_processo
 
 def _merged_patches(output: Mapping[str, Any], settings: FamilySettings, image_processor: Any) -> ImageLayout:
     """Qwen-VL: one token for each square of `merge_size` patches."""
+    import numpy as np
+
     _, rows, columns = (int(size) for size in np.asarray(output["image_grid_thw"])[0])
     merge = int(image_processor.merge_size)
     grid = rows // merge, columns // merge

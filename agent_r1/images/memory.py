@@ -11,15 +11,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import RLock
-from typing import Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from agent_r1.errors import ImageError
 from agent_r1.files import atomic_write
 from agent_r1.images.picture import Picture
 
-Inputs = Mapping[str, npt.NDArray[Any]]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Inputs = Mapping[str, "npt.NDArray[Any]"]
 
 MAX_INPUT_BYTES = 512 * 2**20
 MAX_SOURCE_BYTES = 256 * 2**20
@@ -119,7 +120,7 @@ class InputCache:
             self.num_bytes -= _size(removed)
 
 
-class BoundedInputs(Mapping[str, npt.NDArray[Any]]):
+class BoundedInputs(Mapping[str, "npt.NDArray[Any]"]):
     """The inputs of one image: from the cache, or made again from its picture."""
 
     def __init__(self, key: str, cache: InputCache, make: Callable[[], Inputs]) -> None:

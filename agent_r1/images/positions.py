@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from agent_r1.images.store import ImageStore
 
-Positions = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Positions = npt.NDArray[np.int64]
 
 
 def rope_positions(token_ids: Sequence[int] | npt.NDArray[np.int64], store: ImageStore) -> Positions:
@@ -25,6 +27,8 @@ def rope_positions(token_ids: Sequence[int] | npt.NDArray[np.int64], store: Imag
     >>> rope_positions([7, *image.token_ids, 8], store).tolist()
     [[0, 1, 1, 1, 1, 3], [0, 1, 1, 2, 2, 3], [0, 1, 2, 1, 2, 3]]
     """
+    import numpy as np
+
     positions = np.zeros((3, len(token_ids)), dtype=np.int64)
     next_token, next_position = 0, 0
     for span in store.spans(token_ids):

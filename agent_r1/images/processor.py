@@ -13,8 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agent_r1.errors import AgentR1Error, ConfigError, ImageError, require_installed
 from agent_r1.images.encoded import EncodedImage
 from agent_r1.images.families import FAMILIES, Family, FamilySettings, ImageLayout
@@ -214,6 +212,8 @@ def _image_processor_class(family: Family, given: str | None, path: str | Path) 
 
 
 def _frozen(value: Any) -> Any:
+    import numpy as np
+
     array = np.ascontiguousarray(value)
     array.flags.writeable = False
     return array

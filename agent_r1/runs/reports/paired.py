@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from agent_r1.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Solved = Mapping[str, float]
 """How well each task was solved, by the task's id."""
@@ -61,6 +63,8 @@ def paired_gain(pairs: Sequence[tuple[Solved, Solved]]) -> Gain:
     (0.5, 0.5)
     """
     tasks = _common_tasks(pairs)
+    import numpy as np
+
     before_ST = np.array([[run[task] for task in tasks] for run, _ in pairs])
     after_ST = np.array([[run[task] for task in tasks] for _, run in pairs])
     difference_T = (after_ST - before_ST).mean(axis=0)
@@ -97,6 +101,8 @@ def _common_tasks(pairs: Sequence[tuple[Solved, Solved]]) -> list[str]:
 
 def _interval(difference_T: npt.NDArray[np.float64]) -> tuple[float, float]:
     """The 95 % interval of the mean difference, by resampling tasks."""
+    import numpy as np
+
     rng = np.random.default_rng(0)
     means = [
         difference_T[rng.integers(len(difference_T), size=(_CHUNK, len(difference_T)))].mean(axis=1)
@@ -118,6 +124,8 @@ def _mcnemar(difference_T: npt.NDArray[np.float64]) -> float:
 def _sign_flips(difference_T: npt.NDArray[np.float64]) -> float:
     """How often the mean difference is as large when each task's sign is drawn; the observed signs are one draw."""
     observed = abs(float(difference_T.sum())) - 1e-9
+    import numpy as np
+
     rng = np.random.default_rng(0)
     hits = 0
     for _ in range(_DRAWS // _CHUNK):
