@@ -125,9 +125,8 @@ class AgentFlowBase(ABC):
 
     def render(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """The prompt of an observation; bridged over `after`'s sampled ids when it extends what that turn saw."""
-        observation = normal_observation(observation)
         if self._message_engine is not None:
-            return Prompt(observation=observation, token_ids=())
+            return Prompt(observation=normal_observation(observation), token_ids=())
         after = self.context.continues if after is None else after
         if after is None:
             return self.context.renderer.render(observation, trusted=self.context.trusted)
@@ -136,7 +135,8 @@ class AgentFlowBase(ABC):
     async def render_beside(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """What `render` returns. Where the engine computes outside this thread, the event loop continues while long
         texts are encoded; otherwise nothing here waits, but for images that are read."""
-        if needs_reading(observation):
+        sees_images = self._message_engine is not None or self.context.renderer.sees_images
+        if sees_images and needs_reading(observation):
             observation = await asyncio.to_thread(normal_observation, observation)
         if self._message_engine is not None or type(self).render is not AgentFlowBase.render:
             return self.render(observation, after)

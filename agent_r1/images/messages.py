@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +87,50 @@ def with_images(text: str, pictures: Sequence[Picture]) -> str | list[dict[str, 
     if not pictures:
         return text
     return [*([{"type": "text", "text": text}] if text else []), *map(_part_of, pictures)]
+
+
+def openai_content(content: Any) -> Any:
+    """The content of a message as the OpenAI API has it: pictures as `image_url` parts with `data:` addresses."""
+    if not isinstance(content, list | tuple):
+        return content
+    return [_openai_part(part) for part in content]
+
+
+def _openai_part(part: Any) -> Any:
+    image = part.get("image") if isinstance(part, Mapping) else None
+    if not isinstance(image, Picture):
+        return part
+    address = f"data:image/png;base64,{base64.b64encode(image.png()).decode()}"
+    return {"type": "image_url", "image_url": {"url": address}}
+
+
+def openai_messages(messages: Iterable[Message]) -> list[Message]:
+    """The messages with their pictures as the OpenAI API has them. A tool's answer may have text alone there: the
+    pictures of answers follow these in a message of the user."""
+    written: list[Message] = []
+    waiting: list[Any] = []
+    for message in picture_messages(tuple(messages)):
+        content = openai_content(message.get("content"))
+        if message.get("role") != "tool":
+            written += [{"role": "user", "content": waiting}] if waiting else []
+            waiting = []
+        elif isinstance(content, list) and any(_is_address(part) for part in content):
+            waiting += [part for part in content if _is_address(part)]
+            texts = [part for part in content if not _is_address(part)]
+            content = texts or "The image follows."
+        written.append(message if content is message.get("content") else {**message, "content": content})
+    return [*written, *([{"role": "user", "content": waiting}] if waiting else [])]
+
+
+def _is_address(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image_url"
+
+
+def picture_key(value: object) -> str:
+    """For JSON that is a key: a picture is its content hash. A `TypeError` for anything else that JSON cannot hold."""
+    if isinstance(value, Picture):
+        return value.content_hash
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
 
 
 class _Reader:

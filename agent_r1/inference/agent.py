@@ -226,7 +226,8 @@ def connect_agent(
 def make_agent(source: AgentSource, renderer: ChatRenderer, engine: Engine, reward: RewardFunction) -> Agent:
     """An agent around an engine that is there already."""
     config = source.config
-    tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
+    sees_images = isinstance(engine, MessageEngine) or renderer.sees_images
+    tools = ToolRunner(tool_policies(config), seed=config.trainer.seed, sees_images=sees_images)
     limits = RolloutLimits(
         max_steps=config.rollout.max_steps,
         max_images=config.rollout.max_images,

@@ -103,7 +103,8 @@ def load_components(
     if choose_device(config.trainer.device).type != "cpu" or not started.pauses_during_update:
         # The engine computes elsewhere: the event loop should not wait for the tokenizer either.
         model.renderer.encode_in_threads()
-    tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
+    sees_images = takes_messages(config) or model.renderer.sees_images
+    tools = ToolRunner(tool_policies(config), seed=config.trainer.seed, sees_images=sees_images)
     gateway = Gateway(config.agent, announce=announce)
     if config.rollout.workers == "ray":
         rollout: Rollout = make_remote_rollout(plan, model.renderer, started, tools, gateway, announce=announce)

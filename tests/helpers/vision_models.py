@@ -76,7 +76,7 @@ def _llava() -> Any:
         LlavaConfig(
             vision_config=vision,
             text_config=LlamaConfig(**TEXT),
-            image_token_id=PLACEHOLDER,
+            image_token_index=PLACEHOLDER,
             image_seq_length=16,
             tie_word_embeddings=False,
         )

@@ -43,9 +43,9 @@ PACKAGES: dict[str, str] = {
     # What runs them.
     "models": "chat config errors files images paths types",
     "engines": "chat config errors files images models registry seeds types web",
-    "openai_api": "chat codec engines errors seeds types web",
+    "openai_api": "chat codec engines errors images seeds types web",
     "flows": "chat engines envs errors event_loop images metric_names registry seeds tools types",
-    "gateway": "chat codec config errors flows openai_api registry tools types web",
+    "gateway": "chat codec config errors flows images openai_api registry tools types web",
     "runs": "codec config errors files images metric_names registry types",
     "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
     "learner": "algorithms config data errors images interrupts models rewards seeds types",
@@ -57,13 +57,13 @@ PACKAGES: dict[str, str] = {
     ),
     # What people call.
     "inference": (
-        "chat config data engines envs errors files flows metric_names models paths registry rewards rollout runs "
-        "seeds tools training types version"
+        "chat config data engines envs errors files flows images metric_names models paths registry rewards rollout "
+        "runs seeds tools training types version"
     ),
-    "serving": "codec errors flows inference openai_api types version web",
+    "serving": "codec errors flows images inference openai_api types version web",
     "checks": (
-        "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
-        "tools training types"
+        "chat config console engines envs errors event_loop findings flows images interrupts learner rewards rollout "
+        "seeds tools training types"
     ),
     "scaffold": "errors shipped",
     "integrations": (

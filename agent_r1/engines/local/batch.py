@@ -87,7 +87,12 @@ class StepArrays:
 
 
 def step_arrays(
-    chunks: Sequence[Chunk], *, num_tokens: int = 0, num_requests: int = 0, num_columns: int = 0
+    chunks: Sequence[Chunk],
+    *,
+    num_tokens: int = 0,
+    num_requests: int = 0,
+    num_columns: int = 0,
+    reads_images: bool = False,
 ) -> StepArrays:
     """Chunks as arrays, padded to at least this many tokens, requests and columns of the block table.
 
@@ -111,7 +116,7 @@ def step_arrays(
     slots[:] = np.arange(len(slots)) % BLOCK_SIZE  # padding: slots of the spare block
     written = positions[:total]
     slots[:total] = tables[owner, written // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + written % BLOCK_SIZE
-    images = step_images(chunks, query_starts, positions)
+    images = step_images(chunks, query_starts, positions) if reads_images else None
     sampling = query_starts[1 : count + 1][[chunk.samples for chunk in chunks]] - 1
     logit_rows = np.zeros(max(num_requests, round_up(len(sampling), ROW_MULTIPLE)), dtype=np.int64)
     logit_rows[: len(sampling)] = sampling
@@ -137,11 +142,11 @@ def _token_ids(chunks: Sequence[Chunk], total: int) -> IntRow:
         return np.where(ids >= FIRST_IMAGE_ID, 0, ids)
 
 
-def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
+def step_inputs(chunks: Sequence[Chunk], device: torch.device, *, reads_images: bool = False) -> StepInputs:
     """Chunks as tensors."""
     # Compilers specialise on a size of 1: on CUDA a single request or block is padded to 2.
     minimum = 1 if device.type == "cpu" else 2
-    arrays = step_arrays(chunks, num_requests=minimum, num_columns=minimum)
+    arrays = step_arrays(chunks, num_requests=minimum, num_columns=minimum, reads_images=reads_images)
     tokens = torch.from_numpy(arrays.tokens).to(device)
     batch = PagedBatch(
         slot_mapping=tokens[2],

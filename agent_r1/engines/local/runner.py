@@ -185,7 +185,7 @@ class ModelRunner:
 
     def forward(self, chunks: list[Chunk]) -> Tensor:
         """Logits [chunks that sample, vocabulary]. Writes the keys and values of all chunks to the cache."""
-        inputs = step_inputs(chunks, self._device)
+        inputs = step_inputs(chunks, self._device, reads_images=self.images is not None)
         num_samples = sum(chunk.samples for chunk in chunks)
         logits = self._logits(inputs.token_ids, inputs.batch, inputs.logit_rows, inputs.images)
         return logits[:num_samples]

@@ -84,8 +84,9 @@ class RolloutSetup:
             declare_servers({name: make_server(name, given) for name, given in servers.items()})
             reward = find_reward(config.reward.function, [(part.name, part.weight) for part in config.reward.functions])
             renderer = self._renderer(config)
+            sees_images = self.takes_messages or renderer.sees_images
             async with (
-                ToolRunner(tool_policies(config), seed=config.trainer.seed) as tools,
+                ToolRunner(tool_policies(config), seed=config.trainer.seed, sees_images=sees_images) as tools,
                 Gateway(config.agent) as gateway,
             ):
                 yield Rollout(engine=engine, renderer=renderer, **rollout_parts(config, reward, tools, gateway))

@@ -142,9 +142,11 @@ class PromptInputs:
         for tensor in (self.tokens, self.tables, self.ends, self.query_starts, self.logit_rows):
             tensor.zero_()
 
-    def fill(self, chunks: Sequence[Chunk], num_tokens: int, rows: int, settings: Tensor) -> None:
-        """Write the inputs of these chunks. Nothing here waits for the device."""
-        arrays = step_arrays(chunks, num_tokens=num_tokens, num_requests=rows)
+    def fill(
+        self, chunks: Sequence[Chunk], num_tokens: int, rows: int, settings: Tensor, *, reads_images: bool = False
+    ) -> None:
+        """Write the inputs of these chunks, which have no image tokens. Nothing here waits for the device."""
+        arrays = step_arrays(chunks, num_tokens=num_tokens, num_requests=rows, reads_images=reads_images)
         device = self.tokens.device
         self.tokens[:, :num_tokens] = send(arrays.tokens, device)
         self.tables[:rows, : arrays.tables.shape[1]] = send(arrays.tables, device)

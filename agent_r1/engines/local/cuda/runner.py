@@ -97,7 +97,7 @@ class CudaRunner(ModelRunner):
         num_tokens, rows, longest = sizes
         settings, restricted = sample_settings(sampling, rows, 1)
         graph = self._graph(("prefill", num_tokens, rows, longest, restricted))
-        self._prompts.fill(chunks, num_tokens, rows, settings)
+        self._prompts.fill(chunks, num_tokens, rows, settings, reads_images=self.images is not None)
         graph.replay()
         self._last_tokens = self._prompts.results.tokens[0]
         return _DeviceSample(self._prompts.results.first(len(sampling)), [1] * len(sampling))
