@@ -281,6 +281,8 @@ def resolve(
     texts = override_texts(overrides)
     if model is not None:
         texts.append(f"model.path={quoted(str(model))}")
+    if isinstance(tools, str):
+        raise ConfigError(f"{tools=} is one text; give a list, such as [{tools!r}]")
     if tools is not None:
         texts += override_texts({"env.tools": [_tool_entry(tool) for tool in tools]})
     if env is not None:
@@ -319,6 +321,8 @@ def _reward_settings(reward: Reward) -> dict[str, object]:
     """The reward section of a configuration."""
     if isinstance(reward, str) or callable(reward):
         return {"reward.function": _reward_name(reward), "reward.functions": []}
+    if not isinstance(reward, Mapping | Sequence):
+        raise ConfigError(f"reward must be a function, its name, a list or a mapping of them, found {reward!r:.80}")
     terms = reward.items() if isinstance(reward, Mapping) else [("", term) for term in reward]
     functions: list[dict[str, object]] = []
     for name, term in terms:

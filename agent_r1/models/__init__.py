@@ -32,7 +32,7 @@ from agent_r1.models.lora import (
 )
 from agent_r1.models.padding import round_up
 from agent_r1.models.precision import train_in_float32
-from agent_r1.models.tiny import build_tiny_model, train_tokenizer
+from agent_r1.models.tiny import add_vision_tower, build_tiny_model, build_tiny_vision_model, train_tokenizer
 from agent_r1.models.unmerged_adapters import add_unmerged_adapters
 from agent_r1.models.vision import (
     ByteCache,
@@ -59,8 +59,10 @@ __all__ = [
     "adapters_off",
     "add_adapters",
     "add_unmerged_adapters",
+    "add_vision_tower",
     "base_fingerprint",
     "build_tiny_model",
+    "build_tiny_vision_model",
     "check_attention",
     "check_form",
     "check_targets",

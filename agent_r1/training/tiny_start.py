@@ -11,23 +11,28 @@ from agent_r1.config import Config, ModelConfig
 from agent_r1.console import RunConsole
 from agent_r1.data import read_rows
 from agent_r1.errors import DataError
+from agent_r1.types import media_in
 
 
 def make_warm_start(config: Config) -> None:
-    """Make `model.path`: a tiny model, trained on `sft.data` by the settings of `sft`.
+    """Make `model.path`: a tiny model, trained on `sft.data` by the settings of `sft`; one that reads images when the
+    demonstrations have some.
 
     It depends only on those settings and the data, not on the run's seed, algorithm or optimizer: all runs of a recipe
     start from the same weights.
     """
     # A recipe imports this module for a dry run too, which needs no torch.
-    from agent_r1.models import build_tiny_model
+    from agent_r1.models import build_tiny_model, build_tiny_vision_model
     from agent_r1.training.run import sft_run
     from agent_r1.training.sft import warm_start_recipe
 
     warm = Path(config.model.path).parent
     untrained = warm.with_name(f"{warm.name}_untrained")
-    build_tiny_model(_read_demonstrations(config.sft.data), untrained)
-    tiny = ModelConfig(path=str(untrained), tool_format=config.model.tool_format)
+    demonstrations = _read_demonstrations(config.sft.data)
+    sees = any("image" in media_in(row["messages"]) for row in demonstrations)
+    (build_tiny_vision_model if sees else build_tiny_model)(demonstrations, untrained)
+    # A vision tower with random weights is trained too, whatever the run that follows trains.
+    tiny = ModelConfig(path=str(untrained), tool_format=config.model.tool_format, train_vision="all")
     sft_run(warm_start_recipe(replace(config, model=tiny), warm), RunConsole())
 
 

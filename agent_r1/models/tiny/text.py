@@ -68,9 +68,12 @@ def build_tiny_model(demonstrations: Sequence[dict[str, Any]], folder: Path) -> 
     export_model(LlamaForCausalLM(config), tokenizer, folder)  # type: ignore[no-untyped-call]
 
 
-def train_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> Any:
+def train_tokenizer(
+    demonstrations: Sequence[dict[str, Any]], *, chat_template: str = CHAT_TEMPLATE, special_tokens: Sequence[str] = ()
+) -> Any:
     """A byte-level BPE: any text can be encoded, each digit is a token, frequent words and pieces of JSON are one
-    token."""
+    token. `special_tokens` are control tokens besides those of a turn's end and of padding."""
+    specials = (END_OF_TURN, PADDING, *special_tokens)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -81,8 +84,8 @@ def train_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> Any:
     bpe.decoder = decoders.ByteLevel()
     # Tags are single tokens but not special: parsers must see them in the decoded text.
     bpe.add_tokens([AddedToken(text, normalized=False) for text in MARKUP])
-    bpe.add_special_tokens([AddedToken(text, normalized=False) for text in (END_OF_TURN, PADDING)])
-    tokenizer = _wrapped(bpe)
+    bpe.add_special_tokens([AddedToken(text, normalized=False) for text in specials])
+    tokenizer = _wrapped(bpe, chat_template)
     texts = [
         tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
         for row in demonstrations[:1000]
@@ -91,16 +94,16 @@ def train_tokenizer(demonstrations: Sequence[dict[str, Any]]) -> Any:
         vocab_size=1024,
         min_frequency=20,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[*MARKUP, END_OF_TURN, PADDING],
+        special_tokens=[*MARKUP, *specials],
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    return _wrapped(bpe)
+    return _wrapped(bpe, chat_template)
 
 
-def _wrapped(bpe: Tokenizer) -> PreTrainedTokenizerFast:
+def _wrapped(bpe: Tokenizer, chat_template: str) -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=bpe, eos_token=END_OF_TURN, pad_token=PADDING
     )
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = chat_template
     return tokenizer

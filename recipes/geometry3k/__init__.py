@@ -1,0 +1,1 @@
+"""Geometry problems with a figure each, for any vision-language model."""
