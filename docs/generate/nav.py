@@ -27,6 +27,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "ready_environments.md",
         "tool_formats.md",
         "models.md",
+        "multimodal.md",
     ),
     "Train": (
         "check.md",
