@@ -32,12 +32,8 @@ from agent_r1.models.lora import (
 )
 from agent_r1.models.padding import round_up
 from agent_r1.models.precision import train_in_float32
-<<<<<<< HEAD
-from agent_r1.models.tiny import add_vision_tower, build_tiny_model, build_tiny_vision_model, train_tokenizer
-=======
 from agent_r1.models.pretrained import reads_images
-from agent_r1.models.tiny import build_tiny_model, train_tokenizer
->>>>>>> h-vision
+from agent_r1.models.tiny import add_vision_tower, build_tiny_model, build_tiny_vision_model, train_tokenizer
 from agent_r1.models.unmerged_adapters import add_unmerged_adapters
 from agent_r1.models.vision import (
     ByteCache,
