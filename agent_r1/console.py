@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import logging
 import sys
 import time
@@ -28,7 +27,7 @@ from rich.text import Text
 
 from agent_r1.findings import Finding
 from agent_r1.metric_names import ACTION_TOKENS, ENTROPY, OUTCOME, PROCESS, SUCCESS, TOOL_CALLS
-from agent_r1.types import Trajectory
+from agent_r1.types import Trajectory, content_text
 
 _LINE = (
     ("reward", OUTCOME),
@@ -318,15 +317,11 @@ def _conversation(trajectory: Trajectory) -> Text:
         # The previous action is already shown; its message is at index `shown`.
         for message in messages[shown:]:
             text.append(f"{message['role']}: ", style="bold cyan")
-            text.append(f"{_plain(message.get('content'))}\n")
+            text.append(f"{content_text(message.get('content'))}\n")
         text.append("agent: ", style="bold green")
         text.append(f"{step.action.text.strip()}\n")
         shown = len(messages) + 1
     return text
-
-
-def _plain(content: object) -> str:
-    return content if isinstance(content, str) else json.dumps(content)
 
 
 def pick_pair(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> tuple[Trajectory, Trajectory] | None:

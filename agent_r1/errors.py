@@ -3,7 +3,8 @@
     AgentR1Error
     |-- ConfigError (ValueError)           a key, value or combination in the configuration
     |-- DataError (ValueError)             a row, a column or a file
-    |-- UnsupportedMediaError (ValueError) images, video or audio, which are not supported yet
+    |-- ImageError (ValueError)            an image that is broken, hostile or beyond a limit
+    |-- UnsupportedMediaError (ValueError) images, video or audio that the model does not read
     |-- ChatTemplateError (ValueError)     a conversation that the model's chat template rejects
     |-- UnknownNameError (LookupError)     a name that is not registered
     |-- MissingExtraError (ImportError)    an optional dependency; the message has the pip line
@@ -62,6 +63,10 @@ class ConfigError(AgentR1Error, ValueError):
 
 class DataError(AgentR1Error, ValueError):
     """A data file is wrong."""
+
+
+class ImageError(AgentR1Error, ValueError):
+    """An image cannot be used."""
 
 
 class UnsupportedMediaError(AgentR1Error, ValueError):
@@ -265,15 +270,20 @@ def _traceback(error: BaseException) -> str:
 
 
 def refuse_media(where: str, messages: Iterable[Any] = (), images: Sequence[Any] = ()) -> None:
-    """Raise `UnsupportedMediaError` for content that is not text: a model that never sees an image must not be trained
-    as if it did."""
+    """Raise `UnsupportedMediaError` for content that is not text, where a model reads text alone: a model that never
+    sees an image must not be trained as if it did."""
     kinds = media_in(messages)
     if images and "image" not in kinds:
         kinds = ["image", *kinds]
+    if kinds == ["image"]:
+        raise UnsupportedMediaError(
+            f"{where} holds image content, which this model does not see: it reads text alone. Choose a model with a "
+            "vision tower (model.path), describe the image in text, or leave it out"
+        )
     if kinds:
         raise UnsupportedMediaError(
-            f"{where} holds {' and '.join(kinds)} content, which no model or engine of Agent-R1 reads yet: only text "
-            "is supported. Describe it in text, or leave it out"
+            f"{where} holds {' and '.join(kinds)} content, which no model of Agent-R1 reads. Describe it in text, or "
+            "leave it out"
         )
 
 

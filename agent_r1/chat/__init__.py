@@ -1,8 +1,10 @@
 """Messages to token ids and back: renderer with bridge, tool-call formats."""
 
+from agent_r1.chat.bridge import Prompt
 from agent_r1.chat.chatml import template_with_tools
+from agent_r1.chat.encoding import Tokenizer
 from agent_r1.chat.formats import HermesFormat, ParsedText, ToolFormat, tool_formats
-from agent_r1.chat.renderer import ChatRenderer, Prompt, Tokenizer
+from agent_r1.chat.renderer import ChatRenderer
 from agent_r1.chat.server_template import server_renderer
 from agent_r1.chat.text_stream import TextStream
 from agent_r1.chat.token_text import ContentStream, TokenTexts, content_stream

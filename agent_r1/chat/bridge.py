@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.chat.delta_cache import TIMES_AGREED, DeltaCache
-from agent_r1.errors import ChatTemplateError, refuse_media
-from agent_r1.types import Action, Message, Observation
+from agent_r1.chat.pictures import forms_of
+from agent_r1.errors import ChatTemplateError
+from agent_r1.types import Action, Message, Observation, TokenIds
 
 MARKER = "AGENTR1MARKER"
 
@@ -56,6 +57,25 @@ class RenderedPrefix(Rendered):
         """The same with one more turn."""
         has_thinking = self.has_thinking or "</think>" in action.text
         return replace(self, num_turns=self.num_turns + 1, has_thinking=has_thinking)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One model input, and what the bridge to the next turn needs."""
+
+    observation: Observation
+    """What was rendered."""
+    token_ids: TokenIds
+    """The prompt."""
+    skeleton: tuple[Message, ...] = ()
+    """The messages, with a marker in place of each turn whose sampled ids were bridged over; control tokens in them are
+    cut (see `control_tokens`)."""
+    template_text: str | None = None
+    """What the chat template wrote for the skeleton, cuts included; None for raw text or ids."""
+    bridged: bool = False
+    """The ids continue the previous step's prompt and sampled ids."""
+    before: RenderedPrefix | None = None
+    """What was last rendered from scratch, and the turns since then; None for raw text or ids."""
 
 
 class DeltaFinder:
@@ -139,7 +159,10 @@ def _with_content(answer: Message, text: str) -> Message:
 
 def _kind(before: RenderedPrefix, action: Action, answers: Sequence[Message]) -> Any:
     """What a template may depend on: the number of turns, thinking, calls, and the form of the answers."""
-    forms = tuple((type(answer["content"]), bool(answer["content"]), *sorted(answer)) for answer in answers)
+    forms = tuple(
+        (type(answer["content"]), bool(answer["content"]), *forms_of(answer["content"]), *sorted(answer))
+        for answer in answers
+    )
     thinking = before.has_thinking, "</think>" in action.text
     return before.num_turns.bit_length(), thinking, len(action.tool_calls), action.parse_error is None, forms
 
@@ -194,10 +217,3 @@ def _delta_after_calls(
     if thinking.removeprefix("<think>\n") not in closed[turn_start:]:
         return None
     return TurnDelta(skeleton=(*so_far.skeleton, turn, *answers), template_text=text, text=text[end:])
-
-
-def refuse_new_media(observation: Observation, before: Observation) -> None:
-    """Refuse images in messages that the prompt before did not have: those that it had were looked at then."""
-    messages, seen = observation.messages or (), before.messages or ()
-    new = next((n for n, (own, old) in enumerate(zip(messages, seen, strict=False)) if own is not old), len(seen))
-    refuse_media("the observation", messages[new:], observation.images)

@@ -42,24 +42,34 @@ _CUT = re.compile(f"(?<!{SPLIT}){SPLIT}(?!{SPLIT})")
 class ControlTokens:
     """The control tokens of one tokenizer; cuts them in text."""
 
-    def __init__(self, tokenizer: Any, stop_texts: Iterable[str] = (), own_marks: str = "") -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop_texts: Iterable[str] = (),
+        own_marks: str = "",
+        placeholders: Iterable[str] = (),
+    ) -> None:
         """`stop_texts` are the texts of tokens that end a turn; `own_marks` is text with the marks that a model
-        writes inside its own turn."""
+        writes inside its own turn; `placeholders` stand for images and are cut wherever they are written as text, also
+        in trusted messages."""
         added = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
         special = {str(token.content) for token in added if token.special}
         special |= {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
-        others = {*(str(token.content) for token in added), *_marks_of_template(tokenizer), *stop_texts}
+        always = set(placeholders)
+        others = {*(str(token.content) for token in added), *_marks_of_template(tokenizer), *stop_texts, *always}
         # One character cannot be cut; a longer token that looks like ordinary text is ordinary text.
         known = {text for text in special if len(text) > 1} | {text for text in others if _MARKUP.fullmatch(text)}
         ends = {text for text in known if text in stop_texts or _TURN_MARK.fullmatch(text.strip())}
-        turns = ends | {text for text in known & special if text.strip() not in own_marks}
-        self._all, self._turns = _pattern(known), _pattern(turns)
+        turns = ends | always | {text for text in known & special if text.strip() not in own_marks}
+        self._all, self._turns, self._always = _pattern(known), _pattern(turns), _pattern(always)
         self._json_shows_all = all(json.dumps(text, ensure_ascii=False)[1:-1] == text for text in known)
         self._normalize = _normalizer(tokenizer) if any(t.normalized and t.content in known for t in added) else None
 
     def plain(self, text: str, *, own_turn: bool = False) -> str:
         """The text with every control token cut; with `own_turn` only those that begin or end turns."""
-        pattern = self._turns if own_turn else self._all
+        return self._plain(text, self._turns if own_turn else self._all)
+
+    def _plain(self, text: str, pattern: re.Pattern[str] | None) -> str:
         if pattern is None:
             return text.replace(SPLIT, SPLIT * 2)
         if self._normalize is not None:
@@ -70,28 +80,31 @@ class ControlTokens:
     def value(self, value: Any, *, own_turn: bool = False) -> Any:
         """The same for every text in lists and objects, field names included; returns the same object if nothing is
         cut."""
+        return self._value(value, self._turns if own_turn else self._all)
+
+    def _value(self, value: Any, pattern: re.Pattern[str] | None) -> Any:
         if isinstance(value, str):
-            return self.plain(value, own_turn=own_turn)
+            return self._plain(value, pattern)
         if value is None or isinstance(value, bool | int | float):
             return value
         if self._json_shows_all:
             try:
                 text = json.dumps(value, ensure_ascii=False)
-                cut = self.plain(text, own_turn=own_turn)
+                cut = self._plain(text, pattern)
                 return value if cut == text else json.loads(cut)
             except (TypeError, ValueError, RecursionError):
                 pass  # not JSON: walk through it
         try:
-            return self._walk(value, own_turn)
+            return self._walk(value, pattern)
         except RecursionError:
             raise ChatTemplateError("a message or tool schema is nested too deeply") from None
 
-    def _walk(self, value: Any, own_turn: bool) -> Any:
+    def _walk(self, value: Any, pattern: re.Pattern[str] | None) -> Any:
         if isinstance(value, str):
-            return self.plain(value, own_turn=own_turn)
+            return self._plain(value, pattern)
         if isinstance(value, Mapping):
-            return {self._walk(key, own_turn): self._walk(entry, own_turn) for key, entry in value.items()}
-        return [self._walk(entry, own_turn) for entry in value] if isinstance(value, list | tuple) else value
+            return {self._walk(key, pattern): self._walk(entry, pattern) for key, entry in value.items()}
+        return [self._walk(entry, pattern) for entry in value] if isinstance(value, list | tuple) else value
 
     def message(self, message: Message) -> Message:
         """A chat message with every control token in it cut; the same object if there is none."""
@@ -99,17 +112,43 @@ class ControlTokens:
         # Templates write the role inside their own marks, where part of a token would complete a whole one.
         if isinstance(role, str) and not _ROLE.fullmatch(role):
             raise ChatTemplateError(f"the role of a message must be a name such as 'user', found {role!r:.80}")
-        is_assistant = role == "assistant"
+        own = self._turns if role == "assistant" else self._all
+        return self._message(message, lambda key: self._all if key == "tool_calls" else own)
+
+    def _message(self, message: Message, pattern_of: Callable[[str], re.Pattern[str] | None]) -> Message:
         changed = {}
         for key, entry in message.items():
-            cut = self.value(entry, own_turn=is_assistant and key != "tool_calls")
+            pattern = pattern_of(key)
+            cut = self._value(entry, pattern)
+            if isinstance(cut, list) and key == "content":
+                cut = self._cut_seams(cut, pattern)
             if cut is not entry and cut != entry:
                 changed[key] = cut
         return {**message, **changed} if changed else message
 
+    def _cut_seams(self, parts: list[Any], pattern: re.Pattern[str] | None) -> list[Any]:
+        """Content parts whose texts make no control token together, where a template writes one after the other."""
+        texts = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+        if len(texts) < 2 or pattern is None:
+            return parts
+        joined = "".join(texts)
+        if not pattern.search(joined if self._normalize is None else self._normalize(joined)):
+            return parts
+        return [
+            {**part, "text": part["text"] + SPLIT}
+            if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+            else part
+            for part in parts
+        ]
+
     def messages(self, messages: Iterable[Message], trusted: Collection[Message] = ()) -> tuple[Message, ...]:
-        """Messages with control tokens cut, except those that equal one of `trusted`."""
-        return tuple(message if message in trusted else self.message(message) for message in messages)
+        """Messages with control tokens cut; in those that equal one of `trusted`, placeholders of images only."""
+        return tuple(
+            self.message(message) if message not in trusted else self._trusted(message) for message in messages
+        )
+
+    def _trusted(self, message: Message) -> Message:
+        return message if self._always is None else self._message(message, lambda _: self._always)
 
     def action(self, action: Action) -> Action:
         """An action whose calls have their control tokens cut."""

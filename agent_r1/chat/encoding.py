@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from agent_r1.chat.control_tokens import SPLIT, encode_pieces
 from agent_r1.types import TokenIds
@@ -43,6 +43,25 @@ _PROBES = (
 )
 
 
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used."""
+
+    eos_token_id: Any
+    chat_template: Any
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Text to ids."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> Any:
+        """Ids to text."""
+        ...
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+        """Messages to text."""
+        ...
+
+
 class TextEncoder:
     """Encodes texts with one tokenizer, without special tokens added, and remembers the ids."""
 
@@ -58,6 +77,11 @@ class TextEncoder:
         if self._backend is not None and self._threads is None:
             num_threads = num_threads or max(1, min(MAX_THREADS, (os.cpu_count() or 1) - 1))
             self._threads = EncodingThreads(self._encode_all, num_threads)
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether `encode_beside` works in threads."""
+        return self._threads is not None
 
     def encode(self, text: str) -> TokenIds:
         """The ids of a text. Its pieces between cuts (see `control_tokens`) are encoded separately."""

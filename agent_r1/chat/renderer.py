@@ -15,62 +15,29 @@ answer to a malformed action) gets it as a user message.
 
 Text that did not come from the template never becomes control tokens (see `control_tokens`). Messages of a data row
 that asks for control tokens are `trusted`: they are encoded unchanged.
+
+For a model that sees, images in messages become image tokens (see `pictures`); a picture keeps its ids in every prompt.
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from agent_r1.chat.bridge import DeltaFinder, Rendered, RenderedPrefix, refuse_new_media
+from agent_r1.chat.bridge import DeltaFinder, Prompt, Rendered, RenderedPrefix
 from agent_r1.chat.control_tokens import ControlTokens
-from agent_r1.chat.encoding import TextEncoder
+from agent_r1.chat.encoding import TextEncoder, Tokenizer
 from agent_r1.chat.formats import ToolFormat, tool_formats
 from agent_r1.chat.formats.base import end_of_turn_of, marks_of_own_turn, writes_as_text
+from agent_r1.chat.pictures import PromptImages, copy_of, is_plain
 from agent_r1.chat.tools_as_text import knows_tools, orphan_tool_results_as_user, without_tools
-from agent_r1.errors import ChatTemplateError, ConfigError, refuse_media
+from agent_r1.errors import ChatTemplateError, ConfigError
+from agent_r1.images import ImageProcessor, Picture
 from agent_r1.types import Action, Completion, Message, Observation, TokenIds
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used."""
-
-    eos_token_id: Any
-    chat_template: Any
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Text to ids."""
-        ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> Any:
-        """Ids to text."""
-        ...
-
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
-        """Messages to text."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
-    """One model input, and what the bridge to the next turn needs."""
-
-    observation: Observation
-    """What was rendered."""
-    token_ids: TokenIds
-    """The prompt."""
-    skeleton: tuple[Message, ...] = ()
-    """The messages, with a marker in place of each turn whose sampled ids were bridged over; control tokens in them are
-    cut (see `control_tokens`)."""
-    template_text: str | None = None
-    """What the chat template wrote for the skeleton, cuts included; None for raw text or ids."""
-    bridged: bool = False
-    """The ids continue the previous step's prompt and sampled ids."""
-    before: RenderedPrefix | None = None
-    """What was last rendered from scratch, and the turns since then; None for raw text or ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +48,12 @@ class _Draft:
     """The text whose ids are missing."""
     prompt: Callable[[TokenIds], Prompt]
     """The prompt with these ids."""
+    pictures: tuple[Picture, ...] = ()
+    """The images whose placeholders are in the text."""
 
 
 class ChatRenderer:
-    """Renders, bridges and parses for one tokenizer and one tool-call format.
+    """Renders, bridges and parses for one tokenizer and one tool-call format; with `processor` for a model that sees.
 
     renderer = ChatRenderer(tokenizer)
     prompt = renderer.render(observation)
@@ -92,7 +61,13 @@ class ChatRenderer:
     prompt = renderer.next_prompt(prompt, action, next_observation)
     """
 
-    def __init__(self, tokenizer: Tokenizer, tool_format: str = "hermes", stop_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tool_format: str = "hermes",
+        stop_ids: Sequence[int] = (),
+        processor: ImageProcessor | None = None,
+    ) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 "the model's tokenizer has no chat template; add chat_template.jinja to the model folder "
@@ -102,6 +77,7 @@ class ChatRenderer:
         self.format: ToolFormat = tool_formats.get(tool_format)()
         self._end_of_turn = end_of_turn_of(self.format)
         self._encoder = TextEncoder(tokenizer)
+        self._images = PromptImages(processor, self._applied)
         self._beginnings: deque[tuple[Any, tuple[tuple[Message, ...], str]]] = deque(maxlen=4)
         self.template_shows_tools = knows_tools(tokenizer.chat_template) and not writes_as_text(self.format)
         eos = tokenizer.eos_token_id
@@ -111,17 +87,27 @@ class ChatRenderer:
             raise ConfigError("the model's tokenizer has no end-of-turn token; set eos_token in tokenizer_config.json")
         ends = [str(tokenizer.decode([end], skip_special_tokens=False)) for end in self.stop_ids]
         self._deltas = DeltaFinder(ends)
-        self.control_tokens = ControlTokens(tokenizer, ends, marks_of_own_turn(self.format))
+        self.control_tokens = ControlTokens(tokenizer, ends, marks_of_own_turn(self.format), self._images.placeholders)
+
+    @property
+    def processor(self) -> ImageProcessor | None:
+        """What makes image tokens; None for a model that reads text only."""
+        return self._images.processor
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether messages may hold images."""
+        return self.processor is not None
 
     def render(self, observation: Observation, *, trusted: Collection[Message] = ()) -> Prompt:
         """The prompt of an observation, from scratch. Control tokens count in messages that equal one of `trusted`, and
         in a raw text that is the content of one; everywhere else their characters are ordinary text. Raises
-        `UnsupportedMediaError` for an observation with images."""
-        draft = self._draft(observation, trusted)
+        `UnsupportedMediaError` for images that the model does not see, `ChatTemplateError` for those that its template
+        does not show, and `ImageError` for those beyond a limit."""
+        draft = self._draft(self._images.normal(observation), trusted)
         return draft if isinstance(draft, Prompt) else draft.prompt(self.encode_rendered(draft.text))
 
     def _draft(self, observation: Observation, trusted: Collection[Message]) -> _Draft | Prompt:
-        refuse_media("the observation", observation.messages or (), observation.images)
         if observation.token_ids is not None:
             return Prompt(observation=observation, token_ids=observation.token_ids)
         if observation.text is not None:
@@ -129,17 +115,18 @@ class ChatRenderer:
             plain = observation.text if is_trusted else self.control_tokens.plain(observation.text)
             return _Draft(plain, lambda ids: Prompt(observation=observation, token_ids=ids))
         messages, text = self._beginning(tuple(observation.messages or ()), observation, tuple(trusted))
+        pictures = self._images.of(messages)
 
         def prompt(ids: TokenIds) -> Prompt:
             return Prompt(
                 observation=observation,
-                token_ids=ids,
+                token_ids=self._images.expand(ids, pictures),
                 skeleton=messages,
                 template_text=text,
                 before=RenderedPrefix(skeleton=messages, template_text=text),
             )
 
-        return _Draft(text, prompt)
+        return _Draft(text, prompt, pictures)
 
     def _beginning(
         self, messages: tuple[Message, ...], observation: Observation, trusted: tuple[Message, ...]
@@ -157,9 +144,9 @@ class ChatRenderer:
             if changed == plain:
                 raise
             rendered = changed, self._template(changed, observation)
-        if all(message.keys() == {"role", "content"} and isinstance(message["content"], str) for message in messages):
-            # Copies: an environment may change the messages it returned.
-            copies = tuple(map(dict, messages)), observation.tools, tuple(map(dict, trusted))
+        self._images.require_shown(rendered[1], rendered[0], lambda some: self._template(some, observation))
+        if all(map(is_plain, messages)):
+            copies = tuple(map(copy_of, messages)), observation.tools, tuple(map(copy_of, trusted))
             self._beginnings.appendleft((copies, rendered))
         return rendered
 
@@ -171,7 +158,7 @@ class ChatRenderer:
         With previous ids [1, 2, 3], sampled ids [7, 8, EOS] and a tool answer whose rendering after EOS is
         [NL, 4, 5], the next prompt is [1, 2, 3, 7, 8, EOS, NL, 4, 5]. `trusted` is as in `render`.
         """
-        refuse_new_media(observation, previous.observation)
+        observation = self._images.normal(observation, previous.observation)
         draft = self._bridge(previous, action, observation, trusted) or self._draft(observation, trusted)
         return draft if isinstance(draft, Prompt) else draft.prompt(self.encode_rendered(draft.text))
 
@@ -179,13 +166,17 @@ class ChatRenderer:
         self, observation: Observation, after: tuple[Prompt, Action] | None, *, trusted: Collection[Message] = ()
     ) -> Prompt:
         """What `render` (without `after`) or `next_prompt` returns. After `encode_in_threads`, the event loop continues
-        while long texts are encoded; otherwise nothing here waits."""
-        bridged = None
-        if after is not None:
-            refuse_new_media(observation, after[0].observation)
-            bridged = self._bridge(*after, observation, trusted)
+        while long texts and images are encoded; otherwise nothing here waits."""
+        observation = self._images.normal(observation, None if after is None else after[0].observation)
+        bridged = None if after is None else self._bridge(*after, observation, trusted)
         draft = bridged or self._draft(observation, trusted)
-        return draft if isinstance(draft, Prompt) else draft.prompt(await self._encoder.encode_beside(draft.text))
+        if isinstance(draft, Prompt):
+            return draft
+        if draft.pictures and self.processor is not None and self._encoder.has_threads:
+            for picture in draft.pictures:
+                if not self.processor.is_known(picture):
+                    await asyncio.to_thread(self.processor.encode, picture)
+        return draft.prompt(await self._encoder.encode_beside(draft.text))
 
     def encode_in_threads(self) -> None:
         """From now on `prompt_beside` encodes in threads. For engines that do not compute on the event loop."""
@@ -219,7 +210,7 @@ class ChatRenderer:
     def text_of(self, ids: TokenIds) -> str:
         """The text of sampled ids without the end of turn."""
         without_stop = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        return self._encoder.decode(without_stop)
+        return self._encoder.decode(self._images.collapse(without_stop))
 
     def parse(self, token_ids: Sequence[int], *, truncated: bool, text: str | None = None) -> Action:
         """The action of the sampled ids; `text` replaces their text where a stop text cut it."""
@@ -244,6 +235,8 @@ class ChatRenderer:
         message directly after the prompt. `trusted` is as in `render`.
         """
         [message] = self.control_tokens.messages([message], trusted)
+        if self._images.of([message]):
+            raise ValueError("an assistant's turn holds an image, which no model writes")
         text = self._template([*prompt.skeleton, message], prompt.observation, add_generation_prompt=False)
         if prompt.template_text is None or not text.startswith(prompt.template_text):
             raise ValueError("the chat template does not write the assistant's turn after its generation prompt")
@@ -280,12 +273,13 @@ class ChatRenderer:
             changed = tuple(rest)
             if changed != answers:
                 delta = self._deltas.find(template, so_far, previous.before, action, changed)
-        if delta is None:
+        pictures = self._images.of(answers)
+        if delta is None or not self._images.are_shown(delta.text, pictures):
             return None
         before = previous.before.after(action)
 
         def prompt(ids: TokenIds) -> Prompt:
-            delta_ids = self._without_end_of_turn(action.token_ids, ids)
+            delta_ids = self._images.expand(self._without_end_of_turn(action.token_ids, ids), pictures)
             return Prompt(
                 observation=observation,
                 token_ids=previous.token_ids + action.token_ids + delta_ids,
@@ -295,7 +289,7 @@ class ChatRenderer:
                 before=before,
             )
 
-        return _Draft(delta.text, prompt)
+        return _Draft(delta.text, prompt, pictures)
 
     def _without_end_of_turn(self, sampled: TokenIds, delta: TokenIds) -> TokenIds:
         """The delta without the end of turn that the model sampled itself, and without spaces before it."""
@@ -313,6 +307,9 @@ class ChatRenderer:
         tools = self.control_tokens.value([dict(schema) for schema in observation.tools])
         if tools and not self.template_shows_tools:
             messages, tools = without_tools(messages, tools, self.format), []
+        return self._applied(self._images.for_template(messages), tools, add_generation_prompt)
+
+    def _applied(self, messages: Sequence[Message], tools: Any = None, add_generation_prompt: bool = True) -> str:
         try:
             rendered: str = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],

@@ -1,13 +1,15 @@
-"""Loading tokenizers. The only module outside the torch packages that imports `transformers`, and only when called."""
+"""Loading tokenizers and renderers. `transformers` is imported only when they are called."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from agent_r1.chat.renderer import ChatRenderer, Tokenizer
+from agent_r1.chat.encoding import Tokenizer
+from agent_r1.chat.renderer import ChatRenderer
 from agent_r1.chat.tokenizer_file import read_json, read_tokenizer_file, without_transformers
+from agent_r1.images import is_vision_model, load_image_processor, read_model_json
 from agent_r1.types import Observation
 
 
@@ -15,13 +17,27 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Toke
     """The tokenizer of a model folder or hub id."""
     from transformers import AutoTokenizer
 
-    return cast(Tokenizer, AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code))
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
+    if Path(path).is_dir() or not tokenizer.chat_template:
+        # Where older models that see have their template; `transformers` reads it with their processor only.
+        template = (read_model_json(path, "chat_template.json") or {}).get("chat_template")
+        tokenizer.chat_template = template if isinstance(template, str) else tokenizer.chat_template
+    return cast(Tokenizer, tokenizer)
 
 
-def load_renderer(path: str | Path, tool_format: str = "hermes", *, trust_remote_code: bool = False) -> ChatRenderer:
-    """A renderer for the model at `path`. Stop ids are the tokenizer's and the generation config's."""
+def load_renderer(
+    path: str | Path,
+    tool_format: str = "hermes",
+    *,
+    trust_remote_code: bool = False,
+    max_image_tokens: int | None = None,
+    max_image_pixels: int | None = None,
+) -> ChatRenderer:
+    """A renderer for the model at `path`, with its image processor if it sees. Stop ids are the tokenizer's and the
+    generation config's."""
     tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
-    return ChatRenderer(tokenizer, tool_format, stop_ids=generation_stop_ids(path))
+    processor = load_image_processor(path, tokenizer, max_tokens=max_image_tokens, max_pixels=max_image_pixels)
+    return ChatRenderer(tokenizer, tool_format, stop_ids=generation_stop_ids(path), processor=processor)
 
 
 def generation_sampling(path: str | Path) -> dict[str, float]:
@@ -38,7 +54,9 @@ def generation_sampling(path: str | Path) -> dict[str, float]:
 
 def read_renderer(folder: Path, tool_format: str = "hermes") -> ChatRenderer | None:
     """A renderer made of the files of a model folder, without importing `transformers`, for checks; None when they do
-    not suffice."""
+    not suffice, as for a model that sees."""
+    if is_vision_model(folder):
+        return None
     tokenizer = read_tokenizer_file(folder)
     if tokenizer is None:
         return None
@@ -50,7 +68,7 @@ def portable_tokenizer(
     renderer: ChatRenderer, tool_format: str, observations: Iterable[Observation]
 ) -> Tokenizer | None:
     """The renderer's tokenizer as one that can be sent to a process without `transformers` and torch; None when it
-    cannot, or when it would not write and read these observations in the same way."""
+    cannot, or when it would not write and read these observations, which have no images, in the same way."""
     tokenizer = without_transformers(renderer.tokenizer)
     if tokenizer is None:
         return None

@@ -12,7 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_r1.chat.formats import ToolFormat
+from agent_r1.images import Picture
 from agent_r1.types import Message, ToolCall, ToolSchema
+
+_Answer = tuple[str, list[Any]]
+"""The text of a tool's answer, and its images."""
 
 
 def knows_tools(chat_template: Any) -> bool:
@@ -26,16 +30,18 @@ def without_tools(messages: Sequence[Message], tools: Sequence[ToolSchema], tool
 
     With the hermes format `[user "Price?", assistant calling price, tool "7"]` becomes `[system "You can call these
     tools: ...", user "Price?", assistant "<tool_call>...", user "<tool_response>7</tool_response>"]`. Answers that
-    follow one another share one message, for templates that require alternating turns.
+    follow one another share one message, for templates that require alternating turns. Images of an answer follow its
+    text.
     """
     schemas = tool_format.schemas_text(tools)
     first = messages[0] if messages and messages[0]["role"] == "system" else None
     system_text = f"{_text_of(first['content'])}\n\n{schemas}" if first else schemas
     rewritten: list[Message] = [{"role": "system", "content": system_text}]
-    answers: list[str] = []
+    answers: list[_Answer] = []
     for message in messages[1:] if first else messages:
         if message["role"] == "tool":
-            answers.append(tool_format.result_text(str(message.get("name") or ""), _text_of(message["content"])))
+            text = tool_format.result_text(str(message.get("name") or ""), _text_of(message["content"]))
+            answers.append((text, _images_of(message["content"])))
             continue
         rewritten.extend(_as_user(answers))
         answers = []
@@ -60,8 +66,13 @@ def orphan_tool_results_as_user(messages: Sequence[Message]) -> tuple[Message, .
     return tuple(rewritten)
 
 
-def _as_user(answers: Sequence[str]) -> list[Message]:
-    return [{"role": "user", "content": "\n".join(answers)}] if answers else []
+def _as_user(answers: Sequence[_Answer]) -> list[Message]:
+    if not any(images for _, images in answers):
+        return [{"role": "user", "content": "\n".join(text for text, _ in answers)}] if answers else []
+    parts: list[Any] = []
+    for text, images in answers:
+        parts += [{"type": "text", "text": f"\n{text}" if parts else text}, *images]
+    return [{"role": "user", "content": parts}]
 
 
 def _with_calls_as_text(message: Message, tool_format: ToolFormat) -> Message:
@@ -82,3 +93,8 @@ def _text_of(content: Any) -> str:
     if isinstance(content, str) or content is None:
         return content or ""
     return "\n".join(part["text"] for part in content if part.get("type") == "text")
+
+
+def _images_of(content: Any) -> list[Any]:
+    parts = content if isinstance(content, list | tuple) else ()
+    return [part for part in parts if isinstance(part, Mapping) and isinstance(part.get("image"), Picture)]

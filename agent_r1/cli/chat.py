@@ -34,6 +34,10 @@ Recipe = Annotated[
 Question = Annotated[
     str | None, typer.Option(help="Ask this, print the answer and leave. - reads it from the input.", metavar="TEXT")
 ]
+Images = Annotated[
+    list[str] | None,
+    typer.Option("--image", metavar="FILE", help="An image that comes with --question; may be given several times."),
+]
 TaskName = Annotated[
     str | None,
     typer.Option(
@@ -67,6 +71,7 @@ def chat(
     overrides: Overrides = None,
     recipe: Recipe = None,
     question: Question = None,
+    image: Images = None,
     task: TaskName = None,
     interactive: Interactive = False,
     system: System = None,
@@ -88,6 +93,7 @@ def chat(
       agent-r1 chat runs/quickstart
       agent-r1 chat runs/quickstart --task 3 --verbose
       agent-r1 chat Qwen/Qwen3-0.6B --question "What is the capital of France?"
+      agent-r1 chat runs/zoom/hf --image scene.png --question "What color is the dot?"
       agent-r1 chat MODEL --recipe recipes/gsm8k_tool rollout.temperature=0.7
       agent-r1 chat MODEL --server http://127.0.0.1:8000 --recipe recipes/gsm8k_tool
     """
@@ -95,12 +101,9 @@ def chat(
     from rich.text import Text
 
     with readable_errors():
-        from agent_r1.errors import ConfigError
         from agent_r1.inference.terminal import TerminalChat, ask_once, failure_text, printable
 
-        if json_record and question is None and task is None:
-            raise ConfigError("--json prints a single reply: give --question or --task")
-        question = _asked(question)
+        question = _asked(question, image, has_task=task is not None, in_chat=interactive, as_json=json_record)
         notes = Console(stderr=True, highlight=False)
         agent = _agent(model_or_run, overrides, recipe, step, server, key_env, notes)
         world = _world(agent, task, notes)
@@ -115,6 +118,7 @@ def chat(
             system=system,
             verbose=notes if verbose else None,
             seed=seed,
+            images=image or (),
         )
         if trajectory.is_failure:
             details = f"{trajectory.error}\n" if verbose else ""
@@ -124,10 +128,16 @@ def chat(
         typer.echo(record.rstrip("\n") if json_record else printable(last.final_answer or last.text))
 
 
-def _asked(question: str | None) -> str | None:
+def _asked(
+    question: str | None, images: list[str] | None, *, has_task: bool, in_chat: bool, as_json: bool
+) -> str | None:
     """The question; - reads it from the input."""
     from agent_r1.errors import ConfigError
 
+    if as_json and question is None and not has_task:
+        raise ConfigError("--json prints a single reply: give --question or --task")
+    if images and (question is None or in_chat):
+        raise ConfigError("--image comes with --question TEXT; in a chat, /image FILE attaches one")
     text = sys.stdin.read().strip() if question == "-" else question
     if text is not None and not text.strip():
         raise ConfigError("the question is empty")

@@ -1,7 +1,13 @@
 """Strict JSON, records as JSON and back, and rows of JSONL and parquet files."""
 
 from agent_r1.codec.checks import WireError, integer, mapping, text
-from agent_r1.codec.records import observation_from_json, observation_to_json
+from agent_r1.codec.records import (
+    image_from_json,
+    image_to_json,
+    messages_to_json,
+    observation_from_json,
+    observation_to_json,
+)
 from agent_r1.codec.row_files import COMPRESSED, FileRow, iterate_rows
 from agent_r1.codec.strict_json import read_json, write_json
 
@@ -9,9 +15,12 @@ __all__ = [
     "COMPRESSED",
     "FileRow",
     "WireError",
+    "image_from_json",
+    "image_to_json",
     "integer",
     "iterate_rows",
     "mapping",
+    "messages_to_json",
     "observation_from_json",
     "observation_to_json",
     "read_json",

@@ -4,8 +4,9 @@
     >>> observation_from_json(json.loads(json.dumps(observation_to_json(observation)))) == observation
     True
 
-Images, also in messages, are encoded as base64: bytes unchanged, Pillow images as PNG. Numpy arrays and numbers become
-lists and numbers. Received JSON is checked: anything unexpected is a `WireError`.
+Images, also in messages, are encoded as base64: bytes unchanged, pictures and Pillow images as PNG, which are received
+as `Picture`s. Image tokens are written in runs. Numpy arrays and numbers become lists and numbers. Received JSON is
+checked: anything unexpected is a `WireError`.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from __future__ import annotations
 import base64
 import io
 import json
-import struct
-import warnings
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from agent_r1.codec.checks import WireError, each, flag, integers, mapping, number, optional, record, text
+from agent_r1.errors import ImageError
+from agent_r1.images import Picture, compact_ids, expand_ids, read_picture
 from agent_r1.types import Action, Message, Observation, StepResult, Task, ToolCall
 
 Json = dict[str, Any]
 
-_MAX_PIXELS = 64_000_000
+WriteImage = Callable[[Any], Any]
+"""Turns an image into JSON."""
+ReadImage = Callable[[Any, str], Any]
+"""The image of what `WriteImage` gave; the second argument says where it stands."""
 
 
 def dumps(value: Any) -> bytes:
@@ -57,7 +60,7 @@ def task_to_json(task: Task) -> Json:
     """A task as JSON."""
     return {
         "task_id": task.task_id,
-        "prompt": _messages(task.prompt, _image_to_json),
+        "prompt": messages_to_json(task.prompt),
         "agent_name": task.agent_name,
         "reward_model": task.reward_model,
         "env_kwargs": task.env_kwargs,
@@ -70,7 +73,7 @@ def task_from_json(value: Any) -> Task:
     """The task of `task_to_json`."""
     fields = {
         "task_id": text,
-        "prompt": _received_messages,
+        "prompt": lambda entry, where: _received_messages(entry, where, image_from_json),
         "agent_name": text,
         "reward_model": mapping,
         "env_kwargs": mapping,
@@ -115,26 +118,29 @@ def _received_call(value: Any, where: str) -> ToolCall:
     return ToolCall(**record(value, where, fields, ("name", "arguments")))
 
 
-def observation_to_json(observation: Observation) -> Json:
-    """An observation as JSON."""
+def observation_to_json(observation: Observation, write_image: WriteImage | None = None) -> Json:
+    """An observation as JSON; `write_image` replaces `image_to_json`."""
+    write_image = write_image or image_to_json
+    ids = observation.token_ids
     return {
-        "messages": None if observation.messages is None else _messages(observation.messages, _image_to_json),
+        "messages": None if observation.messages is None else messages_to_json(observation.messages, write_image),
         "text": observation.text,
-        "token_ids": observation.token_ids,
-        "images": [_image_to_json(image) for image in observation.images],
+        "token_ids": None if ids is None else compact_ids(ids),
+        "images": [write_image(image) for image in observation.images],
         "tools": list(observation.tools),
         "anchor": observation.anchor,
         "privileged": observation.privileged,
     }
 
 
-def observation_from_json(value: Any) -> Observation:
-    """The observation of `observation_to_json`."""
+def observation_from_json(value: Any, read_image: ReadImage | None = None) -> Observation:
+    """The observation of `observation_to_json`; `read_image` replaces `image_from_json`."""
+    image = read_image or image_from_json
     fields = {
-        "messages": optional(_received_messages),
+        "messages": optional(lambda entry, where: _received_messages(entry, where, image)),
         "text": optional(text),
-        "token_ids": optional(integers),
-        "images": each(_received_image),
+        "token_ids": optional(_received_ids),
+        "images": each(image),
         "tools": each(mapping),
         "anchor": optional(text),
         "privileged": optional(text),
@@ -170,31 +176,43 @@ def result_from_json(value: Any) -> StepResult:
     return StepResult(**record(value, "result", fields, ("observation",)))
 
 
-def _received_messages(value: Any, where: str) -> tuple[Message, ...]:
+def _received_ids(value: Any, where: str) -> tuple[int, ...]:
+    try:
+        value = list(expand_ids(value)) if isinstance(value, list) else value
+    except ValueError as error:
+        raise WireError(f"{where}: {error}") from None
+    return integers(value, where)
+
+
+def _received_messages(value: Any, where: str, read_image: ReadImage) -> tuple[Message, ...]:
     messages = each(mapping)(value, where)
     for index, message in enumerate(messages):
         if isinstance(message.get("content"), list):
             each(mapping)(message["content"], f"{where}[{index}].content")
-    return tuple(_messages(messages, lambda image: _received_image(image, f"an image of {where}")))
+    return tuple(messages_to_json(messages, lambda image: read_image(image, f"an image of {where}")))
 
 
-def _messages(messages: Iterable[Message], convert: Callable[[Any], Any]) -> list[Message]:
-    """The messages, with `convert` applied to the images among their content parts."""
+def messages_to_json(messages: Iterable[Message], write_image: WriteImage | None = None) -> list[Message]:
+    """The messages with the images among their content parts as JSON; `write_image` replaces `image_to_json`."""
+    convert = write_image or image_to_json
     return [
         {**message, "content": [_part(part, convert) for part in message["content"]]}
-        if isinstance(message.get("content"), list)
+        if isinstance(message.get("content"), list | tuple)
         else message
         for message in messages
     ]
 
 
-def _part(part: Json, convert: Callable[[Any], Any]) -> Json:
-    return {**part, "image": convert(part["image"])} if "image" in part else part
+def _part(part: Any, convert: WriteImage) -> Any:
+    return {**part, "image": convert(part["image"])} if isinstance(part, Mapping) and "image" in part else part
 
 
-def _image_to_json(image: Any) -> Any:
+def image_to_json(image: Any) -> Any:
+    """An image as JSON: `{"png"}` for a picture, `{"bytes"}`, or `{"value"}` for what is JSON already."""
     if isinstance(image, bytes):
         return {"bytes": base64.b64encode(image).decode()}
+    if isinstance(image, Picture):
+        return {"png": base64.b64encode(image.png()).decode()}
     if hasattr(image, "save") and hasattr(image, "getbands"):
         file = io.BytesIO()
         image.save(file, format="PNG")
@@ -202,8 +220,8 @@ def _image_to_json(image: Any) -> Any:
     return {"value": image}
 
 
-def _received_image(value: Any, where: str) -> Any:
-    """The image of `_image_to_json`."""
+def image_from_json(value: Any, where: str) -> Any:
+    """The image of `image_to_json`; a PNG becomes a `Picture`."""
     kinds = {"value", "bytes", "png"}
     if not isinstance(value, dict) or len(value) != 1 or not value.keys() <= kinds:
         raise WireError(f"{where} must be an object with one of {', '.join(sorted(kinds))}")
@@ -214,28 +232,9 @@ def _received_image(value: Any, where: str) -> Any:
         data = base64.b64decode(text(content, where), validate=True)
     except ValueError as error:
         raise WireError(f"{where} is not base64: {error}") from None
-    return data if kind == "bytes" else _picture(data, where)
-
-
-def _picture(data: bytes, where: str) -> Any:
-    from PIL import Image
-
-    with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
-        try:
-            picture = Image.open(io.BytesIO(data), formats=["PNG"])
-            if picture.width * picture.height > _MAX_PIXELS:
-                raise WireError(f"{where} has {picture.width} x {picture.height} pixels; at most {_MAX_PIXELS}")
-            picture.load()
-        except WireError:
-            raise
-        except (
-            OSError,
-            SyntaxError,
-            ValueError,
-            EOFError,
-            Image.DecompressionBombError,
-            struct.error,
-            zlib.error,
-        ) as error:
-            raise WireError(f"{where} is not a PNG that can be read: {error}") from None
-    return picture
+    if kind == "bytes":
+        return data
+    try:
+        return read_picture(data)
+    except ImageError as error:
+        raise WireError(f"{where} is not a PNG that can be read: {error}") from None

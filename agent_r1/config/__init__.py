@@ -13,13 +13,12 @@ from agent_r1.config.compose import (
     value_problems,
 )
 from agent_r1.config.differences import algorithm_name, config_differences
+from agent_r1.config.model_schema import LoraConfig, ModelConfig
 from agent_r1.config.quoting import quoted
 from agent_r1.config.ray_schema import RayConfig
 from agent_r1.config.schema import (
     AgentConfig,
     Config,
-    LoraConfig,
-    ModelConfig,
     OptimizerConfig,
     RewardConfig,
     RewardPart,

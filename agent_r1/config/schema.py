@@ -17,6 +17,7 @@ from typing import Annotated, Any, Optional
 from pydantic import Field
 
 from agent_r1.config.algorithm_schema import AlgorithmConfig, unread_algorithm
+from agent_r1.config.model_schema import ModelConfig
 from agent_r1.config.ray_schema import RayConfig
 from agent_r1.config.servers_schema import ServersConfig
 from agent_r1.constraints import (
@@ -48,49 +49,23 @@ class RunConfig:
 
 
 @dataclass
-class LoraConfig:
-    """LoRA: train low-rank adapters instead of the weights (extra `lora`)."""
-
-    rank: CountOrZero = 0
-    """Rank of the adapters; 0 trains all weights without adapters."""
-    alpha: Positive = 32.0
-    """Adapters are scaled by alpha / rank."""
-    targets: list[str] = field(default_factory=lambda: ["all-linear"])
-    """Layers with an adapter, by the end of their names (`q_proj`); all-linear: every linear layer of the decoder, not
-    the head."""
-
-
-@dataclass
-class ModelConfig:
-    """The policy."""
-
-    path: PathText = "???"
-    """A Hugging Face folder or id, or a GGUF file. `model=smollm2` is a preset."""
-    prepare: Optional[str] = None
-    """`module:function` that makes the recipe's own `path` when it is missing; called with the configuration."""
-    tool_format: str = "hermes"
-    """How the model writes tool calls: hermes, qwen3_coder, llama3, mistral, harmony, retool, react or your own."""
-    dtype: Annotated[str, one_of("float32", "bfloat16")] = "float32"
-    """Type of frozen weights (a LoRA base), of matrix products on a CPU, and of the exported model unless `model.path`
-    holds float32. Trained weights are always float32."""
-    trust_remote_code: bool = False
-    """Run code that comes with the model. Only for models whose code you have read."""
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    """Adapters."""
-
-
-@dataclass
 class DataConfig:
-    """Training and held-out rows."""
+    """Rows to train on, to choose settings by, and to publish."""
 
     train: list[PathText] = field(default_factory=list)
     """Parquet or JSONL files to train on."""
     eval: list[PathText] = field(default_factory=list)
-    """Held-out files; empty: no evaluation."""
+    """Validation rows: training is evaluated on them, and settings are chosen on them; empty: no evaluation."""
+    test: list[PathText] = field(default_factory=list)
+    """Rows for published figures only: `agent-r1 eval RUN --split test`. Training never reads them."""
     prepare: Optional[str] = None
     """`module:function` that makes the recipe's own data files when they are missing; called with the configuration."""
     agent_name: str = "env_loop"
     """The flow for rows that do not name one."""
+
+    def files(self, split: str) -> list[str]:
+        """The files of a split."""
+        return {"train": self.train, "validation": self.eval, "test": self.test}[split]
 
 
 @dataclass
@@ -162,6 +137,9 @@ class RolloutConfig:
     """Sample from this many most likely tokens; 0: from all."""
     context_length: Optional[Annotated[int, Field(ge=2, le=2**31 - 1)]] = None
     """Maximum tokens of prompt and action together; null: the model's own limit."""
+    max_images: Optional[Count] = None
+    """Maximum images in one prompt. An episode whose next prompt would have more ends as one whose context is full; a
+    row whose first prompt has more is refused. null: no limit but the context."""
     concurrency: Count = 256
     """Maximum episodes at once."""
     deadline_seconds: Seconds = 600.0
@@ -268,6 +246,8 @@ class TrainerConfig:
 class EvalConfig:
     """Evaluation on the held-out rows."""
 
+    split: Annotated[str, one_of("validation", "test", "train")] = "validation"
+    """The rows: validation (`data.eval`), test (`data.test`) or train. Only `agent-r1 eval` may set it."""
     before: bool = True
     """Evaluate before the first training step."""
     every: CountOrZero = 0

@@ -15,6 +15,7 @@ from typing import Any
 from agent_r1.chat import ChatRenderer, Prompt
 from agent_r1.codec import read_json
 from agent_r1.constraints import unusable_parts
+from agent_r1.data.row_images import has_images, row_images, with_row_images, without_images
 from agent_r1.data.tasks import checked_messages, read_rows, wants_control_tokens
 from agent_r1.errors import DataError, report_problems
 from agent_r1.types import Action, Message, Observation, TokenIds
@@ -37,7 +38,7 @@ def load_demonstrations(paths: Sequence[str | Path], renderer: ChatRenderer) -> 
     for path in map(Path, paths):
         for number, row in enumerate(read_rows(path)):
             try:
-                messages, tools = _checked(row)
+                messages, tools = _checked(row, path.parent)
                 trusts = wants_control_tokens(row)
                 conversations.append(tokenise_conversation(renderer, messages, tools, control_tokens=trusts))
             except ValueError as error:
@@ -89,7 +90,7 @@ def tokenise_conversation(
     return [*rows, DemonstrationRow(token_ids=ids, actions=tuple(actions))]
 
 
-def _checked(row: Any) -> tuple[list[Message], list[Mapping[str, Any]]]:
+def _checked(row: Any, folder: Path) -> tuple[list[Message], list[Mapping[str, Any]]]:
     if isinstance(row, ValueError):
         raise row
     if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
@@ -97,10 +98,13 @@ def _checked(row: Any) -> tuple[list[Message], list[Mapping[str, Any]]]:
         raise ValueError(f"a demonstration needs 'messages', a list; found: {found}")
     tools = row.get("tools") or []
     tools = read_json(tools) if isinstance(tools, str) else tools
-    for column, value in (("messages", row["messages"]), ("tools", tools)):
+    for column, value in (("messages", without_images(row["messages"])), ("tools", tools)):
         problem = next(unusable_parts(value, f"'{column}'"), None)
         if problem is not None:
             raise ValueError(problem)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError(f"'tools' must be a list of schemas, which are objects; found {tools!r:.80}")
-    return list(checked_messages(row["messages"], "'messages'")), tools
+    messages = checked_messages(row["messages"], "'messages'")
+    if has_images(row, messages):
+        messages = with_row_images(messages, row_images(row), folder)
+    return list(messages), tools

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.constraints import unusable_parts
-from agent_r1.errors import DataError, report_problems
+from agent_r1.data.row_images import with_stored_images
+from agent_r1.errors import DataError, ImageError, report_problems
 from agent_r1.files import write_atomically
 from agent_r1.types import Task
 
@@ -43,11 +44,16 @@ def row_files(rows: Rows, folder: Path, name: str) -> list[str]:
 
 
 def save_rows(rows: Iterable[Any], folder: Path, name: str) -> Path:
-    """Write rows to `<folder>/<name>-<hash of their content>.jsonl`, unless that file is there."""
+    """Write rows to `<folder>/<name>-<hash of their content>.jsonl`, unless that file is there; their images to
+    `<folder>/images`."""
     problems: list[str] = []
     lines: list[str] = []
     for number, row in enumerate(rows):
-        plain = _plain_row(row)
+        try:
+            plain = _plain_row(row, folder)
+        except ImageError as error:
+            problems.append(f"row {number}: {error}")
+            continue
         if plain is None:
             problems.append(f"row {number} is a {type(row).__name__}: a row is a mapping or a Task")
             continue
@@ -66,7 +72,7 @@ def save_rows(rows: Iterable[Any], folder: Path, name: str) -> Path:
     return path
 
 
-def _plain_row(row: Any) -> dict[str, Any] | None:
+def _plain_row(row: Any, folder: Path) -> dict[str, Any] | None:
     if isinstance(row, Task):
         # A task that names no flow leaves the choice to data.agent_name, as a row does.
         columns = {name: value for name, value in asdict(row).items() if value}
@@ -76,7 +82,7 @@ def _plain_row(row: Any) -> dict[str, Any] | None:
         columns = dict(row)
     else:
         return None
-    return {name: _as_lists(value) for name, value in columns.items()}
+    return {name: _as_lists(with_stored_images(value, folder)) for name, value in columns.items()}
 
 
 def _as_lists(value: Any) -> Any:

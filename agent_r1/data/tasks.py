@@ -3,7 +3,7 @@
 Columns are the ecosystem's: `prompt` (chat messages, or text for one user message), optional `agent_name`,
 `reward_model` {style, ground_truth}, `env_kwargs` (an object or JSON text), `data_source`, `extra_info`, `task_id`,
 `control_tokens` (true: control tokens in the prompt count). A simple row has `prompt` or `question`, and `answer`, its
-ground truth.
+ground truth. Images stand in messages, or in the columns `image` and `images` (`row_images.py`).
 
 Everything that is wrong with the files is reported at once, by row. A row is data: it may name a flow, an environment
 and tools that are registered or configured, never code (`module:attribute`).
@@ -20,9 +20,18 @@ from typing import Any
 
 from agent_r1.codec import COMPRESSED, iterate_rows, read_json
 from agent_r1.constraints import unusable_parts
-from agent_r1.errors import DataError, refuse_media
+from agent_r1.data.row_images import (
+    IMAGE_COLUMNS,
+    OTHER_COLUMNS,
+    has_images,
+    row_images,
+    with_row_images,
+    with_stored_images,
+    without_images,
+)
+from agent_r1.errors import DataError
 from agent_r1.files import write_atomically
-from agent_r1.types import Message, Task
+from agent_r1.types import Message, Task, media_in
 
 COLUMNS = (
     "prompt",
@@ -35,7 +44,7 @@ COLUMNS = (
     "task_id",
     "control_tokens",
 )
-_MEDIA_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
+_MEDIA_COLUMNS = (*IMAGE_COLUMNS, *OTHER_COLUMNS)
 _MAX_REPORTED = 10
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 
@@ -51,7 +60,7 @@ def load_tasks(paths: Sequence[str | Path], *, default_agent: str = "env_loop") 
         try:
             for number, row in _numbered(read_rows(path), path, problems):
                 try:
-                    tasks.append(task_from_row(row, f"{names[path]}-{number}", default_agent))
+                    tasks.append(task_from_row(row, f"{names[path]}-{number}", default_agent, folder=path.parent))
                 except ValueError as error:
                     problems.append(f"{path}, row {number}: {error}")
         except DataError as error:  # the file itself; the rows before stay reported
@@ -79,11 +88,12 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     is.
 
     Parquet gives every row of a column the same keys, so `env_kwargs`, whose keys may differ, become JSON text:
-    `load_tasks` reads either.
+    `load_tasks` reads either. Images (PIL images, pictures) are stored in a folder `images` beside the file.
     """
     path = Path(path)
     if path.suffix in COMPRESSED:
         raise DataError(f"{path} would be a compressed file; write .jsonl or .parquet")
+    rows = (with_stored_images(row, path.parent) for row in rows)
     if path.suffix != ".parquet":
         write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         return
@@ -116,17 +126,22 @@ def _numbered(rows: Iterator[Any], path: Path, problems: list[str]) -> Iterator[
             yield number, row
 
 
-def task_from_row(row: Mapping[str, Any], default_id: str, default_agent: str = "env_loop") -> Task:
-    """The task of one row; a `ValueError` says what is wrong with it."""
+def task_from_row(
+    row: Mapping[str, Any], default_id: str, default_agent: str = "env_loop", *, folder: Path | None = None
+) -> Task:
+    """The task of one row; a `ValueError` says what is wrong with it. Images may be files inside `folder`."""
     row = _full_row(row)
     if "prompt" not in row:
         raise ValueError(f"the column 'prompt' is missing. Found: {', '.join(sorted(map(str, row)))}")
     for column in COLUMNS:
-        problem = next(unusable_parts(row.get(column), f"'{column}'"), None)
+        value = row.get(column)
+        value = without_images(value) if column == "prompt" and isinstance(value, list) and media_in(value) else value
+        problem = next(unusable_parts(value, f"'{column}'"), None)
         if problem is not None:
             raise ValueError(problem)
     messages = _prompt(row["prompt"])
-    refuse_media("the row", [*messages, {column: row.get(column) or None for column in _MEDIA_COLUMNS}])
+    if has_images(row, messages):
+        messages = with_row_images(messages, row_images(row), folder)
     return Task(
         task_id=_task_id(row, default_id),
         prompt=messages,

@@ -18,9 +18,10 @@ from typing import Any
 
 from agent_r1.constraints import MAX_REWARD, reward_problem
 from agent_r1.envs.base import AgentEnv, as_step_result, unpack_step
-from agent_r1.errors import EpisodeError, boundary
+from agent_r1.errors import EpisodeError, ImageError, MissingExtraError, boundary
 from agent_r1.event_loop import callable_in_event_loop, run_cancelling
 from agent_r1.findings import Finding
+from agent_r1.images import normal_observation
 from agent_r1.types import Action, Observation, StepResult, StopReason, Task, media_in
 
 SCRIPT = (
@@ -81,7 +82,7 @@ class _Play:
             return self
         await self._episode(env, actions)
         for index, (shown, copied) in enumerate(zip(self.shown, self.copies, strict=True)):
-            if shown != copied:
+            if _readable(shown) != copied:
                 self._find(
                     "an observation never changes after it was given",
                     f"observation {index} was changed by a later step",
@@ -170,14 +171,9 @@ class _Play:
 
     def _is_observation(self, where: str, seen: Any) -> bool:
         if isinstance(seen, Observation):
-            if seen.images or media_in(seen.messages or ()):
-                self._find(
-                    "observations are text",
-                    f"{where} shows content that is not text, and no engine reads it yet",
-                    "Put what it shows into words",
-                )
+            self._check_media(where, seen)
             self.shown.append(seen)
-            self.copies.append(copy.deepcopy(seen))
+            self.copies.append(copy.deepcopy(_readable(seen)))
             return True
         self._find(
             "an observation is an Observation",
@@ -185,6 +181,21 @@ class _Play:
             "Return Observation(messages=(*task.prompt, ...)), or text= or token_ids=",
         )
         return False
+
+    def _check_media(self, where: str, seen: Observation) -> None:
+        """Images must be readable; video and audio no model reads, nor images beside a prompt without messages."""
+        try:
+            shown = normal_observation(seen)
+        except (ImageError, MissingExtraError) as error:
+            self._find("images can be read", f"{where} shows an image that cannot: {error}", "Give another one")
+            return
+        kinds = {*media_in(shown.messages or ()), *(["images beside text"] if shown.images else [])} - {"image"}
+        if kinds:
+            self._find(
+                "observations are text and images",
+                f"{where} shows {' and '.join(sorted(kinds))}, which no model reads",
+                "Put what it shows into words, or images into messages",
+            )
 
     async def _call(self, where: str, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
@@ -206,6 +217,14 @@ class _Play:
 
 
 _FAILED = object()
+
+
+def _readable(seen: Observation) -> Observation:
+    """The observation with its images as pictures, which are compared by their content; as it is if they are broken."""
+    try:
+        return normal_observation(seen)
+    except (ImageError, MissingExtraError):
+        return seen
 
 
 def _last_line(failure: EpisodeError) -> str:

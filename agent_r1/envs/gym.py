@@ -1,6 +1,7 @@
-"""`GymEnv`: Gymnasium environments, with observations and actions as text (`space_text.py`).
+"""`GymEnv`: Gymnasium environments, with observations as text or images and actions as text (`space_text.py`).
 
     env: {name: gym, make: my_envs:Maze, arguments: {size: 4}, observe: my_envs:describe, actions: [left, right]}
+    env: {name: gym, make: CartPole-v1, arguments: {render_mode: rgb_array}, image: render, actions: [left, right]}
 
 `env=gym:FrozenLake-v1` (`ready/gym.py`) also makes the tasks.
 
@@ -17,11 +18,19 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 from agent_r1.envs.base import AgentEnv
 from agent_r1.envs.context import ContextChoice, Conversation, make_policy, strip_thinking
-from agent_r1.envs.space_text import NoTextFormError, describe_space, observation_text, parse_action, picture_text
+from agent_r1.envs.space_text import (
+    NoTextFormError,
+    describe_space,
+    is_image,
+    observation_text,
+    parse_action,
+    picture_text,
+    split_images,
+)
 from agent_r1.errors import (
     INTERRUPTIONS,
     ConfigError,
@@ -33,6 +42,7 @@ from agent_r1.errors import (
     portable,
     require_installed,
 )
+from agent_r1.images import read_picture, with_images
 from agent_r1.registry import load_function
 from agent_r1.types import Action, Message, Observation, StepResult, StopReason, Task
 
@@ -44,10 +54,12 @@ class GymEnv(AgentEnv):
     """An episode in a Gymnasium environment, which runs in its own thread.
 
     `make` is a Gymnasium id or `module:attribute`, called with `arguments`. `observe` (`module:function`) converts an
-    observation to text; without it numbers are written as JSON, below the picture of a `render_mode: ansi`. `actions`
-    names the actions of a Discrete space, in order; without it the model writes their numbers, and JSON for spaces of
-    several numbers. `act` (`module:function`) parses the action from the model's text instead, and raises ValueError
-    with a message for the model.
+    observation to text, to an image, or to `(text, image)`; without it numbers are written as JSON, below the picture
+    of a `render_mode: ansi`. `image` shows images to a model that sees: `observation` shows observations that are one
+    (arrays of uint8, height x width x 3), alone or as entries of a dict, `render` what the environment draws
+    (`render_mode: rgb_array`) after the observation. `actions` names the actions of a Discrete space, in order; without
+    it the model writes their numbers, and JSON for spaces of several numbers. `act` (`module:function`) parses the
+    action from the model's text instead, and raises ValueError with a message for the model.
 
     A row may give `env_kwargs["seed"]` and `env_kwargs["options"]`; without a seed, all rollouts of a task share one
     derived from its id.
@@ -57,12 +69,16 @@ class GymEnv(AgentEnv):
         self,
         make: str | Callable[..., Any],
         arguments: Mapping[str, Any] | None = None,
-        observe: str | Callable[[Any], str] | None = None,
+        observe: str | Callable[[Any], Any] | None = None,
         actions: Sequence[str] | None = None,
         act: str | Callable[[str], Any] | None = None,
         context: ContextChoice = "append",
+        image: Literal["observation", "render"] | None = None,
     ) -> None:
         require_installed("gymnasium", "gymnasium", "gym", "env.name=gym")
+        if image not in (None, "observation", "render"):
+            raise ConfigError(f"env.image is {image!r:.60}; it is observation or render, or left out for text")
+        self._image = image
         self._make = make
         if isinstance(make, str) and _is_code(make):
             load_function(make, kind="environment")  # raises before an episode when it cannot be called
@@ -151,27 +167,62 @@ class GymEnv(AgentEnv):
 
     async def _message_of(self, observation: Any) -> Message:
         """The observation as a message, below the picture that the environment draws in text, if it does."""
-        text = self._as_text(observation)
-        if self._observe is None and getattr(self._env, "render_mode", None) == "ansi" and self._thread is not None:
+        assert self._thread is not None
+        text, images = self._split(observation)
+        if self._observe is None and getattr(self._env, "render_mode", None) == "ansi":
             picture = picture_text(str(await self._thread.run(self._env.render)))
             text = f"{picture}\n{text}"
-        return {"role": "user", "content": text}
+        if self._image == "render":
+            images = [*images, await self._thread.run(self._drawn)]
+        where = f"an image of {self._make}"
+        return {"role": "user", "content": with_images(text, [read_picture(image, where=where) for image in images])}
 
-    def _as_text(self, observation: Any) -> str:
+    def _drawn(self) -> Any:
+        drawn = self._env.render()
+        if not is_image(drawn):
+            raise ConfigError(
+                f"env.image=render needs an environment that draws: {self._make} rendered {type(drawn).__name__}; set "
+                "env.arguments.render_mode=rgb_array"
+            )
+        return drawn
+
+    def _split(self, observation: Any) -> tuple[str, list[Any]]:
+        """An observation as text, and the images that it is or has."""
+        if self._observe is not None:
+            return _observed(self._observe(observation), str(self._make))
+        images: list[Any] = []
+        if self._image == "observation":
+            observation, images = split_images(observation)
+            if not images:
+                raise ConfigError(
+                    f"env.image=observation, but the observations of {self._make} have no image: an array of uint8 "
+                    "with height x width x 3. Use env.image=render, or leave it out"
+                )
+            if observation is None:
+                return "", images
         try:
-            text = observation_text(observation) if self._observe is None else self._observe(observation)
+            return observation_text(observation), images
         except NoTextFormError as error:
             raise ConfigError(
                 f"an observation of {self._make} cannot be written as text ({error}): give "
-                "env.observe=module:function that converts it"
+                "env.observe=module:function that converts it, or env.image=observation to a model that sees images"
             ) from None
-        if not isinstance(text, str):
-            raise ConfigError(f"env.observe returned a {type(text).__name__} for {self._make}; it must return text")
-        return text
 
     def _continue(self, reward: float, metrics: Mapping[str, float]) -> StepResult:
         observation = Observation(messages=self._conversation.messages)
         return StepResult(observation=observation, reward=reward, info={"metrics": dict(metrics)})
+
+
+def _observed(shown: Any, make: str) -> tuple[str, list[Any]]:
+    """What a function of `env.observe` returned: text, an image, or both."""
+    text, image = shown if isinstance(shown, tuple) and len(shown) == 2 else (shown, None)
+    if image is None and not isinstance(text, str):
+        text, image = "", text
+    if not isinstance(text, str) or not (image is None or is_image(image)):
+        raise ConfigError(
+            f"env.observe returned a {type(shown).__name__} for {make}; it must return text, an image or (text, image)"
+        )
+    return text, [] if image is None else [image]
 
 
 def _seed_and_options(task: Task) -> tuple[int, Mapping[str, Any] | None]:

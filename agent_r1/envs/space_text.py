@@ -15,9 +15,10 @@ import re
 from typing import Any
 
 from agent_r1.codec import read_json
+from agent_r1.images import Picture
 
 MAX_NUMBERS = 256
-"""The longest observation that is written out; an image needs a function of its own."""
+"""The longest observation that is written out; an image is shown as one, or needs a function of its own."""
 
 _HIGHLIGHT = re.compile(r"\x1b\[[\d;]*4\dm(.)\x1b\[0m")
 _COLOR = re.compile(r"\x1b\[[\d;]*m")
@@ -34,6 +35,25 @@ def observation_text(value: Any) -> str:
     ('[14, 10, 0]', '{"x": 0.1235}')
     """
     return value if isinstance(value, str) else json.dumps(_plain(value))
+
+
+def is_image(value: Any) -> bool:
+    """Whether a value is an image: a picture, a PIL image, or an array of uint8 with height x width x 3 or 4."""
+    if isinstance(value, Picture) or (hasattr(value, "getbands") and hasattr(value, "save")):
+        return True
+    shape: tuple[int, ...] = getattr(value, "shape", ())
+    return str(getattr(value, "dtype", "")) == "uint8" and len(shape) == 3 and shape[2] in (3, 4) and 0 not in shape
+
+
+def split_images(observation: Any) -> tuple[Any, list[Any]]:
+    """What is left of an observation without its images (None: nothing), and these; it may be one, or have some as
+    entries of a dict."""
+    if is_image(observation):
+        return None, [observation]
+    if isinstance(observation, dict):
+        rest = {name: entry for name, entry in observation.items() if not is_image(entry)}
+        return rest or None, [entry for entry in observation.values() if is_image(entry)]
+    return observation, []
 
 
 def picture_text(rendered: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from agent_r1.envs.base import AgentEnv
 from agent_r1.envs.context import ContextChoice, Conversation, make_policy, turns_of
 from agent_r1.errors import ConfigError, boundary
+from agent_r1.images import with_images
 from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolEntry, ToolRunner, run_call, tools_of_row
 from agent_r1.types import Action, Message, Observation, StepResult, StopReason, Task, ToolSchema
 
@@ -98,7 +99,7 @@ class ToolEnv(AgentEnv):
                 "role": "tool",
                 "name": outcome.call.name,
                 "tool_call_id": outcome.call.call_id,
-                "content": outcome.response.text,
+                "content": with_images(outcome.response.text, outcome.response.images),
             }
             for outcome in outcomes
         ]

@@ -171,7 +171,7 @@ class ObservationLimit(EnvWrapper):
     """Cuts long messages of the environment in their middle, with a note where it cut.
 
     With characters=4, "abcdefghij" becomes "ab\\n[... 6 of 10 characters left out ...]\\nij". The messages of
-    the task and of the model are never cut.
+    the task and of the model are never cut, nor are images.
     """
 
     def __init__(self, env: AgentEnv, characters: Annotated[int, Field(ge=2)] = 8000) -> None:
@@ -205,10 +205,24 @@ class ObservationLimit(EnvWrapper):
 
     def _short_message(self, message: Message) -> Message:
         content = message.get("content")
-        is_kept = message.get("role") in ("assistant", "system") or message in self._task
-        if is_kept or not isinstance(content, str) or len(content) <= self._characters:
+        given = content if isinstance(content, list | tuple) else ()
+        texts = [content] if isinstance(content, str) else [_text_of(part) for part in given]
+        if max(map(len, texts), default=0) <= self._characters:
             return message
-        return {**message, "content": cut_middle(content, self._characters)}
+        if message.get("role") in ("assistant", "system") or message in self._task:
+            return message
+        if isinstance(content, str):
+            return {**message, "content": cut_middle(content, self._characters)}
+        parts = [
+            {**part, "text": cut_middle(text, self._characters)} if len(text) > self._characters else part
+            for part, text in zip(given, texts, strict=True)
+        ]
+        return {**message, "content": parts}
+
+
+def _text_of(part: Any) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    return text if isinstance(text, str) else ""
 
 
 def _check(wrapper: type[EnvWrapper], name: str, **arguments: Any) -> None:

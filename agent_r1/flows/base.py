@@ -18,6 +18,7 @@ leads from there to a trained model.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -32,6 +33,7 @@ from agent_r1.engines import Engine, MessageEngine, stream_completion
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError, EngineError, boundary
 from agent_r1.flows.events import ActionParsed, FlowObserver, PromptRendered, StepRecorded, TokensSampled
+from agent_r1.images import needs_reading, normal_observation, pictures_in
 from agent_r1.metric_names import USAGE_PREFIX
 from agent_r1.registry import Registry
 from agent_r1.seeds import mix_seed
@@ -66,6 +68,8 @@ class FlowContext:
     """Runs tool calls, for flows that run tools themselves; `make_env` has given it to its environments already."""
     max_steps: int = 8
     """Maximum steps per episode."""
+    max_images: int | None = None
+    """Maximum images in one prompt."""
     seed: int = 0
     """Seeds the episode: the same seed and weights give the same actions."""
     trusted: tuple[Message, ...] = ()
@@ -122,7 +126,7 @@ class AgentFlowBase(ABC):
     def render(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """The prompt of an observation; bridged over `after`'s sampled ids when it extends what that turn saw."""
         if self._message_engine is not None:
-            return Prompt(observation=observation, token_ids=())
+            return Prompt(observation=normal_observation(observation), token_ids=())
         after = self.context.continues if after is None else after
         if after is None:
             return self.context.renderer.render(observation, trusted=self.context.trusted)
@@ -130,7 +134,10 @@ class AgentFlowBase(ABC):
 
     async def render_beside(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """What `render` returns. Where the engine computes outside this thread, the event loop continues while long
-        texts are encoded; otherwise nothing here waits."""
+        texts are encoded; otherwise nothing here waits, but for images that are read."""
+        sees_images = self._message_engine is not None or self.context.renderer.sees_images
+        if sees_images and needs_reading(observation):
+            observation = await asyncio.to_thread(normal_observation, observation)
         if self._message_engine is not None or type(self).render is not AgentFlowBase.render:
             return self.render(observation, after)
         after = self.context.continues if after is None else after
@@ -138,7 +145,10 @@ class AgentFlowBase(ABC):
         return await self.context.renderer.prompt_beside(observation, known, trusted=self.context.trusted)
 
     def fits(self, prompt: Prompt) -> bool:
-        """Whether the context has room for at least one more token."""
+        """Whether the context has room for at least one more token, and the prompt has no more images than allowed."""
+        limit = self.context.max_images
+        if limit is not None and sum(1 for _ in pictures_in(prompt.observation.messages or ())) > limit:
+            return False
         return len(prompt.token_ids) < self.context.engine.context_length
 
     async def act(self, prompt: Prompt, *, max_tokens: int | None = None, seed: int | None = None) -> Turn:

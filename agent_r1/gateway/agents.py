@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agent_r1.errors import EpisodeError, boundary
+from agent_r1.images import openai_content, picture_messages
 from agent_r1.tools.workers import call_off_loop
-from agent_r1.types import StopReason, Task
+from agent_r1.types import Message, StopReason, Task
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """Of what a command writes, the end that is kept."""
@@ -56,14 +57,18 @@ class Agent(Protocol):
 
 
 def task_for_agent(task: Task) -> dict[str, Any]:
-    """What an agent sees of a task: everything but the ground truth."""
+    """What an agent sees of a task: everything but the ground truth. Images are as the OpenAI API has them."""
     return {
         "task_id": task.task_id,
-        "prompt": [dict(message) for message in task.prompt],
+        "prompt": [_for_agent(message) for message in picture_messages(task.prompt)],
         "data_source": task.data_source,
         "env_kwargs": dict(task.env_kwargs),
         "extra_info": dict(task.extra_info),
     }
+
+
+def _for_agent(message: Message) -> dict[str, Any]:
+    return {key: openai_content(value) if key == "content" else value for key, value in message.items()}
 
 
 @dataclass(frozen=True, slots=True)

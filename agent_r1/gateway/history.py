@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from agent_r1.chat import Prompt
 from agent_r1.flows import Turn
+from agent_r1.images import picture_key
 from agent_r1.types import Message, Observation, TokenIds, ToolSchema
 
 
@@ -107,5 +108,5 @@ def text_prompt(
 
 
 def _digest(before: bytes, value: object) -> bytes:
-    written = json.dumps(value, sort_keys=True).encode("utf-8", "surrogatepass")
+    written = json.dumps(value, sort_keys=True, default=picture_key).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(before + written, digest_size=16).digest()

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from agent_r1.chat import ChatRenderer, Prompt, TokenTexts
-from agent_r1.errors import ChatTemplateError, EpisodeError, UnsupportedMediaError, refuse_media
+from agent_r1.errors import ChatTemplateError, EpisodeError, ImageError, UnsupportedMediaError
 from agent_r1.flows import AgentFlowBase, Turn
 from agent_r1.gateway.agents import Assignment, task_for_agent
 from agent_r1.gateway.history import History, RecordedCall, text_prompt
@@ -86,11 +86,10 @@ class OpenRollout:
         """Complete a conversation. Raises `RefusedError` for a request that cannot be served."""
         self._check_open()
         try:
-            refuse_media("the request", messages)
             conversation = self._history.find(messages, tools)
             parent = conversation.parent
             prompt = self._flow.render(conversation.observation, after=parent.turn if parent is not None else None)
-        except (ChatTemplateError, UnsupportedMediaError) as error:
+        except (ChatTemplateError, ImageError, UnsupportedMediaError) as error:
             raise RefusedError(400, "invalid_messages", str(error)) from None
         calls = await self._sample(prompt, parent, request)
         for call in calls:

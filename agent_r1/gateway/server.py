@@ -25,7 +25,14 @@ from agent_r1.errors import EpisodeError, MissingExtraError
 from agent_r1.gateway.agents import RemoteAgents
 from agent_r1.gateway.answers import ChatAnswer, TextAnswer
 from agent_r1.gateway.open_rollouts import OpenRollout
-from agent_r1.openai_api import ApiError, models_response, read_chat_request, read_completion_request, refusal_body
+from agent_r1.openai_api import (
+    ApiError,
+    models_response,
+    read_beside,
+    read_chat_request,
+    read_completion_request,
+    refusal_body,
+)
 from agent_r1.types import StopReason
 from agent_r1.web import (
     CLIENT_DISCONNECTED,
@@ -85,7 +92,7 @@ class _Routes:
 
     async def chat(self, request: Request) -> Response:
         rollout = self._rollout(request)
-        asked = read_chat_request(await _body(request))
+        asked = await read_beside(read_chat_request, await _body(request))
         answer = ChatAnswer(asked, MODEL_NAME)
         await while_connected(request, answer.sample(rollout))
         return _completed(answer.events() if asked.stream else None, answer)

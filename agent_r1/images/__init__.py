@@ -5,19 +5,58 @@ A model reads an image as a run of *image tokens*. In a prompt each of them has 
 shares or records prompts by their ids stays exact. Only the look-up of embeddings resolves them, through `ImageStore`.
 """
 
+from agent_r1.errors import ImageError
+from agent_r1.images.compact import compact_ids, expand_ids, picture_numbers
 from agent_r1.images.encoded import EncodedImage
+from agent_r1.images.families import FAMILIES
+from agent_r1.images.folder import PictureFolder, is_content_hash
 from agent_r1.images.ids import FIRST_IMAGE_ID, MAX_IMAGE_TOKENS, image_token_ids, is_image_id
+from agent_r1.images.messages import (
+    needs_reading,
+    normal_observation,
+    openai_content,
+    openai_messages,
+    picture_key,
+    picture_messages,
+    pictures_in,
+    with_images,
+)
+from agent_r1.images.picture import Picture
 from agent_r1.images.positions import rope_positions
+from agent_r1.images.processor import ImageProcessor, is_vision_model, load_image_processor, read_model_json
+from agent_r1.images.reading import ImageLimits, read_picture
 from agent_r1.images.store import ImageSpan, ImageStore, image_store
 
 __all__ = [
+    "FAMILIES",
     "FIRST_IMAGE_ID",
     "MAX_IMAGE_TOKENS",
     "EncodedImage",
+    "ImageError",
+    "ImageLimits",
+    "ImageProcessor",
     "ImageSpan",
     "ImageStore",
+    "Picture",
+    "PictureFolder",
+    "compact_ids",
+    "expand_ids",
     "image_store",
     "image_token_ids",
+    "is_content_hash",
     "is_image_id",
+    "is_vision_model",
+    "load_image_processor",
+    "needs_reading",
+    "normal_observation",
+    "openai_content",
+    "openai_messages",
+    "picture_key",
+    "picture_messages",
+    "picture_numbers",
+    "pictures_in",
+    "read_model_json",
+    "read_picture",
     "rope_positions",
+    "with_images",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -21,11 +21,15 @@ class EncodedImage:
     num_tokens: int
     """How many image tokens it is in a prompt."""
     inputs: Mapping[str, npt.NDArray[Any]]
-    """The arguments of the model's `get_image_features` for this image alone, such as `pixel_values`."""
+    """The arguments of the model's `get_image_features` for this image alone, such as `pixel_values`. Those that a
+    processor made are held in bounded memory and made again when they are needed later (see `BoundedInputs`)."""
     grid: tuple[int, int] | None = None
     """Rows and columns of its tokens, for models whose positions of image tokens are two-dimensional."""
-    token_ids: TokenIds = field(init=False)
-    """The ids of its tokens."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "token_ids", image_token_ids(self.key, self.num_tokens))
+        image_token_ids(self.key, self.num_tokens)  # refuses a wrong number
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """The ids of its tokens."""
+        return image_token_ids(self.key, self.num_tokens)

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from agent_r1.errors import EngineRequestError
 from agent_r1.images.encoded import EncodedImage
-from agent_r1.images.ids import FIRST_IMAGE_ID, image_number, token_index
+from agent_r1.images.ids import FIRST_IMAGE_ID, image_number, image_token_ids, token_index
+from agent_r1.images.memory import InputCache, PictureSources
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +36,12 @@ class ImageStore:
     [(1, 0, 3)]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sources: PictureSources | None = None, inputs: InputCache | None = None) -> None:
         self._images: dict[int, EncodedImage] = {}
+        self.sources = sources or PictureSources()
+        """The pictures that processors encoded."""
+        self.inputs = inputs or InputCache()
+        """What processors made of them."""
 
     def add(self, image: EncodedImage) -> None:
         """Make an image known. Adding it again changes nothing."""
@@ -45,6 +50,11 @@ class ImageStore:
             raise EngineRequestError(
                 f"two different images have the same token ids ({known.key} and {image.key}); change a pixel of one"
             )
+
+    def get(self, key: str) -> EncodedImage | None:
+        """The image with this key, if it is known."""
+        image = self._images.get(image_number(image_token_ids(key, 1)[0]))
+        return image if image is not None and image.key == key else None
 
     def find(self, token_id: int) -> EncodedImage:
         """The image that an image token belongs to."""

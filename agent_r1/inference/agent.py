@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_r1.chat import ChatRenderer, generation_sampling, load_renderer, server_renderer
+from agent_r1.chat import ChatRenderer, generation_sampling, server_renderer
 from agent_r1.config import Config, Overrides, override_texts
 from agent_r1.data import load_tasks, read_rows
 from agent_r1.engines import Engine, MessageEngine, make_engine, takes_messages
@@ -31,7 +31,14 @@ from agent_r1.registry import recipe_folder
 from agent_r1.rewards import RewardFunction, in_workers, no_outcome_reward
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.tools import ToolRunner
-from agent_r1.training import check_config, check_model_exists, context_length_of, load_checkpoint, tool_policies
+from agent_r1.training import (
+    check_config,
+    check_model_exists,
+    context_length_of,
+    load_checkpoint,
+    renderer_of,
+    tool_policies,
+)
 from agent_r1.types import Message, SamplingParams, Task, Trajectory
 
 
@@ -185,9 +192,7 @@ def load_agent(
             return make_agent(source, server_renderer(), make_engine(config, None, 0), reward)
         config.model.path = unpacked(config.model.path, say)
         check_model_exists(config)
-        renderer = load_renderer(
-            config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
-        )
+        renderer = renderer_of(config.model)
         if not source.has_recipe:
             _sample_as_published(source, override_texts(overrides))
         engine = _load_engine(source)
@@ -221,9 +226,11 @@ def connect_agent(
 def make_agent(source: AgentSource, renderer: ChatRenderer, engine: Engine, reward: RewardFunction) -> Agent:
     """An agent around an engine that is there already."""
     config = source.config
-    tools = ToolRunner(tool_policies(config), seed=config.trainer.seed)
+    sees_images = isinstance(engine, MessageEngine) or renderer.sees_images
+    tools = ToolRunner(tool_policies(config), seed=config.trainer.seed, sees_images=sees_images)
     limits = RolloutLimits(
         max_steps=config.rollout.max_steps,
+        max_images=config.rollout.max_images,
         concurrency=config.rollout.concurrency,
         deadline_seconds=config.rollout.deadline_seconds,
         retries=0,

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agent_r1.chat import ChatRenderer, Prompt
 from agent_r1.envs import AgentEnv, EnvWrapper
@@ -29,6 +30,7 @@ from agent_r1.flows import (
     Turn,
     replies_to,
 )
+from agent_r1.images import Picture
 from agent_r1.inference.agent import Agent
 from agent_r1.seeds import mix_seed
 from agent_r1.types import Action, Completion, Message, Observation, SamplingParams, Step, StopReason, Task, Trajectory
@@ -85,9 +87,14 @@ class ChatSession:
             raise ConfigError("the system message stands at the beginning: /reset first, then change it")
         self._system = text
 
-    async def say(self, text: str, *, observer: FlowObserver | None = None) -> Trajectory:
-        """The agent's reply to a message of the user. A failed reply leaves the conversation as it was."""
-        messages = (*self.messages, {"role": "user", "content": text})
+    async def say(
+        self, text: str, *, images: Sequence[Picture] = (), observer: FlowObserver | None = None
+    ) -> Trajectory:
+        """The agent's reply to a message of the user, with images before its text. A failed reply leaves the
+        conversation as it was."""
+        shown = [{"type": "image", "image": image} for image in images]
+        content: Any = [*shown, *([{"type": "text", "text": text}] if text else [])] if shown else text
+        messages = (*self.messages, {"role": "user", "content": content})
         base = self.exchanges[-1].task if self.exchanges else self._world
         task = self.agent.question(messages) if base is None else replace(base, prompt=messages)
         return await self._reply(task, observer, scored=False)

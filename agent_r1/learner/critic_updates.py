@@ -12,6 +12,7 @@ from agent_r1.learner.critics import TrainedCritic, correct_head
 from agent_r1.learner.packing.minibatches import Minibatch
 from agent_r1.learner.packing.samples import MicroBatch, send
 from agent_r1.learner.scoring import value
+from agent_r1.models import ImagePass
 
 CRITIC_UPDATES = 4
 """Optimizer steps of a critic per optimizer step of the policy, each on its part of the same samples: the passes cost
@@ -37,9 +38,10 @@ def critic_backward(
     *,
     num_valued: int,
     value_clip: float | None,
+    images: ImagePass | None = None,
 ) -> Tensor:
     """Forward and backward pass of one micro-batch. Returns its part of the loss."""
-    values_N = value(critic, micro.to(compute.device), compute)
+    values_N = value(critic, micro.to(compute.device), compute, images)
     arrays = batch.arrays.at(send(micro.tokens_N, compute.device))
     loss = value_objective(arrays, values_N, num_valued, value_clip)
     loss.backward()  # type: ignore[no-untyped-call]

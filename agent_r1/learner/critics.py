@@ -20,6 +20,7 @@ from agent_r1.algorithms import RidgeValues
 from agent_r1.config import CriticConfig
 from agent_r1.learner.packing.samples import MicroBatch
 from agent_r1.learner.packing.trie_attention import last_hidden
+from agent_r1.models import ImagePass
 
 
 class Critic(nn.Module):
@@ -29,6 +30,12 @@ class Critic(nn.Module):
         super().__init__()
         self.trunk: nn.Module = copy.deepcopy(cast(Any, policy).get_decoder())
         self.head = _value_head(policy)
+        # In a tuple, so that it is not registered as a submodule.
+        self._eyes: tuple[nn.Module] = (policy,)
+
+    def images(self) -> ImagePass:
+        """A pass over images with the policy's tower and projector, which the value loss does not train."""
+        return ImagePass(self._eyes[0], trained=False)
 
     def hidden(self, batch: MicroBatch) -> Tensor:
         """The hidden states of a micro-batch [rows, width, hidden]."""
@@ -49,13 +56,17 @@ class SharedCritic(nn.Module):
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
         # In a tuple, so that it is not registered as a submodule.
-        self._borrowed: tuple[nn.Module] = (cast(Any, policy).get_decoder(),)
+        self._borrowed: tuple[nn.Module, nn.Module] = (cast(Any, policy).get_decoder(), policy)
         self.head = _value_head(policy)
 
     @property
     def trunk(self) -> nn.Module:
         """The policy's decoder."""
         return self._borrowed[0]
+
+    def images(self) -> ImagePass:
+        """A pass over images, without gradient."""
+        return ImagePass(self._borrowed[1], trained=False)
 
     def hidden(self, batch: MicroBatch) -> Tensor:
         """The hidden states of a micro-batch [rows, width, hidden], without gradient."""
@@ -138,6 +149,7 @@ class ClosedFormCritic:
     def __init__(self, policy: nn.Module, *, within_steps: bool) -> None:
         device = _float64_device(next(policy.parameters()).device)
         self.trunk: nn.Module = cast(Any, policy).get_decoder()
+        self._policy = policy
         self.within_steps = within_steps
         width = _hidden_size(policy) * (2 if within_steps else 1)
         self.ridge = RidgeValues(width, decay=DECAY, device=device)
@@ -146,6 +158,10 @@ class ClosedFormCritic:
         """The hidden states of a micro-batch [rows, width, hidden], without gradient."""
         with torch.no_grad():
             return last_hidden(self.trunk, batch)
+
+    def images(self) -> ImagePass:
+        """A pass over images, without gradient."""
+        return ImagePass(self._policy, trained=False)
 
     def fit(self, hidden_M: Tensor, begin_M: Tensor, returns_M: Tensor, episode_M: Tensor) -> tuple[Tensor, Tensor]:
         """Fit to a batch's states. Returns their values [M] on the CPU, none fitted to its own episode's return, and

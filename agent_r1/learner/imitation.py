@@ -16,6 +16,7 @@ from agent_r1.learner.compute import Compute
 from agent_r1.learner.optimizer import SkipCounter, guarded_step, make_optimizer
 from agent_r1.learner.packing.samples import Sample
 from agent_r1.learner.scoring import score
+from agent_r1.models import ImagePass
 from agent_r1.seeds import mix_seed
 
 
@@ -62,9 +63,9 @@ def _accumulate(policy: nn.Module, rows: Sequence[DemonstrationRow], compute: Co
     zeros_N = torch.zeros(num_tokens, dtype=torch.long)
     weights_N = aggregations.get("token-mean")(everywhere_N, zeros_N, zeros_N).float()
     imitate = policy_losses.get("nll")
-    total = 0.0
+    total, images = 0.0, ImagePass(policy, apart=True)
     for micro in compute.pack(samples, range(len(samples))):
-        logprobs_N = score(policy, micro.to(compute.device), compute).logprobs_N
+        logprobs_N = score(policy, micro.to(compute.device), compute, images=images).logprobs_N
         inputs = LossInputs(
             policy_logprobs_N=logprobs_N,
             old_logprobs_N=logprobs_N.detach(),
@@ -74,6 +75,7 @@ def _accumulate(policy: nn.Module, rows: Sequence[DemonstrationRow], compute: Co
         loss = (weights_N[micro.tokens_N].to(compute.device) * imitate(inputs).loss_N).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
+    images.backward()
     return total
 
 

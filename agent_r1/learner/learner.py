@@ -30,7 +30,7 @@ from agent_r1.learner.packing.minibatches import Minibatch, make_minibatch, spli
 from agent_r1.learner.policy_updates import PolicyUpdate, token_weights
 from agent_r1.learner.sharded import Ranks
 from agent_r1.learner.weight_growth import WeightGrowth
-from agent_r1.models import Rounding, export_policy, freeze_gc, merged_weights, restore_state, saved_state
+from agent_r1.models import ImagePass, Rounding, export_policy, freeze_gc, merged_weights, restore_state, saved_state
 from agent_r1.seeds import mix_seed
 from agent_r1.types import SamplingParams
 
@@ -150,6 +150,7 @@ class TorchLearner:
         if not minibatch.indices:
             return {"loss/updates": 0.0}
         weights_N = token_weights(batch, minibatch, self.algorithm)
+        images = ImagePass(self.policy, apart=True)
         update = PolicyUpdate(
             models=self.models,
             algorithm=self.algorithm,
@@ -158,10 +159,12 @@ class TorchLearner:
             weights_N=weights_N,
             total_weight=max(float(weights_N.sum()), 1e-12),
             num_valued=num_valued(batch, minibatch),
+            images=images,
         )
         sums, peers = MetricSums(), self.models.compute.peers
         for micro in self.models.compute.micro_batches(minibatch.samples, minibatch.indices):
             sums.add(update.backward(micro))
+        images.backward()
         norm = guarded_step(
             self.policy_optimizer,
             self.policy.parameters(),
@@ -202,10 +205,12 @@ class TorchLearner:
     def _update_critic_once(
         self, critic: TrainedCritic, batch: CreditedBatch, minibatch: Minibatch, step: int
     ) -> MetricSums:
-        sums, compute = MetricSums(), self.models.compute
+        sums, compute, images = MetricSums(), self.models.compute, critic.images()
         count, value_clip = num_valued(batch, minibatch), self.algorithm.settings.critic.value_clip
         for micro in compute.micro_batches(minibatch.samples, minibatch.indices):
-            loss = critic_backward(critic, batch, micro, compute, num_valued=count, value_clip=value_clip)
+            loss = critic_backward(
+                critic, batch, micro, compute, num_valued=count, value_clip=value_clip, images=images
+            )
             sums.add({"loss/critic": loss})
         self._step_critic(critic, sums, step)
         return sums

@@ -12,7 +12,7 @@ from agent_r1.algorithms import Algorithm
 from agent_r1.config import Config
 from agent_r1.learner.compute import Compute, make_compute
 from agent_r1.learner.critics import AnyCritic, Critic, make_critic
-from agent_r1.models import add_adapters, checkpoint_layers, compile_layers, train_in_float32
+from agent_r1.models import add_adapters, checkpoint_layers, compile_layers, freeze_vision, train_in_float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +37,7 @@ def make_models(config: Config, policy: nn.Module, algorithm: Algorithm) -> Mode
     adapters is its own reference.
     """
     settings = config.algorithm
+    freeze_vision(policy, config.model.train_vision)
     critic = (
         make_critic(policy, settings.critic, within_steps=algorithm.values_within_steps)
         if settings.critic.enabled
@@ -44,7 +45,7 @@ def make_models(config: Config, policy: nn.Module, algorithm: Algorithm) -> Mode
     )
     reference: nn.Module | None = None
     if config.model.lora.rank:
-        add_adapters(policy, config.model.lora, seed=config.trainer.seed)
+        add_adapters(policy, config.model.lora, seed=config.trainer.seed, vision=config.model.train_vision)
         reference = policy if settings.kl.coefficient else None
     elif settings.kl.coefficient:
         train_in_float32(policy)  # before it is copied: at the start both must give the same log-probs

@@ -16,6 +16,7 @@ from agent_r1.learner.models import Models
 from agent_r1.learner.packing.minibatches import Minibatch
 from agent_r1.learner.packing.samples import MicroBatch, send
 from agent_r1.learner.scoring import Scores, score
+from agent_r1.models import ImagePass
 
 SHARED_WEIGHT = 0.1
 """The weight of the value loss in the gradient of a trunk that policy and critic share."""
@@ -39,6 +40,8 @@ class PolicyUpdate:
     """Their sum."""
     num_valued: int
     """Tokens that a shared critic learns from."""
+    images: ImagePass
+    """The images of all micro-batches."""
 
     def backward(self, micro: MicroBatch) -> dict[str, Tensor]:
         """Forward and backward pass of one micro-batch. Returns weighted sums, which add up over micro-batches."""
@@ -53,6 +56,7 @@ class PolicyUpdate:
             self.models.compute,
             with_entropy_gradient=settings.entropy_coefficient != 0,
             value_of=value_of,
+            images=self.images,
         )
         if self.batch.passes is not None:
             self.batch.passes.note(micro.tokens_N, scores.logprobs_N, scores.entropy_N)

@@ -15,7 +15,7 @@ from agent_r1.learner.critics import AnyCritic, TrainedCritic
 from agent_r1.learner.packing.samples import MicroBatch, Sample, send
 from agent_r1.learner.packing.trie_attention import last_hidden
 from agent_r1.learner.sharded.roots import in_root
-from agent_r1.models import action_scores
+from agent_r1.models import ImagePass, action_scores
 from agent_r1.types import TokenIds
 
 
@@ -38,14 +38,18 @@ def score(
     *,
     with_entropy_gradient: bool = False,
     value_of: Callable[[Tensor], Tensor] | None = None,
+    images: ImagePass | None = None,
 ) -> Scores:
     """Score the action tokens of a micro-batch, at the temperature they were sampled at.
 
-    `value_of` computes values from the last hidden states of the same pass.
+    `value_of` computes values from the last hidden states of the same pass. `images` are those of a pass over several
+    micro-batches; without them the micro-batch has its images to itself.
     """
+    images = ImagePass(policy) if images is None else images
 
     def run() -> tuple[Tensor, Tensor, Tensor]:
-        hidden_N = last_hidden(cast(Any, policy).get_decoder(), batch)[batch.rows_N, batch.columns_N]
+        seen = batch.with_images(images)
+        hidden_N = last_hidden(cast(Any, policy).get_decoder(), seen)[batch.rows_N, batch.columns_N]
         return hidden_N, *action_scores(policy, hidden_N, batch.targets_N, temperature=compute.temperature)
 
     with compute.autocast():
@@ -61,19 +65,21 @@ def score_all(policy: nn.Module, samples: Sequence[Sample], compute: Compute) ->
     """Log-probabilities of all action tokens [N], without gradient, on the CPU. The host waits for the device once."""
     result_N = torch.zeros(sum(len(sample.action_positions) for sample in samples))
     tokens, logprobs = [], []
+    images = ImagePass(policy)
     with torch.no_grad():
         for batch in compute.micro_batches(samples, range(len(samples))):
             tokens.append(batch.tokens_N)
-            logprobs.append(score(policy, batch.to(compute.device), compute).logprobs_N)
+            logprobs.append(score(policy, batch.to(compute.device), compute, images=images).logprobs_N)
     if logprobs:
         result_N[torch.cat(tokens)] = torch.cat(logprobs).cpu()
     return compute.peers.total(result_N)
 
 
-def value(critic: TrainedCritic, batch: MicroBatch, compute: Compute) -> Tensor:
-    """The critic's value of the state before each action token of a micro-batch."""
+def value(critic: TrainedCritic, batch: MicroBatch, compute: Compute, images: ImagePass | None = None) -> Tensor:
+    """The critic's value of the state before each action token of a micro-batch; `images` as in `score`."""
+    images = images or critic.images()
     with compute.autocast():
-        hidden = in_root(critic.trunk, lambda: critic.hidden(batch))
+        hidden = in_root(critic.trunk, lambda: critic.hidden(batch.with_images(images)))
     return critic.value_of(hidden[batch.rows_N, batch.columns_N])
 
 
@@ -100,13 +106,13 @@ def _hidden_rows(
     columns_of: Callable[[MicroBatch], Tensor],
 ) -> Tensor:
     """The hidden states [M, hidden] in the columns that `columns_of` returns, in the order of their tokens."""
-    tokens, rows = [], []
+    tokens, rows, images = [], [], critic.images()
     with torch.no_grad():
         for batch in compute.micro_batches(samples, range(len(samples))):
             chosen = valued_N[batch.tokens_N].nonzero().squeeze(1)
             moved, here = batch.to(compute.device), send(chosen, compute.device)
             with compute.autocast():
-                hidden = in_root(critic.trunk, partial(critic.hidden, moved))
+                hidden = in_root(critic.trunk, partial(critic.hidden, moved.with_images(images)))
             rows.append(hidden[moved.rows_N[here], columns_of(moved)[here]])
             tokens.append(batch.tokens_N[chosen])
     own = torch.cat(tokens)

@@ -34,10 +34,26 @@ from agent_r1.models.padding import round_up
 from agent_r1.models.precision import train_in_float32
 from agent_r1.models.tiny import build_tiny_model, train_tokenizer
 from agent_r1.models.unmerged_adapters import add_unmerged_adapters
+from agent_r1.models.vision import (
+    ByteCache,
+    ImagePass,
+    Vision,
+    VisionFamily,
+    decoder_inputs,
+    freeze_vision,
+    places_in_two_dimensions,
+    set_attention,
+    vision_family,
+    vision_of,
+)
 
 __all__ = [
+    "ByteCache",
+    "ImagePass",
     "LoadedModel",
     "Rounding",
+    "Vision",
+    "VisionFamily",
     "action_scores",
     "adapter_factors",
     "adapters_off",
@@ -53,11 +69,13 @@ __all__ = [
     "compile_layers",
     "convert_gguf",
     "copy_model",
+    "decoder_inputs",
     "export_adapters",
     "export_model",
     "export_policy",
     "find_targets",
     "freeze_gc",
+    "freeze_vision",
     "fuse_projections",
     "gguf_folder",
     "is_gguf",
@@ -68,13 +86,17 @@ __all__ = [
     "make_smollm2",
     "merge_trained",
     "merged_weights",
+    "places_in_two_dimensions",
     "refuse_features",
     "require_peft",
     "restore_state",
     "round_up",
     "saved_state",
+    "set_attention",
     "stored_bytes",
     "train_in_float32",
     "train_tokenizer",
     "unpack_gguf",
+    "vision_family",
+    "vision_of",
 ]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from agent_r1.errors import EngineError, raising, report_problems
+from agent_r1.models.vision import set_attention
 
 APPLIED = frozenset({"scaling", "sliding_window", "softcap"})
 """Keyword arguments that change what a layer computes, and that the engine and the learner both apply."""
@@ -158,8 +159,7 @@ def _call_problems(calls: list[AttentionCall], windows: list[int | None]) -> lis
 def _recorded(model: Any) -> list[AttentionCall]:
     calls: list[AttentionCall] = []
     tokens = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
-    before = model.config._attn_implementation
-    model.set_attn_implementation(_RECORDER)
+    before = set_attention(model, _RECORDER)
     try:
         with torch.no_grad(), raising(EngineError, f"{type(model).__name__} cannot compute two tokens"):
             model.get_decoder()(
@@ -169,7 +169,7 @@ def _recorded(model: Any) -> list[AttentionCall]:
                 attention_calls=calls,
             )
     finally:
-        model.set_attn_implementation(before)
+        set_attention(model, before)
     return calls
 
 

@@ -14,6 +14,7 @@ from agent_r1.chat import ChatRenderer, Tokenizer, generation_stop_ids, load_tok
 from agent_r1.config import ModelConfig
 from agent_r1.errors import CheckpointError, ConfigError, EngineError
 from agent_r1.files import is_gguf
+from agent_r1.images import load_image_processor
 from agent_r1.models.attention_features import check_attention
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.gguf import unpack_gguf
@@ -21,6 +22,7 @@ from agent_r1.models.lm_head import check_head
 from agent_r1.models.lora import add_adapters, merged_weights, restore_state
 from agent_r1.models.precision import train_in_float32
 from agent_r1.models.pretrained import open_model
+from agent_r1.models.vision import freeze_vision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +40,10 @@ class LoadedModel:
         return int(cast(Any, self.model).config.get_text_config().max_position_embeddings)
 
     def renderer(self, tool_format: str = "hermes") -> ChatRenderer:
-        """The renderer of the model's chat template. Raises ConfigError when the tokenizer has none."""
-        return ChatRenderer(self.tokenizer, tool_format, stop_ids=generation_stop_ids(self.path))
+        """The renderer of the model's chat template, with the image processor of a model that sees. Raises ConfigError
+        when the tokenizer has no template."""
+        processor = load_image_processor(self.path, self.tokenizer)
+        return ChatRenderer(self.tokenizer, tool_format, stop_ids=generation_stop_ids(self.path), processor=processor)
 
 
 def load_model(
@@ -106,8 +110,9 @@ def load_trained(model: ModelConfig, saved: Mapping[str, Any], *, device: torch.
     """The policy of a run as a checkpoint saved it (`saved_state`), with its adapters if it has any."""
     policy = load_policy(model.path, dtype=model.dtype, device=device, trust_remote_code=model.trust_remote_code)
     if model.lora.rank:
-        add_adapters(policy, model.lora, seed=0)
+        add_adapters(policy, model.lora, seed=0, vision=model.train_vision)
     else:
+        freeze_vision(policy, model.train_vision)
         train_in_float32(policy)
     try:
         restore_state(policy, saved)

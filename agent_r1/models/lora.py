@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from agent_r1.config import LoraConfig, ModelConfig
 from agent_r1.errors import CheckpointError, ConfigError, MissingExtraError, did_you_mean, report_problems
 from agent_r1.models.precision import train_in_float32
+from agent_r1.models.pretrained import model_class_of
+from agent_r1.models.vision import VisionFamily, vision_family
 
 ALL_LINEAR = "all-linear"
 """The target that means every linear layer of the decoder."""
@@ -50,21 +52,28 @@ def check_form(settings: LoraConfig) -> None:
 
 def check_targets(model: ModelConfig) -> None:
     """Raise `ConfigError` for targets that this model does not have. The model is built without weights for that."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    model_class, _ = model_class_of(model.path, trust_remote_code=model.trust_remote_code)
     with torch.device("meta"):
-        skeleton = cast(Any, AutoModelForCausalLM).from_config(config, trust_remote_code=model.trust_remote_code)
-    find_targets(skeleton, model.lora.targets)
+        skeleton = model_class.from_config(config, trust_remote_code=model.trust_remote_code)
+    find_targets(skeleton, model.lora.targets, vision=model.train_vision)
 
 
-def find_targets(model: nn.Module, targets: Sequence[str]) -> list[str]:
-    """The full names of the targeted linear layers of the decoder.
+def find_targets(model: nn.Module, targets: Sequence[str], *, vision: str = "none") -> list[str]:
+    """The full names of the targeted linear layers of the decoder; `vision` adds those of the `projector`, or `all` of
+    projector and tower.
 
     `["q_proj"]` in a model of two layers is `["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"]`.
     """
-    inside = set(cast(Any, model).get_decoder().modules())
-    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part in inside]
+    inside, family = set(cast(Any, model).get_decoder().modules()), vision_family(getattr(model, "config", None))
+    linear = [
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear)
+        and (part in inside or (family is not None and vision != "none" and _is_seeing(family, name, vision)))
+    ]
     if not linear:
         raise ConfigError(f"model.lora.rank: the decoder of {type(model).__name__} has no linear layers to adapt")
     if ALL_LINEAR in targets:
@@ -79,6 +88,11 @@ def find_targets(model: nn.Module, targets: Sequence[str]) -> list[str]:
     return [name for name in linear if any(_means(target, name) for target in targets)]
 
 
+def _is_seeing(family: VisionFamily, name: str, vision: str) -> bool:
+    """Whether a layer is part of the projector or, for `all`, of the tower."""
+    return family.is_projector(name) or (vision == "all" and family.owns(name))
+
+
 def _means(target: str, name: str) -> bool:
     """`q_proj`, `self_attn.q_proj` and the full name all mean `model.layers.0.self_attn.q_proj`; `proj` does not."""
     return f".{name}".endswith(f".{target}")
@@ -87,14 +101,16 @@ def _means(target: str, name: str) -> bool:
 # --- the policy -------------------------------------------------------------------------------------------------------
 
 
-def add_adapters(policy: nn.Module, settings: LoraConfig, *, seed: int) -> None:
+def add_adapters(policy: nn.Module, settings: LoraConfig, *, seed: int, vision: str = "none") -> None:
     """Put adapters into a policy, in place. They alone are trained from here on; all other weights are frozen.
 
     The model keeps its class, its decoder and its head. Adapters are float32 whatever the weights are.
     """
     peft = require_peft(settings)
     lora_config = peft.LoraConfig(
-        r=settings.rank, lora_alpha=settings.alpha, target_modules=find_targets(policy, settings.targets)
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=find_targets(policy, settings.targets, vision=vision),
     )
     torch.manual_seed(seed)  # A is sampled from the global generator
     peft.inject_adapter_in_model(lora_config, policy, adapter_name=_ADAPTER)

@@ -4,31 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from agent_r1.errors import ConfigError
+from agent_r1.models.vision import FAMILIES, set_attention, vision_family
 
 
 def open_model(
     path: str, *, dtype: torch.dtype | str, attention: str | None = None, trust_remote_code: bool = False
 ) -> nn.Module:
-    """The causal language model of a Hugging Face folder or hub id, on the CPU.
+    """The causal language model of a Hugging Face folder or hub id, or the vision-language model, on the CPU.
 
-    `dtype="auto"` keeps the type the weights are stored in; `attention` replaces the model's default implementation.
+    `dtype="auto"` keeps the type the weights are stored in; `attention` replaces the decoder's default implementation.
     """
-    from transformers import AutoModelForCausalLM
-
     try:
         with no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, trust_remote_code=trust_remote_code, attn_implementation=attention
+            model_class, is_vision = model_class_of(path, trust_remote_code=trust_remote_code)
+            model = model_class.from_pretrained(
+                path,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                attn_implementation=None if is_vision else attention,
             )
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model '{path}' cannot be loaded: {error}") from error
+    if is_vision and attention is not None:
+        set_attention(model, attention)
     return cast(nn.Module, model)
+
+
+def model_class_of(path: str, *, trust_remote_code: bool = False) -> tuple[Any, bool]:
+    """The auto class that opens a model, and whether it is a vision-language model of a supported family.
+
+    Raises ConfigError for a vision-language model of another family. Some of them also open as plain language models,
+    without their tower, which stays possible.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config: Any = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    if vision_family(config) is not None:
+        return AutoModelForImageTextToText, True
+    images = cast(Any, AutoModelForImageTextToText)._model_mapping
+    if type(config) in images and type(config) not in cast(Any, AutoModelForCausalLM)._model_mapping:
+        names = ", ".join(family.name for family in FAMILIES.values())
+        raise ConfigError(
+            f"the model '{path}' is a vision-language model of the type '{config.model_type}', which is not supported; "
+            f"supported are {names}"
+        )
+    return AutoModelForCausalLM, False
 
 
 @contextmanager

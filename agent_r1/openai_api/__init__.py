@@ -27,6 +27,7 @@ from agent_r1.openai_api.requests import (
     CompletionRequest,
     Sampling,
     ToolChoice,
+    read_beside,
     read_chat_request,
     read_completion_request,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "messages_from_openai",
     "messages_to_openai",
     "models_response",
+    "read_beside",
     "read_chat_request",
     "read_completion_request",
     "read_fields",

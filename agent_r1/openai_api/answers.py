@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from agent_r1.chat import ChatRenderer, ContentStream, Prompt, TokenTexts, content_stream
 from agent_r1.engines import Engine
-from agent_r1.errors import ChatTemplateError, UnsupportedMediaError
+from agent_r1.errors import ChatTemplateError, ImageError, UnsupportedMediaError
 from agent_r1.openai_api.errors import ApiError
 from agent_r1.openai_api.requests import ChatRequest, CompletionRequest, Sampling
 from agent_r1.openai_api.sampled_text import SampledText, sample_text, sample_whole_text
@@ -87,7 +87,7 @@ class ChatModel:
         observation = Observation(messages=request.messages, tools=request.offered_tools)
         try:
             prompt = self.memory.prompt(observation)
-        except (ChatTemplateError, UnsupportedMediaError) as error:
+        except (ChatTemplateError, ImageError, UnsupportedMediaError) as error:
             raise ApiError(str(error)[:1000], param="messages") from None
         self._check_prompt(len(prompt.token_ids), "messages")
         return prompt

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_r1.codec import read_json, write_json
+from agent_r1.errors import ImageError, MissingExtraError
+from agent_r1.images import Picture, openai_messages, read_picture
 from agent_r1.openai_api.errors import ApiError
 from agent_r1.types import Message, ToolCall, ToolSchema, media_in
 
@@ -28,13 +30,14 @@ _ALLOWED = {
 
 
 def messages_from_openai(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """The messages of a request as those of an environment. `ApiError` names the message and what is wrong with it.
+    """The messages of a request as those of an environment, with images read. `ApiError` names the message and what is
+    wrong with it.
 
     >>> messages_from_openai([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])
     ({'role': 'user', 'content': 'Hi'},)
     """
-    if media := media_in(messages):
-        raise ApiError(f"messages: this server reads text only, found {', '.join(media)}", param="messages")
+    if media := [kind for kind in media_in(messages) if kind != "image"]:
+        raise ApiError(f"messages: this server reads text and images, found {', '.join(media)}", param="messages")
     calls: dict[str, ToolCall] = {}
     return tuple(_message(message, f"messages.{index}", calls) for index, message in enumerate(messages))
 
@@ -50,7 +53,7 @@ def _message(message: Mapping[str, Any], where: str, calls: dict[str, ToolCall])
     tool_calls = _tool_calls(given["tool_calls"], where) if given.get("tool_calls") else ()
     if "content" not in given and not tool_calls:
         raise _error(where, "content is missing")
-    content = _text(given.get("content", ""), where)
+    content = _content(given.get("content", ""), where, may_have_images=role in ("user", "tool"))
     if role == "tool":
         return _tool_answer(given, content, where, calls)
     if not tool_calls:
@@ -62,7 +65,7 @@ def _message(message: Mapping[str, Any], where: str, calls: dict[str, ToolCall])
     return {"role": role, "content": content, "tool_calls": own}
 
 
-def _tool_answer(given: Mapping[str, Any], content: str, where: str, calls: Mapping[str, ToolCall]) -> Message:
+def _tool_answer(given: Mapping[str, Any], content: Any, where: str, calls: Mapping[str, ToolCall]) -> Message:
     if "tool_call_id" not in given:  # what an environment says to a malformed call
         return {"role": "tool", "content": content}
     call_id = given["tool_call_id"]
@@ -74,18 +77,40 @@ def _tool_answer(given: Mapping[str, Any], content: str, where: str, calls: Mapp
     return {"role": "tool", "name": call.name, "tool_call_id": call.call_id, "content": content}
 
 
-def _text(content: Any, where: str) -> str:
-    """The text of a content: a string, or parts of type `text`, one after another."""
+def _content(content: Any, where: str, *, may_have_images: bool) -> str | list[dict[str, Any]]:
+    """A content: a string, or parts. Parts of text alone are one string; with images they stay parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise _error(where, f"content must be text or a list of parts, found {type(content).__name__}")
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise _error(where, f"a part must be {{'type': 'text', 'text': ...}}, found {part!r:.80}")
-        texts.append(part["text"])
-    return "".join(texts)
+    parts: list[dict[str, Any]] = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            parts.append({"type": "text", "text": part["text"]})
+        elif kind == "image_url" and may_have_images:
+            parts.append({"type": "image", "image": _picture(part.get("image_url"), f"{where}.content.{number}")})
+        else:
+            known = "{'type': 'text', 'text': ...}"
+            known += " or {'type': 'image_url', 'image_url': {'url': 'data:image/...'}}" if may_have_images else ""
+            raise _error(where, f"a part must be {known}, found {part!r:.80}")
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _picture(given: Any, where: str) -> Picture:
+    address = given.get("url") if isinstance(given, dict) else given
+    if not isinstance(address, str) or address[:5].lower() != "data:":
+        raise _error(
+            where,
+            f"image_url.url must be a data URL (data:image/png;base64,...), found {address!r:.60}; nothing is "
+            "downloaded here",
+        )
+    try:
+        return read_picture(address, where="the image")
+    except (ImageError, MissingExtraError) as error:
+        raise _error(where, str(error)) from None
 
 
 def _tool_calls(value: Any, where: str) -> tuple[tuple[str, str, dict[str, Any]], ...]:
@@ -162,11 +187,11 @@ def messages_to_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Messages of an environment as a client sends them: arguments as strings of JSON, an id for every answer.
 
     Call ids are unique in the result, also where those of the environment repeat. An answer without a call becomes a
-    message of the user.
+    message of the user. Images are data URLs, those of a tool's answer in a message of the user after it.
     """
     written: list[dict[str, Any]] = []
     ids: dict[str, str] = {}
-    for number, message in enumerate(messages):
+    for number, message in enumerate(openai_messages(messages)):
         new: dict[str, Any] = {"role": message["role"], "content": message.get("content")}
         if message.get("tool_calls"):
             calls = [dict(call, function=dict(call["function"])) for call in message["tool_calls"]]

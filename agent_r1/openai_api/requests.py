@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from agent_r1.openai_api.errors import ApiError
 from agent_r1.openai_api.fields import ChatFields, CompletionFields, read_fields
 from agent_r1.openai_api.messages import messages_from_openai, tools_from_openai
 from agent_r1.seeds import mix_seed
-from agent_r1.types import Message, SamplingParams, TokenIds, ToolSchema
+from agent_r1.types import Message, SamplingParams, TokenIds, ToolSchema, media_in
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +100,14 @@ class CompletionRequest:
     """The text of a choice begins with its prompt."""
     logprobs: bool = False
     return_token_ids: bool = False
+
+
+async def read_beside(read: Callable[[Any], T], body: Mapping[str, Any]) -> T:
+    """What `read` makes of a body. Images in its messages are read in a thread: the event loop continues meanwhile."""
+    messages = body.get("messages")
+    if isinstance(messages, list) and media_in(messages):
+        return await asyncio.to_thread(read, body)
+    return read(body)
 
 
 def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:

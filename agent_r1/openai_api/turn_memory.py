@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from agent_r1.chat import ChatRenderer, Prompt
 from agent_r1.codec import write_json
+from agent_r1.images import picture_key
 from agent_r1.types import Action, Message, Observation, ToolSchema
 
 
@@ -67,5 +68,5 @@ class TurnMemory:
 
 def _key(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> bytes:
     """The key of the whole conversation: of its messages and tools, in order."""
-    text = write_json([list(messages), list(tools)])
+    text = write_json([list(messages), list(tools)], default=picture_key)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -36,6 +36,8 @@ class RolloutLimits:
 
     max_steps: int = 8
     """Maximum steps per episode."""
+    max_images: int | None = None
+    """Maximum images in one prompt."""
     concurrency: int = 256
     """Episodes alive at once."""
     deadline_seconds: float = 600.0
@@ -221,6 +223,7 @@ class Rollout:
             make_env=self.make_env,
             tool_runner=self.tool_runner,
             max_steps=self.limits.max_steps,
+            max_images=self.limits.max_images,
             seed=seed,
             trusted=task.trusted,
             services=self.services,
@@ -316,12 +319,8 @@ def _metrics_of(flow: AgentFlowBase | None, reason: StopReason) -> Mapping[str, 
 
 def _after(failed: Trajectory, trajectory: Trajectory) -> Trajectory:
     """`trajectory`, a retry of `failed`, with all failed attempts before it."""
-    last = FailedAttempt(
-        stop_reason=failed.stop_reason,
-        error=failed.error or "",
-        num_steps=len(failed.steps),
-        metrics=failed.metrics,
-    )
+    num_steps, error = len(failed.steps), failed.error or ""
+    last = FailedAttempt(stop_reason=failed.stop_reason, error=error, num_steps=num_steps, metrics=failed.metrics)
     attempts = (*failed.failed_attempts, last, *trajectory.failed_attempts)
     return replace(trajectory, num_retries=len(attempts), failed_attempts=attempts)
 

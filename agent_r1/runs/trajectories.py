@@ -3,6 +3,10 @@
 One JSON object per line and trajectory. A step's prompt mostly repeats the step before, so only the difference is
 written: `shared` leading ids are those of the previous step's prompt and action, `prompt_ids` is the rest. Messages,
 raw text and images are written the same way. `form` says which of messages, text and token ids the environment gave.
+
+A picture is a file `images/<content hash>.png` beside the file of trajectories, written once, and a line refers to it:
+`{"picture": <content hash>, "width", "height"}`. It is read when it is needed. The tokens of an image are one entry of
+their prompt (`agent_r1/images/compact.py`).
 """
 
 from __future__ import annotations
@@ -11,14 +15,22 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from agent_r1.codec import observation_from_json, observation_to_json, write_json
-from agent_r1.errors import DataError
+from agent_r1.codec import (
+    image_from_json,
+    image_to_json,
+    messages_to_json,
+    observation_from_json,
+    observation_to_json,
+    write_json,
+)
+from agent_r1.errors import AgentR1Error, DataError
 from agent_r1.files import write_atomically
+from agent_r1.images import Picture, PictureFolder, compact_ids, expand_ids, picture_numbers, pictures_in
 from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory, common_prefix
 
 RESTS = 2.0
@@ -29,36 +41,73 @@ _NOTHING_SEEN: Mapping[str, Any] = {"messages": None, "text": None, "images": []
 
 
 def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int) -> None:
-    """Write all trajectories of a batch to one file."""
-    write_atomically(path, "".join(trajectory_lines(groups, policy_step=policy_step)))
+    """Write all trajectories of a batch to one file, and their pictures beside it."""
+    _Batch(groups, policy_step).write(path)
+
+
+def picture_folder(path: Path) -> PictureFolder:
+    """Where the pictures of a file of trajectories are."""
+    return PictureFolder(path.parent / "images")
+
+
+class _Batch:
+    """The lines of a batch, which refer to its pictures, and these."""
+
+    def __init__(
+        self, groups: Iterable[Group], policy_step: int, rest: Callable[[float], object] | None = None
+    ) -> None:
+        self._pictures: dict[str, Picture] = {}
+        self._lines = trajectory_lines(groups, policy_step=policy_step, write_image=self._refer, rest=rest)
+
+    def _refer(self, image: Any) -> Any:
+        if not isinstance(image, Picture):
+            return image_to_json(image)
+        self._pictures[image.content_hash] = image
+        return {"picture": image.content_hash, "width": image.width, "height": image.height}
+
+    def write_pictures(self, path: Path) -> None:
+        """Write the pictures that are not beside `path` yet."""
+        picture_folder(path).write(self._pictures.values())
+
+    def write(self, path: Path) -> None:
+        """Write the file; its pictures first, so that no line refers to one that is not there."""
+        self.write_pictures(path)
+        write_atomically(path, "".join(self._lines))
 
 
 class PendingTrajectories:
     """The trajectories of a batch, encoded in a thread while others, such as the learner, work.
 
-        pending = PendingTrajectories(groups, policy_step=3)
+        pending = PendingTrajectories(groups, policy_step=3, path=path)
         ...                               # update the policy
         pending.write(path)               # waits for the thread if it must
 
-    The file is the one of `write_trajectories`. A batch that is never written leaves no trace.
+    The file is the one of `write_trajectories`. A batch that is never written leaves no trace but, with `path`, its
+    pictures, which the thread writes.
 
     Until `write` is called, the thread rests after each trajectory: it would otherwise hold the interpreter's lock for
     milliseconds each time that the learner, which starts thousands of kernels, gives it up.
     """
 
-    def __init__(self, groups: Sequence[Group], *, policy_step: int) -> None:
+    def __init__(self, groups: Sequence[Group], *, policy_step: int, path: Path | None = None) -> None:
+        self._groups, self._policy_step, self._path = groups, policy_step, path
         self._is_awaited = Event()
-        self._encode = partial(trajectory_lines, groups, policy_step=policy_step)
-        self._lines = _encoding_thread().submit(self._encode, rest=self._is_awaited.wait)
+        self._batch = _encoding_thread().submit(self._encode)
+
+    def _encode(self) -> _Batch:
+        batch = _Batch(self._groups, self._policy_step, rest=self._is_awaited.wait)
+        if self._path is not None:
+            batch.write_pictures(self._path)
+        return batch
 
     def write(self, path: Path) -> None:
         """Write the file."""
         self._is_awaited.set()
         try:
-            lines = self._lines.result()
+            batch = self._batch.result()
         except Exception:  # noqa: BLE001 - what shares a record with this thread may change it; now nothing does
-            lines = self._encode()
-        write_atomically(path, "".join(lines))
+            batch = self._encode()
+        batch.write(path)
 
 
 @cache
@@ -68,14 +117,20 @@ def _encoding_thread() -> ThreadPoolExecutor:
 
 
 def trajectory_lines(
-    groups: Iterable[Group], *, policy_step: int, rest: Callable[[float], object] | None = None
+    groups: Iterable[Group],
+    *,
+    policy_step: int,
+    write_image: Callable[[Any], Any] | None = None,
+    rest: Callable[[float], object] | None = None,
 ) -> list[str]:
-    """One line of JSON per trajectory, each with its line end. `rest` is called after each, with seconds."""
+    """One line of JSON per trajectory, each with its line end. Pictures are in it as base64, unless `write_image` turns
+    them into something else. `rest` is called after each line, with seconds."""
     lines: list[str] = []
     for group in groups:
         for trajectory in (*group, *filter(None, [group.greedy])):
             started = time.perf_counter()
-            entry = {"policy_step": policy_step, "prompt": list(group.task.prompt), **_as_json(trajectory)}
+            prompt = messages_to_json(group.task.prompt, write_image)
+            entry = {"policy_step": policy_step, "prompt": prompt, **_as_json(trajectory, write_image)}
             lines.append(write_json(entry, default=_in_words) + "\n")
             if rest is not None:
                 rest(RESTS * (time.perf_counter() - started))
@@ -84,27 +139,36 @@ def trajectory_lines(
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
     """The trajectories of a file, with their exact tokens; `DataError` names the line that is none."""
+    pictures = picture_folder(path)
+
+    def read_image(value: Any, where: str) -> Any:
+        if isinstance(value, dict) and "picture" in value:
+            return pictures.picture(value["picture"], value.get("width", 0), value.get("height", 0))
+        return image_from_json(value, where)
+
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                trajectory = _from_json(json.loads(line))
+                trajectory = _from_json(json.loads(line), read_image)
+            except AgentR1Error:  # it says what is wrong, such as a picture that is no content hash
+                raise
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise DataError(f"{path}, line {number}: not a trajectory ({type(error).__name__}: {error})") from error
             yield trajectory
 
 
-def _as_json(trajectory: Trajectory) -> dict[str, Any]:
+def _as_json(trajectory: Trajectory, write_image: Callable[[Any], Any] | None) -> dict[str, Any]:
     ids_before: tuple[int, ...] = ()
     before = _NOTHING_SEEN
     steps: list[dict[str, Any]] = []
     for step in trajectory.steps:
         shared = common_prefix(ids_before, step.prompt_ids)
-        seen = observation_to_json(step.observation)
+        seen = observation_to_json(step.observation, write_image)
         steps.append(
             {
                 "shared": shared,
-                "prompt_ids": step.prompt_ids[shared:],
-                **_observation_delta(before, seen, step.prompt_ids),
+                "prompt_ids": _new_ids(step, shared),
+                **_observation_delta(before, seen, compact_ids(step.prompt_ids)),
                 "text": step.action.text,
                 "content": step.action.content,
                 "tool_calls": [
@@ -126,6 +190,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
             }
         )
         ids_before, before = step.prompt_ids + step.action_ids, seen
+    following = trajectory.next_prompt_ids
     return {
         "task_id": trajectory.task_id,
         "group_id": trajectory.group_id,
@@ -136,7 +201,7 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
         "reward_parts": dict(trajectory.reward_parts),
         "vote": trajectory.vote,
         "stop_reason": str(trajectory.stop_reason),
-        "next_prompt_ids": trajectory.next_prompt_ids,
+        "next_prompt_ids": None if following is None else compact_ids(following),
         "next_privileged": trajectory.next_privileged,
         "error": trajectory.error,
         "num_retries": trajectory.num_retries,
@@ -154,9 +219,13 @@ def _as_json(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _observation_delta(
-    before: Mapping[str, Any], seen: Mapping[str, Any], prompt_ids: tuple[int, ...]
-) -> dict[str, Any]:
+def _new_ids(step: Step, shared: int) -> Sequence[Any]:
+    """The ids of a prompt after the shared ones; runs of image tokens with the picture that they are."""
+    hashes = (picture.content_hash for picture in pictures_in(step.observation.messages or ()))
+    return compact_ids(step.prompt_ids[shared:], picture_numbers(step.prompt_ids, hashes))
+
+
+def _observation_delta(before: Mapping[str, Any], seen: Mapping[str, Any], prompt_ids: Sequence[Any]) -> dict[str, Any]:
     """An observation, without what it repeats of the one before and of its own prompt."""
     messages, text, images = seen["messages"] or [], seen["text"] or "", seen["images"]
     shared_messages = common_prefix(before["messages"] or [], messages)
@@ -202,12 +271,12 @@ def _in_words(value: Any) -> str:
     return f"<{len(value):,} bytes>" if isinstance(value, bytes) else str(value)
 
 
-def _from_json(line: Mapping[str, Any]) -> Trajectory:
+def _from_json(line: Mapping[str, Any], read_image: Callable[[Any, str], Any]) -> Trajectory:
     ids_before: tuple[int, ...] = ()
     seen = _NOTHING_SEEN
     steps = []
     for entry in line["steps"]:
-        prompt_ids = ids_before[: entry["shared"]] + tuple(entry["prompt_ids"])
+        prompt_ids = ids_before[: entry["shared"]] + expand_ids(entry["prompt_ids"])
         seen = _whole_observation(seen, entry, prompt_ids)
         calls = tuple(
             ToolCall(name=call["name"], arguments=call["arguments"], call_id=call["call_id"])
@@ -216,7 +285,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
         action_ids = tuple(entry["action_ids"])
         steps.append(
             Step(
-                observation=observation_from_json(seen),
+                observation=observation_from_json(seen, read_image),
                 prompt_ids=prompt_ids,
                 action=Action(
                     text=entry["text"],
@@ -250,7 +319,7 @@ def _from_json(line: Mapping[str, Any]) -> Trajectory:
         reward_parts=line["reward_parts"],
         vote=line["vote"],
         stop_reason=StopReason(line["stop_reason"]),
-        next_prompt_ids=None if following is None else tuple(following),
+        next_prompt_ids=None if following is None else expand_ids(following),
         next_privileged=line["next_privileged"],
         error=line["error"],
         num_retries=line["num_retries"],

@@ -25,14 +25,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent_r1.codec import write_json
-from agent_r1.errors import DataError
+from agent_r1.errors import DataError, ImageError
 from agent_r1.flows import ActionParsed, FlowEvent, PromptRendered, StepRecorded, TokensSampled
+from agent_r1.images import openai_content, picture_messages
 from agent_r1.inference import Agent
 from agent_r1.openai_api import DONE, ApiError, messages_from_openai, read_fields, tool_calls_to_openai
 from agent_r1.serving.events import Reserved
 from agent_r1.serving.limits import Slots
 from agent_r1.serving.metrics import ServerMetrics
-from agent_r1.types import SamplingParams, Task, Trajectory
+from agent_r1.types import Message, SamplingParams, Task, Trajectory, content_text
 
 Json = dict[str, Any]
 
@@ -201,7 +202,8 @@ class _Events:
 
     def _step(self, event: StepRecorded) -> None:
         for message in event.replies:
-            self._add("message", **{key: value for key, value in message.items() if isinstance(value, str)})
+            shown = {key: value for key, value in message.items() if isinstance(value, str)}
+            self._add("message", **shown | {"content": _shown_content(message)})
         self._add("reward", reward=event.step.reward, done=event.step.done)
 
     def _add(self, kind: str, **fields: Any) -> None:
@@ -225,6 +227,14 @@ class _Events:
                 "total_tokens": num_prompt + num_sampled,
             },
         }
+
+
+def _shown_content(message: Message) -> Any:
+    """Text, or parts in which images are data URLs."""
+    try:
+        return openai_content(picture_messages([message])[0].get("content"))
+    except ImageError:
+        return content_text(message.get("content"))
 
 
 def _short(error: str | None) -> str:

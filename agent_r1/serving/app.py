@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_r1.codec import write_json
 from agent_r1.errors import MissingExtraError
-from agent_r1.openai_api import ApiError, refusal_body
+from agent_r1.openai_api import ApiError, read_beside, refusal_body
 from agent_r1.web import (
     CLIENT_DISCONNECTED,
     Access,
@@ -108,7 +108,7 @@ def _posted(server: ModelServer, read: _Read, whole: _Whole, events: _Events) ->
             body = await read_body(
                 request, max_bytes=limits.body_bytes, seconds=limits.body_seconds, limit_name="--body-mb"
             )
-            wanted = read(read_object(body))
+            wanted = await read_beside(read, read_object(body))
             if wanted.stream:
                 return EventStream(events(wanted), seconds=limits.request_seconds, on_end=end)
             response = _json(await while_connected(request, _in_time(whole(wanted), limits.request_seconds)))

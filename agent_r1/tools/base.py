@@ -40,8 +40,8 @@ class ToolResponse:
     text: str
     """The answer."""
     images: tuple[Any, ...] = ()
-    """Images for vision models: bytes of an image file, a path or URL, or a PIL image. No engine reads images yet: an
-    answer with images is an error that the model reads."""
+    """Images, which follow the text: PIL images, arrays of uint8 (height x width x 3), bytes of image files, `Path`s,
+    pictures. For a model that sees none, an answer with images is an error that it reads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

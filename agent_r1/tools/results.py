@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from agent_r1.constraints import reward_problem
-from agent_r1.errors import INTERRUPTIONS
+from agent_r1.errors import INTERRUPTIONS, ImageError
+from agent_r1.images import Picture, read_picture
 from agent_r1.tools.base import ToolResponse, ToolResult
+
+MAX_IMAGES = 16
+"""The most images of one answer."""
 
 
 def as_result(returned: Any) -> ToolResult:
-    """A tool result from what a function returned: the answer, `(answer, reward)` or `(answer, reward, info)`.
+    """A tool result from what a function returned: the answer, `(answer, reward)` or `(answer, reward, info)`. An
+    answer is a `ToolResponse`, an image, text, or a value that JSON can hold.
 
     >>> as_result(({"price": 7}, 0.5))
     (ToolResponse(text='{"price": 7}', images=()), 0.5, {})
@@ -22,8 +28,31 @@ def as_result(returned: Any) -> ToolResult:
     if isinstance(returned, tuple) and len(returned) in (2, 3):
         returned, reward, *rest = returned
         info = rest[0] if rest else {}
+    if _is_image(returned):
+        returned = ToolResponse(text="", images=(returned,))
     response = returned if isinstance(returned, ToolResponse) else ToolResponse(text=_as_text(returned))
     return checked_result((response, reward, info))
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, Picture) or (hasattr(value, "getbands") and hasattr(value, "save"))
+
+
+def read_images(images: Any, tool_name: str) -> tuple[Picture, ...]:
+    """The images of an answer as pictures; an `ImageError` says which one cannot be read, and why.
+
+    A text is never read as a path: a model may have written it. `Path`s are.
+    """
+    if isinstance(images, str | bytes) or not isinstance(images, list | tuple):
+        raise ImageError(f"the images of the answer of {tool_name} are a {type(images).__name__} instead of a tuple")
+    if len(images) > MAX_IMAGES:
+        raise ImageError(f"the answer of {tool_name} has {len(images)} images; at most {MAX_IMAGES} are read")
+    return tuple(_read_image(image, f"image {i} of the answer of {tool_name}") for i, image in enumerate(images))
+
+
+def _read_image(image: Any, where: str) -> Picture:
+    folder = image.parent if isinstance(image, Path) else None
+    return read_picture(image.name if isinstance(image, Path) else image, folder=folder, where=where)
 
 
 def checked_result(returned: Any) -> ToolResult:

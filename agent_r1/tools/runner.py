@@ -28,7 +28,7 @@ from agent_r1.tools.base import (
 from agent_r1.tools.batching import Batcher
 from agent_r1.tools.deadlines import call_within
 from agent_r1.tools.policy import ToolPolicy
-from agent_r1.tools.results import checked_result, cut_middle, describe
+from agent_r1.tools.results import checked_result, cut_middle, describe, read_images
 from agent_r1.tools.workers.threads import call_off_loop
 from agent_r1.types import ToolCall
 
@@ -88,11 +88,15 @@ class ToolRunner:
         async with ToolRunner({"search": {"timeout": 5}}) as runner:
             outcome = await runner.call(tools, call, context)
 
-    `overrides` are the configuration's changes to the policies of tools, by name.
+    `overrides` are the configuration's changes to the policies of tools, by name. With `sees_images=False`, for a model
+    that reads text alone, an answer with images is an error.
     """
 
-    def __init__(self, overrides: Mapping[str, Mapping[str, Any]] | None = None, *, seed: int = 0) -> None:
+    def __init__(
+        self, overrides: Mapping[str, Mapping[str, Any]] | None = None, *, seed: int = 0, sees_images: bool = True
+    ) -> None:
         self._overrides = overrides or {}
+        self.sees_images = sees_images
         self._seed = seed
         self._num_calls = 0
         self._queues: dict[int, _ToolQueue] = {}
@@ -164,12 +168,13 @@ class ToolRunner:
         status: CallStatus = "error"
         try:
             (response, reward, info), was_cut = await self._run(queue, tool, args, context)
-            refuse_media(f"the answer of {tool.name}", images=response.images)
+            if response.images:
+                response = await self._with_pictures(response, tool)
             if len(response.text) > limit or not response.text.isascii():
                 # A worker has already cut the text and added its note.
                 text = cut_middle(response.text, limit + _NOTE_CHARS if was_cut else limit)
                 was_cut = was_cut or len(response.text) > limit
-                response = ToolResponse(text=text)
+                response = ToolResponse(text=text, images=response.images)
             fields = {"response": response, "status": "ok", "reward": reward or 0.0, "info": info, "truncated": was_cut}
             return fields, False
         except (EpisodeError, *INTERRUPTIONS):  # not caused by the model
@@ -183,6 +188,13 @@ class ToolRunner:
         except BaseException as error:  # a tool is foreign code: its failure is the model's next observation
             text = describe(error)
         return _failure(status, text, limit), False
+
+    async def _with_pictures(self, response: ToolResponse, tool: BaseTool) -> ToolResponse:
+        """The answer with its images read. That takes milliseconds each: it is done in a thread."""
+        if not self.sees_images:
+            refuse_media(f"the answer of {tool.name}", images=response.images)
+        pictures = await asyncio.to_thread(read_images, response.images, tool.name)
+        return ToolResponse(text=response.text, images=pictures)
 
     async def _run(
         self, queue: _ToolQueue, tool: BaseTool, raw_args: Mapping[str, Any], context: ToolContext

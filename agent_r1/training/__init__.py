@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agent_r1.training.checkpoints.files import load_checkpoint
     from agent_r1.training.components import RunComponents, load_components, make_rollout
-    from agent_r1.training.model_check import CheckedModel, check_model, check_model_exists, context_length_of
+    from agent_r1.training.model_check import (
+        CheckedModel,
+        check_model,
+        check_model_exists,
+        context_length_of,
+        renderer_of,
+    )
     from agent_r1.training.plan import (
         RunPlan,
         check_config,
@@ -22,13 +28,13 @@ if TYPE_CHECKING:
         tools_in_use,
     )
     from agent_r1.training.prepare import dry_run, ensure_model, prepare_model, prepare_plan
-    from agent_r1.training.run import eval_run, sft_run, train_run
+    from agent_r1.training.run import eval_run, eval_trained, sft_run, train_run
     from agent_r1.training.summary import Summary
 
 _HOMES = {
     "checkpoints.files": ("load_checkpoint",),
     "components": ("RunComponents", "load_components", "make_rollout"),
-    "model_check": ("CheckedModel", "check_model", "check_model_exists", "context_length_of"),
+    "model_check": ("CheckedModel", "check_model", "check_model_exists", "context_length_of", "renderer_of"),
     "plan": (
         "RunPlan",
         "check_config",
@@ -39,7 +45,7 @@ _HOMES = {
         "tools_in_use",
     ),
     "prepare": ("dry_run", "ensure_model", "prepare_model", "prepare_plan"),
-    "run": ("eval_run", "sft_run", "train_run"),
+    "run": ("eval_run", "eval_trained", "sft_run", "train_run"),
     "summary": ("Summary",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -57,6 +63,7 @@ __all__ = [
     "dry_run",
     "ensure_model",
     "eval_run",
+    "eval_trained",
     "first_observation",
     "load_checkpoint",
     "load_components",
@@ -64,6 +71,7 @@ __all__ = [
     "make_rollout",
     "prepare_model",
     "prepare_plan",
+    "renderer_of",
     "sft_run",
     "tool_policies",
     "tools_in_use",

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.chat import ChatRenderer, load_renderer, read_context_length, read_renderer, server_renderer
-from agent_r1.config import Config, presets
+from agent_r1.chat import ChatRenderer, Prompt, load_renderer, read_context_length, read_renderer, server_renderer
+from agent_r1.config import Config, ModelConfig, presets
 from agent_r1.engines import takes_messages
-from agent_r1.errors import ConfigError, DataError
+from agent_r1.errors import ConfigError, DataError, ImageError, UnsupportedMediaError
+from agent_r1.images import pictures_in
 from agent_r1.training.plan import RunPlan, first_observation
+from agent_r1.types import Task
 
 _UNBOUNDED = 2**31 - 1
 """The context of a model at a server, which refuses what does not fit."""
@@ -39,19 +41,23 @@ def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
         check_targets(config.model)
     folder = Path(config.model.path)
     read = read_renderer(folder, config.model.tool_format) if from_files and folder.is_dir() else None
-    renderer = read or load_renderer(
-        config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
-    )
+    renderer = read or renderer_of(config.model)
     context = context_length_of(config, read_context_length(folder) if read is not None else None)
     if config.rollout.max_tokens >= context:
         raise ConfigError(
             f"rollout.max_tokens={config.rollout.max_tokens} leaves no room for a prompt in a context of {context}"
         )
-    too_long = []
+    too_long, max_images = [], config.rollout.max_images
     for task in [*plan.train_tasks, *plan.eval_tasks]:
-        length = len(renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids)
+        prompt = _first_prompt(plan, task, renderer)
+        length = len(prompt.token_ids)
         if length >= context:
             too_long.append(f"task '{task.task_id}': a prompt of {length} tokens")
+        num_images = sum(1 for _ in pictures_in(prompt.observation.messages or ()))
+        if max_images is not None and num_images > max_images:
+            raise DataError(
+                f"the first prompt of task '{task.task_id}' has {num_images} images; rollout.max_images={max_images}"
+            )
     if too_long:
         shown = "\n".join(f"  - {entry}" for entry in too_long[:10])
         raise DataError(
@@ -59,6 +65,24 @@ def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
             f"rollout.context_length:\n{shown}"
         )
     return CheckedModel(renderer=renderer, context_length=context)
+
+
+def _first_prompt(plan: RunPlan, task: Task, renderer: ChatRenderer) -> Prompt:
+    try:
+        return renderer.render(first_observation(plan, task), trusted=task.trusted)
+    except (ImageError, UnsupportedMediaError) as error:
+        raise type(error)(f"task '{task.task_id}': {error}") from error
+
+
+def renderer_of(model: ModelConfig) -> ChatRenderer:
+    """The renderer of a run's model, within the limits for images."""
+    return load_renderer(
+        model.path,
+        model.tool_format,
+        trust_remote_code=model.trust_remote_code,
+        max_image_tokens=model.max_image_tokens,
+        max_image_pixels=model.max_image_pixels,
+    )
 
 
 def context_length_of(config: Config, known: int | None = None) -> int:

@@ -23,7 +23,7 @@ from agent_r1.interrupts import stop_signals
 from agent_r1.learner import WeightGrowth, fit_demonstrations, make_compute
 from agent_r1.learner.packing import TRIE_ATTENTION
 from agent_r1.metric_names import SFT_LOSS
-from agent_r1.models import add_adapters, choose_device, export_policy, load_policy
+from agent_r1.models import add_adapters, choose_device, export_policy, freeze_vision, load_policy
 from agent_r1.runs import (
     FolderLock,
     RunFolder,
@@ -56,8 +56,9 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
         attention=TRIE_ATTENTION,
         trust_remote_code=config.model.trust_remote_code,
     )
+    freeze_vision(policy, config.model.train_vision)
     if config.model.lora.rank:
-        add_adapters(policy, config.model.lora, seed=config.trainer.seed)
+        add_adapters(policy, config.model.lora, seed=config.trainer.seed, vision=config.model.train_vision)
     settings, growth = config.sft, WeightGrowth(policy)
     with (
         open_trackers(config, folder, console.warn) as tracker,

@@ -148,7 +148,8 @@ class Trainer:
         credit: list[TrajectoryCredit] | None = [] if self._records_credit(step + 1) else None
         record: PendingTrajectories | None = None
         if _is_due(step + 1, self.config.tracking.record_every) and self._ranks.is_first:
-            record = PendingTrajectories(groups, policy_step=step)
+            path = self.folder.step_trajectories(step + 1)
+            record = PendingTrajectories(groups, policy_step=step, path=path)
         async with self.engine.paused():
             async with self._ranks.collective(f"the update of step {step + 1}"):
                 with self._paused_clock(), explain_cuda_oom(self.config):

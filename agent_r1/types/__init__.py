@@ -12,7 +12,7 @@ be written and tested without torch.
 
 from agent_r1.types.credit import LOG_RATIO_BOUND, Numbers, StepCredit, TrajectoryCredit
 from agent_r1.types.episodes import Episode, FailedAttempt, Group, StopReason, Trajectory
-from agent_r1.types.messages import TEXT_ARGUMENT, Message, TokenIds, ToolSchema, media_in
+from agent_r1.types.messages import TEXT_ARGUMENT, Message, TokenIds, ToolSchema, content_text, media_in
 from agent_r1.types.sampling import Completion, FinishReason, SamplingParams
 from agent_r1.types.sequences import common_prefix
 from agent_r1.types.steps import Action, Observation, Step, StepResult, ToolCall
@@ -42,5 +42,6 @@ __all__ = [
     "Trajectory",
     "TrajectoryCredit",
     "common_prefix",
+    "content_text",
     "media_in",
 ]

@@ -25,6 +25,26 @@ _MEDIA = {
 """Types and keys of content parts and messages that are not text, with the kind of media each one holds."""
 
 
+def content_text(content: Any) -> str:
+    """The content of a message for people to read: its text, and images as `[image]`, with their size if it is known.
+
+    >>> content_text([{"type": "text", "text": "What is this?"}, {"type": "image"}])
+    'What is this?\\n[image]'
+    """
+    if not isinstance(content, list | tuple):
+        return "" if content is None else str(content)
+    return "\n".join(map(_part_text, content))
+
+
+def _part_text(part: Any) -> str:
+    if not isinstance(part, Mapping) or isinstance(part.get("text"), str):
+        return str(part["text"] if isinstance(part, Mapping) else part)
+    kinds = media_in([{"content": [part]}])
+    image: Any = part.get("image")
+    size = f", {image.width} x {image.height}" if hasattr(image, "width") and hasattr(image, "height") else ""
+    return f"[{kinds[0] if kinds else part.get('type', 'part')}{size}]"
+
+
 def media_in(messages: Iterable[Any]) -> list[str]:
     """The kinds of media in messages: image, video, audio, in this order.
 

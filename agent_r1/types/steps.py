@@ -23,7 +23,9 @@ class Observation:
     token_ids: TokenIds | None = None
     """The exact prompt."""
     images: tuple[Any, ...] = ()
-    """Images referred to by the messages. No engine reads images yet: a prompt with any is refused."""
+    """Images that belong to the messages, in any form that `agent_r1.images.read_picture` takes: they fill parts
+    `{"type": "image"}` in order, the others are appended to the last message that is not the assistant's. An image may
+    also stand in a message itself, as a part `{"type": "image", "image": ...}`."""
     tools: tuple[ToolSchema, ...] = ()
     """Tools the chat template shows to the model."""
     anchor: str | None = None

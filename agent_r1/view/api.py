@@ -16,6 +16,7 @@ from agent_r1.view.catalog import Catalog
 from agent_r1.view.index import query
 from agent_r1.view.index.filters import parse_filters
 from agent_r1.view.index.scan import decode
+from agent_r1.view.pictures import read_png
 from agent_r1.view.record import add_tokens, light_steps, whole_record
 from agent_r1.view.run import ViewedRun
 from agent_r1.view.tokens import find_tokenizer
@@ -158,6 +159,14 @@ class ViewApi:
             "neighbours": neighbours,
             "cut": bounds.cut,
         }
+
+    def picture(self, run_id: str, content_hash: str) -> bytes:
+        """The PNG file of a picture."""
+        run = self.run(run_id)
+        try:
+            return read_png(run.folder, content_hash)
+        except FileNotFoundError:
+            raise NotFoundError(f"the run has no picture {content_hash!r:.100}") from None
 
     def text(self, run_id: str, key: str, path: str, offset: int, limit: int) -> dict[str, Any]:
         """A part of one long text of a trajectory."""

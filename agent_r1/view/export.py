@@ -19,6 +19,7 @@ from agent_r1.files import size_in_words, write_atomically
 from agent_r1.view.api import ViewApi
 from agent_r1.view.index.query import rows_of, whole_groups
 from agent_r1.view.page_files import page_files
+from agent_r1.view.pictures import MAX_EXPORTED, exported_pictures, hashes_in
 from agent_r1.view.run import ViewedRun
 
 DATA_ID = "embedded-data"
@@ -42,14 +43,16 @@ def write_page(api: ViewApi, path: Path, *, max_trajectories: int) -> str:
 def collect(api: ViewApi, max_trajectories: int) -> dict[str, Any]:
     """The data of all runs: of each at most so many trajectories, evenly over its steps."""
     runs = api.catalog.runs()
-    data: dict[str, Any] = {"format": 1, "runs": [], "metrics": {}, "config": {}, "trajectories": {}}
-    left = _MAX_DATA
+    data: dict[str, Any] = {"format": 1, "runs": [], "metrics": {}, "config": {}, "trajectories": {}, "pictures": {}}
+    left, left_for_pictures = _MAX_DATA, MAX_EXPORTED
     for run in runs:
         run.index.update()
         data["runs"].append(run.overview())
         data["metrics"][run.id] = run.metrics(None)
         data["config"][run.id] = api.config(run.id)
         data["trajectories"][run.id], left = _trajectories(api, run, max_trajectories, left)
+        hashes = hashes_in(list(data["trajectories"][run.id]["records"].values()))
+        data["pictures"][run.id], left_for_pictures = exported_pictures(run.folder, hashes, left_for_pictures)
     return data
 
 

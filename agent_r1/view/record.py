@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_r1.images import MAX_IMAGE_TOKENS, is_content_hash
 from agent_r1.types import StepCredit
 from agent_r1.view.index.scan import message_text
-from agent_r1.view.tokens import TokenTexts, writers_of
+from agent_r1.view.pictures import references_in
+from agent_r1.view.tokens import TokenTexts, writer_of, writers_of
 
 MAX_TOKENS = 50_000
 """Tokens of one answer; later steps have none, and `tokens_cut` says how many."""
@@ -57,7 +59,7 @@ def add_tokens(
         if learned is not None:
             view["advantage"], view["value"] = number(learned.advantage), number(learned.value)
             view["return"], view["credited_reward"] = number(learned.observed_return), number(learned.reward)
-        size = len(_ids(step.get("prompt_ids"))) + len(_ids(step.get("action_ids")))
+        size = len(_prompt_entries(step)) + len(_ids(step.get("action_ids")))
         if size > left:
             view["tokens_cut"] = size
             continue
@@ -71,12 +73,36 @@ def add_tokens(
 def _prompt_tokens(
     step: Mapping[str, Any], tokenizer: TokenTexts | None, *, is_rewritten: bool
 ) -> list[dict[str, Any]]:
-    ids = _ids(step.get("prompt_ids"))
-    if tokenizer is None:
-        return [_token(token, None, None) for token in ids]
-    texts = tokenizer.split(ids)
-    writers = writers_of(texts, _rendered_here(step, is_rewritten))
-    return [_token(*token) for token in zip(ids, texts, writers, strict=True)]
+    entries = _prompt_entries(step)
+    messages = _rendered_here(step, is_rewritten)
+    texts: Sequence[str | None] = [None] * len(entries)
+    writers = texts
+    if tokenizer is not None:
+        split = tokenizer.split([-1 if isinstance(entry, dict) else entry for entry in entries])
+        texts = known = ["" if isinstance(entry, dict) else text for entry, text in zip(entries, split, strict=True)]
+        writers = writers_of(known, messages)
+    owners = {shown["picture"]: writer_of(message) for message in messages for shown in references_in(message)}
+    return [
+        _image_token(entry, owners) if isinstance(entry, dict) else _token(entry, text, writer)
+        for entry, text, writer in zip(entries, texts, writers, strict=True)
+    ]
+
+
+def _prompt_entries(step: Mapping[str, Any]) -> list[Any]:
+    """The ids of a prompt, and its runs of image tokens: `{"image", "tokens", "picture"}`."""
+    value = step.get("prompt_ids")
+    return [entry for entry in value if type(entry) is int or _is_run(entry)] if isinstance(value, list) else []
+
+
+def _is_run(entry: Any) -> bool:
+    return isinstance(entry, dict) and type(entry.get("tokens")) is int and 0 < entry["tokens"] <= MAX_IMAGE_TOKENS
+
+
+def _image_token(entry: Mapping[str, Any], owners: Mapping[str, str]) -> dict[str, Any]:
+    """The tokens of an image as one."""
+    picture = entry.get("picture") if is_content_hash(entry.get("picture")) else None
+    token = _token(str(entry.get("image"))[:20], f"[image: {entry['tokens']} tokens]", owners.get(str(picture), "user"))
+    return token | {"image": {"tokens": entry["tokens"], "picture": picture}}
 
 
 def _action_tokens(
@@ -123,7 +149,7 @@ def _step(steps: Sequence[Mapping[str, Any]], index: int) -> dict[str, Any]:
         "info": step.get("info") or {},
         "timings": step.get("timings") or {},
         "policy_versions": sorted(set(_ids(step.get("policy_versions")))),
-        "num_prompt_tokens": _count(step.get("shared")) + len(_ids(step.get("prompt_ids"))),
+        "num_prompt_tokens": _count(step.get("shared")) + _num_tokens(step),
         "num_action_tokens": len(_ids(step.get("action_ids"))),
         "tokens": [],
     }
@@ -134,12 +160,14 @@ def _action(step: Mapping[str, Any]) -> dict[str, Any]:
     return {name: step.get(name) for name in _ACTION_KEYS} | lists
 
 
-def _result(message: Mapping[str, Any]) -> dict[str, str]:
+def _result(message: Mapping[str, Any]) -> dict[str, Any]:
+    pictures = references_in(message)
     return {
         "call_id": str(message.get("tool_call_id") or ""),
         "name": str(message.get("name") or ""),
         "role": str(message.get("role") or ""),
         "content": message_text(message),
+        **({"pictures": pictures} if pictures else {}),
     }
 
 
@@ -158,7 +186,7 @@ def _rendered_here(step: Mapping[str, Any], is_rewritten: bool) -> list[dict[str
     return messages if is_rewritten else [message for message in messages if message.get("role") != "assistant"]
 
 
-def _token(token: int, text: str | None, writer: str | None, is_action: bool = False) -> dict[str, Any]:
+def _token(token: int | str, text: str | None, writer: str | None, is_action: bool = False) -> dict[str, Any]:
     return {
         "id": token,
         "text": text,
@@ -169,6 +197,10 @@ def _token(token: int, text: str | None, writer: str | None, is_action: bool = F
         "writer": writer,
         "action": is_action,
     }
+
+
+def _num_tokens(step: Mapping[str, Any]) -> int:
+    return sum(entry["tokens"] if isinstance(entry, dict) else 1 for entry in _prompt_entries(step))
 
 
 def _num_messages(step: Mapping[str, Any]) -> int:

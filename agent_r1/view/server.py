@@ -40,6 +40,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_NEVER_CHANGES = {"Cache-Control": "private, max-age=86400, immutable"}
 _COOKIE = "agent_r1_view"
 _RUN = "/api/runs/{run_id}"
 _Make = Callable[[Request], dict[str, Any]]
@@ -60,6 +61,11 @@ def create_app(api: ViewApi, access: Access | None = None) -> Any:
     async def page(request: Request) -> Response:
         return _page(request, access)
 
+    async def picture(request: Request) -> Response:
+        path = request.path_params
+        content = await run_in_threadpool(api.picture, path["run_id"], path["content_hash"])
+        return Response(content, media_type="image/png", headers=_HEADERS | _NEVER_CHANGES)
+
     async def live(request: Request) -> Response:
         events = await streams.open(
             request.path_params["run_id"], request.query_params.get("since"), request.headers.get("last-event-id")
@@ -70,7 +76,8 @@ def create_app(api: ViewApi, access: Access | None = None) -> Any:
         return StreamingResponse(streams.open_all(), media_type="text/event-stream", headers=_HEADERS)
 
     routes = [Route("/", page), Route("/static/{name:path}", _static), Route("/api/live", all_live)]
-    routes += [Route(f"{_RUN}/live", live), *(_answer(path, make) for path, make in _answers(api).items())]
+    routes += [Route(f"{_RUN}/live", live), Route(f"{_RUN}/images/{{content_hash}}", picture)]
+    routes += [*(_answer(path, make) for path, make in _answers(api).items())]
     handlers: Any = {
         HTTPException: _refuse_http,
         RefusedError: lambda request, error: _refusal(error.status, error.kind, str(error)),

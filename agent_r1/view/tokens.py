@@ -50,13 +50,12 @@ def writers_of(texts: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> l
     whole = "".join(texts)
     spans: list[tuple[int, int, str]] = []
     position = 0
-    for message in messages:
-        content = message_text(message)
+    for content, writer in ((content, writer_of(message)) for message in messages for content in _texts(message)):
         for candidate in (content, content.strip()):
             found = whole.find(candidate, position) if candidate else -1
             if found >= 0:
                 position = found + len(candidate)
-                spans.append((found, position, _WRITERS.get(str(message.get("role")), "user")))
+                spans.append((found, position, writer))
                 break
     writers, start, current = [], 0, 0
     for text in texts:
@@ -67,6 +66,19 @@ def writers_of(texts: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> l
         writers.append(spans[current][2] if inside else "template")
         start = end
     return writers
+
+
+def writer_of(message: Mapping[str, Any]) -> str:
+    """Who wrote a message: model, tool or user."""
+    return _WRITERS.get(str(message.get("role")), "user")
+
+
+def _texts(message: Mapping[str, Any]) -> list[str]:
+    """The texts of a message as they stand in a prompt: images may be between them."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [message_text(message)]
+    return [message_text({"content": [part]}) for part in content]
 
 
 _WRITERS = {"tool": "tool", "function": "tool", "assistant": "model"}

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from agent_r1.tools import BaseTool, ToolContext, ToolPolicy, ToolResponse, ToolResult, tool
 from agent_r1.types import Episode, Task
 
@@ -196,7 +198,7 @@ def dies() -> str:
 @tool(name="tests_picture", process=True, timeout=20)
 def picture() -> ToolResponse:
     """A picture."""
-    return ToolResponse(text="a dot", images=(b"png",))
+    return ToolResponse(text="a dot", images=(Image.new("RGB", (3, 2), (9, 8, 7)),))
 
 
 class EchoTool(BaseTool):

@@ -25,42 +25,42 @@ PACKAGES: dict[str, str] = {
     "interrupts": "",
     "event_loop": "interrupts",
     "errors": "types",
-    "codec": "types errors",
+    "files": "errors",
+    "images": "errors files types",
+    "codec": "types errors images",
     "console": "findings metric_names types",
     "registry": "constraints errors",
-    "files": "errors",
     "shipped": "errors",
     "web": "codec errors",
-    "images": "errors files types",
     # What users extend: tools, environments, flows, rewards, formats, estimators.
     "config": "constraints errors paths registry shipped",
     "chat": "errors images registry types",
-    "tools": "codec constraints errors event_loop files findings registry seeds types",
+    "tools": "codec constraints errors event_loop files findings images registry seeds types",
     "rewards": "constraints errors registry types",
-    "envs": "codec constraints errors event_loop findings registry rewards tools types version web",
-    "data": "chat codec console constraints errors files paths seeds types",
-    "algorithms": "config constraints errors registry rewards types",
+    "envs": "codec constraints errors event_loop findings images registry rewards tools types version web",
+    "data": "chat codec console constraints errors files images paths seeds types",
+    "algorithms": "config constraints errors images registry rewards types",
     # What runs them.
     "models": "chat config errors files images paths types",
     "engines": "chat config errors files images models registry seeds types web",
-    "openai_api": "chat codec engines errors seeds types web",
-    "flows": "chat engines envs errors event_loop metric_names registry seeds tools types",
-    "gateway": "chat codec config errors flows openai_api registry tools types web",
-    "runs": "codec config errors files metric_names registry types",
+    "openai_api": "chat codec engines errors images seeds types web",
+    "flows": "chat engines envs errors event_loop images metric_names registry seeds tools types",
+    "gateway": "chat codec config errors flows images openai_api registry tools types web",
+    "runs": "codec config errors files images metric_names registry types",
     "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
     "learner": "algorithms config data errors images interrupts models rewards seeds types",
     "evaluation": "errors metric_names rollout seeds types",
     "planning": "config console errors metric_names rollout runs types",
     "training": (
-        "algorithms chat config console data engines envs errors evaluation event_loop files flows gateway interrupts "
-        "learner metric_names models registry rewards rollout runs seeds tools types"
+        "algorithms chat config console data engines envs errors evaluation event_loop files flows gateway images "
+        "interrupts learner metric_names models registry rewards rollout runs seeds tools types"
     ),
     # What people call.
     "inference": (
-        "chat config data engines envs errors files flows metric_names models paths registry rewards rollout runs "
-        "seeds tools training types version"
+        "chat config data engines envs errors files flows images metric_names models paths registry rewards rollout "
+        "runs seeds tools training types version"
     ),
-    "serving": "codec errors flows inference openai_api types version web",
+    "serving": "codec errors flows images inference openai_api types version web",
     "checks": (
         "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
         "tools training types"
@@ -69,7 +69,7 @@ PACKAGES: dict[str, str] = {
     "integrations": (
         "algorithms chat config console data engines errors files gateway registry rewards seeds tools training types"
     ),
-    "view": "codec errors files metric_names runs types version web",
+    "view": "codec errors files images metric_names runs types version web",
     "api": (
         "checks config console data engines envs errors evaluation event_loop registry rewards runs tools "
         "training types"

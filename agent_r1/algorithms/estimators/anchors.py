@@ -12,6 +12,7 @@ from agent_r1.algorithms.estimators.base import Credit, estimators, group_statis
 from agent_r1.algorithms.lazy_torch import torch
 from agent_r1.algorithms.table import StepTable
 from agent_r1.constraints import Fraction, NotNegative, Positive
+from agent_r1.images import Picture
 from agent_r1.types import Observation
 
 if TYPE_CHECKING:
@@ -101,10 +102,22 @@ def _written(part: object) -> str:
     """Text as it stands, pictures by what is in them, anything else as JSON."""
     if isinstance(part, str):
         return part
+    shown = _shown(part)
+    return (
+        shown if isinstance(shown, str) else json.dumps(shown, sort_keys=True, ensure_ascii=False, default=_json_shown)
+    )
+
+
+def _shown(part: object) -> object:
+    """The hash of a picture, of bytes or of what has bytes; anything else as it is."""
+    if isinstance(part, Picture):
+        return part.content_hash
     content = part.tobytes() if hasattr(part, "tobytes") else part
-    if isinstance(content, bytes):
-        return hashlib.sha256(content).hexdigest()
-    return json.dumps(content, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else part
+
+
+def _json_shown(part: object) -> str:
+    return str(_shown(part))
 
 
 def _similar(first: str, second: str) -> float:

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE
 from agent_r1.engines.local.cpu.attention import AttentionGroup, attention_groups
+from agent_r1.engines.local.images.prompt_images import StepImages, step_images
 from agent_r1.engines.local.scheduler import Chunk
+from agent_r1.images import FIRST_IMAGE_ID
 from agent_r1.models import round_up
 
 ROW_MULTIPLE = 16
@@ -42,7 +44,7 @@ class PagedBatch:
     query_starts: Tensor
     """[R + 1] int32: request r's new tokens are rows `query_starts[r]` to `query_starts[r + 1]`."""
     positions: Tensor
-    """[T] int64: each new token's position in its request."""
+    """[T] int64: each new token's position in its request, as the rotary embedding counts it."""
     max_query_length: int
     """Maximum number of new tokens of a request; 1 when every request decodes."""
     groups: tuple[AttentionGroup, ...] = field(default=())
@@ -58,6 +60,8 @@ class StepInputs:
     batch: PagedBatch
     logit_rows: Tensor
     """Rows of the flat row whose logits are computed: those of the chunks that sample come first, in order."""
+    images: StepImages | None = None
+    """The image tokens of the step; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +82,17 @@ class StepArrays:
     """Logit rows that are sampled from; the others are padding."""
     max_query_length: int
     """As in `PagedBatch`."""
+    images: StepImages | None
+    """As in `StepInputs`."""
 
 
 def step_arrays(
-    chunks: Sequence[Chunk], *, num_tokens: int = 0, num_requests: int = 0, num_columns: int = 0
+    chunks: Sequence[Chunk],
+    *,
+    num_tokens: int = 0,
+    num_requests: int = 0,
+    num_columns: int = 0,
+    reads_images: bool = False,
 ) -> StepArrays:
     """Chunks as arrays, padded to at least this many tokens, requests and columns of the block table.
 
@@ -100,11 +111,12 @@ def step_arrays(
     owner = np.repeat(np.arange(len(lengths)), lengths)
     tokens = np.zeros((3, max(num_tokens, round_up(total, ROW_MULTIPLE))), dtype=np.int64)
     token_ids, positions, slots = tokens
-    token_ids[:total] = int_row([chunk.request.tokens[chunk.start : chunk.end] for chunk in chunks], total)
+    token_ids[:total] = _token_ids(chunks, total)
     positions[:total] = np.arange(total) - query_starts[owner] + (ends - lengths)[owner]
     slots[:] = np.arange(len(slots)) % BLOCK_SIZE  # padding: slots of the spare block
     written = positions[:total]
     slots[:total] = tables[owner, written // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + written % BLOCK_SIZE
+    images = step_images(chunks, query_starts, positions) if reads_images else None
     sampling = query_starts[1 : count + 1][[chunk.samples for chunk in chunks]] - 1
     logit_rows = np.zeros(max(num_requests, round_up(len(sampling), ROW_MULTIPLE)), dtype=np.int64)
     logit_rows[: len(sampling)] = sampling
@@ -116,14 +128,25 @@ def step_arrays(
         logit_rows=logit_rows,
         num_samples=len(sampling),
         max_query_length=int(lengths.max()),
+        images=images,
     )
 
 
-def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
+def _token_ids(chunks: Sequence[Chunk], total: int) -> IntRow:
+    """The tokens that chunks compute; image tokens are 0, which no one reads."""
+    rows = [chunk.request.tokens[chunk.start : chunk.end] for chunk in chunks]
+    try:
+        return int_row(rows, total)
+    except struct.error:
+        ids = np.fromiter(chain.from_iterable(rows), np.int64, total)
+        return np.where(ids >= FIRST_IMAGE_ID, 0, ids)
+
+
+def step_inputs(chunks: Sequence[Chunk], device: torch.device, *, reads_images: bool = False) -> StepInputs:
     """Chunks as tensors."""
     # Compilers specialise on a size of 1: on CUDA a single request or block is padded to 2.
     minimum = 1 if device.type == "cpu" else 2
-    arrays = step_arrays(chunks, num_requests=minimum, num_columns=minimum)
+    arrays = step_arrays(chunks, num_requests=minimum, num_columns=minimum, reads_images=reads_images)
     tokens = torch.from_numpy(arrays.tokens).to(device)
     batch = PagedBatch(
         slot_mapping=tokens[2],
@@ -134,7 +157,12 @@ def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
         max_query_length=arrays.max_query_length,
         groups=attention_groups(arrays.tables, arrays.ends, arrays.query_starts) if device.type == "cpu" else (),
     )
-    return StepInputs(token_ids=tokens[0], batch=batch, logit_rows=torch.from_numpy(arrays.logit_rows).to(device))
+    return StepInputs(
+        token_ids=tokens[0],
+        batch=batch,
+        logit_rows=torch.from_numpy(arrays.logit_rows).to(device),
+        images=arrays.images,
+    )
 
 
 def block_tables(chunks: Sequence[Chunk], rows: int = 0, columns: int = 0) -> IntTable:

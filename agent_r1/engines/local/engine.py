@@ -28,7 +28,7 @@ from torch import nn
 
 from agent_r1.engines.base import StreamedTokens
 from agent_r1.engines.local.futures import RequestFutures
-from agent_r1.engines.local.request import Request, check_request
+from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import PendingStep, make_runner
 from agent_r1.engines.local.scheduler import Chunk, Scheduler
 from agent_r1.engines.local.stats import EngineStats
@@ -135,7 +135,12 @@ class LocalEngine:
             prompt_tokens=self._scheduler.cache.query_tokens,
             prefix_tokens=self._scheduler.cache.hit_tokens,
             preemptions=self._scheduler.num_preemptions,
+            encoded_images=self._runner.num_encoded_images,
         )
+
+    def metrics(self) -> dict[str, float]:
+        """The images encoded since the last call, for a model that reads images."""
+        return self._runner.read_metrics()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion."""
@@ -149,12 +154,7 @@ class LocalEngine:
 
     def _submit(self, request: Request) -> asyncio.Future[Completion]:
         """Queue a request and make sure that it is served."""
-        check_request(
-            request,
-            context_length=self._context_length,
-            num_blocks=self._runner.num_blocks,
-            vocabulary=self._runner.vocabulary,
-        )
+        self._runner.check(request, self._context_length)
         future = self._futures.add(request)
         self._scheduler.add(request)
         self._new_prompt_tokens += len(request.prompt)

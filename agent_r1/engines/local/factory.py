@@ -33,4 +33,4 @@ def _unmerged_adapters(config: Config, policy: nn.Module, engine_dtype: str) -> 
     lora = config.model.lora
     if not lora.rank or engine_dtype == "float32":
         return {}
-    return dict.fromkeys(find_targets(policy, lora.targets), lora.rank)
+    return dict.fromkeys(find_targets(policy, lora.targets, vision=config.model.train_vision), lora.rank)

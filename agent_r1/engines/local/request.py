@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, blocks_for
+from agent_r1.engines.local.images.prompt_images import PromptImages, find_images
 from agent_r1.errors import EngineRequestError
+from agent_r1.images import FIRST_IMAGE_ID, is_image_id
+from agent_r1.models import VisionFamily
 from agent_r1.types import SamplingParams, TokenIds
 
 _KEY_BYTES = 4 * BLOCK_SIZE
@@ -43,6 +46,8 @@ class Request:
     """Leading tokens whose keys and values are in the KV cache."""
     num_cached_blocks: int = 0
     """Leading blocks that are in the prefix cache."""
+    images: PromptImages | None = None
+    """The images of the prompt; None without any."""
     _keys: list[bytes] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -105,12 +110,23 @@ def block_keys(tokens: Sequence[int]) -> list[bytes]:
     [64, 64]
     """
     num_tokens = len(tokens) // BLOCK_SIZE * BLOCK_SIZE
-    packed = struct.pack(f"{num_tokens}i", *tokens[:num_tokens])
+    try:
+        packed = struct.pack(f"{num_tokens}i", *tokens[:num_tokens])
+    except struct.error:  # some are image tokens
+        return [_wide_key(tokens[start : start + BLOCK_SIZE]) for start in range(0, num_tokens, BLOCK_SIZE)]
     return [packed[start : start + _KEY_BYTES] for start in range(0, len(packed), _KEY_BYTES)]
 
 
-def check_request(request: Request, *, context_length: int, num_blocks: int, vocabulary: int) -> None:
-    """Raise EngineRequestError for a request that can never be answered."""
+def _wide_key(block: Sequence[int]) -> bytes:
+    """The key of one block: twice as long, and so never that of another, where it has image tokens."""
+    return struct.pack(f"{BLOCK_SIZE}{'q' if any(map(is_image_id, block)) else 'i'}", *block)
+
+
+def check_request(
+    request: Request, *, context_length: int, num_blocks: int, vocabulary: int, family: VisionFamily | None = None
+) -> None:
+    """Raise EngineRequestError for a request that can never be answered. Finds its images, for a model that reads
+    them."""
     prompt, max_tokens = request.prompt, request.sampling.max_tokens
     if not prompt:
         raise EngineRequestError("the prompt is empty; give at least one token")
@@ -125,6 +141,11 @@ def check_request(request: Request, *, context_length: int, num_blocks: int, voc
             f"{total} the cache of {num_blocks * BLOCK_SIZE} tokens; give the engine more kv_memory"
         )
     if not _are_below(vocabulary, prompt):
+        if FIRST_IMAGE_ID <= max(prompt) < 2 * FIRST_IMAGE_ID:
+            if family is None:
+                raise EngineRequestError("the prompt has images, and the model reads none; give it text alone")
+            request.images = find_images(prompt, vocabulary=vocabulary, two_dimensional=family.two_dimensional)
+            return
         raise EngineRequestError(
             f"the prompt has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {vocabulary - 1}"
         )

@@ -11,13 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.engines.local.attention import ATTENTION_NAME, attach_caches
-from agent_r1.engines.local.batch import step_inputs
-from agent_r1.engines.local.cpu.linear import use_batch_invariant_products
+from agent_r1.engines.local.batch import PagedBatch, step_inputs
+from agent_r1.engines.local.cpu.linear import BatchInvariantLinear, use_batch_invariant_products
+from agent_r1.engines.local.images.embeddings import ImageEmbeddings
+from agent_r1.engines.local.images.prompt_images import StepImages
 from agent_r1.engines.local.kv_cache import empty_caches, kv_blocks
+from agent_r1.engines.local.request import Request, check_request
 from agent_r1.engines.local.sampling import sample
 from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.errors import EngineError
-from agent_r1.models import add_unmerged_adapters, check_attention
+from agent_r1.models import (
+    VisionFamily,
+    add_unmerged_adapters,
+    check_attention,
+    decoder_inputs,
+    set_attention,
+    vision_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,7 @@ class ModelRunner:
         model_copy: Any = copy.deepcopy(model).eval().requires_grad_(False)
         check_attention(model_copy)
         self._model = model_copy
-        self._model.set_attn_implementation(ATTENTION_NAME)
+        set_attention(self._model, ATTENTION_NAME)
         if dtype is not None:
             # Parameters only: buffers such as the rotary frequencies keep their precision.
             for parameter in self._model.parameters():
@@ -90,8 +100,16 @@ class ModelRunner:
         self._config: Any = self._model.config.get_text_config()
         parameter = next(self._model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
-        if self._device.type == "cpu" and self._dtype == torch.float32:
-            use_batch_invariant_products(self._model)
+        exact = self._device.type == "cpu" and self._dtype == torch.float32
+        vision = vision_of(self._model)
+        self.images = None if vision is None else ImageEmbeddings(vision, one_by_one=exact)
+        self._num_read = 0
+        # What computes tokens: a vision tower is left as it is.
+        self._decoder: Any = self._model if vision is None else self._model.get_decoder()
+        if exact:
+            use_batch_invariant_products(self._decoder)
+            if vision is not None:
+                self._model.set_output_embeddings(BatchInvariantLinear(self._model.get_output_embeddings()))
         self.num_blocks = kv_blocks(
             kv_memory,
             config=self._config,
@@ -106,6 +124,33 @@ class ModelRunner:
     def vocabulary(self) -> int:
         """Size of the vocabulary; token ids are below it."""
         return int(self._config.vocab_size)
+
+    @property
+    def family(self) -> VisionFamily | None:
+        """The family of a model that reads images."""
+        return None if self.images is None else self.images.family
+
+    @property
+    def num_encoded_images(self) -> int:
+        """How many images went through the vision tower."""
+        return 0 if self.images is None else self.images.num_encoded
+
+    def check(self, request: Request, context_length: int) -> None:
+        """Raise EngineRequestError for a request that can never be answered, and find the images of all others."""
+        check_request(
+            request,
+            context_length=context_length,
+            num_blocks=self.num_blocks,
+            vocabulary=self.vocabulary,
+            family=self.family,
+        )
+
+    def read_metrics(self) -> dict[str, float]:
+        """Counts since the last call, by the names they are logged under."""
+        if self.images is None:
+            return {}
+        fresh, self._num_read = self.images.num_encoded - self._num_read, self.images.num_encoded
+        return {"perf/encoded_images": float(fresh)}
 
     def clear_cache(self) -> None:
         """Empty the KV cache: what old or broken weights wrote must never be read again."""
@@ -122,6 +167,8 @@ class ModelRunner:
                     raise EngineError(
                         f"'{name}' has shape {tuple(tensor.shape)}; the engine's has {tuple(parameters[name].shape)}"
                     )
+                if self.images is not None:
+                    self.images.note_weight(name, parameters[name], tensor)
                 parameters[name].copy_(tensor)
 
     def sample(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> PendingSample:
@@ -138,21 +185,34 @@ class ModelRunner:
 
     def forward(self, chunks: list[Chunk]) -> Tensor:
         """Logits [chunks that sample, vocabulary]. Writes the keys and values of all chunks to the cache."""
-        inputs = step_inputs(chunks, self._device)
-        output: Any = self._model(
-            input_ids=inputs.token_ids[None],
-            position_ids=inputs.batch.positions[None],
-            use_cache=False,
-            logits_to_keep=inputs.logit_rows,
-            paged=inputs.batch,
-        )
+        inputs = step_inputs(chunks, self._device, reads_images=self.images is not None)
         num_samples = sum(chunk.samples for chunk in chunks)
-        logits: Tensor = output.logits[0, :num_samples]
-        return logits
+        logits = self._logits(inputs.token_ids, inputs.batch, inputs.logit_rows, inputs.images)
+        return logits[:num_samples]
+
+    def _logits(
+        self, token_ids: Tensor, batch: PagedBatch, rows: Tensor | None = None, images: StepImages | None = None
+    ) -> Tensor:
+        """Logits [rows, vocabulary] after some rows of the flat row, by default after all of them."""
+        inputs: dict[str, Any] = {"input_ids": token_ids[None], "position_ids": batch.positions[None]}
+        if self.images is None:
+            kept = {} if rows is None else {"logits_to_keep": rows}
+            output: Any = self._model(**inputs, **kept, use_cache=False, paged=batch)
+            logits: Tensor = output.logits[0]
+            return logits
+        if images is not None:
+            del inputs["input_ids"]
+            places = torch.from_numpy(images.places).to(self._device)
+            inputs |= decoder_inputs(self._decoder, token_ids[None], places, self.images.rows(images.spans))
+            if images.positions is not None:
+                inputs["position_ids"] = torch.from_numpy(images.positions).to(self._device)[:, None]
+        hidden = self._decoder(**inputs, use_cache=False, paged=batch).last_hidden_state[0]
+        seen: Tensor = self._model.get_output_embeddings()(hidden if rows is None else hidden[rows])
+        return seen
 
     def _make_caches(self) -> None:
         self._caches = empty_caches(self.num_blocks, config=self._config, dtype=self._dtype, device=self._device)
-        attach_caches(self._model, self._caches)
+        attach_caches(self._decoder, self._caches)
 
 
 def make_runner(model: nn.Module, *, compile_layers: bool, **settings: Any) -> ModelRunner:

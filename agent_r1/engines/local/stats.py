@@ -25,3 +25,5 @@ class EngineStats:
     """How often a request lost its blocks and was recomputed."""
     steps: int = 0
     """Forward passes."""
+    encoded_images: int = 0
+    """Images that went through the vision tower."""

@@ -9,15 +9,16 @@ from typing import Any
 
 from agent_r1.chat import orphan_tool_results_as_user
 from agent_r1.errors import EngineError, EngineRequestError
+from agent_r1.images import normal_observation, openai_messages
 from agent_r1.types import Action, Completion, FinishReason, Observation, SamplingParams, ToolCall
 
 
 def request_fields(observation: Observation, sampling: SamplingParams) -> dict[str, Any]:
-    """The fields of a request. Arguments of calls are JSON text, as the API has them."""
+    """The fields of a request. Arguments of calls are JSON text and images data URLs, as the API has them."""
     if observation.messages is None:
         raise EngineRequestError("this environment shows raw text or token ids, which a chat server does not take")
     # What an environment says to a malformed action answers no call, and the API refuses that.
-    messages = orphan_tool_results_as_user(observation.messages)
+    messages = openai_messages(orphan_tool_results_as_user(normal_observation(observation).messages or ()))
     request: dict[str, Any] = {
         "messages": [_message(message) for message in messages],
         "max_tokens": sampling.max_tokens,

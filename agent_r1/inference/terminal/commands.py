@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1.errors import ConfigError, DataError, did_you_mean
-from agent_r1.files import write_atomically
+from agent_r1.images import Picture, pictures_in, read_picture
 from agent_r1.inference.session import ChatSession
 from agent_r1.inference.terminal.display import last_steps, show_messages, show_tokens, show_tools
 from agent_r1.inference.terminal.safe_text import one_line, printable
-from agent_r1.runs import trajectory_lines
+from agent_r1.runs import write_trajectories
 from agent_r1.types import Group, SamplingParams, Task
 
 _RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
@@ -34,6 +34,8 @@ class Reply:
 
     say: str | None = None
     """Send this message to the agent."""
+    images: tuple[Picture, ...] = ()
+    """Images of this message."""
     run: Task | None = None
     """Run this task."""
     reset: bool = False
@@ -51,6 +53,8 @@ class Commands:
         self._next_task = 0
         self.raw = False
         """Whether calls are shown as the model wrote them."""
+        self.images: list[Picture] = []
+        """What is attached to the next message."""
 
     def __call__(self, line: str) -> Reply:
         """Carry out one line that begins with a slash. Raises `AgentR1Error` for one that cannot be."""
@@ -92,7 +96,22 @@ class Commands:
         if self._session.exchanges[-1].is_scored:
             return Reply(run=task)
         self._session.undo()
-        return Reply(say=str(task.prompt[-1]["content"]))
+        said = task.prompt[-1]
+        content = said["content"]
+        texts = [content] if isinstance(content, str) else [part["text"] for part in content if "text" in part]
+        return Reply(say="".join(texts), images=tuple(pictures_in([said])))
+
+    def image(self, rest: str) -> None:
+        """/image [FILE ...]: attach image files to your next message; without one, take back what is attached"""
+        names = _words(rest)
+        attached = [read_image_file(name) for name in names]
+        self.images = [*self.images, *attached] if attached else []
+        self._tell("  ".join(f"{image.width} x {image.height}" for image in self.images) or "Nothing is attached.")
+
+    def take_images(self) -> tuple[Picture, ...]:
+        """What is attached; nothing is afterwards."""
+        images, self.images = tuple(self.images), []
+        return images
 
     def save(self, rest: str) -> None:
         """/save FILE: write the replies with their exact tokens (.jsonl, for agent_r1.load_trajectories)"""
@@ -104,7 +123,7 @@ class Commands:
         path = Path(names[0]).expanduser()
         if path.is_dir():
             raise ConfigError(f"{path} is a folder; name a file: /save {path / 'chat.jsonl'}")
-        write_atomically(path, "".join(saved_lines(self._session)))
+        write_trajectories(path, saved_groups(self._session), policy_step=policy_step(self._session))
         self._tell(f"{len(self._session.exchanges)} replies in {path}")
 
     def tokens(self, rest: str) -> None:
@@ -174,6 +193,7 @@ _COMMANDS: dict[str, Callable[[Commands, str], Reply | None]] = {
     "reset": Commands.reset,
     "undo": Commands.undo,
     "retry": Commands.retry,
+    "image": Commands.image,
     "save": Commands.save,
     "tokens": Commands.tokens,
     "sampling": Commands.sampling,
@@ -186,14 +206,24 @@ _COMMANDS: dict[str, Callable[[Commands, str], Reply | None]] = {
 }
 
 
-def saved_lines(session: ChatSession) -> list[str]:
-    """The replies of a session as lines of JSON, in the form of a run's trajectories."""
-    checkpoint = session.agent.source.checkpoint
-    groups = [
+def saved_groups(session: ChatSession) -> list[Group]:
+    """The replies of a session, in the form of a run's trajectories."""
+    return [
         Group(task=exchange.task, group_id=number, trajectories=(replace(exchange.trajectory, group_id=number),))
         for number, exchange in enumerate(session.exchanges)
     ]
-    return trajectory_lines(groups, policy_step=0 if checkpoint is None else checkpoint[0])
+
+
+def policy_step(session: ChatSession) -> int:
+    """The training step of the session's weights."""
+    checkpoint = session.agent.source.checkpoint
+    return 0 if checkpoint is None else checkpoint[0]
+
+
+def read_image_file(name: str) -> Picture:
+    """The image in a file that the user names; `ImageError` says what is wrong with it."""
+    path = Path(name).expanduser()
+    return read_picture(path.name, folder=path.parent, where=f"the image {one_line(name, 200)}")
 
 
 def changed_sampling(sampling: SamplingParams, changes: list[str]) -> SamplingParams:

@@ -15,7 +15,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.flows import ActionParsed, FlowEvent, PromptRendered, StepRecorded, TokensSampled
 from agent_r1.inference.session import Exchange
 from agent_r1.inference.terminal.safe_text import one_line, printable
-from agent_r1.types import Action, Message, Step, StopReason, ToolCall, ToolSchema, Trajectory
+from agent_r1.types import Action, Message, Step, StopReason, ToolCall, ToolSchema, Trajectory, content_text
 
 _MAX_RESULT = 2000
 """Characters of a tool's result that are shown."""
@@ -123,8 +123,7 @@ def call_text(call: ToolCall) -> str:
 
 def result_text(message: Message) -> str:
     """What the environment replied, shortened."""
-    content = message.get("content")
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
+    text = content_text(message.get("content"))
     if len(text) > _MAX_RESULT:
         text = f"{text[:_MAX_RESULT]}\n[{len(text) - _MAX_RESULT} more characters]"
     name = message.get("name") if message.get("role") == "tool" else message.get("role")
@@ -156,8 +155,7 @@ def failure_text(trajectory: Trajectory) -> str:
 def show_messages(console: Console, messages: Sequence[Message]) -> None:
     """Messages of a task, by role."""
     for message in messages:
-        content = message.get("content")
-        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
+        text = content_text(message.get("content"))
         line = Text(f"{one_line(str(message.get('role')))}: ", style="bold")
         console.print(line.append(printable(text), style="not bold default"), soft_wrap=True)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from rich.text import Text
 from agent_r1.errors import AgentR1Error
 from agent_r1.inference.agent import Agent
 from agent_r1.inference.session import ChatSession
-from agent_r1.inference.terminal.commands import Commands, Reply, find_task, saved_lines
+from agent_r1.inference.terminal.commands import Commands, Reply, find_task, policy_step, read_image_file, saved_groups
 from agent_r1.inference.terminal.display import EpisodeDisplay, show_end
 from agent_r1.inference.terminal.safe_text import printable
 from agent_r1.paths import cache_dir
+from agent_r1.runs import trajectory_lines
 from agent_r1.types import Task, Trajectory
 
 _BLOCK = '"""'
@@ -67,6 +69,8 @@ class TerminalChat:
             return True
         try:
             reply = self._commands(line.strip()) if line.lstrip().startswith("/") else Reply(say=line)
+            if reply.say is not None and not reply.images:
+                reply = replace(reply, images=self._commands.take_images())
             if reply.leave:
                 return False
             if reply.reset:
@@ -83,7 +87,8 @@ class TerminalChat:
             if reply.run is not None:
                 trajectory = runner.run(self.session.run_task(reply.run, observer=show))
             else:
-                trajectory = runner.run(self.session.say(reply.say or "", observer=show))
+                said = self.session.say(reply.say or "", images=reply.images, observer=show)
+                trajectory = runner.run(said)
         except KeyboardInterrupt:
             show.end_line()
             self.console.print(Text("[stopped; /undo takes it back]", style="yellow"))
@@ -100,11 +105,15 @@ def ask_once(
     system: str | None = None,
     verbose: Console | None = None,
     seed: int = 0,
+    images: Sequence[str] = (),
 ) -> tuple[Trajectory, str]:
     """One reply to a question, or to a task when there is no question; and its record as a line of JSON.
 
-    A question with a task is asked in the task's world. `verbose` gets the episode as it runs.
+    A question with a task is asked in the task's world. `verbose` gets the episode as it runs. `images` are files whose
+    images come with the question.
     """
+
+    pictures = [read_image_file(name) for name in images]
 
     async def run() -> tuple[Trajectory, str]:
         async with agent.opened():
@@ -117,13 +126,14 @@ def ask_once(
                 else:
                     if task is not None:
                         await session.enter(task)
-                    trajectory = await session.say(question, observer=show)
+                    trajectory = await session.say(question, images=pictures, observer=show)
             finally:
                 await session.close()
             if show is not None and verbose is not None:
                 show.end_line()
                 show_end(verbose, trajectory, is_scored=question is None)
-            return trajectory, "".join(saved_lines(session))
+            lines = trajectory_lines(saved_groups(session), policy_step=policy_step(session))
+            return trajectory, "".join(lines)
 
     return asyncio.run(run())
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from agent_r1.errors import ConfigError
+from agent_r1.images import ImageSpan
+from agent_r1.learner.packing.image_tokens import BatchImages, refuse_image_targets, take_images
+from agent_r1.models import ImagePass
 from agent_r1.types import TokenIds
 
 
@@ -82,15 +86,35 @@ class MicroBatch:
     """Depths in a trie; None: columns."""
     ends: Tensor | None = None
     """Where each token's subtree ends in its row."""
+    image_places: Tensor | None = None
+    """The flat indices of image tokens, in order; None without images. Their ids are 0."""
+    image_spans: tuple[ImageSpan, ...] = ()
+    """The images they belong to, in the same order."""
+    image_rows: Tensor | None = None
+    """Their embeddings; set before a model reads the micro-batch (`with_images`)."""
+    rope_ids: Tensor | None = None
+    """[3, rows, width]: positions in two dimensions, where the model needs them for images."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on a device; `tokens_N` stays on the CPU, where it indexes arrays."""
-        moved = {
+        moved: dict[str, Any] = {
             entry.name: send(getattr(self, entry.name), device)
             for entry in fields(self)
-            if entry.name != "tokens_N" and getattr(self, entry.name) is not None
+            if entry.name not in ("tokens_N", "image_spans") and getattr(self, entry.name) is not None
         }
         return replace(self, **moved)
+
+    def placing(self, images: BatchImages | None) -> MicroBatch:
+        """The same with its image tokens."""
+        if images is None:
+            return self
+        return replace(self, image_places=images.places, image_spans=images.spans, rope_ids=images.positions)
+
+    def with_images(self, images: ImagePass) -> MicroBatch:
+        """The same with the embeddings of its images."""
+        if not self.image_spans:
+            return self
+        return replace(self, image_rows=images.rows(self.image_spans))
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
@@ -153,12 +177,17 @@ def _collate(samples: Sequence[Sample], indices: Sequence[int], starts: Sequence
         columns.append(actions - 1)
         targets.append(input_ids[row, actions])
         tokens.append(torch.arange(starts[index], starts[index] + len(actions)))
+    members = ((row, samples[index].token_ids, slice(len(samples[index]))) for row, index in enumerate(indices))
+    images = take_images(input_ids.numpy(), None, members)
+    targets_N = torch.cat(targets)
+    if images is not None:
+        refuse_image_targets(targets_N)
     return MicroBatch(
         input_ids=input_ids,
         attention_mask=attention_mask,
         rows_N=torch.cat(rows),
         columns_N=torch.cat(columns),
         action_columns_N=torch.cat(columns) + 1,
-        targets_N=torch.cat(targets),
+        targets_N=targets_N,
         tokens_N=torch.cat(tokens),
-    )
+    ).placing(images)

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from agent_r1.learner.packing.image_tokens import refuse_image_targets, take_images
 from agent_r1.learner.packing.samples import MicroBatch, Sample, first_tokens, refuse_too_long
 from agent_r1.models import round_up
 from agent_r1.types import TokenIds
@@ -86,9 +87,9 @@ class _OpenRow:
 
 def build_rows(samples: Sequence[Sample], chosen: Sequence[int], *, row_tokens: int) -> list[TrieRow]:
     """The chosen samples as trie rows of at most `row_tokens` tokens (or of one sample that is longer)."""
-    ids = _arrays(samples, chosen)
+    ids, word = _arrays(samples, chosen)
     # Big-endian bytes sort as the ids do, at the speed of memcmp.
-    ordered = sorted(ids, key=lambda index: (ids[index].astype(">u4").tobytes(), index))
+    ordered = sorted(ids, key=lambda index: (ids[index].astype(word).tobytes(), index))
     rows: list[TrieRow] = []
     row, before = _OpenRow(), np.zeros(0, dtype=np.int64)
     for index in ordered:
@@ -101,24 +102,27 @@ def build_rows(samples: Sequence[Sample], chosen: Sequence[int], *, row_tokens: 
     return [*rows, row.close()] if row.size else rows
 
 
-def _arrays(samples: Sequence[Sample], chosen: Sequence[int]) -> dict[int, Ids]:
-    """The token ids of the chosen samples that have actions.
+def _arrays(samples: Sequence[Sample], chosen: Sequence[int]) -> tuple[dict[int, Ids], str]:
+    """The token ids of the chosen samples that have actions, and the type of words that hold all of them.
 
     A step usually continues the one before it. From the last to the first, most are then the beginning of an array that
     is there already.
     """
     arrays: dict[int, Ids] = {}
     longer: TokenIds = ()
-    known = np.zeros(0, dtype=np.int64)
+    known, word = np.zeros(0, dtype=np.int64), ">u4"
     for index in reversed(chosen):
         token_ids = samples[index].token_ids
         if not samples[index].action_positions:
             continue
         if longer[: len(token_ids)] != token_ids:
             # Through an array of machine words: several times faster than from a tuple.
-            longer, known = token_ids, np.array(array("I", token_ids), dtype=np.int64)
+            try:
+                longer, known = token_ids, np.array(array("I", token_ids), dtype=np.int64)
+            except OverflowError:  # some are image tokens
+                longer, known, word = token_ids, np.array(array("q", token_ids), dtype=np.int64), ">u8"
         arrays[index] = known[: len(token_ids)]
-    return arrays
+    return arrays, word
 
 
 def _common_prefix(left: Ids, right: Ids) -> int:
@@ -224,6 +228,13 @@ def _collate(
             own.append(path[actions])
             targets.append(row.token_ids[path[actions]])
             tokens.append(np.arange(starts[index], starts[index] + len(actions)))
+    targets_N = torch.from_numpy(np.concatenate(targets))
+    members = (
+        (number, samples[index].token_ids, path) for number, row in enumerate(rows) for index, path in row.members
+    )
+    images = take_images(input_ids, position_ids, members)
+    if images is not None:
+        refuse_image_targets(targets_N)
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids),
         position_ids=torch.from_numpy(position_ids),
@@ -231,6 +242,6 @@ def _collate(
         rows_N=torch.from_numpy(np.concatenate(row_of)),
         columns_N=torch.from_numpy(np.concatenate(before)),
         action_columns_N=torch.from_numpy(np.concatenate(own)),
-        targets_N=torch.from_numpy(np.concatenate(targets)),
+        targets_N=targets_N,
         tokens_N=torch.from_numpy(np.concatenate(tokens)),
-    )
+    ).placing(images)

@@ -20,7 +20,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from agent_r1.learner.packing.flex_attention import LARGE_BLOCK, block_tokens, tiles
 from agent_r1.learner.packing.samples import MicroBatch
-from agent_r1.models import layer_windows, refuse_features
+from agent_r1.models import decoder_inputs, layer_windows, places_in_two_dimensions, refuse_features
 
 TRIE_ATTENTION = "agent_r1_trie"
 """The attention that takes block masks (FlexAttention) as well as dense ones (SDPA)."""
@@ -32,11 +32,17 @@ LayerMasks = Mask | dict[str, Mask]
 def last_hidden(trunk: nn.Module, batch: MicroBatch) -> Tensor:
     """The trunk's last hidden states [rows, width, hidden] of a micro-batch."""
     inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+    if batch.image_places is not None:
+        assert batch.image_rows is not None, "images are embedded before a trunk reads the micro-batch"
+        inputs.pop("input_ids")
+        inputs |= decoder_inputs(trunk, batch.input_ids, batch.image_places, batch.image_rows)
     if batch.ends is None:
         inputs["attention_mask"] = batch.attention_mask
     else:
         inputs["position_ids"] = batch.position_ids
         inputs["attention_mask"] = trie_masks(batch, cast(Any, trunk).config)
+    if batch.rope_ids is not None and places_in_two_dimensions(cast(Any, trunk).config):
+        inputs["position_ids"] = batch.rope_ids
     hidden: Tensor = trunk(**inputs).last_hidden_state
     return hidden
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from agent_r1.algorithms import Algorithm
 from agent_r1.config import Config
+from agent_r1.errors import ConfigError
 from agent_r1.learner.critics import Critic
 from agent_r1.learner.learner import TorchLearner
 from agent_r1.learner.models import make_models, tune_layers
@@ -27,7 +28,15 @@ from agent_r1.learner.sharded.ranks import Ranks
 from agent_r1.learner.sharded.shard_peers import ShardPeers
 from agent_r1.learner.sharded.tensors import empty_shard, gathered, is_sharded, sharded
 from agent_r1.learner.weight_growth import WeightGrowth
-from agent_r1.models import Rounding, base_fingerprint, export_policy, merged_weights, restore_state, saved_state
+from agent_r1.models import (
+    Rounding,
+    base_fingerprint,
+    export_policy,
+    merged_weights,
+    restore_state,
+    saved_state,
+    vision_family,
+)
 from agent_r1.types import SamplingParams
 
 CPU = torch.device("cpu")
@@ -118,6 +127,12 @@ class ShardedLearner(TorchLearner):
 def make_sharded_learner(config: Config, policy: nn.Module, algorithm: Algorithm, ranks: Ranks) -> ShardedLearner:
     """The learner of a run on several ranks; the policy is whole on every rank, and is sharded in place."""
     settings = config.trainer.sharding
+    family = vision_family(cast(Any, policy).config)
+    if family is not None:
+        raise ConfigError(
+            f"model.path={config.model.path} is a {family.name}, and models that read images are trained on one rank; "
+            "start the run without torchrun"
+        )
     models = make_models(config, policy, algorithm)
     if settings.cpu_offload:
         for module in (models.policy, models.reference, models.critic):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import io
 import pickle
 from collections.abc import Mapping
 from typing import Any
@@ -11,14 +10,14 @@ from typing import Any
 from agent_r1.errors import ConfigError
 from agent_r1.tools.base import BaseTool, ToolContext, ToolResponse, ToolResult
 from agent_r1.tools.function import FunctionTool
-from agent_r1.tools.results import as_result, checked_result, cut_middle
+from agent_r1.tools.results import as_result, checked_result, cut_middle, read_images
 from agent_r1.tools.workers.function_ref import FunctionRef
 
 Origin = tuple[FunctionRef, Mapping[str, Any]]
 """Where a tool's function or class is defined, and the arguments of the class."""
 
 Packed = tuple[str, tuple[Any, ...], bool, float | None, Mapping[str, Any], Mapping[str, Any] | None]
-"""Text, images, whether the text was cut, reward, notes, and `context.state` if the call changed it."""
+"""Text, images as PNG, whether the text was cut, reward, notes, and `context.state` if the call changed it."""
 
 
 async def run_tool(origin: Origin, name: str, args: Mapping[str, Any], context: ToolContext, max_chars: int) -> Packed:
@@ -27,7 +26,8 @@ async def run_tool(origin: Origin, name: str, args: Mapping[str, Any], context: 
     response, reward, info = await _result(origin, name, args, context)
     text = cut_middle(response.text, max_chars)
     changed = pickle.dumps(context.state) != before
-    images = tuple(map(_portable_image, response.images))
+    # As PNG: a worker sends plain data alone.
+    images = tuple(picture.png() for picture in read_images(response.images, name)) if response.images else ()
     return text, images, len(response.text) > max_chars, reward, info, context.state if changed else None
 
 
@@ -65,12 +65,3 @@ async def _result(origin: Origin, name: str, args: Mapping[str, Any], context: T
         returned = tool.execute_here(args, context)
         return as_result(await returned if inspect.isawaitable(returned) else returned)
     return checked_result(await tool.execute(args, context=context))
-
-
-def _portable_image(image: Any) -> Any:
-    """A PIL image as the bytes of a PNG file; anything else as it is."""
-    if not callable(getattr(image, "save", None)):
-        return image
-    file = io.BytesIO()
-    image.save(file, format="PNG")
-    return file.getvalue()

@@ -17,6 +17,7 @@ def rollout_parts(config: Config, reward: RewardFunction, tools: ToolRunner, gat
     """All arguments of a `Rollout` but its engine and renderer, within the limits of the configuration."""
     limits = RolloutLimits(
         max_steps=config.rollout.max_steps,
+        max_images=config.rollout.max_images,
         concurrency=config.rollout.concurrency,
         deadline_seconds=config.rollout.deadline_seconds,
         retries=config.rollout.retries,

@@ -13,11 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agent_r1.chat import ChatRenderer, Tokenizer, load_renderer, portable_tokenizer, server_renderer
+from agent_r1.chat import (
+    ChatRenderer,
+    Tokenizer,
+    generation_stop_ids,
+    load_tokenizer,
+    portable_tokenizer,
+    server_renderer,
+)
 from agent_r1.config import Config
 from agent_r1.engines import Engine, MessageEngine
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, UnsupportedMediaError
 from agent_r1.gateway import Gateway
 from agent_r1.registry import Registry, find_module, open_recipe_copy, recipe_folder
 from agent_r1.rewards import find_reward, reward_functions
@@ -77,8 +84,9 @@ class RolloutSetup:
             declare_servers({name: make_server(name, given) for name, given in servers.items()})
             reward = find_reward(config.reward.function, [(part.name, part.weight) for part in config.reward.functions])
             renderer = self._renderer(config)
+            sees_images = self.takes_messages or renderer.sees_images
             async with (
-                ToolRunner(tool_policies(config), seed=config.trainer.seed) as tools,
+                ToolRunner(tool_policies(config), seed=config.trainer.seed, sees_images=sees_images) as tools,
                 Gateway(config.agent) as gateway,
             ):
                 yield Rollout(engine=engine, renderer=renderer, **rollout_parts(config, reward, tools, gateway))
@@ -88,9 +96,10 @@ class RolloutSetup:
             return server_renderer()
         if self.tokenizer is not None:
             return ChatRenderer(self.tokenizer, config.model.tool_format, stop_ids=self.stop_ids)
-        return load_renderer(
-            config.model.path, config.model.tool_format, trust_remote_code=config.model.trust_remote_code
-        )
+        # Without an image processor: what workers encode, the engine in another process would not know.
+        model = config.model
+        tokenizer = load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
+        return ChatRenderer(tokenizer, model.tool_format, stop_ids=generation_stop_ids(model.path))
 
     def _register_given(self) -> None:
         try:
@@ -143,6 +152,8 @@ def _tokenizer_to_send(plan: RunPlan, renderer: ChatRenderer) -> Tokenizer | Non
     """The tokenizer without `transformers`, if it writes the first prompts of some tasks in the same way."""
     shown = distinct_setups([*plan.train_tasks, *plan.eval_tasks])[:_MAX_COMPARED]
     shown += plan.train_tasks[: _MAX_COMPARED - len(shown)]
-    return portable_tokenizer(
-        renderer, plan.config.model.tool_format, [first_observation(plan, task) for task in shown]
-    )
+    observations = [first_observation(plan, task) for task in shown]
+    try:
+        return portable_tokenizer(renderer, plan.config.model.tool_format, observations)
+    except UnsupportedMediaError as error:
+        raise ConfigError("rollout.workers=ray carries no images yet; use rollout.workers=local") from error

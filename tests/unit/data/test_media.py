@@ -1,4 +1,4 @@
-"""Images, video and audio: nothing reads them yet, so that each way to a prompt refuses them by name."""
+"""Images for a model that sees none, video and audio: each way to a prompt refuses them by name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import agent_r1
 from agent_r1.chat import ChatRenderer
@@ -17,7 +18,6 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv, check_env
 from agent_r1.errors import DataError, UnsupportedMediaError
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.tools import ToolResponse, try_tool
 from agent_r1.types import Action, Message, Observation, SamplingParams, StepResult, StopReason, Task, media_in
 
 TEXT = {"type": "text", "text": "What is this?"}
@@ -56,7 +56,7 @@ def test_a_message_may_hold_its_images_beside_its_text() -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
 def test_a_prompt_with_one_is_refused(renderer: ChatRenderer, part: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedMediaError, match="which no model or engine of Agent-R1 reads yet"):
+    with pytest.raises(UnsupportedMediaError, match=r"this model does not see|no model of Agent-R1 reads"):
         renderer.render(Observation(messages=asked(part)))
 
 
@@ -76,46 +76,38 @@ def test_an_image_in_a_later_turn_is_refused_also_where_the_prompt_is_bridged(re
         renderer.next_prompt(first, action, Observation(messages=messages))
 
 
-def test_rows_with_images_are_refused_all_at_once(tmp_path: Path) -> None:
+def test_rows_with_video_or_audio_are_refused_all_at_once(tmp_path: Path) -> None:
     rows = [
         {"prompt": "text"},
-        {"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "y"}}, TEXT]}]},
-        {"prompt": "What is this?", "images": [{"path": "y.png"}]},
-        {"prompt": "no image", "images": []},
+        {"prompt": [{"role": "user", "content": [{"type": "video", "video": "y.mp4"}, TEXT]}]},
+        {"prompt": "What is this?", "audio": {"path": "y.wav"}},
+        {"prompt": "no video", "videos": []},
     ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError) as refused:
         load_tasks([file])
-    told = [line for line in str(refused.value).splitlines() if "holds image content" in line]
-    assert ["row 1:" in told[0], "row 2:" in told[1], len(told)] == [True, True, 2]
+    told = [line for line in str(refused.value).splitlines() if " content, which no model" in line]
+    assert ["row 1: the row holds video" in told[0], "row 2: the row holds audio" in told[1], len(told)] == [
+        True
+    ] * 2 + [2]
 
 
 def test_demonstrations_with_images_are_refused(tmp_path: Path, renderer: ChatRenderer) -> None:
     messages = [
-        {"role": "user", "content": [{"type": "image", "image": "y"}]},
+        {"role": "user", "content": [{"type": "image", "image": "y.png"}]},
         {"role": "assistant", "content": "a dot"},
     ]
+    Image.new("RGB", (2, 2)).save(tmp_path / "y.png")
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"messages": messages}) + "\n")
     with pytest.raises(DataError, match="row 0: the observation holds image content"):
         load_demonstrations([file], renderer)
 
 
-def test_a_tool_that_returns_an_image_is_told_to_return_text() -> None:
-    def look() -> ToolResponse:
-        """Look."""
-        return ToolResponse(text="a dot", images=(b"png",))
-
-    outcome = try_tool(look, {})
-    assert outcome.status == "error"
-    assert outcome.response.images == ()
-    assert "the answer of look holds image content" in outcome.response.text
-
-
 class Shows(AgentEnv):
     async def reset(self, task: Task) -> Observation:
-        return Observation(messages=task.prompt, images=(b"png",))
+        return Observation(messages=task.prompt, images=(Image.new("RGB", (2, 2)),))
 
     async def step(self, action: Action) -> StepResult:
         return StepResult(observation=None, done=True)
@@ -138,8 +130,17 @@ def test_an_environment_that_shows_an_image_fails_its_rollout_by_name(renderer: 
     assert "the observation holds image content" in (trajectory.error or "")
 
 
-def test_check_env_finds_it() -> None:
-    assert "observations are text" in {finding.rule for finding in check_env(Shows, TASK)}
+def test_check_env_finds_images_that_cannot_be_read_and_media_that_no_model_reads() -> None:
+    class Broken(Shows):
+        async def reset(self, task: Task) -> Observation:
+            return Observation(messages=task.prompt, images=(b"png",))
+
+    class Plays(Shows):
+        async def reset(self, task: Task) -> Observation:
+            return Observation(messages=(*task.prompt, {"role": "user", "content": [{"type": "video", "video": "y"}]}))
+
+    found = [[finding.rule for finding in check_env(make, TASK)] for make in (Shows, Broken, Plays)]
+    assert found == [[], ["images can be read"], ["observations are text and images"]]
 
 
 def test_the_error_is_part_of_the_tree() -> None:

@@ -16,6 +16,7 @@ from agent_r1.inference import ChatSession, connect_agent
 from agent_r1.tools import BaseTool
 from agent_r1.types import Observation, SamplingParams, StopReason
 from tests.helpers.chat_server import CUT, SILENCE, ChatServer, answer, chat_server, slowly
+from tests.helpers.seeing import drawn, part, sent
 from tests.helpers.shop import LOOK_UP
 
 pytest.importorskip("httpx")
@@ -292,3 +293,17 @@ def test_what_answers_no_call_is_sent_as_the_users(server: ChatServer) -> None:
     assert server.bodies[0]["messages"][-1] == {"role": "user", "content": "Error: no JSON"}
     with pytest.raises(EngineRequestError, match="raw text or token ids"):
         ask(server.url, observation=Observation(text="hi"))
+
+
+def test_images_are_sent_as_data_urls_and_those_of_tools_after_their_answers(server: ChatServer) -> None:
+    server.replies = [answer("a dot")]
+    call = {"id": "c1", "type": "function", "function": {"name": "zoom", "arguments": {}}}
+    messages = (
+        {"role": "user", "content": "What is in the corner?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "here"}, part(drawn(90))]},
+    )
+    ask(server.url, observation=Observation(messages=messages, images=(drawn(200).pil(),)))
+    asked, _, told, shown = server.bodies[0]["messages"]
+    assert (asked["content"], told["content"]) == ("What is in the corner?", [{"type": "text", "text": "here"}])
+    assert shown == {"role": "user", "content": [sent(drawn(90)), sent(drawn(200))]}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import load_config
@@ -25,9 +26,10 @@ from agent_r1.envs import (
     make_policy,
     wrap_env,
 )
-from agent_r1.envs.context import context_policies, num_characters, strip_thinking
+from agent_r1.envs.context import Summarise, context_policies, num_characters, strip_thinking
 from agent_r1.errors import ConfigError, EpisodeError, UnknownNameError
 from agent_r1.flows import AgentEnvLoop
+from agent_r1.images import read_picture
 from agent_r1.runs.trajectories import read_trajectories, write_trajectories
 from agent_r1.tools import FunctionTool
 from agent_r1.types import Action, Episode, Group, Observation, StepResult, StopReason, Task, ToolCall, Trajectory
@@ -321,6 +323,30 @@ def test_wrong_limits_are_refused() -> None:
     assert isinstance(wrap_env(ListEnv([]), ["time"]), TimeLimit)
 
 
-def test_an_image_has_no_characters() -> None:
-    parts = [{"type": "image", "image": b"x" * 10_000}, {"type": "text", "text": "four"}]
-    assert num_characters([{"role": "tool", "content": parts}]) < 40
+def test_an_image_counts_by_its_size_and_not_by_its_bytes() -> None:
+    def counted(image: Any) -> int:
+        return num_characters([{"role": "tool", "content": [{"type": "image", "image": image}]}])
+
+    assert [counted(b"x" * 10_000), counted(read_picture(Image.new("RGB", (8, 8))))] == [256, 256]
+    assert counted(read_picture(Image.new("RGB", (448, 448)))) == 4 * 16 * 16
+    assert (
+        num_characters([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x" * 999}}]}]) == 256
+    )
+
+
+def test_a_long_history_of_images_is_summarised() -> None:
+    image = {"type": "image", "image": read_picture(Image.new("RGB", (448, 448)))}
+    policy = Summarise(characters=2000)
+    turns = tuple(({"role": "assistant", "content": ""}, {"role": "tool", "content": [image]}) for _ in range(2))
+    assert policy.question(History(task=(), turns=turns[:1])) is None
+    assert policy.question(History(task=(), turns=turns)) is not None
+
+
+def test_the_limit_of_observations_cuts_text_beside_images_and_no_image() -> None:
+    parts = [{"type": "text", "text": "x" * 50}, {"type": "image", "image": read_picture(Image.new("RGB", (8, 8)))}]
+    env = ObservationLimit(ListEnv([]), characters=10)
+    cut = env._cut(Observation(messages=({"role": "tool", "content": parts},)))
+    assert cut.messages is not None
+    text, image = cut.messages[0]["content"]
+    assert "40 of 50 characters left out" in text["text"]
+    assert image is parts[1]

@@ -113,7 +113,7 @@ def test_a_picture_comes_back_with_the_same_pixels() -> None:
     seen = through(
         records.observation_to_json, records.observation_from_json, Observation(text="look", images=(picture,))
     )
-    assert list(seen.images[0].tobytes()) == [1, 2, 3, 1, 2, 3]
+    assert list(seen.images[0].pil().tobytes()) == [1, 2, 3, 1, 2, 3]
 
 
 def test_what_json_cannot_hold_is_refused_by_name() -> None:

@@ -19,6 +19,7 @@ import pytest
 from agent_r1.config import load_config
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import ConfigError, EpisodeError, UnknownNameError
+from agent_r1.images import read_picture
 from agent_r1.runs import read_trajectories
 from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolRunner, run_call
 from agent_r1.tools.builtin.mcp import McpServer, declare_servers, make_server
@@ -124,12 +125,12 @@ def test_calls_are_answered_from_one_event_loop_after_another(server: McpServer)
     assert [answer(server, "add", a=number, b=1).response.text for number in range(3)] == ["1", "2", "3"]
 
 
-def test_text_and_image_come_back_and_the_image_is_refused(server: McpServer) -> None:
+def test_text_and_image_come_back(server: McpServer) -> None:
     response, _, _ = asyncio.run(server.call("picture", {}))
     assert (response.text, response.images) == ("one pixel", (PIXEL,))
     outcome = answer(server, "picture")
-    assert outcome.status == "error"
-    assert "holds image content" in outcome.response.text
+    assert (outcome.status, outcome.response.text) == ("ok", "one pixel")
+    assert outcome.response.images == (read_picture(PIXEL),)
 
 
 def test_error_of_a_tool_is_read_by_the_model(server: McpServer) -> None:

@@ -14,7 +14,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from pydantic import BaseModel, Field
 
 from agent_r1.chat import ChatRenderer
@@ -22,6 +24,7 @@ from agent_r1.config import from_yaml
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import ConfigError, RolloutsFailingError
+from agent_r1.images import read_picture
 from agent_r1.rewards import in_workers, score_episode
 from agent_r1.tools import (
     BaseTool,
@@ -652,17 +655,82 @@ def test_a_tool_never_sees_what_the_reward_is_computed_from(made: FunctionTool) 
 # Images
 
 
-def test_an_answer_with_images_is_an_error_that_the_model_reads() -> None:
-    async def look() -> Any:
-        env = ToolEnv([foreign_code.picture])
-        await env.reset(TASK)
-        return await env.step(Action(text="", tool_calls=(ToolCall(name="tests_picture", arguments={}),)))
+async def look(tool: FunctionTool, runner: ToolRunner | None = None) -> Any:
+    """The step of an environment whose model calls the tool."""
+    env = ToolEnv([tool])
+    if runner is not None:
+        env.set_tool_runner(runner)
+    await env.reset(TASK)
+    return await env.step(Action(text="", tool_calls=(ToolCall(name=tool.name, arguments={}),)))
 
-    result = asyncio.run(look())
+
+def test_an_answer_with_images_is_an_error_for_a_model_that_sees_none() -> None:
+    result = asyncio.run(look(foreign_code.picture, ToolRunner(sees_images=False)))
     said = result.observation.messages[-1]["content"]
-    assert said.startswith("Error: the answer of tests_picture holds image content, which no model or engine")
-    assert result.observation.images == ()
+    assert said.startswith("Error: the answer of tests_picture holds image content, which")
     assert result.info["metrics"]["tool/tests_picture/errors"] == 1.0
+
+
+def shown(returned: Any) -> FunctionTool:
+    def draw() -> Any:
+        """Draw."""
+        return returned
+
+    return FunctionTool(draw)
+
+
+DOT = Image.new("RGB", (3, 2), (9, 8, 7))
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (ToolResponse(text="a dot", images=(DOT,)), "a dot"),
+        (ToolResponse(text="a dot", images=(np.asarray(DOT), read_picture(DOT))), "a dot"),
+        ((DOT, 0.5), ""),
+        (read_picture(DOT), ""),
+    ],
+)
+def test_the_model_sees_the_text_and_then_the_images_of_an_answer(returned: Any, text: str) -> None:
+    result = asyncio.run(look(shown(returned)))
+    said = result.observation.messages[-1]["content"]
+    assert "".join(part.get("text", "") for part in said) == text
+    assert {part["image"] for part in said if part["type"] == "image"} == {read_picture(DOT)}
+    assert said[-1]["type"] == "image"
+
+
+@pytest.mark.parametrize(
+    ("images", "problem"),
+    [
+        ((DOT, b"png"), "image 1 of the answer of draw is no image"),
+        ("x.png", "the images of the answer of draw are a str"),
+        (("x.png",), "image 0 of the answer of draw is the path 'x.png'"),
+        ((Path("there/is/none.png"),), "which cannot be read"),
+        ((DOT,) * 17, "the answer of draw has 17 images; at most 16"),
+        ((Image.new("1", (40_000, 1)),), "40000 x 1 pixels; images of at most"),
+    ],
+)
+def test_an_image_that_cannot_be_read_is_an_error_that_the_model_reads(images: Any, problem: str) -> None:
+    result = asyncio.run(look(shown(ToolResponse(text="", images=images))))
+    said = result.observation.messages[-1]["content"]
+    assert said.startswith("Error: ")
+    assert problem in said
+
+
+def test_a_tool_may_give_the_path_of_an_image(tmp_path: Path) -> None:
+    DOT.save(tmp_path / "dot.png")
+    result = asyncio.run(look(shown(ToolResponse(text="", images=(tmp_path / "dot.png",)))))
+    assert [part["image"] for part in result.observation.messages[-1]["content"]] == [read_picture(DOT)]
+
+
+def test_a_worker_process_carries_images() -> None:
+    async def run() -> Any:
+        async with ToolRunner() as runner:
+            return await look(foreign_code.picture, runner)
+
+    said = asyncio.run(run()).observation.messages[-1]["content"]
+    assert [part["type"] for part in said] == ["text", "image"]
+    assert said[1]["image"].pil().getpixel((0, 0)) == (9, 8, 7)
 
 
 # Metrics

@@ -113,6 +113,15 @@ class DecodeInputs:
         self.settings.first(rows).fill(settings.to(self.next_tokens.device, non_blocking=True))
         self.step.zero_()
 
+    def move_positions(self, chunks: Sequence[Chunk]) -> None:
+        """After `fill`: positions behind images that advanced the text by less than their number of tokens.
+
+        Contexts and slots stay: they count tokens.
+        """
+        offsets = np.array([0 if each.request.images is None else each.request.images.offset for each in chunks])
+        if offsets.any():
+            self.next_tokens[1, : len(chunks)] += send(offsets, self.next_tokens.device)
+
 
 class PromptInputs:
     """The same for a step of prompts; padding belongs to no request and changes nothing."""
@@ -133,9 +142,11 @@ class PromptInputs:
         for tensor in (self.tokens, self.tables, self.ends, self.query_starts, self.logit_rows):
             tensor.zero_()
 
-    def fill(self, chunks: Sequence[Chunk], num_tokens: int, rows: int, settings: Tensor) -> None:
-        """Write the inputs of these chunks. Nothing here waits for the device."""
-        arrays = step_arrays(chunks, num_tokens=num_tokens, num_requests=rows)
+    def fill(
+        self, chunks: Sequence[Chunk], num_tokens: int, rows: int, settings: Tensor, *, reads_images: bool = False
+    ) -> None:
+        """Write the inputs of these chunks, which have no image tokens. Nothing here waits for the device."""
+        arrays = step_arrays(chunks, num_tokens=num_tokens, num_requests=rows, reads_images=reads_images)
         device = self.tokens.device
         self.tokens[:, :num_tokens] = send(arrays.tokens, device)
         self.tables[:rows, : arrays.tables.shape[1]] = send(arrays.tables, device)

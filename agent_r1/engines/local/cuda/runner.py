@@ -33,6 +33,7 @@ from agent_r1.engines.local.cuda.graphs import (
     sample_settings,
 )
 from agent_r1.engines.local.cuda.sampling_kernels import SampleResults, SampleSettings, advance, sample
+from agent_r1.engines.local.images.prompt_images import has_image_tokens
 from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import ModelRunner, PendingSample, Sampled
 from agent_r1.engines.local.scheduler import Chunk
@@ -55,7 +56,7 @@ class CudaRunner(ModelRunner):
         **memory: Any,
     ) -> None:
         super().__init__(model, max_requests=max_requests, context_length=context_length, **memory)
-        fuse_projections(self._model)
+        fuse_projections(self._decoder)
         if self._dtype != torch.float32:
             self._model.set_output_embeddings(_Float32Head(self._model.get_output_embeddings()))
         self._inputs = DecodeInputs(decode_bucket(max_requests), blocks_for(context_length), self._device)
@@ -77,9 +78,13 @@ class CudaRunner(ModelRunner):
     def sample(self, chunks: list[Chunk], after: list[Chunk] | None = None) -> PendingSample:
         """A burst when every chunk is one token of a request that samples; else compute prompts and sample once."""
         with torch.cuda.device(self._device):  # kernels, graphs and events go to the current device
-            if all(chunk.length == 1 and chunk.samples for chunk in chunks):
+            if all(chunk.length == 1 and chunk.samples for chunk in chunks) and not self._has_images(chunks):
                 return self._decode(chunks, after)
             return self._prefill(chunks)
+
+    def _has_images(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether a step computes image tokens: it is computed without a graph."""
+        return self.images is not None and any(map(has_image_tokens, chunks))
 
     # --- prompts ---------------------------------------------------------------------------------------------------
 
@@ -87,12 +92,12 @@ class CudaRunner(ModelRunner):
         sampling = [chunk for chunk in chunks if chunk.samples]
         lengths = [chunk.length for chunk in chunks]
         sizes = prompt_bucket(sum(lengths), len(chunks), max(lengths))
-        if sizes is None:
+        if sizes is None or self._has_images(chunks):
             return self._prefill_without_graph(chunks, sampling)
         num_tokens, rows, longest = sizes
         settings, restricted = sample_settings(sampling, rows, 1)
         graph = self._graph(("prefill", num_tokens, rows, longest, restricted))
-        self._prompts.fill(chunks, num_tokens, rows, settings)
+        self._prompts.fill(chunks, num_tokens, rows, settings, reads_images=self.images is not None)
         graph.replay()
         self._last_tokens = self._prompts.results.tokens[0]
         return _DeviceSample(self._prompts.results.first(len(sampling)), [1] * len(sampling))
@@ -121,15 +126,9 @@ class CudaRunner(ModelRunner):
             positions=positions,
             max_query_length=longest,
         )
-        output: Any = self._model(
-            input_ids=token_ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=prompts.logit_rows[:rows],
-            paged=batch,
-        )
+        logits = self._logits(token_ids, batch, prompts.logit_rows[:rows])
         settings, results = prompts.settings.first(rows), prompts.results.first(rows)
-        sample(output.logits[0], settings, prompts.first_step, results, restricted=restricted)
+        sample(logits, settings, prompts.first_step, results, restricted=restricted)
 
     # --- decoding --------------------------------------------------------------------------------------------------
 
@@ -140,6 +139,8 @@ class CudaRunner(ModelRunner):
         graph = self._graph(("decode", rows, restricted))
         pending_rows = {chunk.request: row for row, chunk in enumerate(c for c in after or () if c.samples)}
         self._inputs.fill(chunks, rows, steps, settings, pending_rows, self._last_tokens)
+        if self.family is not None and self.family.two_dimensional:
+            self._inputs.move_positions(chunks)
         for _ in range(steps):
             graph.replay()
         self._last_tokens = self._inputs.next_tokens[0]
@@ -157,9 +158,9 @@ class CudaRunner(ModelRunner):
             positions=positions,
             max_query_length=1,
         )
-        output: Any = self._model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, paged=batch)
+        logits = self._logits(token_ids, batch)
         results = inputs.results.first(rows)
-        sample(output.logits[0], inputs.settings.first(rows), inputs.step, results, restricted=restricted)
+        sample(logits, inputs.settings.first(rows), inputs.step, results, restricted=restricted)
         next_tokens = inputs.next_tokens[:, :rows]
         advance(results.tokens, inputs.step, next_tokens, inputs.contexts, last_position=self._last_position)
         inputs.step += 1

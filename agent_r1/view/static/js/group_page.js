@@ -4,7 +4,7 @@ import { count, foreign, h, number, signed } from "./dom.js";
 import { createListKeys } from "./keyboard.js";
 import { go, link } from "./router.js";
 import { callOf, callout, messageOf, signOf } from "./step_card.js";
-import { textBlock } from "./text_block.js";
+import { createShortBlocks, textBlock } from "./text_block.js";
 import { memberName } from "./trajectory_page.js";
 import { resultBadge } from "./trajectory_table.js";
 
@@ -15,7 +15,8 @@ export async function groupPage({ source, route, state }) {
   const members = answer.members;
   const heads = members.map((member, i) => headOf(member, i, link("trajectory", { run: id, key: member.key }, { step, kind })));
   const most = Math.max(0, ...members.map((member) => stepsOf(member).length));
-  const rows = Array.from({ length: most }, (_, i) => rowOf(members, i));
+  const block = createShortBlocks(source, id);
+  const rows = Array.from({ length: most }, (_, i) => rowOf(members, i, block));
   const grid = h("div", { class: "members", vars: { "--members": members.length } }, heads, rows);
   const rewards = members.map((member) => member.reward).filter(Number.isFinite);
   const taskLink = link("task", { run: id, task: answer.task_id });
@@ -29,7 +30,7 @@ export async function groupPage({ source, route, state }) {
         h("a", { class: "button", href: link("trajectories", { run: id }, { step, kind }) }, `All of step ${step}`),
       ),
     ),
-    promptBox(answer.prompt),
+    promptBox(answer.prompt, block),
     h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Members side by side" }, grid),
   );
   const list = createListKeys(() => heads, { onMove: (head) => head.scrollIntoView({ inline: "nearest", block: "nearest" }) });
@@ -60,13 +61,8 @@ function groupFigures(members, rewards) {
   return figures.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
 }
 
-/** Texts of an overview are as short as the server gives them. */
-function block(text, path, options) {
-  return textBlock(text, options);
-}
-
 /** The task of a group, or of a page about one task. */
-export function promptBox(prompt) {
+export function promptBox(prompt, block) {
   if (!prompt?.length) return null;
   return h("section", { class: "step-card prompt-card" }, prompt.map((message) => messageOf(message, block, "", { first: 500, lines: 6 })));
 }
@@ -83,7 +79,7 @@ function headOf(member, column, href) {
   );
 }
 
-function rowOf(members, index) {
+function rowOf(members, index, block) {
   const texts = members.map((member) => stepsOf(member)[index]?.text);
   return members.map((member, column) => {
     const step = stepsOf(member)[index];
@@ -102,7 +98,9 @@ function rowOf(members, index) {
         : h("div", { class: "member-action" }, textBlock(step.text, { className: "mono", first: 500, lines: 10 })),
       (step.repairs ?? []).map((text) => callout("repair", "Repaired", text)),
       step.parse_error ? callout("error", "Malformed", step.parse_error) : null,
-      (step.results ?? []).map((result) => h("div", { class: "member-result" }, textBlock(result.content, { first: 300, lines: 6 }))),
+      (step.results ?? []).map((result) => h("div", { class: "member-result" },
+        result.content || !result.pictures ? textBlock(result.content, { first: 300, lines: 6 }) : null,
+        (result.pictures ?? []).map((image) => block.picture(image)))),
     );
   });
 }

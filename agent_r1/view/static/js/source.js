@@ -42,6 +42,11 @@ class ServerSource {
     return get(`${runPath(run)}/trajectories/${encodeURIComponent(key)}/text`, query);
   }
 
+  /** The address of a picture. */
+  picture(run, hash) {
+    return `${runPath(run)}/images/${hash}`;
+  }
+
   group(run, kind, step, group) {
     return get(`${runPath(run)}/groups/${encodeURIComponent(step)}/${encodeURIComponent(group)}`, { kind });
   }
@@ -128,6 +133,10 @@ class EmbeddedSource {
 
   async task(run, task) {
     return taskOf(this.#of(run), task) ?? missing("task", task);
+  }
+
+  picture(run, hash) {
+    return this.data.pictures?.[run]?.[hash] ?? null;
   }
 
   watch() {}

@@ -14,12 +14,12 @@ export function createStepCard(step, index, block) {
   const given = tokens.filter((token) => !token.action);
   const hasTexts = sampled.some((token) => token.text !== null);
   const strips = [];
-  const action = sampled.length && hasTexts ? createTokenStrip(sampled, `Tokens of step ${index + 1}`) : null;
+  const action = sampled.length && hasTexts ? createTokenStrip(sampled, `Tokens of step ${index + 1}`, block.picture) : null;
   if (action) strips.push(action);
   const promptBox = h("div", { class: "prompt-tokens", hidden: true });
   const promptStrip = once(() => {
-    const strip = createTokenStrip(given, `Prompt tokens of step ${index + 1}`);
-    promptBox.append(h("h4", {}, `${count(given.length)} prompt tokens`), strip.element);
+    const strip = createTokenStrip(given, `Prompt tokens of step ${index + 1}`, block.picture);
+    promptBox.append(h("h4", {}, `${count(given.reduce((sum, token) => sum + (token.image?.tokens ?? 1), 0))} prompt tokens`), strip.element);
     strips.push(strip);
   });
 
@@ -97,17 +97,22 @@ export function messageOf(message, block, path, options = {}) {
   return h("div", { class: `turn by-${known}-turn` },
     h("div", { class: "who" }, foreign(role), message.name ? h("span", { class: "faint" }, " ", foreign(message.name)) : null),
     h("div", { class: "said" },
-      message.content ? block(contentText(message.content), `${path}.content`, { ...short, ...options }) : null,
+      contentOf(message.content, block, `${path}.content`, { ...short, ...options }),
       (message.tool_calls ?? []).map((call, i) => callOf(call.function ?? call, block, `${path}.tool_calls.${i}`)),
     ),
   );
 }
 
-/** The text of a message's content, which may be a list of parts. */
-function contentText(content) {
-  if (typeof content === "string") return content;
-  if (!Array.isArray(content)) return JSON.stringify(content, null, 1);
-  return content.map((part) => (typeof part === "string" ? part : part?.text ?? `[${part?.type ?? "part"}]`)).join("\n");
+/** The content of a message, which may be a list of parts: texts and pictures in their order. */
+function contentOf(content, block, path, options) {
+  if (!content) return null;
+  if (typeof content === "string") return block(content, path, options);
+  if (!Array.isArray(content)) return block(JSON.stringify(content, null, 1), path, options);
+  return content.map((part, i) => {
+    const text = typeof part === "string" ? part : part?.text;
+    if (typeof text === "string") return block(text, `${path}.${i}.text`, options);
+    return block.picture(part?.image) ?? block(`[${part?.type ?? "part"}]`, `${path}.${i}`, options);
+  });
 }
 
 function parsed(step, path, block) {
@@ -146,7 +151,10 @@ function resultOf(result, path, block) {
   const who = result.role && result.role !== "tool" ? result.role : "tool";
   return h("div", { class: `turn by-${who === "tool" ? "tool" : "other"}-turn` },
     h("div", { class: "who" }, foreign(who), result.name ? h("span", { class: "faint" }, " ", foreign(result.name)) : null),
-    h("div", { class: "said" }, block(result.content ?? "", `${path}.content`)),
+    h("div", { class: "said" },
+      result.content || !result.pictures ? block(result.content ?? "", `${path}.content`) : null,
+      (result.pictures ?? []).map((image) => block.picture(image)),
+    ),
   );
 }
 

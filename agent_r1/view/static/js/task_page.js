@@ -6,6 +6,7 @@ import { promptBox } from "./group_page.js";
 import { createListKeys } from "./keyboard.js";
 import { link } from "./router.js";
 import { oneLine } from "./text.js";
+import { createShortBlocks } from "./text_block.js";
 import { createTable } from "./trajectory_table.js";
 
 export async function taskPage({ source, route, state }) {
@@ -31,7 +32,7 @@ export async function taskPage({ source, route, state }) {
     const answer = await source.task(id, task);
     const rows = answer.rows.filter((row) => !row.failed);
     figures.replaceChildren(...taskFigures(answer.rows, rows));
-    if (answer.prompt?.length && !prompt.children.length) prompt.append(promptBox(answer.prompt));
+    if (answer.prompt?.length && !prompt.children.length) prompt.append(promptBox(answer.prompt, createShortBlocks(source, id)));
     table.show(answer.rows);
     chart.draw({ lines: linesOf(answer.steps), marks: [], axis: "steps" });
   }

@@ -1,6 +1,7 @@
 // Foreign text of any length: collapsed when it is long, and fetched piece by piece when the server has cut it.
 
 import { appendText, count, h } from "./dom.js";
+import { createPictures } from "./picture.js";
 import { head } from "./text.js";
 
 const FIRST = 1600;
@@ -71,14 +72,24 @@ function firstEnd(text, characters, lines) {
   return end;
 }
 
-/** A function `(value, path, options) -> block` that knows which texts of a trajectory are longer on the server. */
+/**
+ * A function `(value, path, options) -> block` that knows which texts of a trajectory are longer on the server; its
+ * `picture` shows pictures.
+ */
 export function createTextLoader(source, run, key, cuts) {
   const totals = new Map(cuts.filter((cut) => cut.chars).map((cut) => [cut.path, cut.chars]));
-  return (value, path, options = {}) => {
+  const block = (value, path, options = {}) => {
     const total = totals.get(path);
     if (!total || typeof value !== "string" || !source.text) return textBlock(value, options);
     const shown = value.replace(/… \[[\d,]+ more characters\]$/, "");
     const load = (offset, limit) => source.text(run, key, { path, offset, limit });
     return textBlock(shown, { ...options, rest: { total, load } });
   };
+  return Object.assign(block, { picture: createPictures(source, run) });
+}
+
+/** The same for overviews, whose texts are as short as the server gives them. */
+export function createShortBlocks(source, run) {
+  const block = (value, path, options) => textBlock(value, options);
+  return Object.assign(block, { picture: createPictures(source, run) });
 }

@@ -8,8 +8,8 @@ import { hideTip, showTip } from "./tip.js";
 const FIRST = 1500;
 const MORE = 6000;
 
-/** A strip of tokens; `paint(scale)` colors it. */
-export function createTokenStrip(tokens, label) {
+/** A strip of tokens; `paint(scale)` colors it. `pictureOf` makes the thumbnails of images, which are one box each. */
+export function createTokenStrip(tokens, label, pictureOf) {
   const body = h("div", { class: "tokens", tabindex: 0, role: "group", dir: "auto", "aria-label": `${label}; arrow keys move over tokens` });
   const element = h("div", { class: "token-strip" }, body);
   const spans = [];
@@ -18,7 +18,7 @@ export function createTokenStrip(tokens, label) {
 
   function append(to) {
     while (spans.length < Math.min(to, tokens.length)) {
-      const span = spanOf(tokens[spans.length]);
+      const span = spanOf(tokens[spans.length], pictureOf);
       span.dataset.i = spans.length;
       spans.push(span);
       body.append(span);
@@ -72,8 +72,12 @@ export function createTokenStrip(tokens, label) {
   };
 }
 
-function spanOf(token) {
+function spanOf(token, pictureOf) {
   const span = document.createElement("span");
+  if (token.image) {
+    const thumbnail = pictureOf?.(token.image, "thumbnail");
+    if (thumbnail) span.append(thumbnail);
+  }
   const text = token.text ?? "";
   if (text === "") span.append(h("span", { class: "hidden-mark" }, `⟨${token.id}⟩`));
   else {
@@ -82,20 +86,24 @@ function spanOf(token) {
       appendText(span, line.length > 4000 ? `${line.slice(0, 4000)} … ${count(line.length - 4000)} more characters` : line);
     }
   }
-  if (!token.action) span.classList.add("given");
+  span.className = kindOf(token);
   return span;
+}
+
+function kindOf(token) {
+  return `${token.action ? "" : "given"} ${token.image ? "image-tokens" : ""}`.trim();
 }
 
 function paintSpan(span, token, scale) {
   const look = scale.of(token);
-  span.className = `${token.action ? "" : "given"} ${look ? look.hue : ""}`.trim();
+  span.className = `${kindOf(token)} ${look ? look.hue : ""}`.trim();
   if (look) span.style.setProperty("--v", look.strength.toFixed(3));
   else span.style.removeProperty("--v");
 }
 
 function readOut(token) {
   const rows = [
-    ["id", String(token.id)],
+    [token.image ? "first id" : "id", String(token.id)],
     ["written by", writerOf(token)],
     ["log-prob", token.logprob, number],
     ["probability", Number.isFinite(token.logprob) ? Math.exp(token.logprob) : null, number],
