@@ -62,9 +62,9 @@ def paired_gain(pairs: Sequence[tuple[Solved, Solved]]) -> Gain:
     >>> found.gain, found.p_value  # two tasks differ, both for the better: 2 * 0.5 ** 2
     (0.5, 0.5)
     """
-    tasks = _common_tasks(pairs)
     import numpy as np
 
+    tasks = _common_tasks(pairs)
     before_ST = np.array([[run[task] for task in tasks] for run, _ in pairs])
     after_ST = np.array([[run[task] for task in tasks] for _, run in pairs])
     difference_T = (after_ST - before_ST).mean(axis=0)
@@ -123,9 +123,9 @@ def _mcnemar(difference_T: npt.NDArray[np.float64]) -> float:
 
 def _sign_flips(difference_T: npt.NDArray[np.float64]) -> float:
     """How often the mean difference is as large when each task's sign is drawn; the observed signs are one draw."""
-    observed = abs(float(difference_T.sum())) - 1e-9
     import numpy as np
 
+    observed = abs(float(difference_T.sum())) - 1e-9
     rng = np.random.default_rng(0)
     hits = 0
     for _ in range(_DRAWS // _CHUNK):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from agent_r1 import load_trajectories
 from agent_r1.codec import write_json
-from agent_r1.errors import DataError, ImageError, StorageError
+from agent_r1.errors import ImageError, StorageError
 from agent_r1.images import Picture, image_token_ids, read_picture
 from agent_r1.runs import PendingTrajectories, RunFolder, read_trajectories, trajectory_lines, write_trajectories
 from agent_r1.runs import trajectories as recording
@@ -171,7 +171,7 @@ def test_a_reference_that_is_no_hash_reads_no_file(tmp_path: Path, reference: An
     line = json.loads((tmp_path / "1.jsonl").read_text())
     line["steps"][0]["messages"][0]["content"][0]["image"]["picture"] = reference
     (tmp_path / "1.jsonl").write_text(json.dumps(line))
-    with pytest.raises(DataError, match="is not the content hash of a picture"):
+    with pytest.raises(ImageError, match="is not the content hash of a picture"):
         list(read_trajectories(tmp_path / "1.jsonl"))
 
 
