@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from agent_r1.version import __version__
 
 if TYPE_CHECKING:
-    from agent_r1.api import check, evaluate, load_trajectories, sft, train
+    from agent_r1.api import check, evaluate, evaluate_run, sft, train
     from agent_r1.config import Config, load_config
     from agent_r1.engines import Engine, ScriptedEngine
     from agent_r1.envs import AgentEnv, ToolEnv, check_env
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agent_r1.findings import Finding
     from agent_r1.flows import AgentEnvLoop, AgentFlowBase, SingleStepFlow, try_flow
     from agent_r1.rewards import RewardFunction
-    from agent_r1.runs import LoadedRun, load_run
+    from agent_r1.runs import LoadedRun, load_run, load_trajectories
     from agent_r1.tools import BaseTool, ToolContext, ToolResponse, check_tool, tool, try_tool
     from agent_r1.types import (
         Action,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "agent_r1.api": ("check", "evaluate", "load_trajectories", "sft", "train"),
+    "agent_r1.api": ("check", "evaluate", "evaluate_run", "sft", "train"),
     "agent_r1.config": ("Config", "load_config"),
     "agent_r1.engines": ("Engine", "ScriptedEngine"),
     "agent_r1.envs": ("AgentEnv", "ToolEnv", "check_env"),
@@ -54,7 +54,7 @@ _HOMES = {
     "agent_r1.findings": ("Finding",),
     "agent_r1.flows": ("AgentEnvLoop", "AgentFlowBase", "SingleStepFlow", "try_flow"),
     "agent_r1.rewards": ("RewardFunction",),
-    "agent_r1.runs": ("LoadedRun", "load_run"),
+    "agent_r1.runs": ("LoadedRun", "load_run", "load_trajectories"),
     "agent_r1.tools": ("BaseTool", "ToolContext", "ToolResponse", "check_tool", "tool", "try_tool"),
     "agent_r1.types": (
         "Action",
@@ -122,6 +122,7 @@ __all__ = [
     "check_env",
     "check_tool",
     "evaluate",
+    "evaluate_run",
     "load_config",
     "load_run",
     "load_trajectories",

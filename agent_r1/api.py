@@ -18,17 +18,17 @@ from agent_r1.console import RunConsole
 from agent_r1.data import Rows, row_files
 from agent_r1.engines import takes_messages
 from agent_r1.envs import AgentEnv, run_name_of
-from agent_r1.errors import ConfigError, DataError, UnknownNameError, did_you_mean, no_exit
+from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean, no_exit
 from agent_r1.event_loop import callable_in_event_loop
 from agent_r1.registry import Registry, recipe_folder
 from agent_r1.rewards import RewardFunction, reward_functions
+from agent_r1.runs import Gain, RunFolder, paired_gain, read_evaluation
 from agent_r1.tools import BaseTool, FunctionTool
 
 if TYPE_CHECKING:
     from agent_r1.checks import Report
     from agent_r1.evaluation import Evaluation
     from agent_r1.training import Summary
-    from agent_r1.types import Trajectory
 
 Recipe = str | Path | Config | None
 """A recipe folder, a configuration (`load_config`), or None for the defaults."""
@@ -41,6 +41,9 @@ Reward = (
     | Mapping[str, RewardFunction | tuple[RewardFunction, float]]
 )
 """A reward function or its name; or several: `[correct, (format_ok, 0.2)]`, `{"correct": f, "format": (g, 0.2)}`."""
+
+SPLITS = ("validation", "test", "train")
+"""Where the tasks of an evaluation come from."""
 
 BASELINES = {"react": ("model.tool_format=react",)}
 """Ways to run an untrained model, as overrides."""
@@ -144,6 +147,29 @@ def evaluate(
 
 
 @callable_in_event_loop
+def evaluate_run(run: str | Path, *, split: str = "test", again: bool = False, quiet: bool = False) -> Gain:
+    """Evaluate a finished run on the rows of a split, before and after its training, and compare task by task.
+
+    Both evaluations are recorded in the run's folder (`evaluations/`), where `agent-r1 table` finds them.
+
+    Args:
+        run: The folder of the run.
+        split: `test` for published figures, `validation`, or `train`.
+        again: Evaluate again what is recorded already.
+        quiet: Print nothing.
+    """
+    from agent_r1.training import eval_trained
+
+    if split not in SPLITS:
+        raise UnknownNameError(f"unknown split '{split}'. {did_you_mean(split, SPLITS)}")
+    folder = RunFolder(Path(run))
+    with no_exit("the code of the recipe"), recipe_folder(folder_of(folder.read_config())):
+        eval_trained(folder, split, RunConsole(quiet=quiet), again=again)
+    before, after = (read_evaluation(folder.evaluation(split, stage)) for stage in ("before", "after"))
+    return paired_gain([(before.by_task(), after.by_task())])
+
+
+@callable_in_event_loop
 def sft(
     config_or_recipe: Recipe = None,
     *,
@@ -240,31 +266,6 @@ def check(
         )
 
 
-def load_trajectories(path: str | Path, *, step: int | None = None) -> list[Trajectory]:
-    """The recorded trajectories of a run, with their exact tokens.
-
-    Args:
-        path: A run's folder, for all recorded training steps in order, or one `.jsonl` file of trajectories.
-        step: Only those of this training step.
-    """
-    from agent_r1.runs import RunFolder, read_trajectories
-
-    if Path(path).is_file():
-        return list(read_trajectories(Path(path)))
-    folder = RunFolder(Path(path)).trajectories
-    files = {int(file.stem): file for file in folder.glob("*.jsonl") if file.stem.isdigit()}
-    if not files:
-        raise DataError(f"there are no trajectories in {folder}; give a run's folder or a .jsonl file of trajectories")
-    if step is not None and step not in files:
-        raise DataError(f"{folder} has no step {step}; recorded: {', '.join(map(str, sorted(files)))}")
-    return [
-        trajectory
-        for number in sorted(files)
-        if step in (None, number)
-        for trajectory in read_trajectories(files[number])
-    ]
-
-
 def resolve(
     config_or_recipe: Recipe = None,
     *,
@@ -280,6 +281,8 @@ def resolve(
     texts = override_texts(overrides)
     if model is not None:
         texts.append(f"model.path={quoted(str(model))}")
+    if isinstance(tools, str):
+        raise ConfigError(f"{tools=} is one text; give a list, such as [{tools!r}]")
     if tools is not None:
         texts += override_texts({"env.tools": [_tool_entry(tool) for tool in tools]})
     if env is not None:
@@ -318,6 +321,8 @@ def _reward_settings(reward: Reward) -> dict[str, object]:
     """The reward section of a configuration."""
     if isinstance(reward, str) or callable(reward):
         return {"reward.function": _reward_name(reward), "reward.functions": []}
+    if not isinstance(reward, Mapping | Sequence):
+        raise ConfigError(f"reward must be a function, its name, a list or a mapping of them, found {reward!r:.80}")
     terms = reward.items() if isinstance(reward, Mapping) else [("", term) for term in reward]
     functions: list[dict[str, object]] = []
     for name, term in terms:

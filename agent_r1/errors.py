@@ -210,6 +210,8 @@ def no_exit(where: str) -> Iterator[None]:
     except (Exception, *INTERRUPTIONS):
         raise
     except BaseException as error:
+        if isinstance(error.__context__, BrokenPipeError):  # the console leaves when its reader did: `| head`
+            raise
         raise ConfigError(
             f"{where} raised {described(error)}; code that a run calls must return, or raise an exception that says "
             "what is wrong"

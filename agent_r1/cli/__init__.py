@@ -1,5 +1,8 @@
 """The command line, `agent-r1`. No command imports torch before it runs."""
 
-from agent_r1.cli.app import app, main
+try:
+    from agent_r1.cli.app import app, main
+except KeyboardInterrupt:  # Ctrl-C while modules are imported, which takes a moment
+    raise SystemExit(130) from None
 
 __all__ = ["app", "main"]

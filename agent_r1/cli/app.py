@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -92,4 +94,7 @@ app.add_typer(env_app, name="env", rich_help_panel="Tools and environments")
 
 def main() -> None:
     """The console entry point."""
+    for stream in (sys.stdout, sys.stderr):  # names and model output may have letters that the terminal lacks
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     app()

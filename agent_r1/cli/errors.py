@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -11,6 +12,9 @@ from rich.text import Text
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.interrupts import RunInterrupted, ours_to_end
+
+_OF_THE_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Failed writes to a file that a shell opened (`> log`), which has no name here."""
 
 
 @contextmanager
@@ -31,9 +35,9 @@ def readable_errors() -> Iterator[None]:
             Console(stderr=True, highlight=False).print(Text(str(interrupted)), soft_wrap=True)
         raise typer.Exit(interrupted.exit_code) from None
     except OSError as error:
-        if error.filename is None:  # not about a file: a traceback says more
+        if error.filename is None and error.errno not in _OF_THE_OUTPUT:  # not about a file: a traceback says more
             raise
-        message = f"error: {error.filename}: {error.strerror}"
+        message = f"error: {error.filename or 'the output'}: {error.strerror}"
         Console(stderr=True, highlight=False).print(Text(message, style="red"), soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:

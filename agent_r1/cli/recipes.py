@@ -43,6 +43,14 @@ Model = Annotated[
 Baseline = Annotated[
     str | None, typer.Option(help="react: the untrained model, without a warm start, in the ReAct text format.")
 ]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        help="The rows: validation (on which settings are chosen; the default for a recipe), test (for published "
+        "figures; the default for a run) or train.",
+        metavar="NAME",
+    ),
+]
 Show = Annotated[int, typer.Option(min=0, help="Print this many episodes, unsolved ones first.", metavar="NUMBER")]
 Trajectories = Annotated[
     Path | None, typer.Option(help="Write all greedy episodes to this file, one per line (.jsonl).", metavar="FILE")
@@ -104,32 +112,42 @@ def sft(recipe: Recipe, overrides: Overrides = None) -> None:
 
 
 def evaluate(
-    recipe: Recipe,
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe, as for `train`, or the folder of a finished run.", metavar="RECIPE|RUN")
+    ],
     overrides: Overrides = None,
     model: Model = None,
     baseline: Baseline = None,
+    split: Split = None,
     json_file: JsonFile = None,
     show: Show = 0,
     trajectories: Trajectories = None,
 ) -> None:
     """Evaluate a model on a recipe's held-out rows: greedy, and with eval.samples=k also mean, best@k and maj@k.
 
-    Every figure is printed per data source, with its 95 % confidence interval over tasks.
+    Every figure is printed per data source, with its 95 % confidence interval over tasks. A finished run is evaluated
+    twice, with the model it started from and the one it trained, on its test rows; both are recorded in its folder and
+    compared task by task.
 
     Examples:
 
       agent-r1 eval recipes/quickstart --model runs/quickstart/hf --show 2
       agent-r1 eval recipes/quickstart --model runs/quickstart/hf eval.samples=4 --json figures.json
       agent-r1 eval recipes/quickstart --baseline react
+      agent-r1 eval runs/quickstart
       agent-r1 eval recipes/quickstart engine=openai engine.servers.urls=[http://127.0.0.1:8000/v1] --model NAME
     """
     from agent_r1 import api
     from agent_r1.console import RunConsole
-    from agent_r1.runs import write_trajectories
+    from agent_r1.runs import RunFolder, write_trajectories
 
     with readable_errors():
+        if RunFolder(Path(recipe)).config.is_file():
+            _evaluate_run(recipe, split or "test", overrides=overrides, model=model, baseline=baseline)
+            return
         folder, changes = split_arguments(recipe, overrides)
         say_which(recipe)
+        changes += [] if split is None else [f"eval.split={split}"]
         evaluation = api.evaluate(folder, overrides=changes, model=model, baseline=baseline)
         console = RunConsole()
         for trajectory in evaluation.worst_first()[:show]:
@@ -138,6 +156,7 @@ def evaluate(
         if trajectories is not None:
             write_trajectories(trajectories, evaluation.greedy, policy_step=0)
         command = {"recipe": folder, "overrides": changes, "model": model, "baseline": baseline}
+        command["split"] = split or "validation"
         _write_result(json_file, {**command, **evaluation.as_json()})
 
 
@@ -172,6 +191,22 @@ def check(
     typer.echo(f"{len(report.problems)} problems, {len(report.warnings)} warnings")
     if report.problems:
         raise typer.Exit(1)
+
+
+def _evaluate_run(run: str, split: str, **given: Any) -> None:
+    """Evaluate a finished run before and after its training."""
+    from agent_r1 import api
+    from agent_r1.errors import ConfigError
+    from agent_r1.runs import describe_gain
+
+    named = [name for name, value in given.items() if value]
+    if named:
+        raise ConfigError(
+            f"{run} is a run, which is evaluated with its own model and settings; leave the {' and the '.join(named)} "
+            "out, or evaluate its recipe"
+        )
+    gain = api.evaluate_run(run, split=split)
+    typer.echo(f"{split}, {gain.tasks} tasks: {gain.before:.3f} -> {gain.after:.3f}, {describe_gain(gain)}")
 
 
 def split_arguments(recipe: str, overrides: list[str] | None) -> tuple[str | None, list[str]]:

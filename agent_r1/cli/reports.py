@@ -40,13 +40,25 @@ def plot(
 def table(
     runs: Runs,
     md: Annotated[bool, typer.Option("--md", help="Print markdown, for a document.")] = False,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="The rows of the figures: validation, test or train. Without it, test where all runs were evaluated "
+            "on it (`agent-r1 eval RUN`), otherwise validation.",
+            metavar="NAME",
+        ),
+    ] = None,
+    pool: Annotated[bool, typer.Option("--pool", help="One row for runs that differ in their seed only.")] = False,
 ) -> None:
     """Compare runs in a table: model, algorithm, seed, steps, minutes, memory, held-out tasks before and after.
+
+    The gain is over the model that a run started from, task by task, with its 95 % interval and p-value.
 
     Examples:
 
       agent-r1 table runs/quickstart
       agent-r1 table runs/grpo runs/ppo --md
+      agent-r1 table runs/grpo_0 runs/grpo_1 runs/grpo_2 --pool
     """
     from agent_r1.console import RunConsole
     from agent_r1.runs import markdown_table, read_runs, table_rows
@@ -54,6 +66,6 @@ def table(
     with readable_errors():
         records = read_runs(runs)
         if md:
-            typer.echo(markdown_table(records), nl=False)
+            typer.echo(markdown_table(records, split=split, pool=pool), nl=False)
         else:
-            RunConsole().rows("runs", table_rows(records))
+            RunConsole().rows("runs", table_rows(records, split=split, pool=pool))

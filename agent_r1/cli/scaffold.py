@@ -65,8 +65,9 @@ def list_recipes(context: typer.Context) -> None:
     table = Table("recipe", "task", "needs", box=None, padding=(0, 2, 1, 0), header_style="bold")
     for recipe in shipped_recipes():
         table.add_row(Text(recipe.name, style="bold"), Text(recipe.summary), Text(recipe.needs))
-    Console(highlight=False).print(table)
-    typer.echo("train one:  agent-r1 train quickstart\nedit one:   agent-r1 recipes copy hotpotqa my_search")
+    with readable_errors():
+        Console(highlight=False).print(table)
+        typer.echo("train one:  agent-r1 train quickstart\nedit one:   agent-r1 recipes copy hotpotqa my_search")
 
 
 def copy(

@@ -204,7 +204,7 @@ def _without_stale_preparation(config: Config, overrides: Sequence[str], recipe:
         in_recipe, in_package = (place / "model" / f"{preset}.yaml" for place in (recipe, _PACKAGE_FOLDER))
         if "prepare" not in OmegaConf.load(in_recipe if in_recipe.is_file() else in_package):
             config.model.prepare = None
-    if changed & {"data.train", "data.eval"} and "data.prepare" not in changed:
+    if changed & {"data.train", "data.eval", "data.test"} and "data.prepare" not in changed:
         config.data.prepare = None
     return config
 

@@ -50,16 +50,22 @@ class RunConfig:
 
 @dataclass
 class DataConfig:
-    """Training and held-out rows."""
+    """Rows to train on, to choose settings by, and to publish."""
 
     train: list[PathText] = field(default_factory=list)
     """Parquet or JSONL files to train on."""
     eval: list[PathText] = field(default_factory=list)
-    """Held-out files; empty: no evaluation."""
+    """Validation rows: training is evaluated on them, and settings are chosen on them; empty: no evaluation."""
+    test: list[PathText] = field(default_factory=list)
+    """Rows for published figures only: `agent-r1 eval RUN --split test`. Training never reads them."""
     prepare: Optional[str] = None
     """`module:function` that makes the recipe's own data files when they are missing; called with the configuration."""
     agent_name: str = "env_loop"
     """The flow for rows that do not name one."""
+
+    def files(self, split: str) -> list[str]:
+        """The files of a split."""
+        return {"train": self.train, "validation": self.eval, "test": self.test}[split]
 
 
 @dataclass
@@ -240,6 +246,8 @@ class TrainerConfig:
 class EvalConfig:
     """Evaluation on the held-out rows."""
 
+    split: Annotated[str, one_of("validation", "test", "train")] = "validation"
+    """The rows: validation (`data.eval`), test (`data.test`) or train. Only `agent-r1 eval` may set it."""
     before: bool = True
     """Evaluate before the first training step."""
     every: CountOrZero = 0

@@ -39,11 +39,12 @@ class Evaluation:
         return self.metrics[EVAL_GREEDY]
 
     def as_json(self) -> dict[str, Any]:
-        """Metrics, intervals, the ids of the tasks and how well each was solved greedily."""
+        """Metrics, intervals, the ids and data sources of the tasks, and how well each was solved greedily."""
         return {
             "metrics": dict(sorted(self.metrics.items())),
             "intervals": {name: list(pair) for name, pair in sorted(self.intervals.items())},
             "tasks": [group.task.task_id for group in self.greedy],
+            "sources": [group.task.data_source for group in self.greedy],
             "solved": [_success(trajectory) for group in self.greedy for trajectory in group],
         }
 

@@ -3,7 +3,10 @@ in memory and then in a temporary folder."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,7 +35,7 @@ class PictureSources:
         self._held: OrderedDict[str, Picture] = OrderedDict()
         self._spilled: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
         self._num_bytes = self._num_spilled_bytes = 0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
         self._lock = RLock()
 
     def add(self, picture: Picture) -> None:
@@ -79,8 +82,9 @@ class PictureSources:
 
     def _path(self, content_hash: str) -> Path:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="agent_r1_images_", ignore_cleanup_errors=True)
-        return Path(self._folder.name) / f"{content_hash}.png"
+            self._folder = Path(tempfile.mkdtemp(prefix="agent_r1_images_"))
+            weakref.finalize(self, _remove_folder, self._folder, os.getpid())
+        return self._folder / f"{content_hash}.png"
 
 
 class InputCache:
@@ -136,6 +140,12 @@ class BoundedInputs(Mapping[str, npt.NDArray[Any]]):
 
     def __len__(self) -> int:
         return len(self._inputs())
+
+
+def _remove_folder(folder: Path, owner: int) -> None:
+    """Remove a folder, but not in a fork of the process that made it."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _size(inputs: Inputs) -> int:

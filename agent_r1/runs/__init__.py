@@ -2,15 +2,17 @@
 
 from agent_r1.runs.checkpoints import SHARDS, SHARDS_LIST, find_damage, list_checkpoints, newest_readable
 from agent_r1.runs.credit import parse_credit, read_credit, write_credit
+from agent_r1.runs.evaluations import EvaluationRecord, read_evaluation, write_evaluation
 from agent_r1.runs.folder import RUN_MARKS, RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
-from agent_r1.runs.load import LoadedRun, Table, load_run
+from agent_r1.runs.load import LoadedRun, Table, load_run, load_trajectories
 from agent_r1.runs.lock import FolderLock, is_locked, lock_folder
 from agent_r1.runs.names import check_reads_outside, folder_problems
 from agent_r1.runs.opening import locked_run, open_run, open_trackers, plan_opening, write_fingerprints
-from agent_r1.runs.plot import DEFAULT_KEYS, draw_curves, save_figure
 from agent_r1.runs.read import RunRecord, read_runs
-from agent_r1.runs.table import markdown_table, table_rows
+from agent_r1.runs.reports.paired import Gain, paired_gain
+from agent_r1.runs.reports.plot import DEFAULT_KEYS, draw_curves, save_figure
+from agent_r1.runs.reports.table import describe_gain, markdown_table, table_rows
 from agent_r1.runs.tracking import Tracker, check_trackers, parse_metrics_line, tracker_factories
 from agent_r1.runs.trajectories import PendingTrajectories, read_trajectories, trajectory_lines, write_trajectories
 
@@ -19,7 +21,9 @@ __all__ = [
     "RUN_MARKS",
     "SHARDS",
     "SHARDS_LIST",
+    "EvaluationRecord",
     "FolderLock",
+    "Gain",
     "LoadedRun",
     "MetricsFollower",
     "MetricsUpdate",
@@ -31,6 +35,7 @@ __all__ = [
     "base_model",
     "check_reads_outside",
     "check_trackers",
+    "describe_gain",
     "draw_curves",
     "find_damage",
     "folder_problems",
@@ -39,16 +44,19 @@ __all__ = [
     "is_locked",
     "list_checkpoints",
     "load_run",
+    "load_trajectories",
     "lock_folder",
     "locked_run",
     "markdown_table",
     "newest_readable",
     "open_run",
     "open_trackers",
+    "paired_gain",
     "parse_credit",
     "parse_metrics_line",
     "plan_opening",
     "read_credit",
+    "read_evaluation",
     "read_runs",
     "read_trajectories",
     "save_figure",
@@ -56,6 +64,7 @@ __all__ = [
     "tracker_factories",
     "trajectory_lines",
     "write_credit",
+    "write_evaluation",
     "write_fingerprints",
     "write_trajectories",
 ]

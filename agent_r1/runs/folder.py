@@ -7,6 +7,7 @@ runs/<name>/config.yaml               the resolved configuration
             credit/<n>.jsonl          what the learner made of them, on request
             warnings.jsonl            warnings of the health monitor, each with its step
             checkpoints/step_<n>/     state to resume from: state.pt, and shards/ of a run on several ranks
+            evaluations/              how well each task was solved: <split>_before.json, <split>_after.json
             hf/                       the trained model
             summary.json              the result; a run without it is unfinished
             tensorboard/, wandb/      what trackers write, on request; trackers.json: their ids of the run
@@ -37,6 +38,7 @@ RUN_FILES = {
     "warnings.jsonl",
     "view_index.sqlite",
     "checkpoints",
+    "evaluations",
     "hf",
     "summary.json",
     "tensorboard",
@@ -57,6 +59,7 @@ class RunFolder:
         self.credit = path / "credit"
         self.warnings = path / "warnings.jsonl"
         self.checkpoints = path / "checkpoints"
+        self.evaluations = path / "evaluations"
         self.model = path / "hf"
         self.summary = path / "summary.json"
         self.tensorboard = path / "tensorboard"
@@ -100,6 +103,10 @@ class RunFolder:
     def eval_trajectories(self, name: str) -> Path:
         """The file with the greedy rollouts of an evaluation: `before` or `after`."""
         return self.trajectories / f"eval_{name}.jsonl"
+
+    def evaluation(self, split: str, stage: str) -> Path:
+        """The record of an evaluation on a split; the stage is `before` or `after`."""
+        return self.evaluations / f"{split}_{stage}.json"
 
     def trajectory_files(self) -> list[Path]:
         """The files of rollouts that exist: evaluations first, then steps in order."""

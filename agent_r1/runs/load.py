@@ -201,3 +201,26 @@ def _is_evaluation(line: Mapping[str, Any]) -> bool:
 
 def _cell(value: Any) -> str:
     return "" if value is None else html.escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+
+
+def load_trajectories(path: str | Path, *, step: int | None = None) -> list[Trajectory]:
+    """The recorded trajectories of a run, with their exact tokens.
+
+    Args:
+        path: A run's folder, for all recorded training steps in order, or one `.jsonl` file of trajectories.
+        step: Only those of this training step.
+    """
+    if Path(path).is_file():
+        return list(read_trajectories(Path(path)))
+    folder = RunFolder(Path(path)).trajectories
+    files = {int(file.stem): file for file in folder.glob("*.jsonl") if file.stem.isdigit()}
+    if not files:
+        raise DataError(f"there are no trajectories in {folder}; give a run's folder or a .jsonl file of trajectories")
+    if step is not None and step not in files:
+        raise DataError(f"{folder} has no step {step}; recorded: {', '.join(map(str, sorted(files)))}")
+    return [
+        trajectory
+        for number in sorted(files)
+        if step in (None, number)
+        for trajectory in read_trajectories(files[number])
+    ]

@@ -60,6 +60,7 @@ def _overlaps(config: Config) -> list[str]:
         ("model.path", [config.model.path]),
         ("data.train", config.data.train),
         ("data.eval", config.data.eval),
+        ("data.test", config.data.test),
         ("sft.data", config.sft.data),
         ("sft.folder", [] if config.sft.folder is None else [config.sft.folder]),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from yaml import YAMLError
 from agent_r1.config import algorithm_name, from_yaml
 from agent_r1.errors import ConfigError, DataError, did_you_mean
 from agent_r1.metric_names import EVAL_GREEDY, PEAK_GPU_GB, SFT_LOSS, STEP_SECONDS
+from agent_r1.runs.evaluations import EvaluationRecord, read_evaluations
 from agent_r1.runs.folder import RunFolder
 
 
@@ -31,6 +32,8 @@ class RunRecord:
     """Its config.yaml; "" when there is none."""
     summary: Mapping[str, Any]
     """Its summary.json; empty while it is unfinished."""
+    splits: Mapping[str, tuple[EvaluationRecord, EvaluationRecord]] = field(default_factory=dict)
+    """The splits whose tasks it recorded one by one, before and after training."""
 
     @property
     def metric_names(self) -> set[str]:
@@ -133,7 +136,13 @@ def _nearby(folder: Path) -> str:
 def read_run(folder: Path, *, label: str) -> RunRecord:
     """The run in a folder, which may not have logged anything yet."""
     run = RunFolder(folder)
-    return RunRecord(label=label, lines=run.read_metrics(), config_text=_text(run.config), summary=_summary(run))
+    return RunRecord(
+        label=label,
+        lines=run.read_metrics(),
+        config_text=_text(run.config),
+        summary=_summary(run),
+        splits=read_evaluations(run.evaluations),
+    )
 
 
 def _summary(folder: RunFolder) -> Mapping[str, Any]:

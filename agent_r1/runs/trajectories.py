@@ -28,6 +28,7 @@ from agent_r1.codec import (
     observation_to_json,
     write_json,
 )
+from agent_r1.errors import DataError
 from agent_r1.files import write_atomically
 from agent_r1.images import Picture, PictureFolder, compact_ids, expand_ids, picture_numbers, pictures_in
 from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory, common_prefix
@@ -137,7 +138,7 @@ def trajectory_lines(
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """The trajectories of a file, with their exact tokens."""
+    """The trajectories of a file, with their exact tokens; `DataError` names the line that is none."""
     pictures = picture_folder(path)
 
     def read_image(value: Any, where: str) -> Any:
@@ -145,9 +146,13 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
             return pictures.picture(value["picture"], value.get("width", 0), value.get("height", 0))
         return image_from_json(value, where)
 
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield _from_json(json.loads(line), read_image)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                trajectory = _from_json(json.loads(line), read_image)
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise DataError(f"{path}, line {number}: not a trajectory ({type(error).__name__}: {error})") from error
+            yield trajectory
 
 
 def _as_json(trajectory: Trajectory, write_image: Callable[[Any], Any] | None) -> dict[str, Any]:

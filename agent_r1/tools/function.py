@@ -32,6 +32,8 @@ class FunctionTool(BaseTool):
     killed."""
 
     def __init__(self, function: Callable[..., Any], name: str | None = None, policy: ToolPolicy | None = None) -> None:
+        if not callable(function):
+            raise ConfigError(f"a tool is a function or a BaseTool, found {function!r:.80}")
         self.function = function
         self.name = name or function.__name__
         self.policy = policy or ToolPolicy()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         tools_in_use,
     )
     from agent_r1.training.prepare import dry_run, ensure_model, prepare_model, prepare_plan
-    from agent_r1.training.run import eval_run, sft_run, train_run
+    from agent_r1.training.run import eval_run, eval_trained, sft_run, train_run
     from agent_r1.training.summary import Summary
 
 _HOMES = {
@@ -45,7 +45,7 @@ _HOMES = {
         "tools_in_use",
     ),
     "prepare": ("dry_run", "ensure_model", "prepare_model", "prepare_plan"),
-    "run": ("eval_run", "sft_run", "train_run"),
+    "run": ("eval_run", "eval_trained", "sft_run", "train_run"),
     "summary": ("Summary",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -63,6 +63,7 @@ __all__ = [
     "dry_run",
     "ensure_model",
     "eval_run",
+    "eval_trained",
     "first_observation",
     "load_checkpoint",
     "load_components",

@@ -12,7 +12,7 @@ from agent_r1.console import RunConsole
 from agent_r1.evaluation import Evaluation, evaluate
 from agent_r1.metric_names import EVAL_PREFIX
 from agent_r1.rollout import Rollout
-from agent_r1.runs import RunFolder, write_trajectories
+from agent_r1.runs import EvaluationRecord, RunFolder, write_evaluation, write_trajectories
 from agent_r1.seeds import Stream, mix_seed
 from agent_r1.training.checkpoints.last_step import Progress
 from agent_r1.training.run_log import RunLog
@@ -121,6 +121,13 @@ class RunEvaluations:
             with self._log.tolerate_storage_errors("error/failed_records"):
                 path = self._folder.eval_trajectories(name)
                 write_trajectories(path, evaluation.greedy, policy_step=self._progress.step)
+                record = record_of(evaluation, self._config, step=self._progress.step)
+                write_evaluation(self._folder.evaluation(record.split, name), record)
+
+
+def record_of(evaluation: Evaluation, config: Config, *, step: int) -> EvaluationRecord:
+    """What a run folder keeps of an evaluation."""
+    return EvaluationRecord(split=config.eval.split, model=config.model.path, step=step, **evaluation.as_json())
 
 
 def _is_evaluation(line: Mapping[str, Any]) -> bool:

@@ -71,7 +71,7 @@ def _first_prompt(plan: RunPlan, task: Task, renderer: ChatRenderer) -> Prompt:
     try:
         return renderer.render(first_observation(plan, task), trusted=task.trusted)
     except (ImageError, UnsupportedMediaError) as error:
-        raise type(error)(f"task '{task.task_id}': {error}") from error
+        raise type(error)(f"task '{task.task_id}' and the model {plan.config.model.path}: {error}") from error
 
 
 def renderer_of(model: ModelConfig) -> ChatRenderer:

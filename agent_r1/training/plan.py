@@ -55,7 +55,7 @@ class RunPlan:
     train_tasks: list[Task]
     """Rows to train on."""
     eval_tasks: list[Task]
-    """Held-out rows."""
+    """Held-out rows: those of `eval.split`."""
 
     def make_env(self, task: Task) -> AgentEnv:
         """A fresh environment for a task."""
@@ -130,11 +130,16 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
 
 
 def check_trainable(config: Config) -> None:
-    """Raise `ConfigError` for an engine that nothing can be trained with."""
+    """Raise `ConfigError` for an engine that nothing can be trained with, and for rows that training must not see."""
     if takes_messages(config):
         raise ConfigError(
             f"engine={config.engine.name} takes messages and tells no token ids, so nothing can be trained with it: "
             f"evaluate with it (agent-r1 eval RECIPE engine={config.engine.name} ...), or train with engine=local"
+        )
+    if config.eval.split != "validation":
+        raise ConfigError(
+            f"eval.split={config.eval.split}: training is evaluated on validation rows alone, so that nothing is "
+            f"chosen on others; after it, run: agent-r1 eval RUN --split {config.eval.split}"
         )
 
 
@@ -265,7 +270,7 @@ def _check_tools(config: Config, tasks: Sequence[Task]) -> None:
 def lacks_data(config: Config) -> bool:
     """Whether data files are missing that the recipe's preparation makes."""
     demonstrations = config.sft.data if config.sft.folder is not None else []
-    paths = [Path(path) for path in (*config.data.train, *config.data.eval, *demonstrations)]
+    paths = [Path(path) for path in (*config.data.train, *config.data.files(config.eval.split), *demonstrations)]
     return config.data.prepare is not None and any(not path.is_file() for path in paths)
 
 
@@ -274,7 +279,10 @@ def _load(config: Config) -> tuple[list[Task], list[Task]]:
     if not config.data.train:
         raise ConfigError("data.train is empty; give one or more .parquet or .jsonl files")
     train = load_tasks(config.data.train, default_agent=config.data.agent_name)
-    held_out = load_tasks(config.data.eval, default_agent=config.data.agent_name) if config.data.eval else []
+    files = config.data.files(config.eval.split)
+    if config.eval.split == "test" and not files:
+        raise ConfigError("eval.split=test needs test rows, and data.test is empty: name their files there")
+    held_out = load_tasks(files, default_agent=config.data.agent_name) if files else []
     problems = _Problems()
     for task in distinct_setups([*train, *held_out]):
         problems.run(AgentFlowBase.registry.get, task.agent_name)

@@ -9,15 +9,24 @@ from pathlib import Path
 
 from agent_r1.config import Config
 from agent_r1.console import RunConsole
+from agent_r1.errors import ConfigError
 from agent_r1.evaluation import Evaluation, sample_eval_tasks
 from agent_r1.interrupts import StopSignals, stop_signals
 from agent_r1.learner.sharded import Ranks, open_ranks, refuse_ranks
 from agent_r1.models import choose_device
-from agent_r1.runs import FolderLock, RunFolder, check_reads_outside, locked_run, open_run, open_trackers
+from agent_r1.runs import (
+    FolderLock,
+    RunFolder,
+    check_reads_outside,
+    locked_run,
+    open_run,
+    open_trackers,
+    write_evaluation,
+)
 from agent_r1.training.checkpoints.resume import resume_run
 from agent_r1.training.components import RunComponents, load_components, make_training_components
 from agent_r1.training.disk_space import disk_space_warning
-from agent_r1.training.evaluations import evaluate_policy
+from agent_r1.training.evaluations import evaluate_policy, record_of
 from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan, check_trainable
 from agent_r1.training.prepare import ensure_model, expand_env, prepare_model, prepare_plan, prepare_run
@@ -120,6 +129,36 @@ async def _evaluate(plan: RunPlan, model: CheckedModel, console: RunConsole, sto
                 return await evaluate_policy(
                     config, components.rollout, tasks, on_finished=lambda trajectory: bar.advance()
                 )
+
+
+def eval_trained(folder: RunFolder, split: str, console: RunConsole, *, again: bool = False) -> dict[str, Evaluation]:
+    """Evaluate the model that a run started from and the one that it trained, and record both in its folder.
+
+    What is recorded already is not evaluated again, unless `again` says so. Returns the new evaluations.
+    """
+    if not folder.has_model:
+        raise ConfigError(f"{folder.path} has no trained model in {folder.model.name}/; let the run finish first")
+    config = folder.read_config()
+    summary = folder.read_summary()
+    steps = {"before": 0, "after": config.trainer.steps if summary is None else int(summary["steps"])}
+    models = {"before": config.model.path, "after": str(folder.model)}
+    found: dict[str, Evaluation] = {}
+    for stage, path in models.items():
+        file = folder.evaluation(split, stage)
+        if file.is_file() and not again:
+            console.info(f"{stage} training: recorded in {file}")
+            continue
+        console.info(f"{stage} training: {path}")
+        model = replace(config.model, path=path, prepare=config.model.prepare if stage == "before" else None)
+        own = replace(
+            config,
+            model=model,
+            sft=replace(config.sft, folder=None),
+            eval=replace(config.eval, split=split, max_tasks=None),
+        )
+        found[stage] = eval_run(own, console)
+        write_evaluation(file, record_of(found[stage], own, step=steps[stage]))
+    return found
 
 
 def sft_run(config: Config, console: RunConsole) -> Path:

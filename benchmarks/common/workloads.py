@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -80,8 +80,11 @@ class Conversations:
         )
 
 
-def multi_turn_experience(shape: Conversations, *, vocabulary: int, seed: int = 0) -> Experience:
-    """Random conversations as a learner reads them; every group has members that earned 1 and members that earned 0."""
+def multi_turn_experience(
+    shape: Conversations, *, vocabulary: int, seed: int = 0, shown: Callable[[int], TokenIds] = lambda group: ()
+) -> Experience:
+    """Random conversations as a learner reads them; every group has members that earned 1 and members that earned 0.
+    `shown` are tokens before a group's question, such as those of an image."""
     rng = random.Random(seed)
 
     def some(length: int) -> TokenIds:
@@ -116,7 +119,7 @@ def multi_turn_experience(shape: Conversations, *, vocabulary: int, seed: int = 
         )
 
     def whole_group(group: int) -> Group:
-        question = some(shape.question)
+        question = (*shown(group), *some(shape.question))
         return Group(
             task=Task(task_id=str(group), prompt=()),
             group_id=group,

@@ -12,14 +12,16 @@ from agent_r1.training import tiny_start
 
 from .shop import demonstration, draw_basket, json_lines, task_row
 
-NUM_TRAIN, NUM_EVAL, NUM_DEMONSTRATIONS = 2048, 256, 2400
+NUM_TRAIN, NUM_VALIDATION, NUM_TEST, NUM_DEMONSTRATIONS = 2048, 256, 512, 2400
 
 
 def make_data(config: Config) -> None:
-    """Write the training and held-out tasks."""
-    rng = random.Random("quickstart tasks")
-    for path, count in ((config.data.eval[0], NUM_EVAL), (config.data.train[0], NUM_TRAIN)):
-        write_atomically(Path(path), json_lines(task_row(draw_basket(rng)) for _ in range(count)))
+    """Write the tasks to train on, to choose settings by, and to publish."""
+    rng, test = random.Random("quickstart tasks"), random.Random("quickstart test tasks")
+    data = config.data
+    files = [(rng, data.eval, NUM_VALIDATION), (rng, data.train, NUM_TRAIN), (test, data.test, NUM_TEST)]
+    for source, [path], count in files:
+        write_atomically(Path(path), json_lines(task_row(draw_basket(source)) for _ in range(count)))
 
 
 def make_warm_start(config: Config) -> None:

@@ -29,7 +29,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agent_r1.config.schema import LoraConfig
+from agent_r1.config import LoraConfig
 from agent_r1.engines.local import LocalEngine
 from agent_r1.models.lora import add_adapters, find_targets, merged_weights
 from agent_r1.types import Completion, SamplingParams, TokenIds

@@ -63,17 +63,24 @@ _TEXTS = [
 ] * 20
 
 
-def make_tiny_vlm(family: str, folder: Path, *, splits: bool = True, chat_template: str | None = None) -> Path:
+def make_tiny_vlm(
+    family: str, folder: Path, *, splits: bool = True, chat_template: str | None = None, weights: bool = True
+) -> Path:
     """Write a tiny random model of this family with its tokenizer and processor; the same bytes every time.
 
-    `splits` is about SmolVLM and Idefics3: whether images are split into tiles."""
+    `splits` is about SmolVLM and Idefics3: whether images are split into tiles. Without `weights` the folder is enough
+    for a renderer."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_vlm_tokenizer(family, chat_template)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = _MODELS[family](tokenizer)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.save_pretrained(folder)
+    if weights:
+        model.save_pretrained(folder)
+    else:
+        model.config.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     preprocessor, processor = _processor_settings(family, splits)
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor, indent=2))

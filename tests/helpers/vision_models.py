@@ -34,10 +34,12 @@ SPECIAL = {"image_token_id": PLACEHOLDER, "tie_word_embeddings": False, "pad_tok
 QWEN_SPECIAL = SPECIAL | {"video_token_id": 58, "vision_start_token_id": 57, "vision_end_token_id": 56}
 
 
-def make_vlm(family: str, *, seed: int = 0, tied: bool = False) -> Any:
-    """A model of the family with random weights, in float32 and evaluation mode; SmolVLM also with tied embeddings."""
+def make_vlm(family: str, *, seed: int = 0, tied: bool = False, width: int = 32) -> Any:
+    """A model of the family with random weights, in float32 and evaluation mode; SmolVLM also with tied embeddings.
+    Kernels of GPUs need a `width` of 128."""
     torch.manual_seed(seed)
-    model = (_smol(family, tied=True) if tied else _BUILDERS[family]()).eval()
+    text = TEXT | {"hidden_size": width, "tie_word_embeddings": tied}
+    model = _BUILDERS[family](text).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # projectors begin so small that no image would matter
             if parameter.dim() > 1:
@@ -45,7 +47,7 @@ def make_vlm(family: str, *, seed: int = 0, tied: bool = False) -> Any:
     return model
 
 
-def _smol(kind: str, *, tied: bool = False) -> Any:
+def _smol(kind: str, text: dict[str, Any]) -> Any:
     import transformers
 
     vision = {
@@ -59,14 +61,14 @@ def _smol(kind: str, *, tied: bool = False) -> Any:
     name = {"smolvlm": "SmolVLM", "idefics3": "Idefics3"}[kind]
     config = getattr(transformers, f"{name}Config")(
         vision_config=vision,
-        text_config={"model_type": "llama", **TEXT, "tie_word_embeddings": tied},
+        text_config={"model_type": "llama", **text},
         scale_factor=2,
-        **SPECIAL | {"tie_word_embeddings": tied},
+        **SPECIAL | {"tie_word_embeddings": text["tie_word_embeddings"]},
     )
     return getattr(transformers, f"{name}ForConditionalGeneration")(config)
 
 
-def _llava() -> Any:
+def _llava(text: dict[str, Any]) -> Any:
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
     vision = CLIPVisionConfig(
@@ -75,25 +77,25 @@ def _llava() -> Any:
     return LlavaForConditionalGeneration(
         LlavaConfig(
             vision_config=vision,
-            text_config=LlamaConfig(**TEXT),
-            image_token_id=PLACEHOLDER,
+            text_config=LlamaConfig(**text),
+            image_token_index=PLACEHOLDER,
             image_seq_length=16,
             tie_word_embeddings=False,
         )
     )
 
 
-def _qwen(kind: str) -> Any:
+def _qwen(kind: str, text: dict[str, Any]) -> Any:
     import transformers
 
     name = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[kind]
     heads = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
     vision = {
-        "qwen2_vl": {"embed_dim": 32, "hidden_size": TEXT["hidden_size"], "mlp_ratio": 2, **heads},
+        "qwen2_vl": {"embed_dim": 32, "hidden_size": text["hidden_size"], "mlp_ratio": 2, **heads},
         "qwen2_5_vl": {
             "hidden_size": 32,
             "intermediate_size": 48,
-            "out_hidden_size": TEXT["hidden_size"],
+            "out_hidden_size": text["hidden_size"],
             "window_size": 16,
             "fullatt_block_indexes": [1],
             **heads,
@@ -101,25 +103,26 @@ def _qwen(kind: str) -> Any:
         "qwen3_vl": {
             "hidden_size": 32,
             "intermediate_size": 48,
-            "out_hidden_size": TEXT["hidden_size"],
+            "out_hidden_size": text["hidden_size"],
             "num_position_embeddings": 64,
             "deepstack_visual_indexes": [0],
             **heads,
         },
     }[kind]
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-    text = TEXT | {"rope_parameters": rope, "head_dim": 8}
+    head = text["hidden_size"] // text["num_attention_heads"]
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [head // 4, head // 8, head // 8]}
+    text = text | {"rope_parameters": rope, "head_dim": head}
     config = getattr(transformers, f"{name}Config")(vision_config=vision, text_config=text, **QWEN_SPECIAL)
     return getattr(transformers, f"{name}ForConditionalGeneration")(config)
 
 
 _BUILDERS: dict[str, Any] = {
-    "smolvlm": lambda: _smol("smolvlm"),
-    "idefics3": lambda: _smol("idefics3"),
+    "smolvlm": lambda text: _smol("smolvlm", text),
+    "idefics3": lambda text: _smol("idefics3", text),
     "llava": _llava,
-    "qwen2_vl": lambda: _qwen("qwen2_vl"),
-    "qwen2_5_vl": lambda: _qwen("qwen2_5_vl"),
-    "qwen3_vl": lambda: _qwen("qwen3_vl"),
+    "qwen2_vl": lambda text: _qwen("qwen2_vl", text),
+    "qwen2_5_vl": lambda text: _qwen("qwen2_5_vl", text),
+    "qwen3_vl": lambda text: _qwen("qwen3_vl", text),
 }
 FAMILIES = list(_BUILDERS)
 
@@ -147,7 +150,7 @@ def make_image(family: str, seed: int, *, key: str | None = None, size: int = 2)
 
 def plain_inputs(model: Any, token_ids: Sequence[int]) -> dict[str, Any]:
     """The inputs of the plain model: placeholders, and all pixels of the sequence."""
-    images = [span.image for span in image_store().spans(token_ids)]
+    images = [span.image for span in image_store().spans(token_ids) if not span.first]
     # A random model also samples the placeholder, as text: here it is an id that the sequence does not have.
     placeholder = max(set(range(TEXT["vocab_size"])) - set(token_ids))
     model.config.image_token_id = placeholder
@@ -159,7 +162,7 @@ def plain_inputs(model: Any, token_ids: Sequence[int]) -> dict[str, Any]:
         arrays = [image.inputs[name] for image in images]
         # Several images of one sequence are side by side in the second dimension for models that cut them into tiles.
         inputs[name] = torch.from_numpy(np.concatenate(arrays, axis=1 if arrays[0].ndim == 5 else 0))
-    return inputs
+    return {name: entry.to(model.device) if isinstance(entry, Tensor) else entry for name, entry in inputs.items()}
 
 
 def plain_logits(model: Any, token_ids: Sequence[int]) -> Tensor:

@@ -23,7 +23,7 @@ from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
 from benchmarks.common import flops, gsm8k, host_profile, prompts, sample_models, updates
-from benchmarks.speed import gpu, host, profile_generation
+from benchmarks.speed import gpu, host, images, profile_generation
 
 SAMPLES = [Sample(token_ids=(1, 2, 3), action_positions=(2,)), Sample(token_ids=(1, 2, 4, 5), action_positions=(2, 3))]
 
@@ -364,3 +364,11 @@ def test_steps_rollouts_and_the_raw_rate_are_measured_without_a_gpu_too(
     assert rollout["ratio"] == pytest.approx(rollout["rollout_rate"] / rollout["raw_rate"])
     assert rollout["tokens"] >= rollout["calls"] >= 1
     assert found["profile"]["samples"] > 0
+
+
+def test_images_are_encoded_once_per_group_and_every_row_is_measured(tmp_path: Path) -> None:
+    rows = images.main(["--tiny", "--device", "cpu", "--repeats", "1", "--json", str(tmp_path / "images.json")])
+    assert json.loads((tmp_path / "images.json").read_text()) == rows
+    assert [row["kind"] for row in rows] == ["rollout", "update", "update", "update", "update"]
+    assert rows[0]["figures"]["images_encoded_per_group"] == 1.0
+    assert all(value > 0 for row in rows for value in row["figures"].values())

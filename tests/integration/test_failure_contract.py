@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from PIL import Image
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaForCausalLM
 
 from agent_r1.chat import ChatRenderer
@@ -36,6 +37,7 @@ from agent_r1.errors import (
     RolloutsFailingError,
     RunLockedError,
     StorageError,
+    UnsupportedMediaError,
     WorkersError,
 )
 from agent_r1.evaluation.evaluate import evaluate
@@ -310,10 +312,21 @@ def test_a_row_without_ground_truth_is_refused_by_a_reward_that_needs_one(tmp_pa
 
 
 @row("row-with-images")
-def test_a_row_with_images_is_refused_with_its_row(tmp_path: Path, model_folder: Path) -> None:
+def test_a_row_with_an_image_that_cannot_be_read_or_seen_is_refused_with_its_row(
+    tmp_path: Path, model_folder: Path
+) -> None:
     shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]
-    with pytest.raises(DataError, match=r"row 1: the row holds image content"):
+    with pytest.raises(DataError, match=r"row 1: message 0, part 0 is at 'http://x/y.png': nothing is downloaded"):
         commands.train(*with_row(tmp_path, model_folder, {"prompt": shown}), quiet=True)
+    with pytest.raises(DataError, match=r"row 1: the row holds video content, which no model"):
+        commands.train(*with_row(tmp_path, model_folder, {"prompt": "?", "video": "x.mp4"}), quiet=True)
+    Image.new("RGB", (4, 4)).save(tmp_path / "dot.png")
+    with pytest.raises(
+        UnsupportedMediaError, match=r"(?s)own-1' and the model .*image content, which this model does not see"
+    ):
+        commands.train(
+            *with_row(tmp_path, model_folder, {"prompt": "?", "image": "dot.png", "answer": "4"}), quiet=True
+        )
     assert not (tmp_path / "tiny").exists()
 
 
@@ -464,8 +477,9 @@ def test_a_tool_that_exits_or_panics_is_read_by_the_model(renderer: ChatRenderer
 
 @row("tool-returns-images")
 def test_an_answer_with_images_is_refused_and_read_by_the_model(renderer: ChatRenderer) -> None:
-    groups, metrics = play(renderer, calling("tests_picture"), "over", tools=[foreign_code.picture])
-    assert "holds image content, which no model or engine" in read_by_the_model(groups)
+    blind = ToolRunner(sees_images=False)
+    groups, metrics = play(renderer, calling("tests_picture"), "over", tools=[foreign_code.picture], runner=blind)
+    assert "holds image content, which this model does not see" in read_by_the_model(groups)
     assert metrics["tool/tests_picture/errors"] == 1.0
     seen_in("tool-returns-images", "tool/tests_picture/errors")
 

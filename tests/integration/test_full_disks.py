@@ -17,8 +17,7 @@ from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from agent_r1.cli import app
-from agent_r1.config import Config
-from agent_r1.config import LoraConfig
+from agent_r1.config import Config, LoraConfig
 from agent_r1.errors import StorageError
 from agent_r1.files import atomic_write, free_bytes, size_in_words, write_atomically
 from agent_r1.learner.critics import Critic

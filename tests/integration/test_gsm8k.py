@@ -123,16 +123,19 @@ def test_a_row_of_something_else_is_refused(tmp_path: Path, row: str) -> None:
         list(process.read_problems([tmp_path / "train.jsonl"]))
 
 
-def test_training_and_held_out_rows_are_those_of_the_official_splits(run: SampleRun) -> None:
-    questions = {
+def test_validation_rows_are_held_out_of_the_official_training_split(run: SampleRun) -> None:
+    official = {
         split: [problem.question for problem in process.read_problems([SAMPLE / f"{split}.jsonl"])]
         for split in ("train", "test")
     }
-    assert [task.prompt[-1]["content"] for task in run.plan.train_tasks] == questions["train"]
-    assert [task.prompt[-1]["content"] for task in run.plan.eval_tasks] == questions["test"]
+    splits = {name: [p.question for p in problems] for name, problems in process.read_splits(SAMPLE).items()}
+    assert [task.prompt[-1]["content"] for task in run.plan.train_tasks] == splits["train"]
+    assert [task.prompt[-1]["content"] for task in run.plan.eval_tasks] == splits["validation"]
+    assert splits["test"] == official["test"]
+    assert sorted(splits["train"] + splits["validation"]) == sorted(official["train"])
     assert {task.data_source for task in run.plan.eval_tasks} == {"gsm8k"}
-    assert len(run.demonstrations) == len(questions["train"])
-    assert not [row for row in run.demonstrations if row["messages"][1]["content"] in questions["test"]]
+    shown = {row["messages"][1]["content"] for row in run.demonstrations}
+    assert shown == set(splits["train"])
 
 
 def test_no_row_shows_its_answer_to_the_environment(run: SampleRun) -> None:
@@ -176,8 +179,9 @@ def test_every_demonstration_solves_its_task_as_a_rollout_would_show_it(run: Sam
 
 def test_the_data_script_writes_where_it_is_told(tmp_path: Path) -> None:
     process.write_data(tmp_path / "deep" / "data", SAMPLE)
-    train, held_out = (load_tasks([tmp_path / "deep" / "data" / f"{split}.parquet"]) for split in ("train", "eval"))
-    assert (len(train), len(held_out)) == (48, 16)
+    splits = ("train", "validation", "test")
+    train, *held_out = (load_tasks([tmp_path / "deep" / "data" / f"{split}.parquet"]) for split in splits)
+    assert (len(train), *map(len, held_out)) == (39, 9, 16)
     assert {row.agent_name for row in train} == {"single_step"}
 
 
@@ -187,7 +191,7 @@ def test_the_recipe_checks_and_trains_from_its_own_warm_start(run: SampleRun) ->
     overrides = [*run.overrides, *small, "eval.max_tasks=2", "eval.every=0", "trainer.micro_batch_tokens=2048"]
     report = commands.check(str(RECIPE), *overrides, groups=1, members=2, quiet=True)
     [gold] = [result for result in report.results if result.title == "gold answers"]
-    assert gold.seen == "64 of 64 gold answers (gold_answer) score full marks, 0 wrong ones do"
+    assert gold.seen == "48 of 48 gold answers (gold_answer) score full marks, 0 wrong ones do"
     # Two steps teach nobody to answer: that all earn the same, and that answers are cut, is all there is to find.
     assert {result.title for result in report.results if result.findings} <= {"rewards", "trial episodes"}
     summary = commands.train(str(RECIPE), *overrides, quiet=True)

@@ -106,9 +106,9 @@ def check_demonstrations(made: Made, config: Any, rows: list[dict[str, Any]]) ->
 
 
 def test_the_sample_becomes_rows_with_the_usual_columns(made: Made) -> None:
-    train, held_out = made.tasks("train"), made.tasks("eval")
-    assert (len(train), len(held_out)) == (16, 8)
-    task = held_out[0]
+    train, validation, test = (made.tasks(split) for split in ("train", "validation", "test"))
+    assert (len(train), len(validation), len(test)) == (13, 3, 8)
+    task = test[0]
     assert task.task_id == "hotpotqa-" + next(iter(read_rows(SAMPLE / "test.jsonl")))["id"]
     assert (task.data_source, task.agent_name) == ("hotpotqa", "env_loop")
     assert task.ground_truth == ["University of Oxford, England"]
@@ -121,7 +121,9 @@ def test_rows_without_an_official_id_get_a_number() -> None:
 
 
 def test_gold_answers_score_full_marks_and_wrong_ones_do_not(made: Made) -> None:
-    found = asyncio.run(gold_result(reward_fn.score, [*made.tasks("train"), *made.tasks("eval")]))
+    found = asyncio.run(
+        gold_result(reward_fn.score, [task for split in ("train", "validation", "test") for task in made.tasks(split)])
+    )
     assert not found.findings
     assert found.seen == "24 of 24 gold answers (gold_answer) score full marks, 0 wrong ones do"
 
@@ -306,9 +308,11 @@ def write_hub_files(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_hub_source(source: Any, rows: list[dict[str, Any]]) -> None:
-    assert [q.question_id for q in source.questions["train"]] == [row["id"] for row in rows[:12]]
-    assert [q.question_id for q in source.questions["eval"]] == [row["id"] for row in rows[12:]]
-    assert source.questions["eval"][0].supporting_titles == rows[12]["supporting_titles"]
+    trained, held_out = ({q.question_id for q in source.questions[split]} for split in ("train", "validation"))
+    assert (len(trained), len(held_out)) == (10, 2)
+    assert trained | held_out == {row["id"] for row in rows[:12]}
+    assert [q.question_id for q in source.questions["test"]] == [row["id"] for row in rows[12:]]
+    assert source.questions["test"][0].supporting_titles == rows[12]["supporting_titles"]
     passages = {passage.title: passage.text for passage in source.passages}
     assert set(passages) == {title for row in rows for title in row["supporting_titles"]}
     assert passages[rows[0]["supporting_titles"][0]] == f"About {rows[0]['supporting_titles'][0]}. More."
@@ -390,7 +394,7 @@ def test_a_run_builds_the_index_that_its_tool_names(tmp_path: Path, monkeypatch:
     recipe, config = resolve([str(RECIPE), f"run.folder={tmp_path / 'runs'}", MODEL])
     with recipe_folder(recipe):
         plan = prepare_plan(config)
-    assert (len(plan.train_tasks), len(plan.eval_tasks)) == (16, 8)
+    assert (len(plan.train_tasks), len(plan.eval_tasks)) == (13, 3)
     assert (tmp_path / "runs" / "hotpotqa_data" / "index" / "manifest.json").is_file()
 
 
@@ -461,7 +465,11 @@ def test_it_trains_from_a_warm_start_and_is_evaluated_on_other_collections(
     summary = commands.train(str(RECIPE), *small, quiet=True)
     assert summary.steps == 2
     assert (tmp_path / "runs" / "hotpotqa_warm_start" / "hf" / "model.safetensors").is_file()
-    cross = ("data.eval=[runs/hotpotqa_data/cross.parquet]", "data.prepare=data_preprocess.process_hotpotqa:make_data")
+    cross = (
+        "eval.split=test",
+        "data.test=[runs/hotpotqa_data/cross.parquet]",
+        "data.prepare=data_preprocess.process_hotpotqa:make_data",
+    )
     evaluation = commands.evaluate(
         str(RECIPE), *small, *cross, "eval.max_tasks=4", model="runs/hotpotqa/hf", quiet=True
     )

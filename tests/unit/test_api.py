@@ -261,3 +261,23 @@ def test_train_evaluate_check_and_sft_work_in_a_running_loop(tmp_path: Path, sma
     steps, rows, status, folder = asyncio.run(cell())
     assert (steps, rows, status) == (1, 2.0, "ok")
     assert (folder / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"reward": 5}, "reward must be a function, its name, a list or a mapping of them, found 5"),
+        ({"tools": [5]}, "a tool is a function or a BaseTool, found 5"),
+        ({"tools": "calculate"}, "tools='calculate' is one text; give a list"),
+    ],
+)
+def test_parts_of_a_wrong_type_are_refused_in_words(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(overrides={"model.path": "MODEL"}, **parts)
+
+
+def test_a_line_that_is_no_trajectory_is_named(tmp_path: Path) -> None:
+    for line in (b'{"broken', b"\xff", b"[]", b"null", b"{}"):
+        (tmp_path / "1.jsonl").write_bytes(line + b"\n")
+        with pytest.raises(DataError, match=r"1\.jsonl, line 1: not a trajectory"):
+            agent_r1.load_trajectories(tmp_path / "1.jsonl")

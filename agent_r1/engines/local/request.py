@@ -164,7 +164,7 @@ def _check_sampling(sampling: SamplingParams) -> None:
     """Refuse values without a meaning here: devices would interpret them differently."""
     temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
     if not (temperature == 0 or 1e-6 <= temperature < math.inf):
-        raise EngineRequestError(f"temperature is {temperature}; give 0 (greedy) or a positive number")
+        raise EngineRequestError(f"temperature is {temperature}; give 0 (greedy) or at least 1e-6")
     if top_k < 0:
         raise EngineRequestError(f"top_k is {top_k}; give 0 to keep all tokens")
     if not 0 < top_p <= 1:

@@ -173,9 +173,9 @@ def _batches(images: Sequence[EncodedImage], one_by_one: bool) -> Iterator[tuple
 
 def _joined(arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
     joined = np.concatenate(arrays) if len(arrays) > 1 else np.asarray(arrays[0])
-    if joined.dtype.kind == "f":
-        return np.ascontiguousarray(joined, dtype=np.float32)
-    return np.ascontiguousarray(joined, dtype=bool if joined.dtype.kind == "b" else np.int64)
+    kinds: dict[str, Any] = {"f": np.float32, "b": np.bool_}
+    # Writable: torch would warn of others, though it does not write.
+    return np.require(joined, kinds.get(joined.dtype.kind, np.int64), ["C", "W"])
 
 
 def _together(parts: Any) -> Tensor:

@@ -49,7 +49,7 @@ class ImagePass:
             gradient = self._given[key].grad
             if self._apart and embeddings.requires_grad and gradient is not None:
                 made.append(embeddings)
-                gradients.append(gradient)
+                gradients.append(gradient.to(embeddings.dtype))
         if made:
             torch.autograd.backward(made, gradients)
         self._made, self._given = {}, {}
@@ -66,5 +66,5 @@ class ImagePass:
             self._made[image.key] = embeddings
             given = embeddings
             if self._apart and embeddings.requires_grad:
-                given = embeddings.detach().requires_grad_()
+                given = embeddings.detach().float().requires_grad_()  # gradients add up in float32
             self._given[image.key] = given

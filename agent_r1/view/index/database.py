@@ -58,6 +58,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 def usable_path(folder: Path) -> Path:
     """An index with our schema: the one beside the run, else one in the cache folder."""
+    if not folder.is_dir():  # deleted while the page is open: a folder with an index alone would be in the way of a run
+        raise StorageError(f"the run {folder} is gone")
     digest = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=12).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-r1" / "view"
     problems = []
@@ -65,7 +67,8 @@ def usable_path(folder: Path) -> Path:
         try:
             if path.is_symlink():
                 continue
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.parent == cache:
+                cache.mkdir(parents=True, exist_ok=True)
             with locked_folder(path.parent):  # another viewer may be about to do the same
                 _prepare(path)
             return path

@@ -1,4 +1,4 @@
-"""The data of gsm8k: the official splits as parquet files, and worked solutions for the warm start.
+"""The data of gsm8k: its splits as parquet files, and worked solutions for the warm start.
 
     python recipes/gsm8k/data_preprocess/process_gsm8k.py --local_save_dir runs/gsm8k_data
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config
-from agent_r1.data import locate, read_raw, write_rows
+from agent_r1.data import hold_out, locate, read_raw, write_rows
 from agent_r1.errors import DataError
 from agent_r1.registry import load_module, recipe_folder
 
@@ -26,6 +26,9 @@ with recipe_folder(Path(__file__).resolve().parents[1]):
 
 _OFFICIAL = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data"
 SOURCES = {split: [f"{_OFFICIAL}/{split}.jsonl"] for split in ("train", "test")}
+
+NUM_VALIDATION = 512
+"""How many problems of the training split are held out."""
 
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
 
@@ -63,6 +66,23 @@ def read_problems(files: Iterable[Path]) -> Iterator[Problem]:
         yield Problem(question=str(row["question"]).strip(), worked=worked.strip(), answer=answer)
 
 
+def read_splits(local_dataset_path: Path | None = None) -> dict[str, list[Problem]]:
+    """GSM8K's own test split, and its training split, of which some problems are held out for validation."""
+    files = locate("gsm8k", SOURCES, local_dataset_path)
+    train, test = (list(read_problems(files[split])) for split in ("train", "test"))
+    train, validation = hold_out(train, NUM_VALIDATION, key=lambda problem: problem.question)
+    return {"train": train, "validation": validation, "test": test}
+
+
+def write_splits(
+    folder: Path, splits: Mapping[str, Sequence[Problem]], row: Callable[[Problem, str, int], dict[str, Any]]
+) -> None:
+    """Write `<split>.parquet` for each split; the one to train on last, since a run begins when all are there."""
+    for split in ("test", "validation", "train"):
+        rows = (row(problem, split, index) for index, problem in enumerate(splits[split]))
+        write_rows(folder / f"{split}.parquet", rows)
+
+
 def task_row(problem: Problem, split: str, index: int) -> dict[str, Any]:
     """A problem as a dataset row."""
     return {
@@ -82,12 +102,10 @@ def demonstration(problem: Problem) -> dict[str, Any]:
 
 
 def write_data(folder: Path, local_dataset_path: Path | None = None) -> None:
-    """Write `demonstrations.jsonl` and `train.parquet` of the training split, `eval.parquet` of the test split."""
-    files = locate("gsm8k", SOURCES, local_dataset_path)
-    train, held_out = (list(read_problems(files[split])) for split in ("train", "test"))
-    write_rows(folder / "demonstrations.jsonl", map(demonstration, train))
-    write_rows(folder / "eval.parquet", (task_row(problem, "test", index) for index, problem in enumerate(held_out)))
-    write_rows(folder / "train.parquet", (task_row(problem, "train", index) for index, problem in enumerate(train)))
+    """Write `demonstrations.jsonl` and one file per split."""
+    splits = read_splits(local_dataset_path)
+    write_rows(folder / "demonstrations.jsonl", map(demonstration, splits["train"]))
+    write_splits(folder, splits, task_row)
 
 
 def make_data(config: Config) -> None:

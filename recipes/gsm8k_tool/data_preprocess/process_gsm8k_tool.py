@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config
-from agent_r1.data import locate, write_rows
+from agent_r1.data import write_rows
 from agent_r1.errors import DataError
 from agent_r1.registry import load_module, recipe_folder
 from agent_r1.shipped import find_recipe
@@ -120,12 +120,10 @@ async def demonstrations(problems: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def write_data(folder: Path, local_dataset_path: Path | None = None) -> None:
-    """Write `demonstrations.jsonl` and `train.parquet` of the training split, `eval.parquet` of the test split."""
-    files = locate("gsm8k", gsm8k.SOURCES, local_dataset_path)
-    train, held_out = (list(gsm8k.read_problems(files[split])) for split in ("train", "test"))
-    write_rows(folder / "demonstrations.jsonl", asyncio.run(demonstrations(train)))
-    write_rows(folder / "eval.parquet", (task_row(problem, "test", index) for index, problem in enumerate(held_out)))
-    write_rows(folder / "train.parquet", (task_row(problem, "train", index) for index, problem in enumerate(train)))
+    """Write `demonstrations.jsonl` and one file per split."""
+    splits = gsm8k.read_splits(local_dataset_path)
+    write_rows(folder / "demonstrations.jsonl", asyncio.run(demonstrations(splits["train"])))
+    gsm8k.write_splits(folder, splits, task_row)
 
 
 def make_data(config: Config) -> None:

@@ -96,7 +96,7 @@ def describe(planned: Sequence[tuple[Mapping[str, Any], Sequence[Any]]], num_que
 
 
 def write_data(folder: Path, config: Config, dataset: Path | None = None) -> None:
-    """Write the index, `demonstrations.jsonl`, `eval.parquet` and `train.parquet`."""
+    """Write the index, `demonstrations.jsonl` and one file per split."""
     source = sources.hotpotqa(dataset)
     entry = search_entry(config)
     build_index(source.passages, Path(entry["index"]))
@@ -108,7 +108,7 @@ def write_data(folder: Path, config: Config, dataset: Path | None = None) -> Non
     policy = make_policy(config.env.get("context", "append"))
     shown = (demonstrations.conversations(row, searches, policy, tool) for row, searches in planned)
     write_rows(folder / "demonstrations.jsonl", chain.from_iterable(shown))
-    for split in ("eval", "train"):
+    for split in ("test", "validation", "train"):
         write_rows(folder / f"{split}.parquet", task_rows(source.questions[split], "hotpotqa", split))
 
 
@@ -123,12 +123,12 @@ def _cross_rows(folder: Path, dataset: Path | None) -> Iterator[dict[str, Any]]:
         index = folder / f"index_{name}"
         build_index(source.passages, index)
         # The configuration lists this index with its settings (env.row_tools); a row only chooses it.
-        yield from task_rows(source.questions["eval"], name, "eval", [{"name": "search", "index": str(index)}])
+        yield from task_rows(source.questions["test"], name, "test", [{"name": "search", "index": str(index)}])
 
 
 def make_data(config: Config) -> None:
     """The `data.prepare` of `base.yaml`: makes what is missing."""
-    named = map(Path, (*config.data.train, *config.data.eval, *config.sft.data))
+    named = map(Path, (*config.data.train, *config.data.eval, *config.data.test, *config.sft.data))
     missing = [path for path in named if not path.is_file()]
     if any(path.name != CROSS_FILE for path in missing):
         write_data(Path(config.data.train[0]).parent, config)

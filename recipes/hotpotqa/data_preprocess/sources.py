@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agent_r1.data import DATA_VARIABLE, find_files, locate, read_raw
+from agent_r1.data import DATA_VARIABLE, find_files, hold_out, locate, read_raw
 from agent_r1.errors import DataError
 from agent_r1.tools.builtin.search import Passage, read_passages
 
@@ -29,9 +29,13 @@ CROSS = {
     "musique": [f"{HUB}/dgslibisey/MuSiQue/resolve/main/musique_ans_v1.0_dev.jsonl"],
 }
 CROSS_FOLDER = "multihop_other"
+SPLITS = ("train", "test")
+"""The files of the packed layout."""
 
-NUM_TRAIN, NUM_EVAL = 3000, 300
+NUM_TRAIN, NUM_TEST = 3000, 300
 """How many questions of the official files are taken: with their passages the index stays small."""
+NUM_VALIDATION = 300
+"""How many of the questions to train on are held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,32 +67,36 @@ class Source:
 
 
 def hotpotqa(folder: Path | None = None) -> Source:
-    """HotpotQA, from `folder`, else from what AGENT_R1_DATA names, else downloaded. Splits: train, eval."""
+    """HotpotQA, from `folder`, else from what AGENT_R1_DATA names, else downloaded. Splits: train, validation,
+    test."""
     given = folder or _shared_folder("hotpotqa")
     if given is not None and given.is_dir() and any(given.glob("corpus*")):
-        splits = {"train": find_files(given, "train"), "eval": find_files(given, "test")}
-        questions = {split: [packed_question(row) for row in read_raw(files)] for split, files in splits.items()}
-        return Source(questions=questions, passages=read_passages(sorted(given.glob("corpus*"))))
+        train, test = ([packed_question(row) for row in read_raw(find_files(given, split))] for split in SPLITS)
+        return Source(questions=_with_validation(train, test), passages=read_passages(sorted(given.glob("corpus*"))))
     files = locate("hotpotqa", HOTPOTQA, given)
-    rows = {
-        "train": list(islice(read_raw(files["train"]), NUM_TRAIN)),
-        "eval": list(islice(read_raw(files["validation"]), NUM_EVAL)),
-    }
+    train_rows = list(islice(read_raw(files["train"]), NUM_TRAIN))
+    test_rows = list(islice(read_raw(files["validation"]), NUM_TEST))
     return Source(
-        questions={split: [hub_question(row) for row in some] for split, some in rows.items()},
-        passages=unique_passages(pair for some in rows.values() for row in some for pair in hub_passages(row)),
+        questions=_with_validation([hub_question(row) for row in train_rows], [hub_question(row) for row in test_rows]),
+        passages=unique_passages(pair for row in (*train_rows, *test_rows) for pair in hub_passages(row)),
     )
 
 
+def _with_validation(train: list[Question], test: list[Question]) -> dict[str, list[Question]]:
+    """The splits. The official validation questions, whose answers are public, are the ones to test on."""
+    train, validation = hold_out(train, NUM_VALIDATION, key=lambda question: question.question)
+    return {"train": train, "validation": validation, "test": test}
+
+
 def cross(name: str, folder: Path | None = None) -> Source:
-    """2wiki or musique, likewise. Split: eval."""
+    """2wiki or musique, likewise. Split: test."""
     given = folder or _shared_folder(CROSS_FOLDER)
     if given is not None:
         questions = [packed_question(row) for row in read_raw(find_files(given, f"{name}_questions"))]
-        return Source(questions={"eval": questions}, passages=read_passages(find_files(given, f"{name}_corpus")))
-    rows = spread(list(read_raw(locate(name, {name: CROSS[name]})[name])), NUM_EVAL)
+        return Source(questions={"test": questions}, passages=read_passages(find_files(given, f"{name}_corpus")))
+    rows = spread(list(read_raw(locate(name, {name: CROSS[name]})[name])), NUM_TEST)
     return Source(
-        questions={"eval": [hub_question(row) for row in rows]},
+        questions={"test": [hub_question(row) for row in rows]},
         passages=unique_passages(pair for row in rows for pair in hub_passages(row)),
     )
 

@@ -53,3 +53,17 @@ def test_importing_the_command_line_imports_no_heavy_package() -> None:
     code = f"import sys, agent_r1.cli; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_ctrl_c_at_the_very_start_ends_without_a_traceback() -> None:
+    code = """
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "agent_r1.cli.app":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+import agent_r1.cli
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")

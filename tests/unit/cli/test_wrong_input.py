@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,3 +105,30 @@ def test_a_value_of_another_type_is_named_by_its_key() -> None:
         assert str(caught.value) == (
             "trainer.steps cannot be used: Value 'abc' of type 'str' could not be converted to Integer"
         )
+
+
+def agent_r1(command: str, **variables: str) -> tuple[int, str]:
+    """The exit code of a shell's command line and what it wrote to standard error."""
+    script = f"set -o pipefail; {sys.executable} -m agent_r1.cli {command}"
+    environment = {**os.environ, **variables}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_the_output_is_one_message() -> None:
+    assert agent_r1("recipes > /dev/full") == (2, "error: the output: No space left on device\n")
+
+
+def test_a_reader_that_leaves_is_not_blamed_on_the_recipe() -> None:
+    """`head` must be gone before the long output comes: `true` reads nothing at all."""
+    code, told = agent_r1("train quickstart --dry-run | true")
+    assert (code, told.replace("\n", "")) == (
+        1,
+        "recipe: 'quickstart' of Agent-R1; to edit it: agent-r1 recipes copy quickstart",
+    )
+
+
+def test_letters_that_the_terminal_lacks_are_spelled_out() -> None:
+    a_run(Path("runs/türkis"))
+    assert agent_r1("table runs/türkis --md", PYTHONIOENCODING="ascii") == (0, "")

@@ -136,6 +136,8 @@ def test_new_weights_of_the_projector_change_the_answers_and_equal_ones_keep_the
         (lambda ids: image_token_ids("never seen", 3), "image is not known here"),
         (lambda ids: ids[:-1], "the prompt has 7 of the 8 tokens of an image"),
         (lambda ids: ids[1:], "the prompt has 7 of the 8 tokens of an image"),
+        (lambda ids: (*ids[:4], 7, *ids[5:]), "the prompt has 4 of the 8 tokens of an image"),
+        (lambda ids: (*ids[:4], *ids), "the prompt has 4 of the 8 tokens of an image"),
         (lambda ids: (*ids, 60), "token ids from 5 to 60 beside image tokens; the model knows 0 to 59"),
         (lambda ids: (*ids, -1), "token ids from -1 to 6 beside image tokens"),
     ],
@@ -145,6 +147,13 @@ def test_a_prompt_whose_images_cannot_be_read_is_refused(change: Any, message: s
     engine = LocalEngine(make_vlm("smolvlm"), kv_memory=1024)
     with pytest.raises(EngineRequestError, match=message):
         ask(engine, (5, *change(image.token_ids), 6))
+
+
+def test_text_between_the_tokens_of_an_image_is_read_as_text() -> None:
+    model, image = make_vlm("smolvlm"), make_image("smolvlm", 1)
+    engine = LocalEngine(model, kv_memory=1024)
+    prompt = (5, *image.token_ids[:4], 6, 7, *image.token_ids[4:], 8, *image.token_ids, 9)
+    assert_plain(model, prompt, ask(engine, prompt)[0])
 
 
 def test_an_image_without_a_grid_is_refused_where_positions_need_one() -> None:

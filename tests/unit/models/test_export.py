@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 
 from agent_r1.chat.tokenizer import load_renderer
 from agent_r1.cli import app
-from agent_r1.config import Config
-from agent_r1.config.schema import LoraConfig, ModelConfig
+from agent_r1.config import Config, LoraConfig, ModelConfig
 from agent_r1.errors import DivergenceError, ExportError, StorageError, raising
 from agent_r1.learner.weight_growth import LARGEST_GROWTH, WeightGrowth
 from agent_r1.models import export as models

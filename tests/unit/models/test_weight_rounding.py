@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from agent_r1.config import OptimizerConfig, load_config
-from agent_r1.config import LoraConfig
+from agent_r1.config import LoraConfig, OptimizerConfig, load_config
 from agent_r1.engines.local import LocalEngine
 from agent_r1.engines.local.runner import ModelRunner
 from agent_r1.errors import EngineError

@@ -21,7 +21,7 @@ from agent_r1.errors import DataError, MissingExtraError
 from agent_r1.metric_names import SFT_LOSS
 from agent_r1.runs import DEFAULT_KEYS, draw_curves, markdown_table, read_runs, save_figure, table_rows
 from agent_r1.runs.folder import base_model
-from agent_r1.runs.plot import curve
+from agent_r1.runs.reports.plot import curve
 from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 from tests.integration.test_runs import score_variety
@@ -187,9 +187,9 @@ def test_a_table_has_a_row_for_each_run_and_a_column_for_each_source(tmp_path: P
             "steps",
             "minutes",
             "peak GPU GB",
-            "math, before -> after",
-            "shop, before -> after",
-            "all (8 rows), before -> after",
+            "math, validation, before -> after",
+            "shop, validation, before -> after",
+            "all (8 rows), validation, before -> after",
         ],
         ["one", "small-model", "ppo", "3", "2", "2.0", "3.5", "0.500 -> 0.500", "0.000 -> 1.000", "0.250 -> 0.750"],
         ["two", "small-model", "grpo", "0", "1 of 2", "0.5", "3.2", "0.500 -> ?", "0.000 -> ?", "0.250 -> ?"],
@@ -225,7 +225,7 @@ def test_the_table_as_markdown(tmp_path: Path) -> None:
     lines = [{"step": 0, "eval/all/greedy": 0.5, "eval/math/greedy": 0.5}, {"step": 1, "time/step": 6.0}]
     runs = read_runs([write_run(tmp_path / "a|b", lines)])
     assert markdown_table(runs) == (
-        "| run | model | algorithm | seed | steps | minutes | peak GPU GB | math, before -> after |\n"
+        "| run | model | algorithm | seed | steps | minutes | peak GPU GB | math, validation, before -> after |\n"
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |\n"
         "| a\\|b | small-model | grpo | 0 | 1 of 2 | 0.1 | - | 0.500 -> ? |\n"
     )
@@ -292,6 +292,6 @@ def test_the_base_of_a_warm_start_is_what_it_was_made_of(tmp_path: Path) -> None
 
 
 def test_matplotlib_is_imported_only_when_something_is_drawn() -> None:
-    source = Path(str(importlib.util.find_spec("agent_r1.runs.plot").origin)).read_text()  # type: ignore[union-attr]
+    source = Path(str(importlib.util.find_spec("agent_r1.runs.reports.plot").origin)).read_text()  # type: ignore[union-attr]
     assert "\nfrom matplotlib" not in source
     assert "\nimport matplotlib" not in source

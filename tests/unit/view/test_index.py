@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -375,3 +376,16 @@ def test_failures_are_those_of_the_stop_reason(run: WrittenRun) -> None:
     index = TrajectoryIndex(run.path)
     index.update()
     assert {row["stop_reason"]: row["failed"] for row in rows(index)} == {str(r): r.is_failure for r in StopReason}
+
+
+def test_a_run_that_was_deleted_is_not_made_again(run: WrittenRun) -> None:
+    add(run, 1, "one")
+    index = TrajectoryIndex(run.path)
+    index.update()
+    shutil.rmtree(run.path)
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            rows(index)
+        with pytest.raises(StorageError, match="is gone"):
+            index.update()
+    assert not run.path.exists()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent_r1.errors import EngineRequestError
-from agent_r1.images import FIRST_IMAGE_ID, ImageSpan, image_store, rope_positions
+from agent_r1.images import FIRST_IMAGE_ID, EncodedImage, ImageSpan, image_store, rope_positions
 from agent_r1.types import TokenIds
 
 if TYPE_CHECKING:
@@ -54,19 +54,36 @@ def find_images(prompt: TokenIds, *, vocabulary: int, two_dimensional: bool) -> 
             f"{vocabulary - 1}"
         )
     spans = tuple(image_store().spans(ids))
+    _check_whole(spans, two_dimensional=two_dimensional)
+    positions = rope_positions(ids, image_store()) if two_dimensional else None
+    offset = 0 if positions is None else int(positions[:, -1].max()) + 1 - len(ids)
+    return PromptImages(spans=spans, end=spans[-1].start + spans[-1].length, positions=positions, offset=offset)
+
+
+def _check_whole(spans: Sequence[ImageSpan], *, two_dimensional: bool) -> None:
+    """All tokens of every image are there, in order. Text may be between them, such as the rows and columns of tiles;
+    not where positions are those of a grid."""
+    image, count = spans[0].image, 0
     for span in spans:
-        if span.first or span.length != span.image.num_tokens:
-            raise EngineRequestError(
-                f"the prompt has {span.length} of the {span.image.num_tokens} tokens of an image; give all of them"
-            )
+        begins = count in (0, image.num_tokens)
+        if span.first if begins else span.image is not image or span.first != count:
+            _refuse_part(image if not begins else span.image, span.length if begins else count)
+        image, count = span.image, span.first + span.length
         if two_dimensional and span.image.grid is None:
             raise EngineRequestError(
                 "the model places image tokens in two dimensions, and the prompt has an image without a grid; encode "
                 "it with the model's own processor"
             )
-    positions = rope_positions(ids, image_store()) if two_dimensional else None
-    offset = 0 if positions is None else int(positions[:, -1].max()) + 1 - len(ids)
-    return PromptImages(spans=spans, end=spans[-1].start + spans[-1].length, positions=positions, offset=offset)
+        if two_dimensional and span.length != image.num_tokens:
+            _refuse_part(image, span.length)
+    if count != image.num_tokens:
+        _refuse_part(image, count)
+
+
+def _refuse_part(image: EncodedImage, count: int) -> None:
+    raise EngineRequestError(
+        f"the prompt has {count} of the {image.num_tokens} tokens of an image; give all of them in order"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,79 @@
+"""How well each task was solved, before and after training, with the split that the tasks come from.
+
+runs/<name>/evaluations/validation_before.json, validation_after.json    written by the run
+                        test_before.json, test_after.json                written by `agent-r1 eval RUN --split test`
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_r1.codec import write_json
+from agent_r1.errors import DataError
+from agent_r1.files import write_atomically
+
+STAGES = ("before", "after")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRecord:
+    """One evaluation of one model."""
+
+    split: str
+    """Where its tasks come from: validation, test or train."""
+    model: str
+    """The model."""
+    step: int
+    """Training steps it had."""
+    tasks: Sequence[str]
+    """The ids of the tasks."""
+    sources: Sequence[str]
+    """The data source of each."""
+    solved: Sequence[float]
+    """How well each was solved, greedily."""
+    metrics: Mapping[str, float]
+    """All figures."""
+    intervals: Mapping[str, Sequence[float]]
+    """Their 95 % intervals, where they have one."""
+
+    def by_task(self, source: str | None = None) -> dict[str, float]:
+        """How well each task of a source (None: of all) was solved. Tasks with one id are told apart by number."""
+        seen: Counter[str] = Counter()
+        result: dict[str, float] = {}
+        for task, own, value in zip(self.tasks, self.sources, self.solved, strict=True):
+            if source in (None, own):
+                seen[task] += 1
+                result[task if seen[task] == 1 else f"{task} #{seen[task]}"] = value
+        return result
+
+
+def write_evaluation(file: Path, record: EvaluationRecord) -> None:
+    """Write a record."""
+    write_atomically(file, write_json(asdict(record), indent=1) + "\n")
+
+
+def read_evaluation(file: Path) -> EvaluationRecord:
+    """Read a record; `DataError` for anything else."""
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        record = EvaluationRecord(**{name: found[name] for name in EvaluationRecord.__slots__})
+        record.by_task()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} is not the record of an evaluation ({type(error).__name__}: {error})") from error
+    return record
+
+
+def read_evaluations(folder: Path) -> dict[str, tuple[EvaluationRecord, EvaluationRecord]]:
+    """The splits on which a run was evaluated both before and after training."""
+    pairs: dict[str, tuple[EvaluationRecord, EvaluationRecord]] = {}
+    for after in sorted(folder.glob("*_after.json")):
+        split = after.name.removesuffix("_after.json")
+        before = folder / f"{split}_before.json"
+        if before.is_file():
+            pairs[split] = read_evaluation(before), read_evaluation(after)
+    return pairs

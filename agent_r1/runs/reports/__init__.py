@@ -1,0 +1,1 @@
+"""Reports on runs: curves, tables, and whether a gain is one."""
