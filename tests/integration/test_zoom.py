@@ -40,6 +40,7 @@ from recipes.zoom.scenes import (
 )
 from recipes.zoom.tools import zoom
 from tests.helpers.forks import run_python
+from tests.unit.models.test_tiny_vision import make_language_model
 
 ROOT = Path(__file__).parents[2]
 CARDS = {
@@ -206,6 +207,26 @@ def test_the_recipe_trains(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "zoom" / "summary.json").read_text())["steps"] == 2
     assert load_renderer(str(tmp_path / "zoom" / "hf")).sees_images
+
+
+@pytest.mark.whole
+def test_the_form_with_a_tower_in_front_of_a_language_model_trains(tmp_path: Path) -> None:
+    """The commands of the README, with a small Llama for SmolLM2, few rows and few steps."""
+    make_language_model(tmp_path / "language", tied=True)
+    script, save = str(ROOT / "recipes" / "zoom" / "prepare.py"), tmp_path / "larger"
+    done = run_python(
+        script, "--language_model", str(tmp_path / "language"), "--save_dir", str(save), "--rows", "40", cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rng, data = random.Random(3), tmp_path / "zoom_data"
+    for name in ("train", "eval"):
+        write_rows(data / f"{name}.jsonl", [task_row(draw_scene(rng)) for _ in range(4)])
+    words = ["train", str(ROOT / "recipes" / "zoom"), f"run.folder={tmp_path}", f"model.path={save / 'model'}"]
+    warm = [f"sft.folder={save / 'warm_start'}", f"sft.data=[{save / 'data' / 'warm_start.jsonl'}]", "sft.steps=2"]
+    short = ["trainer.steps=1", "rollout.groups_per_step=2", "rollout.group_size=2", "rollout.context_length=1024"]
+    done = run_python("-m", "agent_r1.cli", *words, *warm, *short, "model.train_vision=all", cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "zoom" / "summary.json").read_text())["steps"] == 1
 
 
 @pytest.mark.slow

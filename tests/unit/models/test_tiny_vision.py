@@ -55,7 +55,7 @@ def test_the_same_demonstrations_make_the_same_model_and_leave_torchs_random_num
     assert image_features(tmp_path / "one").shape[0] == 16
 
 
-def language_model(folder: Path, *, tied: bool) -> LlamaForCausalLM:
+def make_language_model(folder: Path, *, tied: bool) -> LlamaForCausalLM:
     """A small Llama with the tokens of ChatML, without image tokens."""
     tokenizer = tiny_vlm_tokenizer("llava")
     config = LlamaConfig(
@@ -76,7 +76,7 @@ def language_model(folder: Path, *, tied: bool) -> LlamaForCausalLM:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_language_model_with_a_tower_says_what_it_said_about_text(tmp_path: Path, tied: bool) -> None:
-    language = language_model(tmp_path / "language", tied=tied)
+    language = make_language_model(tmp_path / "language", tied=tied)
     add_vision_tower(tmp_path / "language", tmp_path / "model", hidden_size=16, layers=1, image_size=32, patch_size=16)
     seeing = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
     ids = torch.arange(3, 30)[None]
