@@ -174,8 +174,8 @@ class ChatRenderer:
             return draft
         if draft.pictures and self.processor is not None and self._encoder.has_threads:
             for picture in draft.pictures:
-                if not self.processor.is_known(picture):
-                    await asyncio.to_thread(self.processor.encode, picture)
+                if not self.processor.is_prepared(picture):
+                    await asyncio.to_thread(self.processor.prepare, picture)
         return draft.prompt(await self._encoder.encode_beside(draft.text))
 
     def encode_in_threads(self) -> None:

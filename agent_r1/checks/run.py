@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent_r1.checks.chat import call_findings, template_findings
+from agent_r1.checks.images import has_images, image_findings, tool_image_findings
 from agent_r1.checks.report import Report, Result, without_repeats
 from agent_r1.checks.rows import control_token_findings, gold_result, room_findings
 from agent_r1.checks.trials import (
@@ -27,6 +28,7 @@ from agent_r1.errors import AgentR1Error, RolloutsFailingError
 from agent_r1.event_loop import run_cancelling
 from agent_r1.findings import Finding
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
+from agent_r1.images import is_vision_model
 from agent_r1.interrupts import stop_signals
 from agent_r1.rewards import terms_of
 from agent_r1.tools import check_tool
@@ -34,16 +36,19 @@ from agent_r1.training import (
     CheckedModel,
     RunPlan,
     check_model,
+    check_model_exists,
+    context_length_of,
     distinct_setups,
     ensure_model,
     first_observation,
     load_components,
     prepare_model,
     prepare_plan,
+    renderer_of,
     tool_policies,
     tools_in_use,
 )
-from agent_r1.types import Observation, Task, Trajectory
+from agent_r1.types import Observation, Task, Trajectory, media_in
 
 _LONGEST_ROWS = 200
 
@@ -80,6 +85,11 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
     gold = run_cancelling(lambda: gold_result(terms_of(plan.reward)[0], tasks))
     yield Result(title="gold answers", findings=gold.findings, seen=gold.seen, skipped=gold.skipped)
     plan = _with_model(plan, console, warm_start=with_trials)
+    images = None if takes_messages(plan.config) else _images(plan, tasks)
+    if images is not None:
+        yield images
+        if any(finding.severity == "problem" for finding in images.findings):
+            return  # the model check would stop at the first of them
     seen = "at the server" if takes_messages(plan.config) else "found"
     model, result = _attempt("model", lambda: check_model(plan), lambda model: seen)
     yield result
@@ -91,6 +101,24 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
         yield Result(title="trial episodes", seen="not requested", skipped=True)
         return
     yield from _trials(plan, model, console, groups, members)
+
+
+def _images(plan: RunPlan, tasks: Sequence[Task]) -> Result | None:
+    """What is wrong with images; None when rows have none and the model sees none, or when it cannot be loaded."""
+    try:
+        check_model_exists(plan.config)
+        if not is_vision_model(plan.config.model.path) and not any(media_in(task.prompt) for task in tasks):
+            return None
+        shown = [(task, first_observation(plan, task)) for task in tasks]
+        number = sum(has_images(observation) for _, observation in shown)
+        renderer, context = renderer_of(plan.config.model), context_length_of(plan.config)
+    except AgentR1Error:
+        return None  # the model check reports it
+    max_images = plan.config.rollout.max_images
+    findings = image_findings(renderer, shown, context=context, max_images=max_images)
+    setups = [first_observation(plan, task) for task in distinct_setups(tasks)]
+    findings += [finding for observation in setups for finding in tool_image_findings(renderer, observation)]
+    return Result(title="images", findings=without_repeats(findings), seen=f"{number} of {len(shown)} rows have images")
 
 
 def _rendering(plan: RunPlan, model: CheckedModel, tasks: Sequence[Task]) -> Iterator[Result]:

@@ -106,22 +106,36 @@ class ImageProcessor:
         self.name = f"{family}-{_fingerprint(image_processor, self._settings)}"
         """Equal names mean equal inputs for equal pictures."""
         self._layouts: dict[str, ImageLayout] = {}
+        self._sizes: dict[tuple[int, int], ImageLayout] = {}
+        self._distinct: dict[ImageLayout, ImageLayout] = {}
         self._prompt_ids: dict[str, tuple[int, ...]] = {}
 
     def encode(self, picture: Picture) -> EncodedImage:
         """The picture as the model takes it, known to the store from now on. Raises `ImageError` for one that is beyond
         a limit. A picture that was encoded before costs nothing."""
         key = f"{picture.content_hash}:{self.name}"
-        known = self._store.get(key)
-        if known is None or key not in self._layouts:
-            known = self._encode(key, picture)
-        self._check(picture, self._layouts[key])
+        self._check_pixels(picture)
+        layout = self._layout(key, picture)
+        if layout.num_tokens > self.max_tokens:
+            raise ImageError(
+                f"an image of {picture.width} x {picture.height} pixels becomes {layout.num_tokens} tokens; at most "
+                f"{self.max_tokens} are allowed (model.max_image_tokens). Make it smaller, or raise the limit (to "
+                f"{MAX_IMAGE_TOKENS} at most)"
+            )
         self._store.sources.add(picture)
+        known = self._store.get(key)
+        if known is None:
+            known = self._new(key, picture.content_hash, layout)
+            self._store.add(known)
         return known
 
-    def is_known(self, picture: Picture) -> bool:
-        """Whether a picture was encoded before."""
-        return f"{picture.content_hash}:{self.name}" in self._layouts
+    def prepare(self, picture: Picture) -> None:
+        """Make the inputs of a picture now, in whatever thread this is called, unless they are held already."""
+        dict(self.encode(picture).inputs)
+
+    def is_prepared(self, picture: Picture) -> bool:
+        """Whether the inputs of a picture are held."""
+        return self._store.inputs.get(f"{picture.content_hash}:{self.name}") is not None
 
     def prompt_ids(self, image: EncodedImage) -> TokenIds:
         """The ids that the placeholder of an encoded image becomes: its tokens, with what the model has around them."""
@@ -138,27 +152,25 @@ class ImageProcessor:
         tokens = iter(image.token_ids)
         return tuple(next(tokens) if token == self.placeholder_id else token for token in template)
 
-    def _encode(self, key: str, picture: Picture) -> EncodedImage:
-        if self.max_pixels is not None:
-            self._check_pixels(picture)
-        output = self._process(picture)
-        layout = self._family.layout(output, self._settings, self._image_processor)
-        self._check(picture, layout)
-        inputs = self._inputs_of(output)
-        self._store.sources.add(picture)
-        self._store.inputs.add(key, inputs)
-        sources, content_hash = self._store.sources, picture.content_hash
-        image = EncodedImage(
-            key=key,
-            num_tokens=layout.num_tokens,
-            inputs=BoundedInputs(
-                key, self._store.inputs, lambda: self._inputs_of(self._process(sources.get(content_hash)))
-            ),
-            grid=layout.grid,
-        )
-        self._store.add(image)
+    def _layout(self, key: str, picture: Picture) -> ImageLayout:
+        """The picture's place in a prompt, which depends on its size alone: only the first of a size is processed."""
+        size = picture.width, picture.height
+        layout = self._sizes.get(size)
+        if layout is None:
+            output = self._process(picture)
+            layout = self._family.layout(output, self._settings, self._image_processor)
+            # Many sizes have the same layout, whose text is long.
+            layout = self._sizes[size] = self._distinct.setdefault(layout, layout)
+            self._store.inputs.add(key, self._inputs_of(output))
         self._layouts[key] = layout
-        return image
+        return layout
+
+    def _new(self, key: str, content_hash: str, layout: ImageLayout) -> EncodedImage:
+        def make() -> Inputs:
+            return self._inputs_of(self._process(self._store.sources.get(content_hash)))
+
+        inputs = BoundedInputs(key, self._store.inputs, make)
+        return EncodedImage(key=key, num_tokens=layout.num_tokens, inputs=inputs, grid=layout.grid)
 
     def _process(self, picture: Picture) -> Mapping[str, Any]:
         try:
@@ -175,15 +187,6 @@ class ImageProcessor:
 
     def _inputs_of(self, output: Mapping[str, Any]) -> Inputs:
         return {name: _frozen(output[name]) for name in self._family.inputs if name in output}
-
-    def _check(self, picture: Picture, layout: ImageLayout) -> None:
-        self._check_pixels(picture)
-        if layout.num_tokens > self.max_tokens:
-            raise ImageError(
-                f"an image of {picture.width} x {picture.height} pixels becomes {layout.num_tokens} tokens; at most "
-                f"{self.max_tokens} are allowed (model.max_image_tokens). Make it smaller, or raise the limit (to "
-                f"{MAX_IMAGE_TOKENS} at most)"
-            )
 
     def _check_pixels(self, picture: Picture) -> None:
         if self.max_pixels is not None and picture.width * picture.height > self.max_pixels:

@@ -18,6 +18,7 @@ from agent_r1.models import (
     export_policy,
     load_model,
     load_trained,
+    reads_images,
 )
 from agent_r1.runs import RunFolder, base_model
 from agent_r1.training import load_checkpoint
@@ -70,6 +71,7 @@ def export_agent(
         adapters=lora == "apart",
         base=_base(model_or_run, source, lora),
         licence=licence,
+        reads_images=reads_images(source.config.model.path),
     )
     files = {"README.md": model_card(facts)}
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,8 @@ class CardFacts:
     """The model it was trained from, or that was exported."""
     licence: str | None = None
     """The identifier of its licence, if the user stated one."""
+    reads_images: bool = False
+    """Whether it is a vision-language model."""
 
 
 def model_card(facts: CardFacts) -> str:
@@ -184,18 +186,19 @@ def _figure(value: float | None) -> str:
 
 
 def _loading(facts: CardFacts, config: Config | None) -> str:
+    auto = "AutoModelForImageTextToText" if facts.reads_images else "AutoModelForCausalLM"
     if facts.adapters:
         code = (
-            "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            f'base = AutoModelForCausalLM.from_pretrained("{_shown(facts.base)}")\n'
+            f"from peft import PeftModel\nfrom transformers import {auto}, AutoTokenizer\n\n"
+            f'base = {auto}.from_pretrained("{_shown(facts.base)}")\n'
             f'model = PeftModel.from_pretrained(base, "{facts.name}")\n'
             f'tokenizer = AutoTokenizer.from_pretrained("{facts.name}")'
         )
         served = f"vllm serve {_shown(facts.base)} --enable-lora --lora-modules agent={facts.name}"
     else:
         code = (
-            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            f'model = AutoModelForCausalLM.from_pretrained("{facts.name}")\n'
+            f"from transformers import {auto}, AutoTokenizer\n\n"
+            f'model = {auto}.from_pretrained("{facts.name}")\n'
             f'tokenizer = AutoTokenizer.from_pretrained("{facts.name}")'
         )
         served = f"vllm serve {facts.name}"

@@ -26,8 +26,10 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "mcp.md",
         "environments.md",
         "ready_environments.md",
+        "multimodal.md",
         "tool_formats.md",
         "models.md",
+        "multimodal.md",
     ),
     "Train": (
         "check.md",

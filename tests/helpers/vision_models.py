@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -125,6 +126,11 @@ _BUILDERS: dict[str, Any] = {
     "qwen3_vl": lambda text: _qwen("qwen3_vl", text),
 }
 FAMILIES = list(_BUILDERS)
+FEW_FIRST = [
+    family if family in ("smolvlm", "qwen2_5_vl") else pytest.param(family, marks=pytest.mark.whole)
+    for family in FAMILIES
+]
+"""One family of each kind, and the others with the longer tests."""
 
 
 def make_image(family: str, seed: int, *, key: str | None = None, size: int = 2) -> EncodedImage:

@@ -121,6 +121,7 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_workers_without_torch_make_the_same_run_and_one_that_is_killed_changes_nothing(
     cluster: Any, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +143,7 @@ def test_workers_without_torch_make_the_same_run_and_one_that_is_killed_changes_
         assert {trajectory.reward_parts["torch"] for trajectory in trajectories} == {0.0}
         pids = {trajectory.reward_parts["pid"] for trajectory in trajectories}
         assert os.getpid() not in pids
-        assert len(pids) == 2 or folder is killed
+        assert len(pids) <= 2 or folder is killed  # one may be done before the other has started
     assert not marker.exists()
     counts = [(line["error/lost_workers"], line["error/lost_rollouts"]) for line in metrics_of(killed / "tiny")]
     assert counts[0][0] == 1

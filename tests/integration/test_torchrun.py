@@ -45,7 +45,7 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/"))} for line in lines]
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_two_ranks_train_what_one_process_trains(arguments: Callable[..., list[str]], tmp_path: Path) -> None:
     short = ("trainer.steps=2", "trainer.micro_batch_tokens=512")
     with Torchrun(*arguments("two", *short)) as run:
@@ -66,7 +66,7 @@ def test_two_ranks_train_what_one_process_trains(arguments: Callable[..., list[s
     assert again.success == summary["success_after"]
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run_with_one_line_and_one_process_resumes_it(
     arguments: Callable[..., list[str]], tmp_path: Path
 ) -> None:

@@ -62,8 +62,8 @@ PACKAGES: dict[str, str] = {
     ),
     "serving": "codec errors flows images inference openai_api types version web",
     "checks": (
-        "chat config console engines envs errors event_loop findings flows interrupts learner rewards rollout seeds "
-        "tools training types"
+        "chat config console engines envs errors event_loop findings flows images interrupts learner rewards rollout "
+        "seeds tools training types"
     ),
     "scaffold": "errors shipped",
     "integrations": (

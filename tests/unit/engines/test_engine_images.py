@@ -66,7 +66,7 @@ def test_every_turn_says_what_the_plain_model_says(family: str) -> None:
     assert engine.stats.encoded_images == 2
 
 
-@pytest.mark.parametrize("family", ["smolvlm", "qwen2_vl"])
+@pytest.mark.parametrize("family", ["smolvlm", pytest.param("qwen2_vl", marks=pytest.mark.whole)])
 def test_an_answer_depends_neither_on_prefix_hits_nor_on_chunks_nor_on_preemption(family: str) -> None:
     model = make_vlm(family)
     engine = LocalEngine(model, kv_memory=1024, prefill_tokens=16)

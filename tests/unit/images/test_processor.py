@@ -85,7 +85,10 @@ def test_a_picture_is_processed_once_and_made_again_exactly_when_it_was_evicted(
     assert processor.encode(picture(1)) is first
     assert len(calls) == 1
     for seed in range(2, 6):
-        processor.encode(picture(seed))
+        assert processor.encode(picture(seed)).num_tokens == first.num_tokens
+    assert len(calls) == 1  # the number of tokens is a matter of the size
+    for seed in range(2, 6):
+        processor.prepare(picture(seed))
     assert len(calls) == 5
     for name, array in before.items():
         np.testing.assert_array_equal(first.inputs[name], array, strict=True)
@@ -97,6 +100,7 @@ def test_sources_beyond_memory_are_files_and_beyond_the_disk_limit_forgotten(
 ) -> None:
     processor = processor_of(folders["llava"], monkeypatch, inputs=1, sources=1, spilled=3000)
     images = [processor.encode(picture(seed)) for seed in range(6)]
+    processor.prepare(picture(5))
     with pytest.raises(ImageError, match="no longer held"):
         dict(images[0].inputs)
     assert dict(images[-2].inputs)

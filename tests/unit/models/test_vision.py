@@ -28,7 +28,7 @@ from agent_r1.models import (
     train_in_float32,
     vision_of,
 )
-from tests.helpers.vision_models import FAMILIES, make_image, make_vlm, plain_logits
+from tests.helpers.vision_models import FAMILIES, FEW_FIRST, make_image, make_vlm, plain_logits
 
 
 class Bare:
@@ -49,7 +49,7 @@ def opened(folder: Path, **settings: Any) -> Any:
     return load_policy(str(folder), dtype="float32", device=torch.device("cpu"), **settings)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FEW_FIRST)
 def test_a_folder_is_opened_with_its_tower_which_keeps_its_own_attention(family: str, tmp_path: Path) -> None:
     model = opened(written(family, tmp_path / "model"), attention=TRIE_ATTENTION)
     vision = vision_of(model)
@@ -59,7 +59,7 @@ def test_a_folder_is_opened_with_its_tower_which_keeps_its_own_attention(family:
     assert not any(part.training for part in model.modules())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FEW_FIRST)
 def test_an_exported_model_opens_in_transformers_and_says_the_same(family: str, tmp_path: Path) -> None:
     model = opened(written(family, tmp_path / "model"))
     with torch.no_grad():
