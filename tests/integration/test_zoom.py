@@ -201,7 +201,13 @@ def test_the_recipe_trains(tmp_path: Path) -> None:
         write_rows(data / f"{name}.jsonl", [task_row(draw_scene(rng)) for _ in range(count)])
     write_rows(data / "few.jsonl", [warm_start_row(rng) for _ in range(60)])
     few = [f"sft.data=[{data}/few.jsonl]", "model.prepare=agent_r1.training.tiny_start:make_warm_start"]
-    short = ["sft.steps=2", "trainer.steps=2", "rollout.groups_per_step=2", "rollout.group_size=2"]
+    short = [
+        "sft.steps=2",
+        "trainer.steps=2",
+        "rollout.groups_per_step=2",
+        "rollout.group_size=2",
+        "rollout.max_tokens=8",
+    ]
     words = ["train", str(ROOT / "recipes" / "zoom"), f"run.folder={tmp_path}", *few, *short]
     done = run_python("-m", "agent_r1.cli", *words, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -223,7 +229,7 @@ def test_the_form_with_a_tower_in_front_of_a_language_model_trains(tmp_path: Pat
         write_rows(data / f"{name}.jsonl", [task_row(draw_scene(rng)) for _ in range(4)])
     words = ["train", str(ROOT / "recipes" / "zoom"), f"run.folder={tmp_path}", f"model.path={save / 'model'}"]
     warm = [f"sft.folder={save / 'warm_start'}", f"sft.data=[{save / 'data' / 'warm_start.jsonl'}]", "sft.steps=2"]
-    short = ["trainer.steps=1", "rollout.groups_per_step=2", "rollout.group_size=2", "rollout.context_length=1024"]
+    short = ["trainer.steps=1", "rollout.groups_per_step=2", "rollout.max_tokens=8", "rollout.context_length=1024"]
     done = run_python("-m", "agent_r1.cli", *words, *warm, *short, "model.train_vision=all", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "zoom" / "summary.json").read_text())["steps"] == 1
