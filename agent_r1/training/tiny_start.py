@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from agent_r1.errors import DataError
 from agent_r1.types import media_in
 
 
-def make_warm_start(config: Config) -> None:
+def make_warm_start(config: Config, *, build: Callable[[Sequence[dict[str, Any]], Path], None] | None = None) -> None:
     """Make `model.path`: a tiny model, trained on `sft.data` by the settings of `sft`; one that reads images when the
-    demonstrations have some.
+    demonstrations have some. `build` makes another model of the demonstrations, in a folder.
 
     It depends only on those settings and the data, not on the run's seed, algorithm or optimizer: all runs of a recipe
     start from the same weights.
@@ -30,7 +30,7 @@ def make_warm_start(config: Config) -> None:
     untrained = warm.with_name(f"{warm.name}_untrained")
     demonstrations = _read_demonstrations(config.sft.data)
     sees = any("image" in media_in(row["messages"]) for row in demonstrations)
-    (build_tiny_vision_model if sees else build_tiny_model)(demonstrations, untrained)
+    (build or (build_tiny_vision_model if sees else build_tiny_model))(demonstrations, untrained)
     # A vision tower with random weights is trained too, whatever the run that follows trains.
     tiny = ModelConfig(path=str(untrained), tool_format=config.model.tool_format, train_vision="all")
     sft_run(warm_start_recipe(replace(config, model=tiny), warm), RunConsole())

@@ -11,6 +11,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("index.md", "getting_started.md", "concepts.md", "coming_from.md"),
     "Tutorials": (
         "tutorials/your_own_tool.md",
+        "tutorials/an_agent_that_sees.md",
         "tutorials/your_own_environment.md",
         "tutorials/your_own_flow.md",
         "tutorials/your_own_algorithm.md",

@@ -27,6 +27,16 @@ def test_your_own_tool(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
+def test_an_agent_that_sees(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="the page draws with Pillow: pip install 'agent-r1[images]'")
+    reader = Reader(tmp_path)
+    reader.follow(page("an_agent_that_sees.md"))
+    first, *_, last = metrics_of(reader.folder / "runs" / "doors")
+    assert last["tool/look/calls"] > first["tool/look/calls"] + 0.2
+    assert last["reward/success"] > first["reward/success"] + 0.15
+
+
+@pytest.mark.whole
 def test_your_own_environment(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     reader.follow(page("your_own_environment.md"))
@@ -63,7 +73,7 @@ def test_existing_agent(tmp_path: Path) -> None:
 
 def test_the_readme_links_every_tutorial_and_every_link_of_a_tutorial_leads_somewhere() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert len(PAGES) == 5
+    assert len(PAGES) == 6
     assert not [name for name in PAGES if f"(docs/tutorials/{name})" not in readme]
     links = [link for name in PAGES for link in re.findall(r"\]\(([^)]+)\)", page(name))]
     assert not [link for link in links if not (FOLDER / link).exists()]

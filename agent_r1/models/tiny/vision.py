@@ -1,7 +1,7 @@
 """A tiny model that reads images, for recipes that train offline: the architecture of SmolVLM with random weights.
 
-An image of any size is shown to it as `IMAGE_SIZE` x `IMAGE_SIZE` pixels in `NUM_IMAGE_TOKENS` tokens, one for each
-third of its width and height: a 3 x 3 board has a token per cell.
+An image of any size is shown to it as `IMAGE_SIZE` x `IMAGE_SIZE` pixels in nine tokens, one for each third of its
+width and height: a 3 x 3 board has a token per cell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ IMAGE_TOKEN, AROUND_IMAGE, WHOLE_IMAGE = "<image>", "<fake_token_around_image>",
 IMAGE_SPECIALS = (IMAGE_TOKEN, AROUND_IMAGE, WHOLE_IMAGE)
 """The names that SmolVLM's processor has for them."""
 IMAGE_SIZE, PATCH_SIZE = 48, 16
-NUM_IMAGE_TOKENS = (IMAGE_SIZE // PATCH_SIZE) ** 2
 
 PARTS_MACRO = """\
 {%- macro parts(content) %}
@@ -35,33 +34,42 @@ VISION_CHAT_TEMPLATE = PARTS_MACRO + CHAT_TEMPLATE.replace("message.content", "p
 """The template of the tiny text model, with images among the content parts of any message."""
 
 
-def build_tiny_vision_model(demonstrations: Sequence[dict[str, Any]], folder: Path) -> None:
+def build_tiny_vision_model(
+    demonstrations: Sequence[dict[str, Any]],
+    folder: Path,
+    *,
+    hidden_size: int = 128,
+    layers: int = 2,
+    image_size: int = IMAGE_SIZE,
+    patch_size: int = PATCH_SIZE,
+    context_length: int = 512,
+) -> None:
     """Train a tokenizer on the demonstrations' text and write it to `folder` with a randomly initialised model and the
-    settings of its image processor."""
+    settings of its image processor. An image becomes `(image_size / patch_size) ** 2` tokens."""
     tokenizer = train_tokenizer(demonstrations, chat_template=VISION_CHAT_TEMPLATE, special_tokens=IMAGE_SPECIALS)
-    hidden = 128
     text = {
         "model_type": "llama",
         "vocab_size": len(tokenizer),
-        "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
-        "num_hidden_layers": 2,
+        "hidden_size": hidden_size,
+        "intermediate_size": 3 * hidden_size,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": context_length,
         "tie_word_embeddings": True,
-        "initializer_range": hidden**-0.5,
+        "initializer_range": hidden_size**-0.5,
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
+    tower = tiny_tower(hidden_size, layers=layers, image_size=image_size, patch_size=patch_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = vision_model(text, tokenizer, vision=tiny_tower(hidden), initializer_range=hidden**-0.5)
-    export_model(model, tokenizer, folder, files=processor_files(IMAGE_SIZE, NUM_IMAGE_TOKENS))
+        model = vision_model(text, tokenizer, vision=tower, initializer_range=hidden_size**-0.5)
+    export_model(model, tokenizer, folder, files=processor_files(image_size, (image_size // patch_size) ** 2))
 
 
-def tiny_tower(hidden: int, *, layers: int = 2, image_size: int = IMAGE_SIZE, patch_size: int = PATCH_SIZE) -> Any:
+def tiny_tower(hidden: int, *, layers: int, image_size: int, patch_size: int) -> dict[str, Any]:
     """The settings of a vision tower."""
     return {
         "hidden_size": hidden,

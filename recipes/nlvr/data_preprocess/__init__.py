@@ -1,0 +1,1 @@
+"""Making the rows of nlvr."""
