@@ -28,7 +28,7 @@ from agent_r1.codec import (
     observation_to_json,
     write_json,
 )
-from agent_r1.errors import DataError
+from agent_r1.errors import AgentR1Error, DataError
 from agent_r1.files import write_atomically
 from agent_r1.images import Picture, PictureFolder, compact_ids, expand_ids, picture_numbers, pictures_in
 from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory, common_prefix
@@ -150,6 +150,8 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
         for number, line in enumerate(file, start=1):
             try:
                 trajectory = _from_json(json.loads(line), read_image)
+            except AgentR1Error:  # it says what is wrong, such as a picture that is no content hash
+                raise
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise DataError(f"{path}, line {number}: not a trajectory ({type(error).__name__}: {error})") from error
             yield trajectory
