@@ -63,9 +63,8 @@ def _following(observation: Observation, action: Action) -> Observation:
 
 def _difference(renderer: ChatRenderer, bridged: Prompt, observation: Observation) -> list[Finding]:
     """A bridge keeps the model's own tokens; the text around them must be what the template writes."""
-    decode = renderer.tokenizer.decode
-    running = str(decode(list(bridged.token_ids), skip_special_tokens=False))
-    whole = str(decode(list(renderer.render(observation).token_ids), skip_special_tokens=False))
+    running = renderer.text_of(bridged.token_ids)
+    whole = renderer.text_of(renderer.render(observation).token_ids)
     if running == whole:
         return []
     at = common_prefix(running, whole)

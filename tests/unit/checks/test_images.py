@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agent_r1.chat import ChatRenderer, load_renderer
+from agent_r1.checks.chat import template_findings
 from agent_r1.checks.images import image_findings, tool_image_findings
 from agent_r1.types import Observation, Task
 from tests.helpers.tiny_vlms import make_tiny_vlm
@@ -92,3 +93,8 @@ def test_a_template_that_hides_images_of_tools_is_a_warning(seeing: ChatRenderer
     [finding] = tool_image_findings(ChatRenderer(own, processor=seeing.processor), observation)
     assert finding.severity == "warning"
     assert "role 'tool'" in finding.observed
+
+
+def test_the_chat_template_is_checked_with_images_in_the_conversation(seeing: ChatRenderer) -> None:
+    [(_, observation)] = shown([image(), {"type": "text", "text": "What?"}])
+    assert [finding.rule for finding in template_findings(seeing, observation)] == []
