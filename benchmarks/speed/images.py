@@ -110,8 +110,15 @@ def make_model(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> nn.Mod
     """A model of the shape of Qwen2-VL with random weights."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-    special = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
-    config = Qwen2VLConfig(text_config=sizes.text, vision_config=sizes.vision, tie_word_embeddings=True, **special)
+    config = Qwen2VLConfig(
+        text_config=sizes.text,
+        vision_config=sizes.vision,
+        tie_word_embeddings=True,
+        image_token_id=5,
+        video_token_id=6,
+        vision_start_token_id=7,
+        vision_end_token_id=8,
+    )
     torch.manual_seed(0)
     with torch.device(device):
         model: nn.Module = Qwen2VLForConditionalGeneration(config)

@@ -184,7 +184,7 @@ def test_a_lost_worker_is_counted_announced_and_replaced(renderer: ChatRenderer)
     assert seen == {"perf/workers": 2.0, "error/lost_workers": 1.0, "error/lost_rollouts": 2.0}
     assert len(remote.cluster.workers) == 3
     [line] = remote.lines
-    assert "a rollout worker was lost (killed by the test); 2 of its rollouts are made anew by others" in line
+    assert "a rollout worker was lost (killed by the test); 2 of its rollouts are made again by others" in line
 
 
 class Kills(OneStep):
