@@ -96,5 +96,5 @@ def test_what_the_loop_starts_passes_a_dry_run(run: SampleRun, monkeypatch: pyte
     for arguments in loop_in(run.recipe.name):
         shown = CliRunner().invoke(app, [*arguments, *run.overrides, "--dry-run"])
         assert shown.exit_code == 0, shown.output
-        assert re.search(r"train: 48 tasks\s+eval: 16 tasks\s+model: found; every first prompt fits", shown.output)
+        assert re.search(r"train: 39 tasks\s+eval: 9 tasks\s+model: found; every first prompt fits", shown.output)
         assert f"name: {arguments[-1].removeprefix('run.name=')}" in shown.output
