@@ -4,6 +4,7 @@
 #   make train algorithm=ppo    any config group or key=value through args="trainer.steps=10 ..."
 #   make test                   lint, types, tests (make test-whole: pages followed word for word, faults, kills)
 #   make test-ray               rollouts on Ray: two nodes of which one is killed, signals (minutes)
+#   make test-servers           servers that are killed, hang, lie or come back, in the middle of a run (minutes)
 #   make test-ranks             two ranks on this machine: signals, failures, and the quickstart learns (minutes)
 #   make fuzz                   10,000 random rows, configurations, service requests and tool outputs; all property tests
 #   make coverage               line coverage of agent_r1 by the unit tests, with a floor
@@ -26,7 +27,7 @@ browser:
 	  $$sudo apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 \
 	  || echo "no Chromium could be installed: the tests of the page will be skipped"
 
-.PHONY: train docs test test-unit test-integration test-whole test-slow test-ray test-ranks vllm test-vllm fuzz coverage lint clean
+.PHONY: train docs test test-unit test-integration test-whole test-slow test-ray test-servers test-ranks vllm test-vllm fuzz coverage lint clean
 
 train: $(if $(wildcard $(SETUP)),$(SETUP),$(CORE))
 	$(BIN)/agent-r1 train recipes/quickstart $(overrides)
@@ -47,6 +48,9 @@ test-whole: $(SETUP)
 
 test-ranks: $(SETUP)
 	$(BIN)/python -m pytest -m slow tests/integration/test_ranks_learn.py tests/integration/test_torchrun.py
+
+test-servers: $(SETUP)
+	$(BIN)/python -m pytest -m "slow or whole" tests/integration/test_server_engines.py
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow
@@ -107,7 +111,7 @@ test-verl: $(VERL)
 lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 # uv is faster and is used where it is installed. It does not read the settings of pip: of these, find-links (such as a
 # folder with a wheel of torch for CPUs) are handed to it, and pip follows where uv cannot install.

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from agent_r1.errors import ConfigError
+from agent_r1.images import read_model_json
 from agent_r1.models.vision import FAMILIES, set_attention, vision_family
 
 
@@ -44,6 +45,11 @@ def model_class_of(path: str, *, trust_remote_code: bool = False) -> tuple[Any, 
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as LANGUAGE_MODELS
+
+    model_type = (read_model_json(path, "config.json") or {}).get("model_type")
+    if model_type in LANGUAGE_MODELS and model_type not in FAMILIES:
+        return AutoModelForCausalLM, False
     config: Any = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     if vision_family(config) is not None:
         return AutoModelForImageTextToText, True

@@ -29,7 +29,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "multimodal.md",
         "tool_formats.md",
         "models.md",
-        "multimodal.md",
     ),
     "Train": (
         "check.md",

@@ -22,14 +22,15 @@ from agent_r1.training import tiny_start
 with recipe_folder(Path(__file__).resolve().parent):
     rows, scenes = load_module("rows"), load_module("scenes")
 
-NUM_TRAIN, NUM_EVAL, NUM_WARM_START = 512, 128, 3000
+NUM_TRAIN, NUM_VALIDATION, NUM_TEST, NUM_WARM_START = 512, 128, 512, 3000
 
 
 def make_data(config: Config) -> None:
-    """Write the training and held-out tasks, and their pictures beside them."""
-    rng = random.Random("zoom tasks")
-    for path, count in ((config.data.eval[0], NUM_EVAL), (config.data.train[0], NUM_TRAIN)):
-        write_rows(path, (rows.task_row(scenes.draw_scene(rng)) for _ in range(count)))
+    """Write the tasks to train on, to choose settings by and to publish, and their pictures beside them."""
+    rng, test, data = random.Random("zoom tasks"), random.Random("zoom test tasks"), config.data
+    files = [(test, data.test, NUM_TEST), (rng, data.eval, NUM_VALIDATION), (rng, data.train, NUM_TRAIN)]
+    for source, [path], count in files:
+        write_rows(path, (rows.task_row(scenes.draw_scene(source)) for _ in range(count)))
 
 
 def make_warm_start(config: Config) -> None:

@@ -79,6 +79,7 @@ def test_a_run_on_servers_is_the_run_of_the_local_engine(
     assert all(line["time/weight_sync"] > 0 and line["perf/engine_queue"] >= 0 for line in lines)
 
 
+@pytest.mark.slow
 def test_a_server_killed_in_the_middle_of_a_run_is_left_out(
     pair: list[RunningServer], tmp_path: Path, model_folder: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_server_killed_in_the_middle_of_a_run_is_left_out(
     assert all(line["offpolicy/logprob_difference"] < 1e-4 for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -152,6 +154,7 @@ def test_a_run_whose_servers_are_gone_ends_with_one_line_and_a_checkpoint(
     assert list((tmp_path / "tiny" / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_a_server_that_stands_still_is_waited_for(
     pair: list[RunningServer], tmp_path: Path, model_folder: Path
 ) -> None:
@@ -165,6 +168,7 @@ def test_a_server_that_stands_still_is_waited_for(
     assert summary.steps == 4
 
 
+@pytest.mark.slow
 def test_servers_serve_while_the_learner_updates(pair: list[RunningServer], tmp_path: Path, model_folder: Path) -> None:
     overrides = tiny_overrides(tmp_path, model_folder, *on(pair), "rollout.max_staleness=1", "trainer.steps=6")
     summary = commands.train(*overrides, quiet=True, reward=score_variety)
@@ -174,6 +178,7 @@ def test_servers_serve_while_the_learner_updates(pair: list[RunningServer], tmp_
     assert all(line["servers/discarded_tokens"] == 0 for line in lines)
 
 
+@pytest.mark.slow
 def test_evaluation_and_check_use_the_servers(pair: list[RunningServer], tmp_path: Path, model_folder: Path) -> None:
     held_out = write_tasks(tmp_path / "held_out.jsonl", count=2)
     overrides = tiny_overrides(tmp_path, model_folder, *on(pair, "http"))
@@ -206,6 +211,7 @@ def is_alive(process: int) -> bool:
     return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
 
 
+@pytest.mark.slow
 def test_a_run_starts_and_stops_its_own_servers(tmp_path: Path, model_folder: Path, other_python: Path) -> None:
     overrides = ["engine=vllm", "engine.servers.start=2", f"engine.servers.python={other_python}"]
     summary = commands.train(*tiny_overrides(tmp_path, model_folder, *overrides), quiet=True, reward=score_variety)

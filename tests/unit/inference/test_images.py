@@ -92,15 +92,15 @@ def test_an_image_without_a_question_is_refused_by_the_command() -> None:
 
 
 def test_a_tool_shows_an_image_and_the_chat_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def zoom() -> ToolResponse:
+    def corner() -> ToolResponse:
         """Zoom."""
         return ToolResponse(text="the corner", images=(Image.new("RGB", (8, 6)),))
 
-    BaseTool.registry.add("zoom", FunctionTool(zoom), replaceable=True)
-    call = '<tool_call>{"name": "zoom", "arguments": {}}</tool_call>'
-    agent = scripted_agent(seeing_renderer(), call, "black", overrides=["env.tools=[zoom]"])
+    BaseTool.registry.add("corner", FunctionTool(corner), replaceable=True)
+    call = '<tool_call>{"name": "corner", "arguments": {}}</tool_call>'
+    agent = scripted_agent(seeing_renderer(), call, "black", overrides=["env.tools=[corner]"])
     shown, chat = type_lines(agent, monkeypatch, "What is in the corner?")
-    assert "<- zoom: the corner\n   [image, 8 x 6]" in shown
+    assert "<- corner: the corner\n   [image, 8 x 6]" in shown
     [trajectory] = [exchange.trajectory for exchange in chat.session.exchanges]
     assert any(token >= FIRST_IMAGE_ID for token in trajectory.steps[1].prompt_ids)
 
