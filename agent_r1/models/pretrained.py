@@ -44,7 +44,6 @@ def model_class_of(path: str, *, trust_remote_code: bool = False) -> tuple[Any, 
     without their tower, which stays possible.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as LANGUAGE_MODELS
 
     model_type = (read_model_json(path, "config.json") or {}).get("model_type")
