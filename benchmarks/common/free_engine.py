@@ -16,6 +16,7 @@ from agent_r1.engines.local import LocalEngine
 from agent_r1.engines.local import engine as engine_module
 from agent_r1.engines.local.batch import block_tables, step_arrays
 from agent_r1.engines.local.blocks import blocks_for
+from agent_r1.engines.local.request import Request, check_request
 from agent_r1.engines.local.runner import Sampled
 from agent_r1.engines.local.sampling import uniforms
 from agent_r1.engines.local.scheduler import Chunk
@@ -54,6 +55,15 @@ class FreeRunner:
         self._replies = replies
         self.num_blocks = blocks_for(max_requests * min(context_length, MODERATE_LENGTH))
         self.vocabulary = 1 << 30
+        self.num_encoded_images = 0
+
+    def check(self, request: Request, context_length: int) -> None:
+        """Requests are checked as they always are: that is the host's work too."""
+        check_request(request, context_length=context_length, num_blocks=self.num_blocks, vocabulary=self.vocabulary)
+
+    def read_metrics(self) -> dict[str, float]:
+        """There is nothing to count."""
+        return {}
 
     def clear_cache(self) -> None:
         """There is none."""
