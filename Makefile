@@ -47,16 +47,16 @@ test-whole: $(SETUP)
 	$(PYTEST) -m "whole and not slow"
 
 test-ranks: $(SETUP)
-	$(BIN)/python -m pytest -m slow tests/integration/test_ranks_learn.py tests/integration/test_torchrun.py
+	$(BIN)/python -m pytest -m slow tests/integration/test_ranks_learn.py tests/integration/test_sharded_learner.py tests/integration/test_torchrun.py
 
 test-servers: $(SETUP)
-	$(BIN)/python -m pytest -m "slow or whole" tests/integration/test_server_engines.py
+	$(BIN)/python -m pytest -m "slow or whole" tests/integration/test_server_engines.py tests/integration/test_openai_engine_and_serve.py
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow
 
 test-ray: $(SETUP)
-	$(BIN)/python -m pytest -s -m "slow or whole" tests/integration/test_ray.py
+	$(BIN)/python -m pytest -s -m slow tests/integration/test_ray.py
 
 # vLLM for CPUs, in an environment of its own: it wants another transformers. The three packages that it brings are builds
 # for another torch, and importing them fails.

@@ -22,7 +22,7 @@ pytest.importorskip("uvicorn", reason="the server needs the extra 'serve'")
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.whole
+pytestmark = pytest.mark.slow
 
 
 @contextmanager

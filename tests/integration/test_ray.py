@@ -33,7 +33,7 @@ from tests.unit.envs.test_env_service import free_port
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 pytestmark = [
-    pytest.mark.whole,
+    pytest.mark.slow,
     pytest.mark.filterwarnings("default"),  # those of Ray are not ours
 ]
 
@@ -121,7 +121,6 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_workers_without_torch_make_the_same_run_and_one_that_is_killed_changes_nothing(
     cluster: Any, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +190,6 @@ def solve(task, base_url, api_key):
 """
 
 
-@pytest.mark.slow
 def test_a_tool_that_crashes_its_worker_every_time_ends_the_run_with_one_line_and_a_checkpoint(
     cluster: Any, tmp_path: Path, model_folder: Path
 ) -> None:
@@ -221,7 +219,6 @@ def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     return value
 
 
-@pytest.mark.slow
 def test_the_quickstart_learns_on_two_nodes_while_one_is_killed(tmp_path: Path, capsys: Any) -> None:
     """A node is killed in step 4 and another one joins in step 9."""
     from ray.cluster_utils import Cluster
@@ -277,7 +274,6 @@ def test_the_quickstart_learns_on_two_nodes_while_one_is_killed(tmp_path: Path, 
     assert steps[-1]["perf/workers"] == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_interrupted_or_killed_leaves_no_process_behind(
     tmp_path: Path, model_folder: Path, number: signal.Signals

@@ -14,7 +14,7 @@ from agent_r1.runs import find_damage
 from tests.helpers import sharded_cases
 from tests.helpers.sharded_cases import CASES, RESUMED, flat, loaded, make_case, run_case, run_on_ranks, save
 
-pytestmark = pytest.mark.whole
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
