@@ -33,14 +33,20 @@ if TYPE_CHECKING:
     from agent_r1.images.encoded import EncodedImage
     from agent_r1.images.families import FAMILIES
     from agent_r1.images.positions import rope_positions
-    from agent_r1.images.processor import ImageProcessor, is_vision_model, load_image_processor, read_model_json
+    from agent_r1.images.processor import (
+        ImageProcessor,
+        is_vision_model,
+        load_image_processor,
+        model_file,
+        read_model_json,
+    )
     from agent_r1.images.store import ImageSpan, ImageStore, image_store
 
 _HOMES = {
     "encoded": ("EncodedImage",),
     "families": ("FAMILIES",),
     "positions": ("rope_positions",),
-    "processor": ("ImageProcessor", "is_vision_model", "load_image_processor", "read_model_json"),
+    "processor": ("ImageProcessor", "is_vision_model", "load_image_processor", "model_file", "read_model_json"),
     "store": ("ImageSpan", "ImageStore", "image_store"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -65,6 +71,7 @@ __all__ = [
     "is_image_id",
     "is_vision_model",
     "load_image_processor",
+    "model_file",
     "needs_reading",
     "normal_observation",
     "openai_content",

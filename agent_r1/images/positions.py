@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from agent_r1.images.store import ImageStore
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Positions = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 
 
 def rope_positions(token_ids: Sequence[int] | npt.NDArray[np.int64], store: ImageStore) -> Positions:
@@ -27,8 +25,6 @@ def rope_positions(token_ids: Sequence[int] | npt.NDArray[np.int64], store: Imag
     >>> rope_positions([7, *image.token_ids, 8], store).tolist()
     [[0, 1, 1, 1, 1, 3], [0, 1, 1, 2, 2, 3], [0, 1, 2, 1, 2, 3]]
     """
-    import numpy as np
-
     positions = np.zeros((3, len(token_ids)), dtype=np.int64)
     next_token, next_position = 0, 0
     for span in store.spans(token_ids):

@@ -236,24 +236,30 @@ def is_vision_model(path: str | Path) -> bool:
 
 def read_model_json(path: str | Path, name: str) -> dict[str, Any] | None:
     """A JSON file of a model folder or hub id; None when there is none."""
-    file = Path(path) / name
-    if not Path(path).is_dir():
-        if str(path).count("/") != 1 or Path(path).is_absolute() or Path(path).exists():
-            return None  # no hub id
-        from transformers.utils.hub import cached_file
-
-        found = cached_file(
-            str(path),
-            name,
-            _raise_exceptions_for_gated_repo=False,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        if found is None:
-            return None
-        file = Path(found)
+    file = model_file(path, name)
+    if file is None:
+        return None
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def model_file(path: str | Path, name: str) -> Path | None:
+    """A file of a model folder or hub id; None when there is none."""
+    if Path(path).is_dir():
+        file = Path(path) / name
+        return file if file.is_file() else None
+    if str(path).count("/") != 1 or Path(path).is_absolute() or Path(path).exists():
+        return None  # no hub id
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        str(path),
+        name,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from agent_r1.errors import EngineRequestError
 from agent_r1.images.encoded import EncodedImage
 from agent_r1.images.ids import FIRST_IMAGE_ID, image_number, image_token_ids, token_index
 from agent_r1.images.memory import InputCache, PictureSources
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +65,6 @@ class ImageStore:
 
     def spans(self, token_ids: Sequence[int] | npt.NDArray[np.int64]) -> list[ImageSpan]:
         """Where image tokens are in a sequence, in order; empty for a sequence of text."""
-        import numpy as np
-
         ids = np.asarray(token_ids, dtype=np.int64)
         where = np.flatnonzero(ids >= FIRST_IMAGE_ID)
         if not len(where):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from agent_r1.chat import load_tokenizer
 from agent_r1.errors import CheckpointError, ConfigError, ExportError
+from agent_r1.images import is_vision_model
 from agent_r1.inference.model_card import CardFacts, model_card
 from agent_r1.inference.source import AgentSource, Say, find_source, unpacked
 from agent_r1.models import (
@@ -18,7 +19,6 @@ from agent_r1.models import (
     export_policy,
     load_model,
     load_trained,
-    reads_images,
 )
 from agent_r1.runs import RunFolder, base_model
 from agent_r1.training import load_checkpoint
@@ -71,7 +71,7 @@ def export_agent(
         adapters=lora == "apart",
         base=_base(model_or_run, source, lora),
         licence=licence,
-        reads_images=reads_images(source.config.model.path),
+        reads_images=is_vision_model(source.config.model.path),
     )
     files = {"README.md": model_card(facts)}
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,6 @@ from agent_r1.models.lora import (
 )
 from agent_r1.models.padding import round_up
 from agent_r1.models.precision import train_in_float32
-from agent_r1.models.pretrained import reads_images
 from agent_r1.models.tiny import add_vision_tower, build_tiny_model, build_tiny_vision_model, train_tokenizer
 from agent_r1.models.unmerged_adapters import add_unmerged_adapters
 from agent_r1.models.vision import (
@@ -90,7 +89,6 @@ __all__ = [
     "merge_trained",
     "merged_weights",
     "places_in_two_dimensions",
-    "reads_images",
     "refuse_features",
     "require_peft",
     "restore_state",

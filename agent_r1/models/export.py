@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from agent_r1.config import Config, LoraConfig
 from agent_r1.errors import ConfigError, ExportError, raising
 from agent_r1.files import atomic_write, replace_folder
+from agent_r1.images import model_file
 from agent_r1.models.lora import adapter_targets, merged_weights, require_peft, saved_state
 from agent_r1.models.pretrained import no_progress_bars, open_model
 from agent_r1.models.vision import vision_family
@@ -127,20 +128,12 @@ def export_model(
 def _copy_processor(policy: nn.Module, folder: Path) -> None:
     """Copy the files of the image processor from where a model that reads images was opened; training does not change
     them. A model that was opened nowhere has none."""
-    from transformers.utils.hub import cached_file
-
     config: Any = getattr(policy, "config", None)
     source = getattr(config, "_name_or_path", "")
     if vision_family(config) is None or not source:
         return
     for name in PROCESSOR_FILES:
-        found = cached_file(
-            source,
-            name,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-            _raise_exceptions_for_gated_repo=False,
-        )
+        found = model_file(source, name)
         if found is not None and not (folder / name).exists():
             shutil.copyfile(found, folder / name)
 

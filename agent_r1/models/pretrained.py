@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -60,15 +60,6 @@ def model_class_of(path: str, *, trust_remote_code: bool = False) -> tuple[Any, 
             f"supported are {names}"
         )
     return AutoModelForCausalLM, False
-
-
-def reads_images(path: str) -> bool:
-    """Whether a folder or hub id is a vision-language model of a supported family; False when it cannot be read."""
-    from transformers import AutoConfig
-
-    with suppress(OSError, ValueError):
-        return vision_family(AutoConfig.from_pretrained(path)) is not None
-    return False
 
 
 @contextmanager

@@ -17,8 +17,6 @@ from agent_r1.codec import write_json
 from agent_r1.errors import DataError
 from agent_r1.files import write_atomically
 
-STAGES = ("before", "after")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRecord:

@@ -142,7 +142,6 @@ def test_workers_without_torch_make_the_same_run_and_one_that_is_killed_changes_
         assert {trajectory.reward_parts["torch"] for trajectory in trajectories} == {0.0}
         pids = {trajectory.reward_parts["pid"] for trajectory in trajectories}
         assert os.getpid() not in pids
-        assert len(pids) <= 2 or folder is killed  # one may be done before the other has started
     assert not marker.exists()
     counts = [(line["error/lost_workers"], line["error/lost_rollouts"]) for line in metrics_of(killed / "tiny")]
     assert counts[0][0] == 1

@@ -13,9 +13,6 @@ from typing import Any, cast
 
 from torch import nn
 
-TRAINED_PARTS = ("none", "projector", "all")
-"""What `model.train_vision` may be: which parts in front of the language model are trained with it."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionFamily:

@@ -13,12 +13,11 @@ import argparse
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config
-from agent_r1.data import write_rows
+from agent_r1.data import hold_out, write_rows
 from agent_r1.registry import load_module, recipe_folder
 
 # A plain import would not find them when this file is run as a script.
@@ -28,8 +27,6 @@ with recipe_folder(Path(__file__).resolve().parents[1]):
 COLORS = {"#0099ff": "blue", "black": "black", "yellow": "yellow"}
 GUESSES = 0.5
 """The share of demonstrations that answer without looking at the boxes."""
-HELD_OUT = 5
-"""Without the official training split, one in so many presentations of dev is held out for validation."""
 
 
 def split_examples(found: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
@@ -39,16 +36,8 @@ def split_examples(found: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """
     if "train" in found:
         return {"train": list(found["train"]), "validation": list(found["dev"]), "test": list(found["test"])}
-    held_out = [_is_held_out(example.presentation) for example in found["dev"]]
-    parts = {
-        keep: [example for example, out in zip(found["dev"], held_out, strict=True) if out == keep]
-        for keep in (False, True)
-    }
-    return {"train": parts[False], "validation": parts[True], "test": list(found["test"])}
-
-
-def _is_held_out(presentation: str) -> bool:
-    return int(sha256(presentation.encode()).hexdigest(), 16) % HELD_OUT == 0
+    train, validation = hold_out(found["dev"], len(found["dev"]) // 5, key=lambda example: str(example.presentation))
+    return {"train": train, "validation": validation, "test": list(found["test"])}
 
 
 def majority(examples: Sequence[Any]) -> tuple[str, float]:

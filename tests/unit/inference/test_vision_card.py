@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.images import is_vision_model
 from agent_r1.inference.model_card import CardFacts, model_card
-from agent_r1.models import reads_images
 from tests.helpers.vision_models import make_vlm
 
 
@@ -22,5 +22,5 @@ def test_the_code_of_a_card_opens_the_model(sees: bool, opener: str, adapters: b
 
 def test_a_folder_tells_whether_its_model_reads_images(tmp_path: Path) -> None:
     make_vlm("llava").config.save_pretrained(tmp_path / "seeing")
-    assert reads_images(str(tmp_path / "seeing"))
-    assert not reads_images(str(tmp_path / "missing"))
+    assert is_vision_model(str(tmp_path / "seeing"))
+    assert not is_vision_model(str(tmp_path / "missing"))
