@@ -66,10 +66,14 @@ def random_clicks(shop: Any, goal: Any, rng: random.Random) -> list[str]:
     actions = [f"search[{goal.text}]"]
     page = pages.search(goal.text)
     while not page.bought and len(actions) < MAX_STEPS:
-        shown = pages.buttons(shop, page) or {pages.BACK: pages.search(goal.text)}
-        button = rng.choice(list(shown))
-        actions.append(f"click[{button}]" if page.query else f"search[{goal.text}]")
-        page = shown[button]
+        names = pages.buttons(shop, page)
+        if not names:
+            actions.append(f"search[{goal.text}]")
+            page = pages.search(goal.text)
+            continue
+        button = rng.choice(names)
+        actions.append(f"click[{button}]")
+        page = pages.follow(shop, page, button)
     return actions
 
 

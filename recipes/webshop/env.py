@@ -20,7 +20,7 @@ from agent_r1.types import Action, Observation, StepResult, Task
 
 from . import context as _context  # noqa: F401 - registers the context policy `shop_page`
 from .goals import Goal
-from .pages import FIXED, Page, PageText, buttons, mention, search
+from .pages import FIXED, Page, PageText, buttons, follow, mention, search
 from .prompts import read_action
 from .shop import Shop, open_shop
 
@@ -100,10 +100,9 @@ class ShopEnv(AgentEnv):
         if action.verb == "search":
             self._page = search(action.argument)
             return None
-        shown = buttons(self._shop, self._page)
-        target = shown.get(action.argument.lower())
+        target = follow(self._shop, self._page, action.argument)
         if target is None:
-            names = ", ".join(name for name in FIXED if name in shown)
+            names = ", ".join(name for name in buttons(self._shop, self._page) if name in FIXED)
             advice = f"Click a product, a value or one of: {names}." if names else "Write search[words]."
             return f"Error: this page has no button [{action.argument:.80}]. {advice}"
         self._page = target

@@ -49,17 +49,22 @@ instead of searching again."""
 
 
 def queries(text: str, rng: random.Random) -> list[str]:
-    """Three ways to search for an instruction: one that is drawn, and then the others, which find more.
+    """Ways to search for an instruction: one that is drawn of the three, and then the two with all its words.
 
     >>> queries("Find me gold plated hdmi cables with size: 3ft, and price lower than 30.00 dollars", random.Random(1))
-    ['gold plated hdmi cables 3ft', 'gold plated hdmi cables with size: 3ft']
+    ['gold plated hdmi cables with size: 3ft', 'gold plated hdmi cables 3ft']
     """
-    whole = _PRICE.sub("", text).removeprefix("Find me ").strip()
+    whole = whole_query(text)
     typed = [word for word in _WORD.findall(whole.lower()) if word not in FILLERS | _CONNECTING]
     kept = rng.sample(range(len(typed)), k=max(2, round(0.7 * len(typed)))) if len(typed) > 4 else range(len(typed))
     short = " ".join(typed[index] for index in sorted(kept))
     first = rng.choices([whole, " ".join(typed), short], weights=[5, 3, 2])[0]
     return list(dict.fromkeys([first, " ".join(typed), whole]))
+
+
+def whole_query(text: str) -> str:
+    """An instruction without its price and its "Find me"."""
+    return _PRICE.sub("", text).removeprefix("Find me ").strip()
 
 
 def measure_fillers(rows: Iterable[Mapping[str, Any]], *, least: int = 60, kept: float = 0.2) -> set[str]:
@@ -113,7 +118,7 @@ def _without_options(shop: Shop, goal: Goal, asins: Sequence[str]) -> list[str]:
 def gold_plan(shop: Shop, goal: Goal) -> list[str] | None:
     """The shortest plan: search with the whole instruction, else with the title, open the product, choose, buy. None
     when it is not found."""
-    query = queries(goal.text, random.Random(0))[-1]
+    query = whole_query(goal.text)
     found = shop.search(query)
     if goal.asin not in found:
         query = " ".join(shop.product(goal.asin).name.split()[:12])

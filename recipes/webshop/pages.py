@@ -56,33 +56,51 @@ def search(words: str) -> Page:
     return Page(query=" ".join(words.lower().split()))
 
 
-def buttons(shop: Shop, page: Page) -> dict[str, Page]:
-    """The buttons of a page, in lower case, and the pages that they lead to."""
+def buttons(shop: Shop, page: Page) -> list[str]:
+    """The buttons of a page, in lower case and in the order of the page."""
     if not page.query:
-        return {}
-    back = {BACK: Page()}
+        return []
     if not page.asin:
-        return {**back, **_result_buttons(shop, page)}
+        found = shop.search(page.query)
+        turns = {PREV: page.number > 1, NEXT: page.number < _num_pages(len(found))}
+        return [BACK, *(name for name, there in turns.items() if there), *map(str.lower, _on_page(found, page))]
     if page.sub_page:
-        return {**back, PREV: replace(page, sub_page="")}
-    return {
-        **back,
-        PREV: Page(query=page.query, number=page.number),
-        **{
-            value: replace(page, options=_with_option(page, name, value))
-            for name, values in shop.product(page.asin).options.items()
-            for value in values
-        },
-        **{name: replace(page, sub_page=name) for name in SUB_PAGES},
-        BUY: replace(page, bought=True),
-    }
+        return [BACK, PREV]
+    return [BACK, PREV, *shop.product(page.asin).option_names, *SUB_PAGES, BUY]
 
 
-def _result_buttons(shop: Shop, page: Page) -> dict[str, Page]:
+def follow(shop: Shop, page: Page, button: str) -> Page | None:
+    """The page that a button leads to; None when the page has no such button. Letters of either case will do."""
+    button = button.lower()
+    if not page.query:
+        return None
+    if button == BACK:
+        return Page()
+    if not page.asin:
+        return _from_results(shop, page, button)
+    if page.sub_page:
+        return replace(page, sub_page="") if button == PREV else None
+    return _from_item(shop, page, button)
+
+
+def _from_results(shop: Shop, page: Page, button: str) -> Page | None:
     found = shop.search(page.query)
-    turns = {PREV: page.number - 1, NEXT: page.number + 1}
-    pages = {name: replace(page, number=n) for name, n in turns.items() if 0 < n <= _num_pages(len(found))}
-    return {**pages, **{asin.lower(): replace(page, asin=asin) for asin in _on_page(found, page)}}
+    if button in (PREV, NEXT):
+        number = page.number + (1 if button == NEXT else -1)
+        return replace(page, number=number) if 0 < number <= _num_pages(len(found)) else None
+    asin = button.upper()
+    return replace(page, asin=asin) if asin in _on_page(found, page) else None
+
+
+def _from_item(shop: Shop, page: Page, button: str) -> Page | None:
+    if button == PREV:
+        return Page(query=page.query, number=page.number)
+    if button == BUY:
+        return replace(page, bought=True)
+    if button in SUB_PAGES:
+        return replace(page, sub_page=button)
+    name = shop.product(page.asin).option_names.get(button)
+    return None if name is None else replace(page, options=_with_option(page, name, button))
 
 
 def _with_option(page: Page, name: str, value: str) -> tuple[tuple[str, str], ...]:

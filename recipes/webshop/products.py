@@ -68,7 +68,11 @@ class Product:
             pricing=tuple(float(price) for price in row.get("pricing") or ())[:2],
             full_description=row.get("full_description") or "",
             small_description=tuple(row.get("small_description") or ()),
-            options={_plain(name): tuple(map(_plain, values)) for name, values in options.items() if values},
+            options={
+                _plain(name): tuple(_plain(value).lower() for value in values)
+                for name, values in options.items()
+                if values
+            },
             attributes=tuple(row.get("attributes") or ()),
             instruction=row.get("instruction") or "",
             instruction_attributes=tuple(row.get("instruction_attributes") or ()),
@@ -99,6 +103,11 @@ class Product:
     def price_tag(self) -> str:
         """What the pages show: `$34.0`, or `$19.99 to $27.99`."""
         return " to ".join(f"${price}" for price in self.pricing or (DEFAULT_PRICE,))
+
+    @cached_property
+    def option_names(self) -> dict[str, str]:
+        """The option of each value. A value that two options have belongs to the later one, as on WebShop's pages."""
+        return {value: name for name, values in self.options.items() for value in values}
 
     @cached_property
     def searchable(self) -> str:

@@ -25,7 +25,10 @@ class Shop:
 
     def __init__(self, products: Iterable[Product], index: BM25Index) -> None:
         self.products = {product.asin: product for product in products}
+        self._asins = list(self.products)
         self._index = index
+        if len(index) != len(self._asins):
+            raise DataError(f"the index has {len(index)} products and the shop {len(self._asins)}; make both again")
         self._searches: OrderedDict[str, tuple[str, ...]] = OrderedDict()
 
     def search(self, words: str) -> tuple[str, ...]:
@@ -33,8 +36,7 @@ class Shop:
         query = " ".join(words.lower().split())
         known = self._searches.get(query)
         if known is None:
-            [hits] = self._index.search([query], MAX_RESULTS)
-            known = tuple(hit.passage.passage_id for hit in hits)
+            known = tuple(self._asins[number] for number, _ in self._index.rank(query, MAX_RESULTS))
             # The members of a group often search for the same; the oldest searches are forgotten.
             self._searches[query] = known
             if len(self._searches) > _KEPT_SEARCHES:
@@ -62,7 +64,7 @@ class Shop:
 
 def write_shop(folder: Path, products: Iterable[Product]) -> None:
     """Write the products and the index of a shop."""
-    products = list(products)
+    products = list({product.asin: product for product in products}.values())
     write_products(folder / PRODUCTS_FILE, products)
     passages = (Passage(passage_id=item.asin, title="", text=item.searchable) for item in products)
     BM25Index.build(passages, folder / INDEX_FOLDER)
