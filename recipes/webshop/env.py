@@ -42,7 +42,7 @@ class ShopEnv(AgentEnv):
         self,
         shop: str = DEFAULT_SHOP,
         context: ContextChoice = "append",
-        title_characters: Count = 120,
+        title_characters: Count = 100,
         text_characters: Count = 600,
     ) -> None:
         lengths = {"title_characters": title_characters, "text_characters": text_characters}

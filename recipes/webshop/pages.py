@@ -119,7 +119,7 @@ def _on_page(found: tuple[str, ...], page: Page) -> tuple[str, ...]:
 class PageText:
     """Writes pages as text, shorter than WebShop's where texts are long."""
 
-    title_characters: int = 120
+    title_characters: int = 100
     """Length of a title among the results."""
     text_characters: int = 600
     """Length of a description, of the features and of the reviews."""
