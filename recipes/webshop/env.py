@@ -19,6 +19,7 @@ from agent_r1.registry import check_arguments
 from agent_r1.types import Action, Observation, StepResult, Task
 
 from . import context as _context  # noqa: F401 - registers the context policy `shop_page`
+from .expert import gold_plan
 from .goals import Goal
 from .pages import FIXED, Page, PageText, buttons, follow, mention, search
 from .prompts import read_action
@@ -83,6 +84,10 @@ class ShopEnv(AgentEnv):
             "webshop/searches": float(_searched(action, problem)),
         }
         return StepResult(observation=self._observation(), info={"metrics": metrics})
+
+    def gold_actions(self, task: Task) -> list[str] | None:
+        """The purchase of the product that the goal was made of."""
+        return gold_plan(open_shop(self._folder), Goal.from_json(task.env_kwargs.get("goal")))
 
     def _write_page(self) -> str:
         page = replace(self._page, options=())
