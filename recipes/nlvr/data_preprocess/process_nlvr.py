@@ -15,6 +15,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,13 +129,17 @@ def write_data(folder: Path, local_dataset_path: Path | None = None, amounts: Am
     known = understood(train)
     print(f"the grammar understands {len(known)} of the {len(train)} training examples as their labels say")
     sentences = dict.fromkeys((example.sentence, example.has_towers) for example, _ in known)
-    _draw_in_processes(folder, list(sentences), amounts)
-    write_rows(folder / "real.jsonl", real_rows(train, random.Random("nlvr")))
-    _join(folder, "warm_start", extra=["real.jsonl"])
-    for name in ("test", "validation"):
-        write_rows(folder / f"{name}.jsonl", (_real_task(example, name) for example in splits[name][: amounts.limit]))
-    write_rows(folder / "real.jsonl", (_real_task(example, "train") for example in train))
-    _join(folder, "train", extra=["real.jsonl"])
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.part*.jsonl"):
+        old.unlink()
+    with _drawing(folder, list(sentences), amounts):
+        write_rows(folder / "warm_start.part_real.jsonl", real_rows(train, random.Random("nlvr")))
+        write_rows(folder / "train.part_real.jsonl", (_real_task(example, "train") for example in train))
+        for name in ("test", "validation"):
+            tasks = (_real_task(example, name) for example in splits[name][: amounts.limit])
+            write_rows(folder / f"{name}.jsonl", tasks)
+    for name in ("warm_start", "train"):
+        _join(folder, name)
 
 
 def _real_task(example: Any, split: str) -> dict[str, Any]:
@@ -143,25 +148,24 @@ def _real_task(example: Any, split: str) -> dict[str, Any]:
     )
 
 
-def _draw_in_processes(folder: Path, sentences: Sequence[tuple[str, bool]], amounts: Amounts) -> None:
-    """Write the drawn rows in parts, one per process: finding a scene and storing its pictures takes milliseconds."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.part*.jsonl"):
-        old.unlink()
-    if amounts.workers == 1:
-        _write_part(folder, 0, sentences, amounts)
-        return
+@contextmanager
+def _drawing(folder: Path, sentences: Sequence[tuple[str, bool]], amounts: Amounts) -> Iterator[None]:
+    """Write the drawn rows in parts meanwhile, one per process: finding a scene and storing its pictures takes
+    milliseconds."""
     context = multiprocessing.get_context("fork")
-    started = [
+    processes = [
         context.Process(target=_write_part, args=(folder, part, sentences, amounts)) for part in range(amounts.workers)
     ]
-    for process in started:
+    for process in processes:
         process.start()
-    for process in started:
-        process.join()
-    failed = [process.exitcode for process in started if process.exitcode]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.join()
+    failed = [process.exitcode for process in processes if process.exitcode]
     if failed:
-        raise DataError(f"{len(failed)} of {len(started)} processes that draw scenes failed (exit code {failed[0]})")
+        raise DataError(f"{len(failed)} of {len(processes)} processes that draw scenes failed (exit code {failed[0]})")
 
 
 def _write_part(folder: Path, part: int, sentences: Sequence[tuple[str, bool]], amounts: Amounts) -> None:
@@ -179,9 +183,9 @@ def _write_part(folder: Path, part: int, sentences: Sequence[tuple[str, bool]], 
     write_rows(folder / f"train.part{part:02}.jsonl", drawn_tasks(maker, pairs["train"]))
 
 
-def _join(folder: Path, name: str, extra: Sequence[str]) -> None:
-    """Put the parts of a file and others together, in random order."""
-    parts = [*sorted(folder.glob(f"{name}.part*.jsonl")), *(folder / file for file in extra)]
+def _join(folder: Path, name: str) -> None:
+    """Put the parts of a file together, in random order."""
+    parts = sorted(folder.glob(f"{name}.part*.jsonl"))
     lines = [line for part in parts for line in part.read_text(encoding="utf-8").splitlines(keepends=True)]
     random.Random(name).shuffle(lines)
     write_atomically(folder / f"{name}.jsonl", "".join(lines))
