@@ -35,15 +35,13 @@ GUESSES = 0.25
 """The share of demonstrations that answer without looking at the boxes."""
 KNOWN = 0.3
 """The share of drawn rows whose sentence is one of the training rows."""
-PAIRS_PER_CAPTION = 2
-"""Each so many pairs of demonstrations come with a conversation of captions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Amounts:
     """How much is drawn. The defaults are for a GPU."""
 
-    demonstrations: int = 8000
+    demonstrations: int = 5000
     """Of the warm start, in pairs of a true and a false scene for a sentence."""
     tasks: int = 2400
     """To train on, in such pairs."""
@@ -91,16 +89,15 @@ def real_rows(examples: Sequence[Any], rng: random.Random) -> Iterator[dict[str,
 
 
 def drawn_rows(maker: Any, rng: random.Random, num_pairs: int) -> Iterator[dict[str, Any]]:
-    """Warm-start rows of drawn scenes."""
-    for number in range(num_pairs):
+    """Warm-start rows of drawn scenes: for each sentence two demonstrations, and captions of three other boxes."""
+    for _ in range(num_pairs):
         statement, *pair = maker.pair()
         for scene in pair:
             picture = scenes.draw_picture(scene)
             yield _demonstration(statement.sentence, picture, scene, statement.meaning, rng)
-        if number % PAIRS_PER_CAPTION == 0:
-            scene = maker.scene(towers=False)
-            picture = scenes.draw_picture(scene)
-            yield rows.caption_row([(tools.box_of(picture, place + 1), box) for place, box in enumerate(scene)])
+        boxes = scenes.random_scene(rng, towers=False)
+        picture = scenes.draw_picture(boxes)
+        yield rows.caption_row([(tools.box_of(picture, place + 1), box) for place, box in enumerate(boxes)])
 
 
 def drawn_tasks(maker: Any, num_pairs: int) -> Iterator[dict[str, Any]]:
