@@ -75,7 +75,7 @@ def describe(made: dict[str, list[Any]]) -> str:
 def write_data(folder: Path, config: Config, dataset: Path | None = None, train_split: str = "valid_train") -> None:
     """Write the games, the demonstrations and one file per split."""
     trials = sources.read_trials(dataset, (train_split, "valid_seen", "valid_unseen"))
-    made = splits.Planner(trials, max_steps=config.rollout.max_steps).splits()
+    made = splits.Planner(trials).splits()
     print(describe(made))
     used = {entry.trial for split in ("train", "validation", "test") for entry in made[split]}
     archive.write_games(folder / GAMES_FILE, ((trial.name, trial.problem) for trial in trials if trial.name in used))

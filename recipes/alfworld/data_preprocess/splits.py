@@ -27,6 +27,8 @@ NUM_DEMONSTRATIONS, NUM_NEW_GOALS, NUM_VALIDATION = 3000, 1200, 80
 """New goals to demonstrate and to train on, and the validation games of each kind of room, at most."""
 SHARE_DEMONSTRATIONS, SHARE_NEW_GOALS, SHARE_VALIDATION = 18, 7, 4
 """The same per official game that they are made from, at most: few scenes do not give many different games."""
+MAX_STEPS = 30
+"""Steps within which the expert has to win a new game."""
 HELD_OUT_ROOMS = 2
 """Rooms of each type (kitchens, living rooms, bedrooms, bathrooms) that are held out for validation."""
 
@@ -50,7 +52,7 @@ class PlannedGame:
 class Planner:
     """Makes the splits. Every new goal was won by the expert within `max_steps`."""
 
-    def __init__(self, trials: Sequence[Trial], *, max_steps: int, seed: str = "alfworld") -> None:
+    def __init__(self, trials: Sequence[Trial], *, max_steps: int = MAX_STEPS, seed: str = "alfworld") -> None:
         training = [trial for trial in trials if trial.split in ("train", "valid_train")]
         wrong = sorted({trial.floor_plan for trial in training} & UNSEEN_FLOOR_PLANS)
         if wrong:

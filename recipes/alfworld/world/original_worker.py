@@ -25,9 +25,13 @@ _UNSAID = ("checked", "examined", "not_", "new-axiom")
 """Facts that are bookkeeping of the planner and no part of the state."""
 
 
-def remember_parses() -> None:
-    """Parse each template of the grammar once: textworld parses them again for every command, which takes most of its
-    time."""
+def spare_repetition() -> None:
+    """Parse each template of the grammar once, copy contexts without what is in them, and translate each problem once.
+
+    textworld does the first two for every command in every state and the third four times per game (half of them for
+    its planner, which is not used here). That takes nearly all of its time and changes nothing.
+    """
+    import fast_downward
     import textworld.envs.pddl.textgen as textgen
     from textworld.logic import Rule
 
@@ -39,7 +43,18 @@ def remember_parses() -> None:
             known[text, rule_name] = parse(text, rule_name=rule_name, **options)
         return copy.deepcopy(known[text, rule_name])
 
+    def copied(context: dict[str, Any]) -> dict[str, Any]:
+        return {**context, "variables": dict(context["variables"]), "mapping": dict(context["mapping"])}
+
+    translate = fast_downward.pddl2sas
+
+    @functools.lru_cache(maxsize=16)
+    def translated(domain: str, problem: str) -> Any:
+        return translate(domain, problem)
+
+    fast_downward.pddl2sas = lambda domain, problem, **options: translated(domain, problem)
     textgen._parse_and_convert = remembered
+    textgen.copy_context = copied
     Rule.parse_conjunctive_query = functools.lru_cache(maxsize=None)(Rule.parse_conjunctive_query)
 
 
@@ -47,7 +62,7 @@ class Worker:
     """The games of this process."""
 
     def __init__(self) -> None:
-        remember_parses()
+        spare_repetition()
         data = files("alfworld") / "data"
         self._domain, self._grammar = ((data / name).read_text() for name in ("alfred.pddl", "alfred.twl2"))
         self._games: dict[int, Any] = {}

@@ -83,15 +83,30 @@ class Scene:
 
     def places_of(self, kind: str) -> tuple[int, ...]:
         """The places of a type."""
-        return tuple(number for number, place in enumerate(self.places) if place.kind == kind)
+        return self._place_kinds.get(kind, ())
 
     def things_of(self, kind: str) -> frozenset[int]:
         """The things of a type."""
-        return frozenset(number for number, thing in enumerate(self.things) if thing.kind == kind)
+        return self._thing_kinds.get(kind, frozenset())
 
     def able(self, ability: str) -> frozenset[int]:
         """The things with an ability."""
-        return frozenset(number for number, thing in enumerate(self.things) if ability in thing.abilities)
+        return self._abilities.get(ability, frozenset())
+
+    @cached_property
+    def _place_kinds(self) -> dict[str, tuple[int, ...]]:
+        kinds = {place.kind for place in self.places}
+        return {kind: tuple(n for n, place in enumerate(self.places) if place.kind == kind) for kind in kinds}
+
+    @cached_property
+    def _thing_kinds(self) -> dict[str, frozenset[int]]:
+        kinds = {thing.kind for thing in self.things}
+        return {kind: frozenset(n for n, thing in enumerate(self.things) if thing.kind == kind) for kind in kinds}
+
+    @cached_property
+    def _abilities(self) -> dict[str, frozenset[int]]:
+        names = {ability for thing in self.things for ability in thing.abilities}
+        return {name: frozenset(n for n, thing in enumerate(self.things) if name in thing.abilities) for name in names}
 
     @cached_property
     def states(self) -> tuple[frozenset[int], ...]:
