@@ -25,7 +25,7 @@ from .sources import UNSEEN_FLOOR_PLANS, Trial
 
 NUM_DEMONSTRATIONS, NUM_NEW_GOALS, NUM_VALIDATION = 3000, 1200, 80
 """New goals to demonstrate and to train on, and the validation games of each kind of room, at most."""
-SHARE_DEMONSTRATIONS, SHARE_NEW_GOALS, SHARE_VALIDATION = 18, 7, 4
+SHARE_DEMONSTRATIONS, SHARE_NEW_GOALS, SHARE_VALIDATION = 18, 7, 5
 """The same per official game that they are made from, at most: few scenes do not give many different games."""
 MAX_STEPS = 30
 """Steps within which the expert has to win a new game."""
