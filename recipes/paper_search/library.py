@@ -49,9 +49,12 @@ class Library:
     ) -> None:
         self.titles = titles
         self.days = np.asarray(days, np.int32)
-        self.cites = [np.asarray(references, np.int32) for references in cites]
+        self._starts = np.concatenate([[0], np.cumsum([len(some) for some in cites])]).astype(np.int64)
+        self._references = np.array([paper for some in cites for paper in some], np.int32)
         self._index = index
         self.ranked = lru_cache(maxsize=_CACHED_QUERIES)(self._rank)
+        self.cited = lru_cache(maxsize=_CACHED_QUERIES)(self._cited)
+        self.places = lru_cache(maxsize=_CACHED_QUERIES // 8)(self._places)
 
     @classmethod
     def build(cls, papers: Sequence[Paper], folder: Path) -> Library:
@@ -89,9 +92,32 @@ class Library:
     def __len__(self) -> int:
         return len(self.titles)
 
+    def references(self, paper: int) -> NDArray[np.int32]:
+        """The papers that a paper cites."""
+        return self._references[self._starts[paper] : self._starts[paper + 1]]
+
     def _rank(self, query: str, depth: int) -> Ranking:
         hits = self._index.rank(query, depth)
         return np.array([number for number, _ in hits], np.int32), np.array([score for _, score in hits], np.float32)
+
+    def _places(self, query: str) -> dict[int, int]:
+        return {paper: place for place, paper in enumerate(self.ranked(query, _DEPTH)[0].tolist())}
+
+    def _cited(self, topic: str, view: View) -> list[int]:
+        near, scores = view.ranked(topic, NEIGHBOURS)
+        if not len(near):
+            return []
+        weights = (scores / scores[0]).astype(np.float64)
+        starts, counts = self._starts[near], self._starts[near + 1] - self._starts[near]
+        # The places of all their references in one array: 0, 1, 2 ... from each start.
+        places = np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+        votes = np.repeat(weights**2, counts)
+        totals = np.bincount(self._references[places], weights=votes, minlength=len(self)).astype(np.float64)
+        totals[near] += weights
+        papers = np.flatnonzero(totals).astype(np.int32)
+        papers = papers[view.visible(papers)]
+        found: list[int] = papers[np.argsort(-totals[papers], kind="stable")[:NEIGHBOURS]].tolist()
+        return found
 
 
 @lru_cache(maxsize=4)
@@ -139,23 +165,10 @@ class View:
         Each of the nearest 200 papers has the weight w, its BM25 score divided by the best one. It gives w to itself
         and w² to every paper in its references.
         """
-        near, scores = self.ranked(topic, NEIGHBOURS)
-        if not len(near):
-            return []
-        weights = (scores / scores[0]).astype(np.float64)
-        references = [self.library.cites[paper] for paper in near.tolist()]
-        votes = np.repeat(weights**2, [len(some) for some in references])
-        totals = np.bincount(np.concatenate(references), weights=votes, minlength=len(self.library)).astype(float)
-        totals[near] += weights
-        papers = np.flatnonzero(totals).astype(np.int32)
-        papers = papers[self.visible(papers)]
-        found: list[int] = papers[np.argsort(-totals[papers], kind="stable")].tolist()
-        return found
+        return self.library.cited(topic, self)
 
     def references(self, paper: int, query: str) -> list[int]:
         """The visible references of a paper, those first that match the query best."""
-        references = self.library.cites[paper]
-        order = {found: place for place, found in enumerate(self.ranked(query, NEIGHBOURS)[0].tolist())}
+        references, places = self.library.references(paper), self.library.places(query)
         kept: list[int] = references[self.visible(references)].tolist()
-        return sorted(kept, key=lambda reference: order.get(reference, len(order)))
-
+        return sorted(kept, key=lambda reference: places.get(reference, len(places)))

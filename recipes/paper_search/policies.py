@@ -21,16 +21,14 @@ _CITATION = re.compile(
     r"|\b(?:19|20)\d\d[a-z]?\b|\bet al\.?"
 )
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9-]+")
-_GENERAL = frozenset(
-    "used use using uses recently work works paper papers study studies show shown shows proposed propose proposes many several "
-    "different various including include includes example following previous introduced applied well however based "
-    "approach approaches method methods".split()
-)
-_STOPWORDS = frozenset(STOPWORDS_EN) | _GENERAL
+_GENERAL = """used use using uses recently work works paper papers study studies show shown shows proposed propose
+proposes many several different various including include includes example following previous introduced applied well
+however based approach approaches method methods"""
+_STOPWORDS = frozenset(STOPWORDS_EN) | frozenset(_GENERAL.split())
 
 MAX_CALLS = 8
 """Maximum calls of the expert."""
-_NUM_PHRASES = 10
+_NUM_PHRASES = 6
 """How many phrases the expert tries at a time, of the text and of titles each."""
 
 

@@ -1,8 +1,8 @@
 """PeerRead (Kang et al., 2018) as papers and queries.
 
-Every section of the repository has `reviews/ID.json` (title, abstract, date of submission) and `parsed_pdfs/ID.pdf.json`
-(references, and the sentences that mention them). A reference is a paper of the collection when their titles are equal
-up to case and punctuation.
+Every section of the repository has `reviews/ID.json` (title, abstract, date of submission) and
+`parsed_pdfs/ID.pdf.json` (references, and the sentences that mention them). A reference is a paper of the collection
+when their titles are equal up to case and punctuation.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ with recipe_folder(RECIPE):
 
 NUM_HELD_OUT = 600
 """Queries to validate on, and as many to test on."""
-NUM_DEMONSTRATIONS = 1500
+NUM_DEMONSTRATIONS = 1200
 """Maximum demonstrations."""
 MIN_RECALL = 0.5
 """A demonstration finds at least this share of the relevant papers."""

@@ -76,7 +76,10 @@ def checked(papers: list[dict[str, Any]], queries: list[dict[str, Any]]) -> Coll
         raise DataError(f"{len(problems)} rows cannot be used:\n" + "\n".join(f"  - {line}" for line in problems[:10]))
     collected = [
         library.Paper(
-            title=row["title"], abstract=row.get("abstract") or "", day=day_of(row.get("date")), cites=tuple(row["cites"])
+            title=row["title"],
+            abstract=row.get("abstract") or "",
+            day=day_of(row.get("date")),
+            cites=tuple(row["cites"]),
         )
         for row in papers
     ]
@@ -112,6 +115,10 @@ def _problem(name: str, row: Mapping[str, Any], num_papers: int) -> str:
         return f"{', '.join(missing)} must be a text; found {', '.join(sorted(row))}"
     if name == "query" and row["type"] not in prompts.KINDS:
         return f"type '{row['type']}' is not one of {', '.join(prompts.KINDS)}"
-    given = [*row[numbers], *([row.get("source_pid")] if name == "query" else [])] if row.get(numbers) is not None else [None]
+    given = (
+        [*row[numbers], *([row.get("source_pid")] if name == "query" else [])]
+        if row.get(numbers) is not None
+        else [None]
+    )
     wrong = [number for number in given if not isinstance(number, int) or not 0 <= number < num_papers]
     return f"{wrong[0]!r} is not the number of one of the {num_papers} papers" if wrong else ""
