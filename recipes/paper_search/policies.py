@@ -63,12 +63,12 @@ def bm25(reading: Reading) -> None:
 
 
 def bm25_expansion(reading: Reading) -> None:
-    """The ten best papers for the text, then the references of the first five."""
+    """The ten best papers for the text, then the references of the first, of the second ..."""
     _search_and_expand(reading, reading.query)
 
 
 def bm25_expansion_keywords(reading: Reading) -> None:
-    """The ten best papers for the keywords of the text, then the references of the first five."""
+    """The same for the keywords of the text."""
     _search_and_expand(reading, keywords(reading.query))
 
 
@@ -80,7 +80,7 @@ def cited_keywords(reading: Reading) -> None:
 def _search_and_expand(reading: Reading, query: str) -> None:
     best = reading.view.search(query)[:10]
     reading.show(best)
-    for paper in best[:5]:
+    for paper in best:
         reading.show(reading.view.references(paper, query))
 
 
