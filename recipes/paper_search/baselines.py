@@ -33,7 +33,7 @@ ALL_TOOLS = ("search", "cited", "expand")
 def read_by(policy: Callable[[Any], None], task: Task, papers: Any, limit: int, page: int) -> list[int]:
     """The papers that a policy reads for a task."""
     given = task.env_kwargs
-    view = library.View(library=papers, source=given["source"], day=given["day"])
+    view = library.View(library=papers, hidden=tuple(given["hidden"]), day=given["day"])
     state = reading.Reading(view=view, query=given["query"], limit=limit, page=page)
     policy(state)
     read: list[int] = state.papers

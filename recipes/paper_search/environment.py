@@ -51,7 +51,7 @@ class PaperSearchEnv(ToolEnv):
         """Returns the question and the tools; nothing has been read."""
         observation = await super().reset(task)
         given = task.env_kwargs
-        view = View(library=open_library(self._folder), source=int(given["source"]), day=int(given["day"]))
+        view = View(library=open_library(self._folder), hidden=tuple(given["hidden"]), day=given["day"])
         self._reading = Reading(view=view, query=str(given["query"]), limit=self._max_read, page=self._page)
         self._relevant = frozenset(task.ground_truth or ())
         self._tool_context.state[STATE] = self._reading

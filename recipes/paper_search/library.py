@@ -128,21 +128,24 @@ def open_library(folder: str) -> Library:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """What one task may see of the collection: not the paper that cites, and nothing published after it.
+    """What one task may see of the collection: not the paper that cites, not its other versions, and nothing published
+    after it.
 
     A paper without a date stays visible, and so does every paper when the citing one has none.
     """
 
     library: Library
-    source: int
-    """The paper whose citations are looked for; -1: none."""
-    day: int
+    hidden: tuple[int, ...] = ()
+    """The paper whose citations are looked for, and its other versions."""
+    day: int = 0
     """The day it was published; 0: unknown."""
 
     def visible(self, papers: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Which of the papers may be seen."""
-        shown: NDArray[np.bool_] = papers != self.source
-        return shown & (self.library.days[papers] <= self.day) if self.day else shown
+        shown = self.library.days[papers] <= self.day if self.day else np.ones(len(papers), np.bool_)
+        for paper in self.hidden:
+            shown &= papers != paper
+        return shown
 
     def ranked(self, query: str, count: int) -> Ranking:
         """The best visible papers for a query by BM25 over title and abstract, `count` of them if so many match."""

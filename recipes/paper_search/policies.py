@@ -21,9 +21,14 @@ _CITATION = re.compile(
     r"|\b(?:19|20)\d\d[a-z]?\b|\bet al\.?"
 )
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9-]+")
-_GENERAL = """used use using uses recently work works paper papers study studies show shown shows proposed propose
-proposes many several different various including include includes example following previous introduced applied well
-however based approach approaches method methods"""
+_GENERAL = """
+about after all also among been before being between both can could did does during each either from had has have how
+into its like may more most much often one other others our over same she should since so some than them those through
+thus two under until very was we were what when where which while who whose would
+applied approach approaches based different example following however include includes including introduced many
+method methods paper papers previous propose proposed proposes recent recently several show showed shown shows study
+studies use used uses using various via well work works
+"""
 _STOPWORDS = frozenset(STOPWORDS_EN) | frozenset(_GENERAL.split())
 
 MAX_CALLS = 8

@@ -69,7 +69,7 @@ class Made:
 
     def view(self, task: Task) -> Any:
         given = task.env_kwargs
-        return library.View(library=self.library, source=given["source"], day=given["day"])
+        return library.View(library=self.library, hidden=tuple(given["hidden"]), day=given["day"])
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """The files that the script writes, and a tokenizer made of them."""
     folder = tmp_path_factory.mktemp("runs") / "paper_search_data"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "NUM_DEMONSTRATIONS", 12)
+        patch.setattr(process, "NUM_DEMONSTRATIONS", 8)
         process.main(["--local_save_dir", str(folder), "--local_dataset_path", str(SAMPLE), MODEL])
     _, config = resolve([str(RECIPE), f"run.folder={folder.parent}", MODEL])
     renderer = ChatRenderer(train_tokenizer(list(read_rows(folder / "demonstrations.jsonl"))))
@@ -131,7 +131,8 @@ def run_steps(made: Made, task: Task, *actions: Action, **settings: Any) -> list
 
 def test_queries_of_one_paper_are_in_one_split(made: Made) -> None:
     papers = {
-        split: {task.env_kwargs["source"] for task in made.tasks(split)} for split in ("train", "validation", "test")
+        split: {paper for task in made.tasks(split) for paper in task.env_kwargs["hidden"]}
+        for split in ("train", "validation", "test")
     }
     assert all(papers.values())
     assert not papers["train"] & papers["validation"]
@@ -181,6 +182,20 @@ def test_papers_that_are_dated_later_are_not_asked_for() -> None:
     assert query.relevant == (1, 3)
 
 
+def test_versions_of_one_paper_are_hidden_together_and_share_a_split() -> None:
+    abstract = " ".join(f"word{number}" for number in range(40))
+    papers = [
+        {"title": f"Paper {number}", "abstract": text, "cites": []}
+        for number, text in enumerate([abstract, "Another one.", abstract.upper() + " More.", "", ""])
+    ]
+    queries = [{"type": "related_work", "query": "x", "source_pid": source, "gold": [2, 1, 4]} for source in (0, 2, 3)]
+    first, second, third = sources.checked(papers, queries).queries
+    assert (first.versions, second.versions, third.versions) == ((0, 2), (0, 2), (3,))
+    assert (first.relevant, third.relevant) == ((1, 4), (1, 2, 4))
+    splits = process.split_queries([first, second] * 10 + [third])
+    assert all(len({query.versions for query in queries}) == 1 for queries in splits.values() if queries)
+
+
 # What a task may see
 
 
@@ -194,18 +209,18 @@ def test_nothing_shows_the_source_paper_or_a_later_one(made: Made) -> None:
             *(p for n in range(len(days)) for p in view.references(n, query)),
         }
         assert shown
-        assert view.source not in shown
+        assert not shown & set(view.hidden)
         assert all(not view.day or days[paper] <= view.day for paper in shown)
 
 
 def test_hidden_hits_do_not_take_the_places_of_visible_ones(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     days = made.library.days
-    everything = library.View(library=made.library, source=-1, day=0).search("neural networks learning")
+    everything = library.View(library=made.library).search("neural networks learning")
     day = sorted(day for day in days.tolist() if day)[40]
     expected = [paper for paper in everything if days[paper] <= day]
     assert 10 < len(expected) < len(everything) // 2
     monkeypatch.setattr(library, "_DEPTH", 2)
-    view = library.View(library=made.library, source=-1, day=day)
+    view = library.View(library=made.library, day=day)
     assert view.search("neural networks learning", 10) == expected[:10]
     assert view.search("neural networks learning") == expected
 
@@ -226,7 +241,7 @@ def test_cited_adds_the_weights_of_the_papers_that_cite(made: Made) -> None:
 
 
 def test_references_that_match_the_query_come_first(made: Made) -> None:
-    view = library.View(library=made.library, source=-1, day=0)
+    view = library.View(library=made.library)
     paper = max(range(len(made.library)), key=lambda paper: len(made.library.references(paper)))
     references = made.library.references(paper).tolist()
     for wanted in references:
@@ -371,7 +386,7 @@ def test_an_answer_outside_an_episode_is_not_found_by_guessing() -> None:
 def test_demonstrations_show_the_prompts_of_rollouts_and_earn_what_they_find(made: Made) -> None:
     tasks = {str(task.prompt[-1]["content"]): task for task in made.tasks("train")}
     rows = made.demonstrations
-    assert len(rows) >= 6
+    assert len(rows) >= 4
     for row in rows[::2]:
         task = tasks[row["messages"][1]["content"]]
         turns = list(demonstrated_turns(made.renderer, row))
@@ -400,7 +415,7 @@ def test_demonstrations_use_only_words_and_numbers_that_were_shown(made: Made) -
 def test_demonstrations_of_other_tools_do_not_use_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "NUM_DEMONSTRATIONS", 6)
+    monkeypatch.setattr(process, "NUM_DEMONSTRATIONS", 4)
     overrides = [MODEL, 'env.tools=["tools:search","tools:expand"]']
     process.main(["--local_save_dir", str(tmp_path), "--local_dataset_path", str(SAMPLE), *overrides])
     used = {
@@ -524,10 +539,12 @@ def test_it_trains_from_a_warm_start_and_is_evaluated_on_test_rows(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    data = tmp_path / "data"
-    data.mkdir()
-    shutil.copytree(SAMPLE, data / "papers")
-    monkeypatch.setenv("AGENT_R1_DATA", str(data))
+    if algorithm == "pspo":  # makes its data itself
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "papers").symlink_to(SAMPLE)
+        monkeypatch.setenv("AGENT_R1_DATA", str(tmp_path / "data"))
+    else:
+        shutil.copytree(made.folder, tmp_path / "runs" / "paper_search_data")
     small = [*SMALL, f"model.path={write_model(made, tmp_path / 'model')}", f"algorithm={algorithm}"]
     summary = commands.train(str(RECIPE), *small, quiet=True)
     assert summary.steps == 2
@@ -543,6 +560,6 @@ def test_it_trains_from_a_warm_start_and_is_evaluated_on_test_rows(
 
 
 def test_an_episode_holds_little_memory(made: Made) -> None:
-    figures = paper_search.measure(made.folder, num_episodes=48, repeats=1)
-    assert figures["calls"] == 48 * paper_search.CALLS
+    figures = paper_search.measure(made.folder, num_episodes=24, repeats=1)
+    assert figures["calls"] == 24 * paper_search.CALLS
     assert 0 < figures["kb_per_episode"] < 100

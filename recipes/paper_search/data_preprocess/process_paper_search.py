@@ -40,28 +40,29 @@ MIN_RECALL = 0.5
 
 
 def split_queries(queries: Sequence[Any], count: int = NUM_HELD_OUT) -> dict[str, list[Any]]:
-    """Queries to train on, to validate on and to test on. All queries of one source paper are in the same split."""
-    rest, test = hold_out(queries, count, key=lambda query: f"paper {query.source}")
-    train, validation = hold_out(rest, min(count, len(test)), key=lambda query: f"paper {query.source}")
+    """Queries to train on, to validate on and to test on. All queries of one source paper and of its other
+    versions are in the same split."""
+    rest, test = hold_out(queries, count, key=lambda query: f"paper {query.versions[0]}")
+    train, validation = hold_out(rest, min(count, len(test)), key=lambda query: f"paper {query.versions[0]}")
     return {"train": train, "validation": validation, "test": test}
 
 
 def task_row(query: Any, number: int, split: str, max_read: int) -> dict[str, Any]:
-    """A query as a dataset row. The relevant papers go to the reward, the source paper to the environment alone."""
+    """A query as a dataset row. The relevant papers go to the reward, what is hidden to the environment."""
     return {
         "task_id": f"{split}-{number}",
         "data_source": query.kind,
         "prompt": prompts.question_messages(query.kind, query.text, max_read),
         "agent_name": "env_loop",
         "reward_model": {"style": "rule", "ground_truth": list(query.relevant)},
-        "env_kwargs": {"source": query.source, "day": query.day, "query": query.text},
+        "env_kwargs": {"hidden": list(query.versions), "day": query.day, "query": query.text},
         "extra_info": {"split": split},
     }
 
 
 def start_reading(papers: Any, query: Any, *, limit: int, page: int) -> Any:
     """The state of an episode in which nothing was read."""
-    view = library.View(library=papers, source=query.source, day=query.day)
+    view = library.View(library=papers, hidden=query.versions, day=query.day)
     return reading.Reading(view=view, query=query.text, limit=limit, page=page)
 
 

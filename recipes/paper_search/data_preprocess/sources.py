@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +29,8 @@ with recipe_folder(Path(__file__).resolve().parents[1]):
 FOLDER = "papers"
 ARCHIVE = "https://github.com/allenai/PeerRead/archive/refs/heads/master.tar.gz"
 QUERY_CHARACTERS = 400
+_SAME_WORDS = 30
+"""Papers whose abstracts begin with the same words, so many, are versions of one paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,8 @@ class Query:
     text: str
     source: int
     """The paper it is from."""
+    versions: tuple[int, ...]
+    """That paper and those with the same abstract: other versions of it, with nearly the same references."""
     day: int
     """When that was published (`library.Paper.day`)."""
     relevant: tuple[int, ...]
@@ -83,17 +89,32 @@ def checked(papers: list[dict[str, Any]], queries: list[dict[str, Any]]) -> Coll
         )
         for row in papers
     ]
-    found = (_query(row, collected) for row in queries)
+    versions = versions_of(collected)
+    found = (_query(row, collected, versions[row["source_pid"]]) for row in queries)
     return Collection(papers=collected, queries=[query for query in found if query.relevant])
 
 
-def _query(row: Mapping[str, Any], papers: list[Any]) -> Query:
-    """A query without the papers that are dated later than itself: these cannot be found."""
+def versions_of(papers: list[Any]) -> list[tuple[int, ...]]:
+    """For each paper the papers whose abstracts begin with the same words, itself included."""
+    words = [re.findall(r"\w+", paper.abstract.lower())[:_SAME_WORDS] for paper in papers]
+    starts = [" ".join(some) if len(some) == _SAME_WORDS else str(number) for number, some in enumerate(words)]
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number, start in enumerate(starts):
+        groups[start].append(number)
+    return [tuple(groups[start]) for start in starts]
+
+
+def _query(row: Mapping[str, Any], papers: list[Any], versions: tuple[int, ...]) -> Query:
+    """A query without the papers that are hidden: other versions of itself, and what is dated later."""
     source = row["source_pid"]
     day = papers[source].day
-    relevant = (paper for paper in dict.fromkeys(row["gold"]) if paper != source and not 0 < day < papers[paper].day)
+    relevant = (
+        paper for paper in dict.fromkeys(row["gold"]) if paper not in versions and not 0 < day < papers[paper].day
+    )
     text = shorten(" ".join(row["query"].split()), QUERY_CHARACTERS)
-    return Query(kind=row["type"], text=text, source=source, day=day, relevant=tuple(sorted(relevant)))
+    return Query(
+        kind=row["type"], text=text, source=source, versions=versions, day=day, relevant=tuple(sorted(relevant))
+    )
 
 
 def day_of(date: str | None) -> int:
