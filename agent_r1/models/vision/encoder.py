@@ -16,6 +16,7 @@ from agent_r1.errors import EngineError
 from agent_r1.images import EncodedImage
 from agent_r1.models.vision.cache import ByteCache
 from agent_r1.models.vision.families import VisionFamily, vision_family
+from agent_r1.models.vision.positions import steady_positions
 
 Inputs = dict[str, npt.NDArray[Any]]
 """What a processor made of one image."""
@@ -43,6 +44,7 @@ class Vision:
         self.family = family
         self._model: Any = model
         self._tower = model.get_submodule(family.tower)
+        steady_positions(self._tower)
         self._projector = model.get_submodule(family.projectors[0])
 
     @property

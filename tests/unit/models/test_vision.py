@@ -28,6 +28,7 @@ from agent_r1.models import (
     train_in_float32,
     vision_of,
 )
+from agent_r1.models.vision.positions import steady_positions
 from tests.helpers.vision_models import FAMILIES, FEW_FIRST, make_image, make_vlm, plain_logits
 
 
@@ -161,3 +162,30 @@ def test_a_checkpoint_of_a_policy_with_a_frozen_tower_is_restored() -> None:
         policy.lm_head.weight.add_(1.0)
     restore_state(other, saved_state(policy))
     assert torch.equal(other.lm_head.weight, policy.lm_head.weight)
+
+
+def test_positions_of_patches_are_found_in_float32_whatever_the_weights_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions of transformers round them to the type of the pixels: 3/10 is then below 3/10."""
+    from transformers import SmolVLMVisionConfig
+    from transformers.models.smolvlm.modeling_smolvlm import SmolVLMVisionEmbeddings, SmolVLMVisionTransformer
+
+    config = SmolVLMVisionConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=100, patch_size=10
+    )
+    tower = SmolVLMVisionTransformer(config).bfloat16()
+    plain, seen = SmolVLMVisionEmbeddings.forward, []
+
+    def forward(self: Any, pixel_values: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(pixel_values.dtype)
+        return plain(self, pixel_values, *args, **kwargs)
+
+    monkeypatch.setattr(SmolVLMVisionEmbeddings, "forward", forward)
+    for _ in range(2):  # a second time changes nothing
+        steady_positions(tower)
+    positions = list[torch.Tensor]()
+    tower.embeddings.position_embedding.register_forward_pre_hook(lambda module, args: positions.append(args[0]))
+    pixels, mask = torch.rand(1, 3, 100, 100, dtype=torch.bfloat16), torch.ones(1, 10, 10, dtype=torch.bool)
+    output = copy.deepcopy(tower).embeddings(pixel_values=pixels, patch_attention_mask=mask)
+    assert output.dtype == torch.bfloat16
+    assert seen == [torch.float32]
+    assert positions[0].tolist() == [list(range(100))]

@@ -109,6 +109,12 @@ def test_fewer_results_are_the_first_of_more(index: BM25Index) -> None:
     assert [found(index, "city drink same", k) for k in range(1, 8)] == [everything[:k] for k in range(1, 8)]
 
 
+def test_a_ranking_without_passages_is_that_of_the_search(index: BM25Index) -> None:
+    [hits] = index.search(["city drink same"], 5)
+    numbers = {number: place for place, (number, _, _) in enumerate(CORPUS)}
+    assert index.rank("city drink same", 5) == [(numbers[hit.passage.passage_id], hit.score) for hit in hits]
+
+
 @pytest.mark.parametrize("query", ["", "   ", "?!", "the of and", "\x00", "\ud800"])
 def test_query_without_a_word_finds_nothing(index: BM25Index, query: str) -> None:
     assert found(index, query) == []
