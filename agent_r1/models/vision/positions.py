@@ -2,7 +2,7 @@
 
 The embeddings of SmolVLM and Idefics3 find the position of a patch from fractions such as 3/10. Some versions of
 transformers, 5.17 among them, round these to the type of the pixels first: in bfloat16, patches of an image that is not
-2^n patches wide get positions of their neighbours, and an engine in bfloat16 sees other images than a trainer in float32.
+2^n patches wide get positions of their neighbours, and an engine in bfloat16 sees other images than a float32 trainer.
 """
 
 from __future__ import annotations
