@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -24,8 +25,8 @@ from .tools import MathPython
 MAX_PROGRAMS = 3
 """Proposals that are tried for one problem."""
 MAX_OUTPUT_CHARS = 120
-CONCURRENCY = 4
-SECONDS = 3.0
+CONCURRENCY = max(2, os.cpu_count() or 1)
+SECONDS = 2.0
 
 Shown = tuple[str, dict[str, Any]]
 """The kind of a demonstration, and its row."""

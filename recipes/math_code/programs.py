@@ -184,18 +184,20 @@ def _equations(problem: str) -> Iterator[Program]:
         return
     sides = [[to_python(side) for side in text.split("=")] for text in given]
     unknowns = sorted({name for pair in sides for side in pair for name in names_in(side)})
-    if not unknowns or len(unknowns) > 4:
+    if not unknowns or len(unknowns) > 4 or any(name.isupper() for name in unknowns):
+        return  # capital letters are points of a figure, and side by side they are lengths
+    if any(name in "fghpqr" and f"{name}(" in problem for name in unknowns):
         return
     asked = _asked(formulas, unknowns)
     lines = [f"equations = [{', '.join(f'Eq({left}, {right})' for left, right in sides)}]\n"]
     setup = _HEADER + _symbols(unknowns) + "".join(lines)
     thought = "I solve the equation with sympy." if len(sides) == 1 else "I solve the equations with sympy."
     solve = f"solutions = solve(equations, {', '.join(unknowns)}, dict=True)\n"
-    values = f"values = {{simplify(({asked}).subs(s)) for s in solutions}}\n"
+    values = f"values = list(ordered({{simplify(({asked}).subs(s)) for s in solutions}}))\n"
     if re.search(r"\breal\b|positive|largest|greatest|smallest|least|\binteger", problem):
-        values += "values = {v for v in values if v.is_real}\n"
+        values += "values = [v for v in values if v.is_real]\n"
     if re.search(r"\bpositive\b", problem):
-        values += "values = {v for v in values if v > 0}\n"
+        values += "values = [v for v in values if v > 0]\n"
     yield Program(thought=thought, setup=setup, result=solve + values + f"print({_collected(problem)})")
 
 

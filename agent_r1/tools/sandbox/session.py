@@ -132,6 +132,8 @@ class SandboxSession:
     async def close(self) -> None:
         """Kill the program and everything it started, and wait until that is done."""
         self._let_go()
+        if not self._forget.alive:
+            return  # it is closed; its descriptors may be another's by now
         deadline = asyncio.get_running_loop().time() + _GRACE_SECONDS
         pause = 0.001
         while self._guard.poll() is None:
@@ -146,9 +148,8 @@ class SandboxSession:
 
     def _discard(self) -> None:
         """Read what is still in the pipe of reports, so that the guard can write its last one."""
-        if self._forget.alive:
-            with contextlib.suppress(OSError):
-                os.read(self._reports, _CHUNK)
+        with contextlib.suppress(OSError):
+            os.read(self._reports, _CHUNK)
 
 
 @dataclass(kw_only=True, slots=True)
