@@ -1,6 +1,6 @@
 """The data of math_code: its splits as parquet files, and demonstrations for the warm start.
 
-    python recipes/math_code/data_preprocess/process_math.py --local_save_dir runs/math_code_data
+    python recipes/math_code/data_preprocess/process_math_code.py --local_save_dir runs/math_code_data
 
 The public files are downloaded, unless `--local_dataset_path FOLDER` or AGENT_R1_DATA says where they are.
 `agent-r1 train` calls `make_data` when a file that `base.yaml` names is missing.
