@@ -347,7 +347,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SampleRun:
     overrides = [
         f"run.folder={folder / 'runs'}",
         f"model.path={folder / 'model'}",
-        "rollout.context_length=1024",
+        "rollout.context_length=512",
         "rollout.max_tokens=24",
     ]
     _, config = commands.resolve([str(RECIPE), *overrides])
@@ -403,10 +403,10 @@ def test_the_recipe_checks_and_trains_from_its_own_warm_start(run: SampleRun) ->
     small = ["trainer.steps=1", "rollout.groups_per_step=2", "rollout.group_size=2", "sft.steps=2", "sft.batch_size=4"]
     overrides = [*run.overrides, *small, "eval.max_tasks=2", "eval.every=0", "trainer.micro_batch_tokens=2048"]
     report = commands.check(str(RECIPE), *overrides, groups=1, members=2, quiet=True)
-    # Two steps teach nobody to answer, or to write a program.
+    # Two steps do not teach a model to answer, or to write a program.
     found = {result.title: result for result in report.results}
     assert {title for title, result in found.items() if result.findings} <= {"rewards", "trial episodes", "tool use"}
-    assert found["gold answers"].seen == "80 of 80 gold answers (gold_answer) score full marks, 0 wrong ones do"
+    assert found["gold answers"].seen == "64 of 64 gold answers (gold_answer) score full marks, 0 wrong ones do"
     assert found["tools"].seen == "python"
     summary = commands.train(str(RECIPE), *overrides, quiet=True)
     assert summary.steps == 1

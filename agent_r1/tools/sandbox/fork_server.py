@@ -152,7 +152,7 @@ class ForkServer:
 
 @dataclass(frozen=True, slots=True)
 class _ForkedGuard:
-    """A guard that a fork server started: it has ended when nobody holds the other end of its reports."""
+    """A guard that a fork server started: it has ended when no process holds the other end of its reports."""
 
     server: ForkServer
     number: int
