@@ -26,7 +26,7 @@ MAX_PROGRAMS = 3
 """Proposals that are tried for one problem."""
 MAX_OUTPUT_CHARS = 120
 CONCURRENCY = max(2, os.cpu_count() or 1)
-SECONDS = 2.0
+SECONDS = 3.0
 
 Shown = tuple[str, dict[str, Any]]
 """The kind of a demonstration, and its row."""

@@ -124,8 +124,11 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=0.8, help="sampling temperature (0.8)")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes to base.yaml, such as model.path=")
     arguments = parser.parse_args(given)
-    with recipe_folder(RECIPE):
-        sample(arguments)
+    try:
+        with recipe_folder(RECIPE):
+            sample(arguments)
+    except ConfigError as error:
+        parser.exit(1, f"error: {error}\n")
 
 
 if __name__ == "__main__":
