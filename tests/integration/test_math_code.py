@@ -104,7 +104,7 @@ def test_a_box_that_was_cut_or_stands_beside_a_program_is_no_answer() -> None:
 
 @pytest.mark.whole
 def test_verdicts_are_those_of_math_verify_in_batches_and_alone() -> None:
-    golds = [row["answer"] for name in ("train", "math500") for row in read_rows(SAMPLE / f"{name}.jsonl")]
+    golds = [row["answer"] for name in ("train", "math500") for row in read_rows(SAMPLE / f"{name}.jsonl")][::2]
     others = [
         "0.5",
         r"\frac{1}{2}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ NUM_VALIDATION = 400
 MAX_TRAIN_CHARS = 1200
 """Longer problems, most of them with drawings in Asymptote, are not trained on."""
 
+_UNIT = re.compile(r"\s*(?:\\(?:text|mbox|textrm)\{[^{}]*\}(?:\^\{?\d\}?)?|\^\{?\\circ\}?)\.?$")
+_NUMERIC = re.compile(r"(?=.*\d)(?:[-\d.,/{}\s]|\\[dt]?frac)+")
+_DECIMAL = re.compile(r"-?\d*\.\d+")
 _TEXT_KEYS, _ANSWER_KEYS = ("problem", "prompt", "question", "input"), ("answer", "output")
 
 
@@ -98,10 +101,22 @@ def _trainable(
         seen.add(key)
         reason = next((name for name, applies in reasons.items() if applies), None)
         if reason is None:
-            kept.append(problem)
+            kept.append(replace(problem, answer=without_unit(problem.answer)))
         else:
             left_out[reason] += 1
-    return kept, left_out
+    # Decimals stand together: `agent-r1 check` holds each row against the answer of the next one as a wrong answer, and
+    # 0.5 is none beside \frac{1}{2}.
+    return sorted(kept, key=lambda problem: bool(_DECIMAL.fullmatch(problem.answer))), left_out
+
+
+def without_unit(answer: str) -> str:
+    r"""A number without its unit, which math-verify does not compare; any other answer as it is.
+
+    >>> without_unit(r"36^\circ"), without_unit(r"\frac{1}{2}\text{ cm}^2"), without_unit(r"\text{(E)}")
+    ('36', '\\frac{1}{2}', '\\text{(E)}')
+    """
+    bare = _UNIT.sub("", answer)
+    return bare if _NUMERIC.fullmatch(bare) else answer
 
 
 def text_key(text: str) -> str:
