@@ -8,6 +8,7 @@ from typing import Any
 
 from agent_r1.checks.chat import call_findings, template_findings
 from agent_r1.checks.images import has_images, image_findings, tool_image_findings
+from agent_r1.checks.plans import plans_result
 from agent_r1.checks.report import Report, Result, without_repeats
 from agent_r1.checks.rows import control_token_findings, gold_result, room_findings
 from agent_r1.checks.trials import (
@@ -82,8 +83,12 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
         return
     tasks = [*plan.train_tasks, *plan.eval_tasks]
     yield _tools(plan, tasks)
-    gold = run_cancelling(lambda: gold_result(terms_of(plan.reward)[0], tasks))
-    yield Result(title="gold answers", findings=gold.findings, seen=gold.seen, skipped=gold.skipped)
+    reward = terms_of(plan.reward)[0]
+    gold = run_cancelling(lambda: gold_result(reward, tasks))
+    make_env = plan.make_env
+    acting = [task for task in tasks if _has_env(task)] if gold.skipped else []
+    plans = run_cancelling(lambda: plans_result(make_env, reward, acting))
+    yield plans or Result(title="gold answers", findings=gold.findings, seen=gold.seen, skipped=gold.skipped)
     plan = _with_model(plan, console, warm_start=with_trials)
     images = None if takes_messages(plan.config) else _images(plan, tasks)
     if images is not None:
@@ -202,14 +207,13 @@ def _trials(plan: RunPlan, model: CheckedModel, console: RunConsole, groups: int
     yield _environment(plan, trials)
 
 
+def _has_env(task: Task) -> bool:
+    return issubclass(AgentFlowBase.registry.get(task.agent_name), AgentEnvLoop)
+
+
 def _environment(plan: RunPlan, trials: Trials) -> Result:
     """Play the actions of the longest trial episode in fresh environments."""
-    played = [
-        (group.task, trajectory)
-        for group in trials.groups
-        for trajectory in group.valid
-        if issubclass(AgentFlowBase.registry.get(group.task.agent_name), AgentEnvLoop)
-    ]
+    played = [(group.task, trajectory) for group in trials.groups for trajectory in group.valid if _has_env(group.task)]
     if not played:
         return Result(title="environment", seen="the flow uses none", skipped=True)
     task, longest = max(played, key=lambda entry: len(entry[1].steps))

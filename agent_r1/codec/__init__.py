@@ -9,7 +9,7 @@ from agent_r1.codec.records import (
     observation_to_json,
 )
 from agent_r1.codec.row_files import COMPRESSED, FileRow, iterate_rows
-from agent_r1.codec.strict_json import read_json, write_json
+from agent_r1.codec.strict_json import read_json, write_json, write_json_line
 
 __all__ = [
     "COMPRESSED",
@@ -26,4 +26,5 @@ __all__ = [
     "read_json",
     "text",
     "write_json",
+    "write_json_line",
 ]

@@ -16,7 +16,7 @@ One environment object lives for one episode. The observation a step returns is 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from agent_r1.constraints import reward_problem
@@ -62,6 +62,10 @@ class AgentEnv(ABC):
     def preview(self, task: Task) -> Observation:
         """What `reset` will return, without starting an episode; used to check that prompts fit the context."""
         return Observation(messages=task.prompt)
+
+    def gold_actions(self, task: Task) -> Sequence[str] | None:
+        """The texts of actions that solve `task`, for `agent-r1 check`, which plays them; None: not known."""
+        return None
 
     def set_tool_runner(self, runner: ToolRunner) -> None:  # noqa: B027 - optional for subclasses
         """Called by `make_env` before `reset`, with the run's `ToolRunner`; for environments that run tools."""

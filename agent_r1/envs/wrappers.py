@@ -47,6 +47,10 @@ class EnvWrapper(AgentEnv):
         """Preview the inner environment."""
         return self.env.preview(task)
 
+    def gold_actions(self, task: Task) -> Sequence[str] | None:
+        """The plan of the inner environment."""
+        return self.env.gold_actions(task)
+
     def set_tool_runner(self, runner: ToolRunner) -> None:
         """Pass the runner to the inner environment."""
         self.env.set_tool_runner(runner)

@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.errors import ImageError
-from agent_r1.images.compact import compact_ids, expand_ids, picture_numbers
+from agent_r1.images.compact import compact_ids, expand_ids, has_image_ids, picture_numbers
 from agent_r1.images.folder import PictureFolder, is_content_hash
 from agent_r1.images.ids import FIRST_IMAGE_ID, MAX_IMAGE_TOKENS, image_token_ids, is_image_id
 from agent_r1.images.messages import (
@@ -65,6 +65,7 @@ __all__ = [
     "PictureFolder",
     "compact_ids",
     "expand_ids",
+    "has_image_ids",
     "image_store",
     "image_token_ids",
     "is_content_hash",

@@ -14,6 +14,11 @@ from agent_r1.images.ids import FIRST_IMAGE_ID, MAX_IMAGE_TOKENS, image_number, 
 from agent_r1.types import TokenIds
 
 
+def has_image_ids(ids: Sequence[int]) -> bool:
+    """Whether some of the ids are those of images."""
+    return bool(ids) and max(ids) >= FIRST_IMAGE_ID
+
+
 def compact_ids(ids: Sequence[int], pictures: Mapping[int, str] | None = None) -> Sequence[Any]:
     """The ids with one entry per run of image tokens; `pictures` gives hashes by `image_number`. Ids of text alone are
     returned as they are.
@@ -21,7 +26,7 @@ def compact_ids(ids: Sequence[int], pictures: Mapping[int, str] | None = None) -
     >>> compact_ids([7, FIRST_IMAGE_ID, FIRST_IMAGE_ID + 1, 8])
     [7, {'image': 4611686018427387904, 'tokens': 2}, 8]
     """
-    if not ids or max(ids) < FIRST_IMAGE_ID:
+    if not has_image_ids(ids):
         return ids
     entries: list[Any] = []
     run: dict[str, Any] | None = None
@@ -61,7 +66,7 @@ def _run(entry: Mapping[str, Any]) -> range:
 def picture_numbers(ids: Sequence[int], hashes: Iterable[str]) -> dict[int, str]:
     """Which picture each image of a prompt is, by `image_number`: the pictures of its messages in the order in which
     they first appear are its images in that order. Empty when their numbers differ, as for a prompt of bare ids."""
-    if not ids or max(ids) < FIRST_IMAGE_ID:
+    if not has_image_ids(ids):
         return {}
     numbers = dict.fromkeys(image_number(token_id) for token_id in ids if is_image_id(token_id))
     pictures = dict.fromkeys(hashes)

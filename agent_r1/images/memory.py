@@ -92,7 +92,8 @@ class InputCache:
     """Processed inputs by key, up to a number of bytes; those that were not used for the longest time go first."""
 
     def __init__(self, max_bytes: int = MAX_INPUT_BYTES) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        """May be raised at any time."""
         self._held: OrderedDict[str, Inputs] = OrderedDict()
         self._lock = RLock()
         self.num_bytes = 0
@@ -103,7 +104,7 @@ class InputCache:
             self._remove(key)
             self._held[key] = inputs
             self.num_bytes += _size(inputs)
-            while self.num_bytes > self._max_bytes and len(self._held) > 1:
+            while self.num_bytes > self.max_bytes and len(self._held) > 1:
                 self._remove(next(iter(self._held)))
 
     def get(self, key: str) -> Inputs | None:

@@ -26,11 +26,19 @@ from agent_r1.codec import (
     messages_to_json,
     observation_from_json,
     observation_to_json,
-    write_json,
+    write_json_line,
 )
 from agent_r1.errors import AgentR1Error, DataError
 from agent_r1.files import write_atomically
-from agent_r1.images import Picture, PictureFolder, compact_ids, expand_ids, picture_numbers, pictures_in
+from agent_r1.images import (
+    Picture,
+    PictureFolder,
+    compact_ids,
+    expand_ids,
+    has_image_ids,
+    picture_numbers,
+    pictures_in,
+)
 from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory, common_prefix
 
 RESTS = 2.0
@@ -131,7 +139,7 @@ def trajectory_lines(
             started = time.perf_counter()
             prompt = messages_to_json(group.task.prompt, write_image)
             entry = {"policy_step": policy_step, "prompt": prompt, **_as_json(trajectory, write_image)}
-            lines.append(write_json(entry, default=_in_words) + "\n")
+            lines.append(write_json_line(entry, default=_in_words))
             if rest is not None:
                 rest(RESTS * (time.perf_counter() - started))
     return lines
@@ -168,7 +176,7 @@ def _as_json(trajectory: Trajectory, write_image: Callable[[Any], Any] | None) -
             {
                 "shared": shared,
                 "prompt_ids": _new_ids(step, shared),
-                **_observation_delta(before, seen, compact_ids(step.prompt_ids)),
+                **_observation_delta(before, seen, step.prompt_ids),
                 "text": step.action.text,
                 "content": step.action.content,
                 "tool_calls": [
@@ -221,13 +229,17 @@ def _as_json(trajectory: Trajectory, write_image: Callable[[Any], Any] | None) -
 
 def _new_ids(step: Step, shared: int) -> Sequence[Any]:
     """The ids of a prompt after the shared ones; runs of image tokens with the picture that they are."""
+    new = step.prompt_ids[shared:]
+    if not has_image_ids(new):
+        return new
     hashes = (picture.content_hash for picture in pictures_in(step.observation.messages or ()))
-    return compact_ids(step.prompt_ids[shared:], picture_numbers(step.prompt_ids, hashes))
+    return compact_ids(new, picture_numbers(step.prompt_ids, hashes))
 
 
-def _observation_delta(before: Mapping[str, Any], seen: Mapping[str, Any], prompt_ids: Sequence[Any]) -> dict[str, Any]:
+def _observation_delta(before: Mapping[str, Any], seen: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
     """An observation, without what it repeats of the one before and of its own prompt."""
     messages, text, images = seen["messages"] or [], seen["text"] or "", seen["images"]
+    token_ids = seen["token_ids"]
     shared_messages = common_prefix(before["messages"] or [], messages)
     shared_text = common_prefix(before["text"] or "", text)
     shared_images = common_prefix(before["images"], images)
@@ -237,7 +249,7 @@ def _observation_delta(before: Mapping[str, Any], seen: Mapping[str, Any], promp
         "messages": messages[shared_messages:],
         "shared_text": shared_text,
         "prompt_text": text[shared_text:],
-        "token_ids": None if seen["token_ids"] in (None, prompt_ids) else seen["token_ids"],
+        "token_ids": None if token_ids is None or token_ids == compact_ids(prompt_ids) else token_ids,
         "shared_images": shared_images,
         "images": images[shared_images:],
         "tools": "same" if seen["tools"] == before["tools"] else seen["tools"],

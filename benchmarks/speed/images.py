@@ -85,7 +85,7 @@ FULL = Sizes(
     grid=16,
     rollout=Workload(groups=64, members=8, prompt_tokens=512, new_tokens=128),
     conversations=Conversations(groups=24, members=8, turns=5, preamble=256, question=64, action=64, answer=64),
-    micro_batch_tokens=32768,
+    micro_batch_tokens=16384,
 )
 TINY = Sizes(
     text={

@@ -21,6 +21,8 @@ from PIL import Image
 from agent_r1.data import DATA_VARIABLE, locate, read_raw
 from agent_r1.errors import DataError
 
+from .scenes import is_tower
+
 SOURCES = {"corpus": ["https://github.com/lil-lab/nlvr/archive/refs/heads/master.tar.gz"]}
 SPLITS = ("train", "dev", "test")
 _PICTURE = re.compile(r"(?:^|/)(?P<split>train|dev|test)-(?P<identifier>\d+-\d+)-0\.png$")
@@ -45,6 +47,11 @@ class Example:
     def presentation(self) -> str:
         """The n of the identifier."""
         return self.identifier.partition("-")[0]
+
+    @property
+    def has_towers(self) -> bool:
+        """Whether the picture shows towers, not scattered items."""
+        return all(is_tower(box) for box in self.boxes)
 
     def picture(self) -> Image.Image:
         """The picture."""

@@ -118,11 +118,12 @@ def test_frequencies_follow_the_probabilities() -> None:
 
 
 def test_what_was_sampled_becomes_the_input_of_the_next_step() -> None:
-    """Row 1 is at the last position that the model knows: its context grows, its position stays."""
-    next_tokens = torch.tensor([[50, 51], [5, 15]], device=DEVICE)
-    contexts = torch.tensor([6, 16], dtype=torch.int32, device=DEVICE)
-    sampled_tokens = torch.tensor([[1, 2], [33, 44]], dtype=torch.int32, device=DEVICE)
+    """Row 1 is at the last position that the model knows: its context grows, its position stays. Row 2 is behind an
+    image of 16 tokens that advanced the text by 4."""
+    next_tokens = torch.tensor([[50, 51, 52], [5, 15, 8]], device=DEVICE)
+    contexts = torch.tensor([6, 16, 21], dtype=torch.int32, device=DEVICE)
+    sampled_tokens = torch.tensor([[1, 2, 3], [33, 44, 55]], dtype=torch.int32, device=DEVICE)
     step = torch.tensor([1], dtype=torch.int32, device=DEVICE)
     advance(sampled_tokens, step, next_tokens, contexts, last_position=15)
-    assert next_tokens.tolist() == [[33, 44], [6, 15]]
-    assert contexts.tolist() == [7, 17]
+    assert next_tokens.tolist() == [[33, 44, 55], [6, 15, 9]]
+    assert contexts.tolist() == [7, 17, 22]

@@ -1,8 +1,10 @@
-"""nlvr: its files and splits, its tool, and a short run, on a few rows made here in the form of the corpus."""
+"""nlvr: its files and splits, drawn scenes, the grammar, rows, and a short run. The corpus is made here in its form;
+`nlvr_examples.jsonl` holds 16 training examples of NLVR (lil-lab/nlvr, CC BY 4.0)."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import random
@@ -15,40 +17,42 @@ import pytest
 
 pytest.importorskip("PIL", reason="nlvr is about pictures: pip install 'agent-r1[images]'")
 
-from PIL import Image, ImageDraw
+import numpy as np
+from PIL import Image
 
-from agent_r1.data import load_tasks
+from agent_r1.checks.rows import answer_episode
+from agent_r1.data import load_tasks, read_rows, write_rows
 from agent_r1.errors import DataError
 from agent_r1.tools import ToolContext
+from agent_r1.types import Task
 from recipes.nlvr.corpus import read_corpus
-from recipes.nlvr.data_preprocess.process_nlvr import (
-    caption,
-    caption_row,
-    demonstration,
-    majority,
-    split_examples,
-    write_data,
-)
-from recipes.nlvr.tools import crop
+from recipes.nlvr.data_preprocess.process_nlvr import Amounts, majority, split_examples, understood, write_data
+from recipes.nlvr.grammar import random_statement, understand
+from recipes.nlvr.phrases import Amount, read, write
+from recipes.nlvr.reward_fn import gold_answer, last_word, score
+from recipes.nlvr.rows import caption, demonstration, task_row
+from recipes.nlvr.scenes import NUM_BOXES, changed, draw_picture, is_tower, random_box, random_tower, tower
+from recipes.nlvr.statements import PairMaker
+from recipes.nlvr.tools import box_of, crop
 from tests.helpers.forks import run_python
 
 ROOT = Path(__file__).parents[2]
-YELLOW, BLUE = (255, 255, 0), (0, 153, 255)
+YELLOW, BLUE, FLOOR = (255, 255, 0), (0, 153, 255), (211, 211, 211)
+REAL = [json.loads(line) for line in Path(__file__).with_name("nlvr_examples.jsonl").read_text().splitlines()]
+SMALL = Amounts(demonstrations=8, tasks=4, workers=2)
+
+
+def item(kind: str, color: str, size: int, x: int, y: int) -> dict[str, Any]:
+    return {"type": kind, "color": color, "size": size, "x_loc": x, "y_loc": y}
 
 
 def scene(count: int) -> tuple[bytes, list[list[dict[str, Any]]]]:
     """A picture and what is in it: `count` yellow squares in the first box, a blue circle in the second."""
-    picture = Image.new("RGB", (400, 100), (211, 211, 211))
-    pen = ImageDraw.Draw(picture)
-    for gap in (100, 250):
-        pen.rectangle((gap, 0, gap + 49, 99), fill=(128, 128, 128))
-    squares = [{"type": "square", "color": "Yellow", "size": 20, "x_loc": 25 * i, "y_loc": 10} for i in range(count)]
-    for shape in squares:
-        pen.rectangle((shape["x_loc"], 10, shape["x_loc"] + 19, 29), fill=YELLOW)
-    pen.ellipse((190, 40, 210, 60), fill=BLUE)
+    squares = [item("square", "Yellow", 20, 25 * i, 10) for i in range(count)]
+    boxes = [squares, [item("circle", "#0099ff", 20, 40, 40)], []]
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue(), [squares, [{"type": "circle", "color": "#0099ff", "size": 20}], []]
+    draw_picture(tuple(map(tuple, boxes))).save(buffer, "PNG")
+    return buffer.getvalue(), boxes
 
 
 def write_corpus(folder: Path, splits: Sequence[str] = ("dev", "test"), presentations: int = 12) -> Path:
@@ -68,6 +72,9 @@ def write_corpus(folder: Path, splits: Sequence[str] = ("dev", "test"), presenta
                 rows.append({"identifier": identifier, "sentence": sentence, "label": label, "structured_rep": boxes})
             (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+# --- files and splits ---------------------------------------------------------------------------------------------
 
 
 def test_without_the_training_split_dev_is_divided_by_presentation(tmp_path: Path) -> None:
@@ -94,19 +101,195 @@ def test_a_missing_picture_and_a_missing_split_are_named(tmp_path: Path) -> None
         read_corpus(tmp_path / "nowhere")
 
 
-def test_the_majority_class_and_captions() -> None:
+def test_the_majority_class() -> None:
     class Labeled:
         def __init__(self, label: str) -> None:
             self.label = label
 
     assert majority([Labeled("true"), Labeled("false"), Labeled("true")]) == ("true", 2 / 3)
-    _, [first, second, third] = scene(2)
-    assert [caption(box) for box in (first, second, third)] == ["2 yellow squares", "1 blue circle", "nothing"]
+
+
+def test_examples_whose_label_the_grammar_contradicts_are_left_out(tmp_path: Path) -> None:
+    examples = read_corpus(write_corpus(tmp_path / "nlvr", presentations=1))["dev"]
+    assert len(understood(examples)) == 4
+    wrong = [type(e)(**{**{f: getattr(e, f) for f in e.__slots__}, "label": "true"}) for e in examples]
+    assert [example.identifier for example, _ in understood(wrong)] == ["1000-1", "1000-2", "1000-3"]
+
+
+# --- drawn scenes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", REAL, ids=lambda row: row["identifier"])
+def test_a_drawn_scene_looks_like_the_real_picture(row: dict[str, Any]) -> None:
+    real = np.asarray(Image.open(io.BytesIO(base64.b64decode(row["png"]))).convert("RGB"), dtype=float)
+    drawn = np.asarray(draw_picture(tuple(map(tuple, row["structured_rep"]))), dtype=float)
+    assert np.abs(real - drawn).mean() < 0.15
+    assert (np.abs(real - drawn).max(axis=2) > 64).mean() < 0.001
+
+
+def test_scattered_items_stay_in_their_box_and_apart() -> None:
+    rng = random.Random(0)
+    for _ in range(30):
+        box = random_box(rng)
+        covered = np.zeros((100, 100), dtype=int)
+        for one in box:
+            assert min(one["x_loc"], one["y_loc"]) >= 0
+            assert max(one["x_loc"], one["y_loc"]) <= 100 - one["size"]
+            covered[one["y_loc"] : one["y_loc"] + one["size"], one["x_loc"] : one["x_loc"] + one["size"]] += 1
+        assert covered.max() == 1
+
+
+def test_a_change_keeps_towers_towers_and_the_other_boxes() -> None:
+    rng = random.Random(0)
+    for make in (random_tower, random_box):
+        before = tuple(make(rng) for _ in range(NUM_BOXES))
+        for _ in range(20):
+            after = changed(before, rng)
+            assert sum(new != old for new, old in zip(after, before, strict=True)) <= 1
+            assert [is_tower(box) for box in after] == [is_tower(box) for box in before]
+            assert all(after)
+
+
+def test_captions_name_all_that_is_in_a_box() -> None:
+    assert caption(tower(["yellow", "black", "blue"])) == "tower yellow black blue"
+    box = (
+        item("square", "Yellow", 30, 70, 70),
+        item("circle", "#0099ff", 10, 3, 4),
+        item("triangle", "Black", 20, 0, 50),
+    )
+    assert caption(box) == "00 small blue circle, 30 medium black triangle left, 44 big yellow square bottom right"
+    assert caption(()) == "nothing"
+
+
+# --- the grammar --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", REAL, ids=lambda row: row["identifier"])
+def test_real_sentences_mean_what_their_labels_say(row: dict[str, Any]) -> None:
+    boxes = tuple(map(tuple, row["structured_rep"]))
+    meaning = understand(row["sentence"], towers=all(map(is_tower, boxes)))
+    assert meaning is not None
+    assert str(meaning.is_true(boxes)).lower() == row["label"]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "colors", "true"),
+    [
+        ("There is a tower with a blue block over a yellow block", ["yellow", "blue"], True),
+        ("There is a tower with a blue block over a yellow block", ["blue", "yellow"], False),
+        ("There is a tower with exactly two blocks", ["blue", "yellow", "blue"], False),
+        ("there are 2 blue blocks", ["blue", "yellow", "blue"], True),
+        ("ll towers have a black base", ["black"], True),
+        ("There is a tower with 2 black blocks stacked together", ["black", "blue", "black"], False),
+        ("There is at most one tower with a yellow block at the top", ["yellow"], False),
+    ],
+)
+def test_meanings_of_towers(sentence: str, colors: list[str], true: bool) -> None:
+    meaning = understand(sentence, towers=True)
+    assert meaning is not None
+    others = [] if "2 blue blocks" in sentence else [tower(colors)] * 2
+    assert meaning.is_true((tower(colors), *others, *[tower(["black"])] * (2 - len(others)))) is true
+
+
+def test_a_sentence_that_no_rule_fits_has_no_meaning() -> None:
+    assert understand("The second picture is prettier than the first", towers=False) is None
+
+
+def test_what_a_template_writes_it_reads() -> None:
+    template, rng = "there %be <q:count> tower%s [with|that has] <k:count> <c:color> block%s", random.Random(0)
+    for _ in range(50):
+        text, values = write(template, rng)
+        assert read(template, text) == values
+    assert read(template, "There are at least two towers with no blue blocks.") == {
+        "q": Amount(">=", 2),
+        "k": Amount("==", 0),
+        "c": "blue",
+    }
+    assert read(template, "There are at least two houses with no blue blocks.") is None
+
+
+def test_a_pair_is_true_and_false_and_few_changes_apart() -> None:
+    maker, apart = PairMaker(random.Random(0), num_boxes=60), []
+    for _ in range(30):
+        statement, true, false = maker.pair()
+        assert (statement.meaning.is_true(true), statement.meaning.is_true(false)) == (True, False)
+        apart.append(sum(one != other for one, other in zip(true, false, strict=True)))
+    assert apart.count(1) > len(apart) / 2
+    assert 0 not in apart
+
+
+@pytest.mark.whole
+def test_sentences_are_read_as_they_were_written() -> None:
+    rng, misread, unread = random.Random(1), 0, 0
+    for _ in range(150):
+        statement = random_statement(rng)
+        meaning = understand(statement.sentence, towers=statement.towers)
+        make = random_tower if statement.towers else random_box
+        scenes = [tuple(make(rng) for _ in range(NUM_BOXES)) for _ in range(10)]
+        unread += meaning is None
+        misread += meaning is not None and any(meaning.is_true(s) != statement.meaning.is_true(s) for s in scenes)
+    assert misread == 0
+    assert unread < 15, "only slips of the finger are not read"
+
+
+# --- rows, tool and reward ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", 1.0),
+        ("tower blue = 1 | 0 0 1 | true", 1.0),
+        ("True.", 1.0),
+        ("false", 0.0),
+        ("true false", 0.0),
+        ("true or so", 0.0),
+        ("untrue", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_the_last_word_is_scored(text: str, value: float) -> None:
+    task = Task(task_id="0", prompt=({"role": "user", "content": "?"},), reward_model={"ground_truth": "true"})
+    assert score(task, answer_episode(text))["score"] == value
+    assert score(task, answer_episode(gold_answer(task)))["score"] == 1.0
+
+
+def test_a_demonstration_looks_at_every_box_and_ends_with_the_label() -> None:
+    for row in REAL:
+        boxes = tuple(map(tuple, row["structured_rep"]))
+        meaning = understand(row["sentence"], towers=all(map(is_tower, boxes)))
+        assert meaning is not None
+        picture = draw_picture(boxes)
+        messages = demonstration(row["sentence"], picture, boxes, meaning)["messages"]
+        assert [message["role"] for message in messages] == ["user"] + ["assistant", "tool"] * 3 + ["assistant"]
+        assert last_word(messages[-1]["content"]) == row["label"]
+        shown = [message["content"][0]["image"] for message in messages if message["role"] == "tool"]
+        assert [image.tobytes() for image in shown] == [box_of(picture, n).tobytes() for n in (1, 2, 3)]
+        said = [message["content"] for message in messages if message["role"] == "assistant"][1:]
+        assert [text.partition(" = ")[0] for text in said] == [caption(box) for box in boxes]
+
+
+def test_the_data_has_real_and_drawn_rows(tmp_path: Path) -> None:
+    write_data(tmp_path / "data", write_corpus(tmp_path / "nlvr", presentations=4), SMALL)
+    assert sorted(path.name for path in (tmp_path / "data").glob("*.jsonl")) == [
+        *("test.jsonl", "train.jsonl", "validation.jsonl", "warm_start.jsonl")
+    ]
+    train = load_tasks([tmp_path / "data" / "train.jsonl"])
+    drawn = [task for task in train if task.extra_info["identifier"] == "drawn"]
+    assert sorted(task.ground_truth for task in drawn) == ["false", "false", "true", "true"]
+    assert len(train) - len(drawn) == len(split_examples(read_corpus(tmp_path / "nlvr"))["train"])
+    warm = read_rows(tmp_path / "data" / "warm_start.jsonl")
+    assert {len(row["messages"]) for row in warm} == {2, 6, 8}
+    for name in ("validation", "test"):
+        assert all(
+            task.extra_info["identifier"] != "drawn" for task in load_tasks([tmp_path / "data" / f"{name}.jsonl"])
+        )
 
 
 def test_crop_returns_the_box_that_was_asked_for(tmp_path: Path) -> None:
-    write_data(tmp_path / "data", write_corpus(tmp_path / "nlvr", presentations=4))
-    task = load_tasks([tmp_path / "data" / "train.jsonl"])[3]
+    png, _ = scene(3)
+    write_rows(tmp_path / "rows.jsonl", [task_row("It is so.", Image.open(io.BytesIO(png)), "true")])
+    [task] = load_tasks([tmp_path / "rows.jsonl"])
     pixels = []
     for box in (1, 2, 3):
         response, _, _ = asyncio.run(crop.execute({"box": box}, context=ToolContext(task=task)))
@@ -115,27 +298,16 @@ def test_crop_returns_the_box_that_was_asked_for(tmp_path: Path) -> None:
         pixels.append((image.getpixel((5, 15)), image.getpixel((50, 50))))
     assert pixels[0][0] == YELLOW
     assert pixels[1][1] == BLUE
-    assert pixels[2] == ((211, 211, 211), (211, 211, 211))
+    assert pixels[2] == (FLOOR, FLOOR)
     with pytest.raises(ValueError, match="no box 4"):
         asyncio.run(crop.execute({"box": 4}, context=ToolContext(task=task)))
 
 
-def test_demonstrations_look_at_every_box_or_answer_at_once(tmp_path: Path) -> None:
-    [example, *_] = read_corpus(write_corpus(tmp_path / "nlvr", presentations=1))["dev"]
-    rng = random.Random(0)
-    lengths = {len(demonstration(example, rng)["messages"]) for _ in range(30)}
-    assert lengths == {2, 6}
-    assert len(caption_row(example)["messages"]) == 6
-
-
 @pytest.mark.whole
 def test_a_short_run_on_a_few_rows(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "nlvr", presentations=8)
+    write_data(tmp_path / "runs" / "nlvr_data", write_corpus(tmp_path / "nlvr", presentations=8), SMALL)
     words = ["train", str(ROOT / "recipes" / "nlvr"), f"run.folder={tmp_path / 'runs'}"]
     short = ["sft.steps=2", "sft.batch_size=4", "trainer.steps=1", "rollout.groups_per_step=2", "rollout.group_size=2"]
-    env = {"AGENT_R1_DATA": str(tmp_path)}
-    done = run_python(
-        "-m", "agent_r1.cli", *words, *short, "eval.max_tasks=2", "rollout.max_tokens=8", cwd=ROOT, env=env
-    )
+    done = run_python("-m", "agent_r1.cli", *words, *short, "eval.max_tasks=2", "rollout.max_tokens=8", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "runs" / "nlvr" / "summary.json").read_text())["steps"] == 1

@@ -42,10 +42,12 @@ def build_tiny_vision_model(
     layers: int = 2,
     image_size: int = IMAGE_SIZE,
     patch_size: int = PATCH_SIZE,
+    patches_per_token: int = 1,
     context_length: int = 512,
 ) -> None:
     """Train a tokenizer on the demonstrations' text and write it to `folder` with a randomly initialised model and the
-    settings of its image processor. An image becomes `(image_size / patch_size) ** 2` tokens."""
+    settings of its image processor. An image becomes `(image_size / patch_size / patches_per_token) ** 2` tokens: a
+    token stands for so many patches in each direction."""
     tokenizer = train_tokenizer(demonstrations, chat_template=VISION_CHAT_TEMPLATE, special_tokens=IMAGE_SPECIALS)
     text = {
         "model_type": "llama",
@@ -65,8 +67,11 @@ def build_tiny_vision_model(
     tower = tiny_tower(hidden_size, layers=layers, image_size=image_size, patch_size=patch_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = vision_model(text, tokenizer, vision=tower, initializer_range=hidden_size**-0.5)
-    export_model(model, tokenizer, folder, files=processor_files(image_size, (image_size // patch_size) ** 2))
+        model = vision_model(
+            text, tokenizer, vision=tower, initializer_range=hidden_size**-0.5, scale_factor=patches_per_token
+        )
+    num_tokens = (image_size // patch_size // patches_per_token) ** 2
+    export_model(model, tokenizer, folder, files=processor_files(image_size, num_tokens))
 
 
 def tiny_tower(hidden: int, *, layers: int, image_size: int, patch_size: int) -> dict[str, Any]:
@@ -82,15 +87,22 @@ def tiny_tower(hidden: int, *, layers: int, image_size: int, patch_size: int) ->
     }
 
 
-def vision_model(text: dict[str, Any], tokenizer: Any, *, vision: dict[str, Any], initializer_range: float) -> Any:
-    """A SmolVLM with random weights, one token per patch."""
+def vision_model(
+    text: dict[str, Any],
+    tokenizer: Any,
+    *,
+    vision: dict[str, Any],
+    initializer_range: float,
+    scale_factor: int = 1,
+) -> Any:
+    """A SmolVLM with random weights, one token per `scale_factor ** 2` patches."""
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
     make_config: Any = SmolVLMConfig
     config = make_config(
         text_config=text,
         vision_config=vision,
-        scale_factor=1,
+        scale_factor=scale_factor,
         image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
         tie_word_embeddings=text["tie_word_embeddings"],
         initializer_range=initializer_range,

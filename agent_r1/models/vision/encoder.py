@@ -23,6 +23,9 @@ Inputs = dict[str, npt.NDArray[Any]]
 BATCH_ELEMENTS = 2**25
 """Numbers of pixels that go through a tower at once: about fifty images of 448 x 448."""
 
+SMALL_BYTES = 2**16
+"""Arrays of fewer bytes are joined before they are sent to a GPU."""
+
 FEATURE_BYTES = {"cpu": 2**30, "cuda": 2**32}
 """How many bytes of features are kept per frozen tower."""
 
@@ -66,13 +69,11 @@ class Vision:
 
     def _image_features(self, arrays: Sequence[Inputs]) -> Any:
         """What the model's own function makes of some images of equal shape."""
-        inputs = {name: _joined([each[name] for each in arrays]) for name in arrays[0]}
+        inputs = {name: _joined([each[name] for each in arrays], self.device) for name in arrays[0]}
         try:
-            return self._model.model.get_image_features(
-                **{name: torch.from_numpy(array).to(self.device) for name, array in inputs.items()}
-            )
+            return self._model.model.get_image_features(**inputs)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
-            shapes = {name: array.shape for name, array in inputs.items()}
+            shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
             raise EngineError(
                 f"{type(self._model).__name__} cannot encode an image with the inputs {shapes}: {error}"
             ) from error
@@ -171,11 +172,20 @@ def _batches(images: Sequence[EncodedImage], one_by_one: bool) -> Iterator[tuple
     yield from open_batches.values()
 
 
-def _joined(arrays: Sequence[Any]) -> np.ndarray[Any, Any]:
-    joined = np.concatenate(arrays) if len(arrays) > 1 else np.asarray(arrays[0])
+def _joined(arrays: Sequence[Any], device: torch.device) -> Tensor:
+    """The arrays of several images as one tensor. On a GPU they are joined there: on the host, the new memory for
+    hundreds of MB costs more than the copy."""
+    tensors = [torch.from_numpy(_array(array)) for array in arrays]
+    if device.type != "cpu" and tensors[0].nbytes < SMALL_BYTES:
+        return torch.cat(tensors).to(device)
+    moved = [tensor.to(device) for tensor in tensors]
+    return torch.cat(moved) if len(moved) > 1 else moved[0]
+
+
+def _array(array: Any) -> npt.NDArray[Any]:
     kinds: dict[str, Any] = {"f": np.float32, "b": np.bool_}
     # Writable: torch would warn of others, though it does not write.
-    return np.require(joined, kinds.get(joined.dtype.kind, np.int64), ["C", "W"])
+    return np.require(array, kinds.get(np.asarray(array).dtype.kind, np.int64), ["C", "W"])
 
 
 def _together(parts: Any) -> Tensor:

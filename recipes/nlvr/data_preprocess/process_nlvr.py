@@ -1,32 +1,54 @@
-"""The data of nlvr: sentences about pictures as rows, captions and demonstrations for the warm start.
+"""The data of nlvr: real and drawn rows to train on, and the warm start.
 
     python recipes/nlvr/data_preprocess/process_nlvr.py --local_save_dir runs/nlvr_data
 
 The official repository is downloaded, unless `--local_dataset_path FOLDER` or AGENT_R1_DATA says where its files are
 (`corpus.py`). `agent-r1 train` calls `make_data` when a file that `base.yaml` names is missing. The script prints the
-size of each split and how often its most frequent label is right.
+size of each split, how often its most frequent label is right, and how many training rows the grammar understands.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config
 from agent_r1.data import hold_out, write_rows
+from agent_r1.errors import DataError
+from agent_r1.files import write_atomically
 from agent_r1.registry import load_module, recipe_folder
 
 # A plain import would not find them when this file is run as a script.
 with recipe_folder(Path(__file__).resolve().parents[1]):
-    corpus, tools = load_module("corpus"), load_module("tools")
+    corpus, grammar, rows, scenes = (load_module(name) for name in ("corpus", "grammar", "rows", "scenes"))
+    statements, tools = load_module("statements"), load_module("tools")
 
-COLORS = {"#0099ff": "blue", "black": "black", "yellow": "yellow"}
-GUESSES = 0.5
+GUESSES = 0.25
 """The share of demonstrations that answer without looking at the boxes."""
+KNOWN = 0.3
+"""The share of drawn rows whose sentence is one of the training rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Amounts:
+    """How much is drawn. The defaults are for a GPU."""
+
+    demonstrations: int = 5000
+    """Of the warm start, in pairs of a true and a false scene for a sentence."""
+    tasks: int = 2400
+    """To train on, in such pairs."""
+    workers: int = min(16, os.cpu_count() or 1)
+    """Processes that draw. Each draws rows of its own, so other numbers give other rows."""
+    limit: int | None = None
+    """Real examples of each split at most."""
 
 
 def split_examples(found: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
@@ -46,68 +68,126 @@ def majority(examples: Sequence[Any]) -> tuple[str, float]:
     return label, count / len(examples)
 
 
-def prompt(example: Any) -> list[dict[str, Any]]:
-    """The messages an episode begins with."""
-    text = f"True or false: {example.sentence}"
-    return [{"role": "user", "content": [_image(example.picture()), {"type": "text", "text": text}]}]
+def understood(examples: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """The examples that the grammar understands, with what they mean; those whose label it contradicts are left out."""
+    found = []
+    for example in examples:
+        meaning = grammar.understand(example.sentence, towers=example.has_towers)
+        if meaning is not None and str(meaning.is_true(example.boxes)).lower() == example.label:
+            found.append((example, meaning))
+    return found
 
 
-def task_row(example: Any, split: str) -> dict[str, Any]:
-    """An example as a dataset row."""
-    return {
-        "prompt": prompt(example),
-        "data_source": "nlvr",
-        "reward_model": {"style": "rule", "ground_truth": example.label},
-        "env_kwargs": {},
-        "extra_info": {"split": split, "identifier": example.identifier},
-    }
-
-
-def caption(shapes: Sequence[Mapping[str, Any]]) -> str:
-    """What is in a box, as counts: "2 black squares, 1 yellow circle".
-
-    >>> caption([{"color": "Black", "type": "square"}, {"color": "Black", "type": "square"}])
-    '2 black squares'
-    """
-    kinds = Counter(f"{COLORS.get(shape['color'].lower(), shape['color'])} {shape['type']}" for shape in shapes)
-    return ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in sorted(kinds.items())) or "nothing"
-
-
-def caption_row(example: Any) -> dict[str, Any]:
-    """A conversation about the three boxes of a picture."""
-    picture, messages = example.picture(), []
-    for number, shapes in enumerate(example.boxes, start=1):
-        question = [_image(tools.box_of(picture, number)), {"type": "text", "text": "What is in the box?"}]
-        messages.append({"role": "user", "content": question})
-        messages.append({"role": "assistant", "content": caption(shapes)})
-    return {"messages": messages}
-
-
-def demonstration(example: Any, rng: random.Random) -> dict[str, Any]:
-    """The label, given after a look at all boxes, or at once."""
-    messages = prompt(example)
-    if rng.random() >= GUESSES:
-        numbers = range(1, tools.NUM_BOXES + 1)
-        calls = [{"type": "function", "function": {"name": "crop", "arguments": {"box": number}}} for number in numbers]
-        messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+def real_rows(examples: Sequence[Any], rng: random.Random) -> Iterator[dict[str, Any]]:
+    """Warm-start rows of training examples: captions of all, demonstrations of those that the grammar understands."""
+    for example in examples:
         picture = example.picture()
-        messages += [{"role": "tool", "content": [_image(tools.box_of(picture, number))]} for number in numbers]
-    messages.append({"role": "assistant", "content": example.label})
-    return {"messages": messages, "tools": [dict(tools.crop.tool_schema)]}
+        crops = [tools.box_of(picture, number) for number in range(1, tools.NUM_BOXES + 1)]
+        yield rows.caption_row(list(zip(crops, example.boxes, strict=True)))
+    for example, meaning in understood(examples):
+        yield _demonstration(example.sentence, example.picture(), example.boxes, meaning, rng)
 
 
-def write_data(folder: Path, local_dataset_path: Path | None = None, limit: int | None = None) -> None:
-    """Write `warm_start.jsonl` (of training examples), `test.jsonl`, `validation.jsonl` and `train.jsonl`."""
+def drawn_rows(maker: Any, rng: random.Random, num_pairs: int) -> Iterator[dict[str, Any]]:
+    """Warm-start rows of drawn scenes: for each sentence two demonstrations, and captions of three other boxes."""
+    for _ in range(num_pairs):
+        statement, *pair = maker.pair()
+        for scene in pair:
+            picture = scenes.draw_picture(scene)
+            yield _demonstration(statement.sentence, picture, scene, statement.meaning, rng)
+        boxes = scenes.random_scene(rng, towers=False)
+        picture = scenes.draw_picture(boxes)
+        yield rows.caption_row([(tools.box_of(picture, place + 1), box) for place, box in enumerate(boxes)])
+
+
+def drawn_tasks(maker: Any, num_pairs: int) -> Iterator[dict[str, Any]]:
+    """Drawn rows to train on."""
+    for _ in range(num_pairs):
+        statement, true, false = maker.pair()
+        yield rows.synthetic_row(statement.sentence, true, True)
+        yield rows.synthetic_row(statement.sentence, false, False)
+
+
+def _demonstration(sentence: str, picture: Any, scene: Any, meaning: Any, rng: random.Random) -> dict[str, Any]:
+    if rng.random() < GUESSES:
+        return dict(rows.guess(sentence, picture, rng))
+    return dict(rows.demonstration(sentence, picture, scene, meaning))
+
+
+def write_data(folder: Path, local_dataset_path: Path | None = None, amounts: Amounts | None = None) -> None:
+    """Write `warm_start.jsonl` (of training examples and drawn scenes), `test.jsonl`, `validation.jsonl` and
+    `train.jsonl`."""
+    amounts = amounts or Amounts()
     splits = split_examples(corpus.read_corpus(local_dataset_path))
     for name, examples in splits.items():
         label, share = majority(examples)
         print(f"{name}: {len(examples)} examples; always saying '{label}' is right in {share:.1%}")
-    rng, train = random.Random("nlvr"), splits["train"][:limit]
-    rows = [row for example in train for row in (caption_row(example), demonstration(example, rng))]
-    rng.shuffle(rows)
-    write_rows(folder / "warm_start.jsonl", rows)
-    for name in ("test", "validation", "train"):
-        write_rows(folder / f"{name}.jsonl", (task_row(example, name) for example in splits[name][:limit]))
+    train = splits["train"][: amounts.limit]
+    known = understood(train)
+    print(f"the grammar understands {len(known)} of the {len(train)} training examples as their labels say")
+    sentences = dict.fromkeys((example.sentence, example.has_towers) for example, _ in known)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.part*.jsonl"):
+        old.unlink()
+    with _drawing(folder, list(sentences), amounts):
+        write_rows(folder / "warm_start.part_real.jsonl", real_rows(train, random.Random("nlvr")))
+        write_rows(folder / "train.part_real.jsonl", (_real_task(example, "train") for example in train))
+        for name in ("test", "validation"):
+            tasks = (_real_task(example, name) for example in splits[name][: amounts.limit])
+            write_rows(folder / f"{name}.jsonl", tasks)
+    for name in ("warm_start", "train"):
+        _join(folder, name)
+
+
+def _real_task(example: Any, split: str) -> dict[str, Any]:
+    return dict(
+        rows.task_row(example.sentence, example.picture(), example.label, split=split, identifier=example.identifier)
+    )
+
+
+@contextmanager
+def _drawing(folder: Path, sentences: Sequence[tuple[str, bool]], amounts: Amounts) -> Iterator[None]:
+    """Write the drawn rows in parts meanwhile, one per process: finding a scene and storing its pictures takes
+    milliseconds."""
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=_write_part, args=(folder, part, sentences, amounts)) for part in range(amounts.workers)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.join()
+    failed = [process.exitcode for process in processes if process.exitcode]
+    if failed:
+        raise DataError(f"{len(failed)} of {len(processes)} processes that draw scenes failed (exit code {failed[0]})")
+
+
+def _write_part(folder: Path, part: int, sentences: Sequence[tuple[str, bool]], amounts: Amounts) -> None:
+    rng = random.Random(f"nlvr {part}")
+    known = [
+        grammar.Statement(sentence, towers, grammar.understand(sentence, towers=towers))
+        for sentence, towers in sentences
+    ]
+    pairs = {
+        name: len(range(part, count // 2, amounts.workers))
+        for name, count in (("warm_start", amounts.demonstrations), ("train", amounts.tasks))
+    }
+    maker = statements.PairMaker(rng, num_boxes=1 + sum(pairs.values()) // 2, known=known, share=KNOWN)
+    write_rows(folder / f"warm_start.part{part:02}.jsonl", drawn_rows(maker, rng, pairs["warm_start"]))
+    write_rows(folder / f"train.part{part:02}.jsonl", drawn_tasks(maker, pairs["train"]))
+
+
+def _join(folder: Path, name: str) -> None:
+    """Put the parts of a file together, in random order."""
+    parts = sorted(folder.glob(f"{name}.part*.jsonl"))
+    lines = [line for part in parts for line in part.read_text(encoding="utf-8").splitlines(keepends=True)]
+    random.Random(name).shuffle(lines)
+    write_atomically(folder / f"{name}.jsonl", "".join(lines))
+    for part in parts:
+        part.unlink()
 
 
 def make_data(config: Config) -> None:
@@ -115,14 +195,19 @@ def make_data(config: Config) -> None:
     write_data(Path(config.data.train[0]).parent)
 
 
-def _image(picture: Any) -> dict[str, Any]:
-    return {"type": "image", "image": picture}
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--local_save_dir", type=Path, required=True, help="where the files go")
     parser.add_argument("--local_dataset_path", type=Path, help="a folder with NLVR's files")
     parser.add_argument("--limit", type=int, help="examples of each split, for trying things out")
+    parser.add_argument("--demonstrations", type=int, default=Amounts().demonstrations, help="drawn, of the warm start")
+    parser.add_argument("--tasks", type=int, default=Amounts().tasks, help="drawn, to train on")
+    parser.add_argument("--workers", type=int, default=Amounts().workers, help="processes that draw")
     arguments = parser.parse_args()
-    write_data(arguments.local_save_dir, arguments.local_dataset_path, arguments.limit)
+    sizes = Amounts(
+        demonstrations=arguments.demonstrations,
+        tasks=arguments.tasks,
+        workers=arguments.workers,
+        limit=arguments.limit,
+    )
+    write_data(arguments.local_save_dir, arguments.local_dataset_path, sizes)

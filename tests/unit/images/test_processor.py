@@ -177,3 +177,6 @@ def test_the_cache_of_inputs_drops_what_was_used_longest_ago() -> None:
     assert cache.get("b") is None
     assert cache.get("a") is arrays["a"]
     assert cache.num_bytes == 160
+    cache.max_bytes = 3 * 80
+    cache.add("b", arrays["b"])
+    assert cache.get("a") is arrays["a"], "there is room for three now"

@@ -44,6 +44,12 @@ def test_a_tiny_model_is_a_complete_folder_with_nine_tokens_per_image(tmp_path: 
     assert sum(map(is_image_id, prompt.token_ids)) == 9
 
 
+def test_a_token_can_stand_for_several_patches(tmp_path: Path) -> None:
+    sizes = {"image_size": 40, "patch_size": 10, "patches_per_token": 2}
+    build_tiny_vision_model([{"messages": list(ASKED)}] * 30, tmp_path / "model", **sizes)
+    assert image_features(tmp_path / "model").shape == (4, 128)
+
+
 def test_the_same_demonstrations_make_the_same_model_and_leave_torchs_random_numbers_alone(tmp_path: Path) -> None:
     state = torch.random.get_rng_state()
     for name in ("one", "two"):

@@ -74,7 +74,7 @@ def test_a_folder_that_is_no_recipe_hides_the_shipped_one_and_the_error_says_so(
     [
         ("recipes/quickstart", "Did you mean the recipe 'quickstart' that comes with Agent-R1"),
         ("quikstart", "Did you mean 'quickstart'"),
-        ("nothing/like/it", f"Known: {', '.join(NAMES)}"),
+        ("nothing/like/it", "Known: " + ", ".join(NAMES)),
         ("", "not a recipe"),
         ("x" * 5000, "not a recipe"),
         ("a\0b", "not a recipe"),

@@ -1,10 +1,12 @@
 """CUDA graphs of whole steps, and the inputs they read: fixed addresses, padded to a few sizes.
 
-Graphs are captured on first use. They hold addresses, so inputs, KV caches and weights are only ever changed in place.
+Graphs are captured when they are needed: of decoding at the first use of a size, of prompts at the third. They hold
+addresses, so inputs, KV caches and weights are only ever changed in place.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,13 +34,26 @@ PROMPT_ROWS = (8, 32, 128, 512)
 PROMPT_LENGTHS = (32, 128, 512, 2048, 8192)
 
 
+PROMPT_USES = 3
+"""A size of prompts gets a graph at this use. Capturing takes as long as several steps without one, there are hundreds
+of sizes, and many of them are met once."""
+
+
 class GraphCache:
     """CUDA graphs by their sizes. They share one memory pool, because only one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
+        self._uses: Counter[GraphKey] = Counter()
         self._pool: Any = None
+
+    def is_rare(self, key: GraphKey) -> bool:
+        """Whether a size of prompts was asked for too seldom, this time included, to be captured."""
+        if key in self._graphs:
+            return False
+        self._uses[key] += 1
+        return self._uses[key] < PROMPT_USES
 
     def get(self, key: GraphKey) -> torch.cuda.CUDAGraph | None:
         """The graph, if it was captured."""

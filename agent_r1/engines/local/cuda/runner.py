@@ -5,7 +5,7 @@ tokens and prepares the next step is slower than the device. So a decoding step 
 sent once, a captured graph of the whole step (model, sample, advance) is replayed several times, each replay reading
 the tokens that the previous one sampled, and the host reads all of them once. Tokens that a request sampled after its
 stop token are dropped; their keys and values went to blocks of the request or to the spare block. Prompts are one
-replay of a graph too.
+replay of a graph too, unless their sizes are rare.
 
 Decoder layers are compiled once, with a dynamic number of rows.
 """
@@ -96,7 +96,10 @@ class CudaRunner(ModelRunner):
             return self._prefill_without_graph(chunks, sampling)
         num_tokens, rows, longest = sizes
         settings, restricted = sample_settings(sampling, rows, 1)
-        graph = self._graph(("prefill", num_tokens, rows, longest, restricted))
+        key = ("prefill", num_tokens, rows, longest, restricted)
+        if self._graphs.is_rare(key):
+            return self._prefill_without_graph(chunks, sampling)
+        graph = self._graph(key)
         self._prompts.fill(chunks, num_tokens, rows, settings, reads_images=self.images is not None)
         graph.replay()
         self._last_tokens = self._prompts.results.tokens[0]
@@ -168,7 +171,7 @@ class CudaRunner(ModelRunner):
     # --- graphs and compilation ------------------------------------------------------------------------------------
 
     def _graph(self, key: GraphKey) -> torch.cuda.CUDAGraph:
-        """The graph of these sizes, captured on first use."""
+        """The graph of these sizes, captured if it was not."""
         graph = self._graphs.get(key)
         if graph is not None:
             return graph

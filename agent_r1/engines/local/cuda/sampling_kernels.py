@@ -122,8 +122,9 @@ def advance(sampled: Tensor, step: Tensor, next_tokens: Tensor, contexts: Tensor
     """Make row `step` of `sampled` [steps, R] the input of the next step, in place.
 
     `next_tokens` [2, R] are token ids and positions: after position 15 of a request its sampled token gets position 16,
-    and its context grows to 17. Positions stop at the last one the model supports: a request that is at its end may be
-    computed further with its batch, and the result is thrown away.
+    and a context of 16 grows to 17. The two differ behind images, which advance the text by less than their number of
+    tokens. Positions stop at the last one the model supports: a request that is at its end may be computed further with
+    its batch, and the result is thrown away.
     """
     rows = next_tokens.shape[1]
     advance_kernel[(-(-rows // 128),)](
@@ -145,7 +146,8 @@ def advance_kernel(
     position = tl.load(next_tokens + next_stride + row, mask=inside, other=0) + 1
     tl.store(next_tokens + row, token.to(tl.int64), mask=inside)
     tl.store(next_tokens + next_stride + row, tl.minimum(position, last_position), mask=inside)
-    tl.store(contexts + row, (position + 1).to(tl.int32), mask=inside)
+    context = tl.load(contexts + row, mask=inside, other=0)
+    tl.store(contexts + row, context + 1, mask=inside)
 
 
 @kernel

@@ -1,0 +1,1 @@
+"""alfworld: household tasks in text, in a plain-Python twin of ALFWorld."""

@@ -1,0 +1,1 @@
+"""The household: scenes read from PDDL, goals, games, and the original engine."""

@@ -1,0 +1,1 @@
+"""WebShop: searching, reading, choosing and buying in a shop of real products."""

@@ -1,0 +1,19 @@
+"""The colour words by which WebShop compares option values, in its order: the first one found in a value counts.
+
+The list is that of WebShop (MIT licence, copyright (c) 2023 Princeton Natural Language Processing); the score depends
+on it.
+"""
+
+from __future__ import annotations
+
+_WORDS = """
+alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel
+camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry
+cream crystal dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey
+heather indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight
+mint mocha multicolor mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow
+red rose royal rust sand sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal
+tiger turquoise violet walnut wheat white wine yellow
+"""
+
+COLOURS = tuple(_WORDS.split())
