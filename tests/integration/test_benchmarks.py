@@ -23,7 +23,7 @@ from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
 from benchmarks.common import flops, gsm8k, host_profile, prompts, sample_models, updates
-from benchmarks.speed import gpu, host, images, profile_generation
+from benchmarks.speed import gpu, host, images, interpreters, profile_generation
 
 SAMPLES = [Sample(token_ids=(1, 2, 3), action_positions=(2,)), Sample(token_ids=(1, 2, 4, 5), action_positions=(2, 3))]
 
@@ -372,3 +372,14 @@ def test_images_are_encoded_once_per_group_and_every_row_is_measured(tmp_path: P
     assert [row["kind"] for row in rows] == ["rollout", "update", "update", "update", "update"]
     assert rows[0]["figures"]["images_encoded_per_group"] == 1.0
     assert all(value > 0 for row in rows for value in row["figures"].values())
+
+
+@pytest.mark.whole
+def test_many_episodes_have_few_interpreters(tmp_path: Path) -> None:
+    file = tmp_path / "interpreters.json"
+    rows = interpreters.main(
+        ["--episodes", "8", "--limit", "2", "--plain", "1", "--preload", "fractions", "--json", str(file)]
+    )
+    assert rows == json.loads(file.read_text())
+    assert rows["forked"]["episodes"] == 8
+    assert rows["forked"]["processes"] <= 1 + 3 * 2  # the fork server; guard, first process and program of each

@@ -7,22 +7,26 @@ By default every call starts a new interpreter. `PythonTool(stateful=True)` keep
 last from call to call:
 
     env.tools=[{name: python, stateful: true}]
+
+`max_interpreters` bounds how many of these are alive at once (`notebooks.py`), and `preload` is Python text that runs
+once for all of them: with "import sympy" the first call of an episode takes milliseconds instead of seconds.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
+import re
 import signal
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agent_r1.constraints import Count, Seconds
 from agent_r1.errors import ConfigError
 from agent_r1.tools.base import BaseTool, ToolContext, ToolInputError, ToolResponse, ToolResult, ToolTimeoutError
+from agent_r1.tools.builtin.notebooks import Interpreters, Notebook
 from agent_r1.tools.exit_status import signal_name
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.results import cut_middle
@@ -34,14 +38,10 @@ _CELLS = (Path(__file__).parent.parent / "sandbox" / "cells.py").read_text()
 _MAX_CODE = 100_000
 _STARTUP_SECONDS = 30.0
 _CALLS_OF_A_TURN = 20
-
-
-@dataclass(kw_only=True, slots=True)
-class _Notebook:
-    """An episode's interpreter. Calls of one turn arrive at once; the lock runs them one by one, in order."""
-
-    session: SandboxSession | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+_REPLAYED_CALLS = 2
+"""Earlier cells are run again if they took no longer together than so many calls may."""
+_GONE = "[the interpreter was restarted: all variables are gone]"
+_CELL_LINE = re.compile(r'File "<cell \d+>", line (\d+)')
 
 
 @BaseTool.register("python")
@@ -49,7 +49,8 @@ class PythonTool(BaseTool):
     """Runs Python code and shows what it printed, the value of its last expression, or the traceback.
 
     A call that takes longer than `seconds` is killed with everything it started; the model still reads what it had
-    printed, at most `max_chars`. `sandbox`, `limits` and `packages` are those of `Sandbox`.
+    printed, at most `max_chars`. `sandbox`, `limits`, `packages` and `preload` are those of `Sandbox`. With
+    `brief_errors` an exception is shown without its traceback, but with the line of the cell.
     """
 
     name = "python"
@@ -63,12 +64,17 @@ class PythonTool(BaseTool):
         sandbox: SandboxKind = "auto",
         limits: SandboxLimits | Mapping[str, Any] | None = None,
         packages: bool = False,
+        preload: str = "",
+        max_interpreters: Count | None = None,
+        brief_errors: bool = False,
     ) -> None:
         if not (_is_number(seconds) and 0 < seconds < math.inf) or not (_is_number(max_chars) and max_chars >= 1):
             raise ConfigError(
                 f"the Python tool needs seconds above 0 and max_chars of at least 1; found {seconds!r}, {max_chars!r}"
             )
-        self.sandbox = Sandbox(sandbox, _as_limits(limits), packages=packages)
+        self.sandbox = Sandbox(sandbox, _as_limits(limits), packages=packages, preload=preload)
+        self._max_interpreters = max_interpreters or sys.maxsize
+        self._brief_errors = brief_errors
         self._stateful = stateful
         self._seconds = seconds
         self._max_chars = max_chars
@@ -96,7 +102,7 @@ class PythonTool(BaseTool):
         if self._stateful:
             text, ended = await self._run_in_notebook(code, self._notebook(kwargs["context"]))
         else:
-            session = self.sandbox.start(_CELLS)
+            session = await self._open()
             try:
                 reply = await self._ask(session, code)
             finally:
@@ -109,29 +115,26 @@ class PythonTool(BaseTool):
     async def close(self, context: ToolContext) -> None:
         """End the episode's interpreter."""
         notebook = context.state.pop(self._state_key, None)
-        if notebook is not None and notebook.session is not None:
-            await notebook.session.close()
+        if notebook is not None:
+            await self._interpreters().close(notebook)
 
-    async def _run_in_notebook(self, code: str, notebook: _Notebook) -> tuple[str, str]:
-        async with notebook.lock:
-            if notebook.session is None:
-                notebook.session = self.sandbox.start(_CELLS)
-            session = notebook.session
-            try:
-                reply = await self._ask(session, code)
-            finally:
-                if session.is_over:
-                    notebook.session = None
-                    await session.close()
-            text, ended = self._show(reply)
-            lost = notebook.session is None
-            return (f"{text}\n[the interpreter was restarted: all variables are gone]" if lost else text), ended
+    async def _run_in_notebook(self, code: str, notebook: Notebook) -> tuple[str, str]:
+        run = await self._interpreters().run(notebook, code, self._open, self._ask)
+        text, ended = self._show(run.reply)
+        parts = (_GONE if run.lost_before else "", text, _GONE if run.lost_after else "")
+        return "\n".join(part for part in parts if part), ended
+
+    def _interpreters(self) -> Interpreters:
+        return Interpreters.here(self._max_interpreters, _REPLAYED_CALLS * self._seconds)
+
+    async def _open(self) -> SandboxSession:
+        return await self.sandbox.open(_CELLS)
 
     async def _ask(self, session: SandboxSession, code: str) -> SandboxReply:
         return await session.ask({"code": code}, seconds=self._seconds, max_bytes=4 * self._max_chars)
 
-    def _notebook(self, context: ToolContext) -> _Notebook:
-        notebook: _Notebook = context.state.setdefault(self._state_key, _Notebook())
+    def _notebook(self, context: ToolContext) -> Notebook:
+        notebook: Notebook = context.state.setdefault(self._state_key, Notebook())
         return notebook
 
     @property
@@ -150,6 +153,8 @@ class PythonTool(BaseTool):
         """What the model reads, and how the call ended, in one word."""
         shown = reply.report.get("shown", "")
         shown = shown if isinstance(shown, str) else "(the interpreter sent a broken report)"
+        if self._brief_errors and reply.report.get("status") == "error":
+            shown = brief_error(shown)
         note, ended = self._verdict(reply)
         parts = (self._printed(reply).rstrip("\n"), cut_middle(shown, self._max_chars), note)
         return "\n".join(part for part in parts if part) or "(no output)", ended
@@ -196,6 +201,17 @@ def _cause_of_death(exit_code: int | None, limits: SandboxLimits) -> str:
     if -exit_code == signal.SIGKILL:
         return f"killed (the limits are {limits.memory_mb} MB of memory and {limits.cpu_seconds} s of CPU)"
     return f"killed by {signal_name(-exit_code)}"
+
+
+def brief_error(traceback: str) -> str:
+    """The last line of a traceback, and the line of the cell that raised.
+
+    >>> brief_error('Traceback ...\\n  File "<cell 1>", line 4, in <module>\\nValueError: no')
+    'line 4: ValueError: no'
+    """
+    lines = _CELL_LINE.findall(traceback)
+    last = traceback.rstrip().rpartition("\n")[2]
+    return f"line {lines[-1]}: {last}" if lines else last
 
 
 def _is_number(value: Any) -> bool:

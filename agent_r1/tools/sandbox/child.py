@@ -1,7 +1,8 @@
 """The program inside the sandbox: it drops its rights, one after the other, and then runs another program.
 
-`launch.py` passes this file's text to a new interpreter (`python -c`). It imports little, since importing `json`,
-`signal` or `typing` takes as long as starting the interpreter. It becomes two or three processes:
+`launch.py` passes this file's text to a new interpreter (`python -c`), `fork_server.py` to its server. It imports
+little: importing `json`, `signal` or `typing` takes as long as starting the interpreter. It becomes two or three
+processes:
 
     guard      waits; kills everything when its owner goes away, and reports it
     `- init    with namespaces: process 1, without network and with few files
@@ -41,9 +42,8 @@ _SIGKILL = 9
 _POLL_SECONDS, _COUNT_SECONDS = 0.5, 0.05
 
 
-def main() -> NoReturn:
-    """Confine this process, then run the program; the settings are the first argument, as a Python literal."""
-    settings = eval(sys.argv[1])
+def confine(settings: dict[str, Any]) -> NoReturn:
+    """Confine this process, then run the program."""
     owner = os.getppid()
     try:
         if settings["namespaces"]:
@@ -346,4 +346,4 @@ def _set_limits(settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    confine(eval(sys.argv[1]))  # a Python literal

@@ -13,13 +13,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent_r1.errors import EpisodeError
 from agent_r1.tools.sandbox import cgroup, seccomp
 from agent_r1.tools.sandbox.layers import Layers, SandboxLimits
 from agent_r1.types import StopReason
 
-_CHILD = (Path(__file__).parent / "child.py").read_text()
+CHILD = (Path(__file__).parent / "child.py").read_text()
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _FIRST_OWN_USER = 0x70000000
 _NUM_OWN_USERS = 0x0FFFFFFF
@@ -37,61 +38,109 @@ class StartedProcess:
     group: Path | None
 
 
-def launch(program: str, layers: Layers, limits: SandboxLimits, packages: Sequence[str]) -> StartedProcess:
-    """Start `program` under these layers and limits."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Channels:
+    """Both ends of a session's pipes, its working folder and its control group."""
+
+    requests: tuple[int, int]
+    """Their end, ours; likewise the others."""
+    reports: tuple[int, int]
+    output: tuple[int, int]
+    folder: str | None
+    group: Path | None
+    group_fd: int | None
+
+    def close_theirs(self) -> None:
+        """Close their ends, which the started process has."""
+        for descriptor in (self.requests[0], self.reports[0], self.output[0], self.group_fd):
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def discard(self) -> None:
+        """Remove everything: the start failed."""
+        for _, descriptor in (self.requests, self.reports, self.output):
+            os.close(descriptor)
+        cgroup.remove_group(self.group)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def open_channels(layers: Layers, limits: SandboxLimits) -> Channels:
+    """Pipes, folder and control group of a new session; our ends do not block."""
     group, group_fd = _make_group(layers, limits)
-    their_requests, requests = os.pipe()
-    reports, their_reports = os.pipe()
-    output, their_output = os.pipe()
+    requests, reports, output = os.pipe(), os.pipe()[::-1], os.pipe()[::-1]
+    for _, descriptor in (requests, reports, output):
+        os.set_blocking(descriptor, False)
     folder = tempfile.mkdtemp(prefix="sandbox-") if layers.kind == "limits" else None
-    settings = {
+    return Channels(requests=requests, reports=reports, output=output, folder=folder, group=group, group_fd=group_fd)
+
+
+def fixed_settings(program: str, layers: Layers, limits: SandboxLimits, packages: Sequence[str]) -> dict[str, Any]:
+    """The settings of `child.py` that all sessions of a sandbox share."""
+    return {
         "program": program,
         "packages": list(packages),
-        "reports": their_reports,
-        "group": group_fd,
         "filter": seccomp.assemble(os.uname().machine) if layers.calls_filtered else b"",
         "namespaces": layers.kind == "namespaces",
         "own_user": layers.own_user,
-        "user": _FIRST_OWN_USER + random.SystemRandom().randrange(_NUM_OWN_USERS),
         "count": layers.processes_limited == "by counting",
-        "folder": folder or "/tmp",
         "visible": [*_SYSTEM, *_interpreter_folders(), *packages],
         "processes": limits.processes,
-        "processes_of_user": _num_tasks_of_user() if _shares_our_user(layers) else 0,
         "cpu_seconds": limits.cpu_seconds,
         "memory_bytes": limits.memory_mb << 20,
         "file_bytes": limits.file_mb << 20,
         "disk_bytes": limits.disk_mb << 20,
         "open_files": limits.open_files,
     }
-    command = [_interpreter(), "-I", "-S", "-B", "-u", "-X", "utf8", "-c", _CHILD, ascii(settings)]
+
+
+def session_settings(layers: Layers, channels: Channels) -> dict[str, Any]:
+    """The settings of `child.py` that differ from session to session."""
+    return {
+        "reports": channels.reports[0],
+        "group": channels.group_fd,
+        "folder": channels.folder or "/tmp",
+        "user": _FIRST_OWN_USER + random.SystemRandom().randrange(_NUM_OWN_USERS),
+        "processes_of_user": _num_tasks_of_user() if _shares_our_user(layers) else 0,
+    }
+
+
+def interpreter_command(program: str, argument: str) -> list[str]:
+    """The command that runs Python text in an interpreter without site packages."""
+    return [_interpreter(), "-I", "-S", "-B", "-u", "-X", "utf8", "-c", program, argument]
+
+
+def launch(program: str, layers: Layers, limits: SandboxLimits, packages: Sequence[str]) -> StartedProcess:
+    """Start `program` under these layers and limits."""
+    channels = open_channels(layers, limits)
+    settings = {**fixed_settings(program, layers, limits, packages), **session_settings(layers, channels)}
+    command = interpreter_command(CHILD, ascii(settings))
     if layers.kind == "bubblewrap":
         command = [*_bubblewrap(limits, packages), *command]
+    inherited = (channels.reports[0], channels.group_fd)
     try:
         process = subprocess.Popen(
             command,
-            stdin=their_requests,
-            stdout=their_output,
-            stderr=their_output,
-            pass_fds=(their_reports,) if group_fd is None else (their_reports, group_fd),
+            stdin=channels.requests[0],
+            stdout=channels.output[0],
+            stderr=channels.output[0],
+            pass_fds=[descriptor for descriptor in inherited if descriptor is not None],
             env={},
-            cwd=folder or "/",
+            cwd=channels.folder or "/",
             start_new_session=True,
         )
     except OSError as error:
-        for descriptor in (requests, reports, output):
-            os.close(descriptor)
-        cgroup.remove_group(group)
+        channels.discard()
         raise EpisodeError(StopReason.TOOL_ERROR, "starting a sandbox", str(error)) from error
     finally:
-        for descriptor in (their_requests, their_reports, their_output):
-            os.close(descriptor)
-        if group_fd is not None:
-            os.close(group_fd)
-    for descriptor in (requests, reports, output):
-        os.set_blocking(descriptor, False)
+        channels.close_theirs()
     return StartedProcess(
-        process=process, requests=requests, reports=reports, output=output, folder=folder, group=group
+        process=process,
+        requests=channels.requests[1],
+        reports=channels.reports[1],
+        output=channels.output[1],
+        folder=channels.folder,
+        group=channels.group,
     )
 
 

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from agent_r1.errors import EpisodeError
 from agent_r1.tools.sandbox.cgroup import remove_group
@@ -45,20 +45,48 @@ class SandboxReply:
     """Of a program that died: its exit code, or minus the signal that killed it; None if that is not known."""
 
 
+class Guard(Protocol):
+    """The process that guards a session's program."""
+
+    def poll(self) -> int | None:
+        """None while it runs."""
+        ...
+
+    def kill(self) -> None:
+        """Kill it with all that it started."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGuard:
+    """A guard that is a child of this process, and leads a process group."""
+
+    process: subprocess.Popen[bytes]
+
+    def poll(self) -> int | None:
+        """Its exit code."""
+        return self.process.poll()
+
+    def kill(self) -> None:
+        """Kill its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
 class SandboxSession:
     """One confined program. It takes one request at a time."""
 
     def __init__(
         self,
         *,
-        process: subprocess.Popen[bytes],
+        guard: Guard,
         requests: int,
         reports: int,
         output: int,
         folder: str | None,
         group: Path | None = None,
     ) -> None:
-        self._process = process
+        self._guard = guard
         self._reports = reports
         self._output = output
         self._remove_folder = weakref.finalize(self, _remove, folder)
@@ -104,13 +132,14 @@ class SandboxSession:
     async def close(self) -> None:
         """Kill the program and everything it started, and wait until that is done."""
         self._let_go()
+        if not self._forget.alive:
+            return  # it is closed; its descriptors may be another's by now
         deadline = asyncio.get_running_loop().time() + _GRACE_SECONDS
         pause = 0.001
-        while self._process.poll() is None:
+        while self._guard.poll() is None:
             self._discard()
             if asyncio.get_running_loop().time() > deadline:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._guard.kill()
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.02)
         self._forget()
@@ -119,9 +148,8 @@ class SandboxSession:
 
     def _discard(self) -> None:
         """Read what is still in the pipe of reports, so that the guard can write its last one."""
-        if self._forget.alive:
-            with contextlib.suppress(OSError):
-                os.read(self._reports, _CHUNK)
+        with contextlib.suppress(OSError):
+            os.read(self._reports, _CHUNK)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -200,6 +228,8 @@ class _Exchange:
         *lines, self._state.unread = (self._state.unread + data).split(b"\n")
         for line in lines:
             self._handle_report(line)
+        if not data and not self._state.is_ready:
+            self.failure = self.failure or "it ended before it began"
         if not data or len(self._state.unread) > _MAX_REPORT_BYTES:
             self._finish("died")
 

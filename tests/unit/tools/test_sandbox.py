@@ -25,7 +25,7 @@ from agent_r1.tools.builtin.python import _CELLS, PythonTool
 from agent_r1.tools.sandbox import probe
 from agent_r1.tools.sandbox.layers import Layers, SandboxLimits
 from agent_r1.tools.sandbox.sandbox import Sandbox
-from agent_r1.tools.sandbox.session import SandboxReply
+from agent_r1.tools.sandbox.session import OwnGuard, SandboxReply
 from tests.helpers.sandboxes import KINDS, attempt, needs, shown, small_sandbox
 
 
@@ -321,7 +321,8 @@ def test_forgotten_session_ends(sandbox: Sandbox) -> None:
     async def forget() -> subprocess.Popen[bytes]:
         session = sandbox.start(_CELLS)
         await session.ask({"code": "1"}, seconds=20)
-        return session._process
+        assert isinstance(session._guard, OwnGuard)
+        return session._guard.process
 
     process = asyncio.run(forget())
     gc.collect()
