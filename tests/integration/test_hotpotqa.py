@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -474,28 +469,3 @@ def test_it_trains_from_a_warm_start_and_is_evaluated_on_other_collections(
         str(RECIPE), *small, *cross, "eval.max_tasks=4", model="runs/hotpotqa/hf", quiet=True
     )
     assert {"eval/2wiki/greedy", "eval/musique/greedy"} <= set(evaluation.metrics)
-
-
-@pytest.mark.slow
-def test_the_speedrun_runs_from_nothing_and_skips_what_is_done(made: Made, tmp_path: Path) -> None:
-    environment = os.environ | {
-        "AGENT_R1_DATA": str(linked_sample(tmp_path)),
-        "SPEEDRUN_PYTHON": sys.executable,
-        "SPEEDRUN_OVERRIDES": " ".join(small_settings(made, tmp_path)),
-        "PYTHONPATH": str(ROOT),
-    }
-    command = [str(ROOT / "speedrun.sh"), "rloo"]
-    first, second = (
-        subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    )
-    assert [part in first for part in ("2/5", "3/5", "4/5 training with rloo", "5/5")] == [True] * 4
-    assert not any(part in second for part in ("2/5", "3/5", "4/5", "5/5"))
-    assert re.search(r"hotpotqa +│ rows .*\n.* greedy ", second)
-    assert json.loads((tmp_path / "runs" / "hotpotqa_rloo" / "summary.json").read_text())["steps"] == 2
-
-
-def test_the_speedrun_explains_itself() -> None:
-    shown = subprocess.run([str(ROOT / "speedrun.sh"), "--help"], capture_output=True, text=True, check=True).stdout
-    assert "./speedrun.sh [ALGORITHM]" in shown
-    assert "set -euo" not in shown
