@@ -168,8 +168,7 @@ class _RecordingRepository(CachingConfigRepository):
     """Notes what each name that Hydra looks up stands for, before Hydra reads it."""
 
     def __init__(self, repository: CachingConfigRepository, folder: Path, given: bytes | None) -> None:
-        super().__init__(repository.delegate)
-        self.cache = repository.cache
+        self.delegate, self.cache = repository.delegate, repository.cache  # Hydra's constructor would copy it once more
         self.folder, self.given = folder, given
         self.found: dict[str, _Found] = {}
 

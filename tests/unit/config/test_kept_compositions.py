@@ -70,21 +70,21 @@ WRONG = [
 ]
 
 
-def test_each_algorithm_and_each_recipe_loads_as_composed_in_full() -> None:
-    for number, algorithm in enumerate(presets("algorithm")):
-        compare(RECIPES[number % len(RECIPES)], [f"algorithm={algorithm}"])
+def test_recipes_load_as_composed_in_full() -> None:
+    for recipe, algorithm in zip(RECIPES[:3], presets("algorithm"), strict=False):
+        compare(recipe, [f"algorithm={algorithm}"])
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("recipe", [None, *RECIPES], ids=str)
-def test_each_algorithm_of_each_recipe_loads_as_composed_in_full(recipe: Path | None) -> None:
+def test_each_recipe_and_each_algorithm_load_as_composed_in_full(recipe: Path | None) -> None:
     model = ["model.path=m"] if recipe is None else []
     compare(recipe, model)
-    for algorithm in presets("algorithm"):
+    for algorithm in presets("algorithm") if recipe is None else ("ppo", "gigpo"):
         compare(recipe, [f"algorithm={algorithm}", *model])
 
 
-@pytest.mark.parametrize("overrides", [*RIGHT, *WRONG[:6]], ids=str)
+@pytest.mark.parametrize("overrides", [*RIGHT[:4], *WRONG[:4]], ids=str)
 def test_overrides_give_what_a_full_composition_gives(overrides: list[str]) -> None:
     compare(QUICKSTART, overrides)
 
@@ -115,7 +115,7 @@ random_overrides = st.builds("{}{}={}".format, signs, keys, values)
 
 
 @pytest.mark.whole
-@fuzz_settings()
+@fuzz_settings(0.5)
 @given(st.lists(random_overrides, max_size=3))
 def test_random_overrides_give_what_a_full_composition_gives(overrides: list[str]) -> None:
     compare(QUICKSTART, overrides)
