@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
 import yaml
-from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
-from yaml import YAMLError
 
 from agent_r1.config.algorithm_schema import PART_KEYS, AlgorithmConfig
+from agent_r1.config.hydra_compose import PACKAGE_FOLDER, REFUSALS, composed
 from agent_r1.config.quoting import quoted, readable
 from agent_r1.config.schema import Config
 from agent_r1.constraints import field_problems, unusable_parts
@@ -38,13 +37,6 @@ them checks what they hold."""
 AT_SERVER = "at-server"
 """`model.path` of a configuration without one whose engine brings the model: `engine=openai`."""
 
-_REFUSALS = (
-    *(HydraException, OmegaConfBaseException, YAMLError),
-    *(ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, AssertionError),
-)
-"""What Hydra and OmegaConf raise for a file or an override that they cannot use: not only their own errors."""
-
-_PACKAGE_FOLDER = Path(__file__).parent
 OmegaConf.register_new_resolver("cached", lambda name: str(cache_dir(name)), replace=True)
 _PRESET = re.compile(r"(?!(?:nan|inf|null|true|false)$)[a-z_][a-z0-9_./-]*", re.IGNORECASE | re.ASCII)
 _NAME = re.compile(r"[\w.:-]+|[A-Za-z_]\w*:[^\s:].*", re.DOTALL)
@@ -64,26 +56,27 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
     """
     overrides = [_spelled_out(entry) for entry in override_texts(overrides)]
     is_recipe = not isinstance(recipe, Config | None)
-    folder = find_recipe(recipe) if isinstance(recipe, str | Path) else _PACKAGE_FOLDER
+    folder = find_recipe(recipe) if isinstance(recipe, str | Path) else PACKAGE_FOLDER
     name = "base" if is_recipe else "default" if recipe is None else "given"
+    given = None
     if isinstance(recipe, Config):
         names_algorithm = any(entry.lstrip("+").startswith("algorithm=") for entry in overrides)
         # A preset replaces the whole algorithm, not only the keys it names.
         base = replace(recipe, algorithm=AlgorithmConfig()) if names_algorithm else recipe
-        ConfigStore.instance().store(name=name, node=_node(base))
+        given = _pickled_node(base)
     _register_schema()
     GlobalHydra.instance().clear()
     checked = _checked_overrides(overrides)
     try:
-        with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3"):
-            composed = _compose(name, ["hydra.searchpath=[pkg://agent_r1.config]", *checked])
-        _note_preset(composed)
-        _drop_replaced_arguments(composed, overrides)
-        if composed.engine.name == "openai" and OmegaConf.is_missing(composed.model, "path"):
-            composed.model.path = AT_SERVER
-        OmegaConf.resolve(composed)
-        config = cast(Config, OmegaConf.to_object(composed))
-    except _REFUSALS as error:
+        node, preset = composed(folder.resolve(), name, checked, given)
+        if preset is not None and node.algorithm.preset is None:
+            node.algorithm.preset = preset
+        _drop_replaced_arguments(node, overrides)
+        if node.engine.name == "openai" and OmegaConf.is_missing(node.model, "path"):
+            node.model.path = AT_SERVER
+        OmegaConf.resolve(node)
+        config = cast(Config, OmegaConf.to_object(node))
+    except REFUSALS as error:
         raise _explained(error, folder / f"{name}.yaml") from error
     finally:
         GlobalHydra.instance().clear()
@@ -133,37 +126,16 @@ def _register_schema() -> None:
     ConfigStore.instance().store(name="agent_r1", node=Config)
 
 
-def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose; a preset of a group that the recipe's `defaults` do not name is merged over the recipe."""
-    try:
-        return compose(name, overrides=list(overrides), return_hydra_config=True)
-    except ConfigCompositionException as error:
-        unnamed = re.match(r"Could not override '(?P<group>\w+)'\. No match in the defaults list", str(error))
-        if unnamed is None:
-            raise
-        group = f"{unnamed['group']}="
-        return _compose(name, [f"+{entry}" if entry.startswith(group) else entry for entry in overrides])
-
-
 def presets(group: str) -> list[str]:
     """The names of the package's presets: `presets("model")` is ["smollm2"]."""
-    return sorted(path.stem for path in (_PACKAGE_FOLDER / group).glob("*.yaml"))
+    return sorted(path.stem for path in (PACKAGE_FOLDER / group).glob("*.yaml"))
 
 
 def preset_values(group: str, name: str | None) -> dict[str, Any] | None:
     """What the file of a preset of the package says; None when there is no such preset."""
     if name not in presets(group):
         return None
-    return cast(dict[str, Any], yaml.safe_load((_PACKAGE_FOLDER / group / f"{name}.yaml").read_text(encoding="utf-8")))
-
-
-def _note_preset(composed: DictConfig) -> None:
-    """Save which preset of the algorithm Hydra has chosen, and drop Hydra's own section."""
-    preset = composed.hydra.runtime.choices.get("algorithm")
-    with open_dict(composed):
-        del composed["hydra"]
-    if preset is not None and composed.algorithm.preset is None:
-        composed.algorithm.preset = preset
+    return cast(dict[str, Any], yaml.safe_load((PACKAGE_FOLDER / group / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
 def _drop_replaced_arguments(composed: DictConfig, overrides: Sequence[str]) -> None:
@@ -201,7 +173,7 @@ def _without_stale_preparation(config: Config, overrides: Sequence[str], recipe:
         config.model.prepare = None
     if "model" in changed and "model.prepare" not in changed:
         preset = next(entry.split("=", 1)[1] for entry in overrides if entry.lstrip("+").startswith("model="))
-        in_recipe, in_package = (place / "model" / f"{preset}.yaml" for place in (recipe, _PACKAGE_FOLDER))
+        in_recipe, in_package = (place / "model" / f"{preset}.yaml" for place in (recipe, PACKAGE_FOLDER))
         if "prepare" not in OmegaConf.load(in_recipe if in_recipe.is_file() else in_package):
             config.model.prepare = None
     if changed & {"data.train", "data.eval", "data.test"} and "data.prepare" not in changed:
@@ -224,7 +196,30 @@ def to_yaml(config: Config) -> str:
 
 def _node(config: Config) -> DictConfig:
     """The configuration for OmegaConf, which knows the schema but no `Part`."""
-    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), to_plain(config)))
+    return _on_schema(to_plain(config))
+
+
+def _pickled_node(config: Config) -> bytes:
+    plain = to_plain(config)
+    try:
+        return _pickled_on_schema(pickle.dumps(plain, -1))
+    except (pickle.PicklingError, TypeError, AttributeError):  # OmegaConf says which value it cannot hold
+        return pickle.dumps(_on_schema(plain), -1)
+
+
+@lru_cache(maxsize=128)
+def _pickled_on_schema(plain: bytes) -> bytes:
+    return pickle.dumps(_on_schema(pickle.loads(plain)), -1)
+
+
+def _on_schema(values: Any) -> DictConfig:
+    return cast(DictConfig, OmegaConf.unsafe_merge(pickle.loads(_pickled_schema()), values))
+
+
+@cache
+def _pickled_schema() -> bytes:
+    """The schema as a node. Unpickling is the fastest copy."""
+    return pickle.dumps(OmegaConf.structured(Config), -1)
 
 
 def value_problems(config: Config) -> list[str]:
@@ -241,25 +236,30 @@ def value_problems(config: Config) -> list[str]:
 def from_yaml(text: str) -> Config:
     """The configuration that `to_yaml` wrote."""
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
-        return cast(Config, OmegaConf.to_object(cast(DictConfig, merged)))
+        return cast(Config, OmegaConf.to_object(_on_schema(OmegaConf.create(text))))
     except ConfigKeyError as error:
         raise ConfigError(
             f"a saved configuration has the key '{error.full_key}', which this version does not know: it was written "
             "by another version. Remove the key from it, or use the version that wrote it"
         ) from error
-    except _REFUSALS as error:
+    except REFUSALS as error:
         raise ConfigError(f"a saved configuration is damaged: {' '.join(str(error).split())}") from error
 
 
-def known_keys(schema: Any = Config, prefix: str = "") -> list[str]:
+def known_keys() -> list[str]:
     """All dotted keys of the schema."""
+    return list(_keys_of(Config, ""))
+
+
+@cache
+def _keys_of(schema: Any, prefix: str) -> tuple[str, ...]:
     keys: list[str] = []
     for entry in fields(schema):
         key = f"{prefix}{entry.name}"
         default = entry.default_factory() if callable(entry.default_factory) else None
-        keys.extend(known_keys(type(default), f"{key}.") if is_dataclass(default) else [key])
-    return keys
+        section = cast(Hashable, type(default)) if is_dataclass(default) else None
+        keys.extend([key] if section is None else _keys_of(section, f"{key}."))
+    return tuple(keys)
 
 
 def _checked_overrides(overrides: Sequence[str]) -> list[str]:
@@ -303,9 +303,10 @@ def _quoted_where_needed(override: re.Match[str]) -> str:
 
 
 def _groups() -> set[str]:
-    return {path.name for path in _PACKAGE_FOLDER.iterdir() if path.is_dir() and not path.name.startswith("_")}
+    return {path.name for path in PACKAGE_FOLDER.iterdir() if path.is_dir() and not path.name.startswith("_")}
 
 
+@lru_cache(maxsize=1024)
 def _is_text(key: str) -> bool:
     """Whether the schema says that the key holds text."""
     schema: Any = Config
@@ -339,7 +340,7 @@ def _explained(error: Exception, file: Path) -> ConfigError | UnknownNameError:
         return ConfigError(f"unknown key '{key}' in {file}. {_nearest_key(key, known_keys())}")
     missing = re.search(r"missing mandatory value.*?full_key: (?P<key>[\w.]+)", text, re.S | re.I)
     if missing:
-        place = "" if file.parent == _PACKAGE_FOLDER else f"in {file} or "
+        place = "" if file.parent == PACKAGE_FOLDER else f"in {file} or "
         return ConfigError(f"the key '{missing['key']}' has no value; set it {place}on the command line")
     wrong_type = re.search(r"^(?P<what>Value .*)\s+full_key: (?P<key>\S+)", text.strip())
     if wrong_type:

@@ -10,6 +10,8 @@ list, an object, a quoted text, an interpolation, a number) is left as it is.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
@@ -43,8 +45,16 @@ def readable(value: str, *, is_text: bool) -> str:
 def _is_read(value: str) -> bool:
     """Hydra reads it as one value; `a,b` would be a sweep over two."""
     try:
+        return _is_one_value(value)
+    except RecursionError:  # it says something about the caller's depth too, so it is not kept
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _is_one_value(value: str) -> bool:
+    try:
         return not OverridesParser.create().parse_override(f"key={value}").is_sweep_override()
-    except (HydraException, ValueError, RecursionError):
+    except (HydraException, ValueError):
         return False
 
 
