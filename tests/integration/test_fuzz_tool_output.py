@@ -211,8 +211,8 @@ class Rendered:
         output, self.output = os.pipe()
         for end in (requests, reports, output, self.reports):
             os.set_blocking(end, False)
-        ended: Any = SimpleNamespace(poll=lambda: 0, pid=0)
-        self.session = SandboxSession(process=ended, requests=requests, reports=reports, output=output, folder=None)
+        ended: Any = SimpleNamespace(poll=lambda: 0, kill=lambda: None)
+        self.session = SandboxSession(guard=ended, requests=requests, reports=reports, output=output, folder=None)
 
     async def close(self) -> None:
         for end in (self._their_requests, self.reports, self.output):

@@ -17,6 +17,7 @@ from agent_r1.images import EncodedImage
 from agent_r1.models.vision.cache import ByteCache
 from agent_r1.models.vision.families import VisionFamily, vision_family
 from agent_r1.models.vision.positions import steady_positions
+from agent_r1.models.vision.segments import attend_in_segments
 
 Inputs = dict[str, npt.NDArray[Any]]
 """What a processor made of one image."""
@@ -45,6 +46,7 @@ class Vision:
         self._model: Any = model
         self._tower = model.get_submodule(family.tower)
         steady_positions(self._tower)
+        attend_in_segments(self._tower)
         self._projector = model.get_submodule(family.projectors[0])
 
     @property

@@ -29,6 +29,7 @@ from agent_r1.models import (
     vision_of,
 )
 from agent_r1.models.vision.positions import steady_positions
+from agent_r1.models.vision.segments import attend_in_segments
 from tests.helpers.vision_models import FAMILIES, FEW_FIRST, make_image, make_vlm, plain_logits
 
 
@@ -189,3 +190,38 @@ def test_positions_of_patches_are_found_in_float32_whatever_the_weights_are(monk
     assert output.dtype == torch.bfloat16
     assert seen == [torch.float32]
     assert positions[0].tolist() == [list(range(100))]
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (4, 2, 4, 5)])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_segments_of_one_length_are_attended_to_together(
+    family: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And give what the model's own code gives, one segment after the other, with its gradients."""
+    model = make_vlm(family)
+    images = [make_image(family, seed, size=size) for seed, size in enumerate(sizes)]
+    pixels = torch.cat([torch.from_numpy(image.inputs["pixel_values"]) for image in images])
+    grids = torch.cat([torch.from_numpy(image.inputs["image_grid_thw"]) for image in images])
+    tower = model.model.visual
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        model.zero_grad()
+        rows = tower(pixels, grid_thw=grids).pooler_output
+        (rows * torch.linspace(-1, 1, rows.numel()).view_as(rows)).sum().backward()
+        return rows.detach(), tower.blocks[0].attn.qkv.weight.grad.clone()
+
+    expected = run()
+    for _ in range(2):  # a second time changes nothing
+        attend_in_segments(tower)
+    tower = model.model.visual = copy.deepcopy(tower)  # as an engine copies it
+    plain, calls = torch.nn.functional.scaled_dot_product_attention, []
+
+    def count(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(query.shape)
+        return plain(query, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", count)
+    for found, wanted in zip(run(), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert len(calls) == len(tower.blocks) * (1 if len(set(sizes)) == 1 else 3) or family == "qwen2_5_vl"
+    assert len(calls) < len(tower.blocks) * 6
