@@ -73,6 +73,7 @@ def add_vision_tower(
         )
     tokenizer.add_special_tokens({"additional_special_tokens": list(IMAGE_SPECIALS)})
     tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.eos_token = "<|im_end|>"  # what closes a turn of this template
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if len(tokenizer) > language.config.vocab_size:

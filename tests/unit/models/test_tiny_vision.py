@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForImageTextToText, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 pytest.importorskip("PIL", reason="images need Pillow: pip install 'agent-r1[images]'")
 
@@ -93,6 +93,17 @@ def test_a_language_model_with_a_tower_says_what_it_said_about_text(tmp_path: Pa
     assert image_features(tmp_path / "model").shape == (4, 32)
     words = language.get_input_embeddings().weight.norm(dim=-1).mean()
     assert 0.2 < image_features(tmp_path / "model").norm(dim=-1).mean() / words < 5
+
+
+def test_turns_end_where_the_template_closes_them_whatever_ended_texts_before(tmp_path: Path) -> None:
+    make_language_model(tmp_path / "language", tied=True)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "language")
+    tokenizer.add_special_tokens({"eos_token": "<|endoftext|>"})
+    tokenizer.save_pretrained(tmp_path / "language")
+    add_vision_tower(tmp_path / "language", tmp_path / "model", hidden_size=16, layers=1, image_size=32, patch_size=16)
+    renderer = load_renderer(str(tmp_path / "model"))
+    turn = renderer.encode_turn(renderer.render(Observation(messages=ASKED[:1])), dict(ASKED[1]))
+    assert renderer.tokenizer.decode(turn) == "red<|im_end|>"
 
 
 def test_a_tower_that_does_not_fit_is_refused(tmp_path: Path) -> None:
