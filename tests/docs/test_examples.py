@@ -81,7 +81,8 @@ def test_minimal_grpo_runs(tmp_path: Path) -> None:
 def test_the_loop_of_a_recipe_gives_each_algorithm_a_run_of_its_own(recipe: str) -> None:
     commands = loop_in(recipe)
     names = [command[2].removeprefix("algorithm=") for command in commands]
-    assert names == ["grpo", "ppo", "reinforce_pp", "rloo", "steppo"]
+    assert {"grpo", "ppo", "reinforce_pp", "rloo", "steppo"} <= set(names)
+    assert len(names) == len(set(names))
     for command, name in zip(commands, names, strict=True):
         assert command == ["train", f"recipes/{recipe}", f"algorithm={name}", f"run.name={recipe}_{name}"]
 

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from agent_r1.types import StopReason
 
@@ -27,11 +27,23 @@ _MAX_TOOLS = 50
 _CHUNK_BYTES = 4 << 20
 _MAX_INTEGER = 2**53
 
-_HEAD_ARRAY = b'"next_prompt_ids": ['
-_PROMPT_IDS = b'"prompt_ids": ['
-_OBSERVATION_REST, _OBSERVATION_END = b'"token_ids": ', b', "anchor": '
-_ACTION_IDS = b'"action_ids": ['
-_STEP_END = b', "timings": {'
+
+class _Marks(NamedTuple):
+    """Where a line is cut, as it is written with spaces; `compact` without."""
+
+    head_array: bytes = b'"next_prompt_ids": ['
+    prompt_ids: bytes = b'"prompt_ids": ['
+    observation_rest: bytes = b'"token_ids": '
+    observation_end: bytes = b', "anchor": '
+    action_ids: bytes = b'"action_ids": ['
+    step_end: bytes = b', "timings": {'
+
+    @classmethod
+    def compact(cls) -> _Marks:
+        return cls(*(mark.replace(b" ", b"") for mark in cls()))
+
+
+_SPACED, _COMPACT = _Marks(), _Marks.compact()
 
 
 def _loader() -> Callable[[bytes], Any]:
@@ -133,16 +145,17 @@ def shorten(line: bytes) -> bytes:
     b'{"steps": [{"prompt_ids": 3, "text": "x", "action_ids": 0, "timings": {}}]}'
     """
     parts: list[bytes] = []
-    position = _cut_array(line, 0, _HEAD_ARRAY, parts)
+    marks = _SPACED if b'": ' in line[:100] else _COMPACT
+    position = _cut_array(line, 0, marks.head_array, parts)
     while True:
         begin = position
-        position = _cut_array(line, position, _PROMPT_IDS, parts)
-        position = _cut_between(line, position, _OBSERVATION_REST, _OBSERVATION_END, parts)
+        position = _cut_array(line, position, marks.prompt_ids, parts)
+        position = _cut_between(line, position, marks.observation_rest, marks.observation_end, parts)
         start = position
-        position = _cut_array(line, position, _ACTION_IDS, parts)
+        position = _cut_array(line, position, marks.action_ids, parts)
         if position == start:
             break
-        end = line.find(_STEP_END, position)
+        end = line.find(marks.step_end, position)
         position = position if end < 0 else end
         if position == begin:
             break

@@ -77,10 +77,10 @@ def test_a_fused_projection_reads_the_weights_that_its_parts_have_now() -> None:
     policy = make_policy()
     assert fuse_projections(policy, trained=True) == 4
     part = policy.model.layers[0].self_attn.q_proj
-    hidden = torch.randn(1, 3, 24)
+    hidden = torch.randn(1, 3, 32)
     before = part._product.whole(hidden)
     part.weight = torch.nn.Parameter(2 * part.weight.detach())
-    assert torch.allclose(part._product.whole(hidden)[..., :24], 2 * before[..., :24], atol=1e-6)
+    assert torch.allclose(part._product.whole(hidden)[..., :32], 2 * before[..., :32], atol=1e-6)
 
 
 class TwoRanks(Ranks):

@@ -103,7 +103,7 @@ def test_turns_end_where_the_template_closes_them_whatever_ended_texts_before(tm
     add_vision_tower(tmp_path / "language", tmp_path / "model", hidden_size=16, layers=1, image_size=32, patch_size=16)
     renderer = load_renderer(str(tmp_path / "model"))
     turn = renderer.encode_turn(renderer.render(Observation(messages=ASKED[:1])), dict(ASKED[1]))
-    assert renderer.tokenizer.decode(turn) == "red<|im_end|>"
+    assert renderer.tokenizer.decode(turn, skip_special_tokens=False) == "red<|im_end|>"
 
 
 def test_a_tower_that_does_not_fit_is_refused(tmp_path: Path) -> None:

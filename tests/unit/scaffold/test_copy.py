@@ -86,7 +86,7 @@ def test_nothing_is_overwritten() -> None:
     ("arguments", "says"),
     [
         (["quikstart"], "Did you mean 'quickstart'"),
-        (["../quickstart"], "Known: geometry3k"),
+        (["../quickstart"], "Known: alfworld"),
         (["quickstart", "gsm8k"], "is a recipe that comes with Agent-R1"),
         (["quickstart", "my-shop"], "cannot name a recipe"),
     ],

@@ -352,10 +352,12 @@ def recorded(texts: list[str], arguments: Any, info: Any) -> dict[str, Any]:
 
 
 def test_a_line_is_decoded_without_its_token_arrays(run: WrittenRun) -> None:
-    line = add(run, 1, "a", "b").read_bytes()
-    short = json.loads(shorten(line))
-    assert [step["action_ids"] for step in short["steps"]] == [3, 3]
-    assert all("rollout_logprobs" not in step and step["token_ids"] is None for step in short["steps"])
+    written = add(run, 1, "a", "b").read_bytes()
+    record = json.loads(written)
+    for line in (written, json.dumps(record).encode(), json.dumps(record, separators=(",", ":")).encode()):
+        short = json.loads(shorten(line))
+        assert [step["action_ids"] for step in short["steps"]] == [3, 3]
+        assert all("rollout_logprobs" not in step and step["token_ids"] is None for step in short["steps"])
 
 
 @given(st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line), max_size=8), st.integers(1, 40))
