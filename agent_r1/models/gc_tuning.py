@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 
 NEW_OBJECTS = 100_000
-"""The gen-0 threshold: about a pass per batch of episodes. With Python's default of 700, which is a few turns of a few
-episodes, hundreds of episodes take 20 % more processor time, with 10,000 still 5 to 8 %."""
+"""The gen-0 threshold: about one pass per batch of episodes. Python's default of 700 is a few turns of a few episodes,
+and each pass looks at all that hundreds of them hold."""
 
 
 def freeze_gc() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.data.demonstrations import tokenise_conversation
-from agent_r1.data.tasks import read_rows
+from agent_r1.data.tasks import load_tasks, read_rows
 from agent_r1.engines import ScriptedEngine
 from agent_r1.models.tiny import build_tiny_model, train_tokenizer
 from agent_r1.registry import recipe_folder
@@ -39,6 +39,22 @@ class SampleRun:
     demonstrations: list[dict[str, Any]]
     overrides: list[str]
     """What the plan was made with."""
+
+
+@dataclass(frozen=True)
+class MadeSample:
+    """A recipe's sample as its data script makes it, and a renderer whose tokenizer is made of it."""
+
+    folder: Path
+    config: Any
+    renderer: ChatRenderer
+
+    @property
+    def demonstrations(self) -> list[dict[str, Any]]:
+        return list(read_rows(self.folder / "demonstrations.jsonl"))
+
+    def tasks(self, split: str) -> list[Task]:
+        return load_tasks([self.folder / f"{split}.parquet"])
 
 
 def sample_data(folder: Path) -> Path:

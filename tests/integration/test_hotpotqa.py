@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -34,7 +33,7 @@ from recipes.hotpotqa.demonstrations import Search, can_be_read, is_named, plan_
 from tests.conftest import tiny_config
 from tests.helpers import commands
 from tests.helpers.commands import resolve
-from tests.helpers.recipe_runs import ROOT, WHOLE_DATA, demonstrated_turns
+from tests.helpers.recipe_runs import ROOT, WHOLE_DATA, MadeSample, demonstrated_turns
 
 RECIPE = ROOT / "recipes" / "hotpotqa"
 SAMPLE = RECIPE / "sample"
@@ -45,33 +44,17 @@ with recipe_folder(RECIPE):
     sources = load_module("data_preprocess.sources")
 
 
-@dataclass(frozen=True)
-class Made:
-    """The sample as the recipe makes it."""
-
-    folder: Path
-    config: Any
-    renderer: ChatRenderer
-
-    @property
-    def demonstrations(self) -> list[dict[str, Any]]:
-        return list(read_rows(self.folder / "demonstrations.jsonl"))
-
-    def tasks(self, split: str) -> list[Task]:
-        return load_tasks([self.folder / f"{split}.parquet"])
-
-
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(tmp_path_factory: pytest.TempPathFactory) -> MadeSample:
     """The files that the script writes, and a tokenizer made of them."""
     folder = tmp_path_factory.mktemp("runs") / "hotpotqa_data"
     process.main(["--local_save_dir", str(folder), "--local_dataset_path", str(SAMPLE), MODEL])
     _, config = resolve([str(RECIPE), f"run.folder={folder.parent}", MODEL])
     renderer = ChatRenderer(train_tokenizer(list(read_rows(folder / "demonstrations.jsonl"))))
-    return Made(folder=folder, config=config, renderer=renderer)
+    return MadeSample(folder=folder, config=config, renderer=renderer)
 
 
-def play(made: Made, config: Any, task: Task, engine: ScriptedEngine) -> Trajectory:
+def play(made: MadeSample, config: Any, task: Task, engine: ScriptedEngine) -> Trajectory:
     rollout = Rollout(
         engine=engine,
         renderer=made.renderer,
@@ -83,7 +66,7 @@ def play(made: Made, config: Any, task: Task, engine: ScriptedEngine) -> Traject
     return asyncio.run(rollout.run([task], group_size=1, sampling=sampling, seed=0))[0].trajectories[0]
 
 
-def check_demonstrations(made: Made, config: Any, rows: list[dict[str, Any]]) -> None:
+def check_demonstrations(made: MadeSample, config: Any, rows: list[dict[str, Any]]) -> None:
     """Played by a scripted model, each demonstration earns 1 and shows the prompts that it teaches."""
     by_question: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -100,7 +83,7 @@ def check_demonstrations(made: Made, config: Any, rows: list[dict[str, Any]]) ->
 # Rows
 
 
-def test_the_sample_becomes_rows_with_the_usual_columns(made: Made) -> None:
+def test_the_sample_becomes_rows_with_the_usual_columns(made: MadeSample) -> None:
     train, validation, test = (made.tasks(split) for split in ("train", "validation", "test"))
     assert (len(train), len(validation), len(test)) == (13, 3, 8)
     task = test[0]
@@ -115,7 +98,7 @@ def test_rows_without_an_official_id_get_a_number() -> None:
     assert [row["task_id"] for row in process.task_rows(questions, "x", "train")] == ["x-train-0", "x-train-1"]
 
 
-def test_gold_answers_score_full_marks_and_wrong_ones_do_not(made: Made) -> None:
+def test_gold_answers_score_full_marks_and_wrong_ones_do_not(made: MadeSample) -> None:
     found = asyncio.run(
         gold_result(reward_fn.score, [task for split in ("train", "validation", "test") for task in made.tasks(split)])
     )
@@ -179,7 +162,7 @@ def test_an_answer_beside_a_call_has_not_the_form() -> None:
 # Demonstrations
 
 
-def test_demonstrations_earn_full_marks_and_teach_the_prompts_that_a_rollout_shows(made: Made) -> None:
+def test_demonstrations_earn_full_marks_and_teach_the_prompts_that_a_rollout_shows(made: MadeSample) -> None:
     check_demonstrations(made, made.config, made.demonstrations)
 
 
@@ -191,13 +174,13 @@ def test_the_script_says_how_many_questions_have_a_demonstration() -> None:
     )
 
 
-def test_demonstrations_are_of_training_rows_alone(made: Made) -> None:
+def test_demonstrations_are_of_training_rows_alone(made: MadeSample) -> None:
     asked = {row["messages"][1]["content"] for row in made.demonstrations}
     assert len(asked) >= 12
     assert asked <= {str(task.prompt[1]["content"]) for task in made.tasks("train")}
 
 
-def test_some_demonstrations_ask_several_queries_at_once_and_some_search_twice(made: Made) -> None:
+def test_some_demonstrations_ask_several_queries_at_once_and_some_search_twice(made: MadeSample) -> None:
     calls = [[m for m in row["messages"] if m.get("tool_calls")] for row in made.demonstrations]
     queries = [[m["tool_calls"][0]["function"]["arguments"]["query"] for m in some] for some in calls]
     assert any(isinstance(some[0], list) for some in queries)
@@ -205,7 +188,7 @@ def test_some_demonstrations_ask_several_queries_at_once_and_some_search_twice(m
     assert all(some for some in queries)
 
 
-def test_a_demonstration_asks_only_for_what_it_can_know(made: Made) -> None:
+def test_a_demonstration_asks_only_for_what_it_can_know(made: MadeSample) -> None:
     for row in made.demonstrations:
         seen = ""
         for message in row["messages"]:
@@ -215,7 +198,7 @@ def test_a_demonstration_asks_only_for_what_it_can_know(made: Made) -> None:
             seen += str(message["content"]) + "\n"
 
 
-def test_a_question_whose_second_passage_nothing_leads_to_has_no_demonstration(made: Made) -> None:
+def test_a_question_whose_second_passage_nothing_leads_to_has_no_demonstration(made: MadeSample) -> None:
     [tool] = BaseTool.find(process.search_entry(made.config))
     row = {"question": "What is the Yunnan Provincial Museum?", "answer": "a museum"}
     assert asyncio.run(plan_searches({**row, "supporting_titles": ["Dell"]}, tool)) is None
@@ -263,7 +246,7 @@ def test_notes_are_shortened_to_their_share() -> None:
 
 
 def test_demonstrations_with_notes_teach_the_prompts_that_a_rollout_with_notes_shows(
-    made: Made, tmp_path: Path
+    made: MadeSample, tmp_path: Path
 ) -> None:
     arguments = ["--local_save_dir", str(tmp_path), "--local_dataset_path", str(SAMPLE), MODEL]
     process.main([*arguments, "env.context=search_notes"])
@@ -365,7 +348,7 @@ def test_a_row_without_an_answer_is_refused() -> None:
 # Other collections
 
 
-def test_other_collections_search_in_passages_of_their_own(made: Made, tmp_path: Path) -> None:
+def test_other_collections_search_in_passages_of_their_own(made: MadeSample, tmp_path: Path) -> None:
     arguments = ["--local_save_dir", str(tmp_path), "--local_dataset_path", str(SAMPLE / "cross"), "--cross", MODEL]
     process.main(arguments)
     tasks = load_tasks([tmp_path / "cross.parquet"])
@@ -393,7 +376,7 @@ def test_a_run_builds_the_index_that_its_tool_names(tmp_path: Path, monkeypatch:
     assert (tmp_path / "runs" / "hotpotqa_data" / "index" / "manifest.json").is_file()
 
 
-def test_a_missing_index_says_how_to_build_it(made: Made, tmp_path: Path) -> None:
+def test_a_missing_index_says_how_to_build_it(made: MadeSample, tmp_path: Path) -> None:
     shutil.copytree(made.folder, tmp_path / "hotpotqa_data", ignore=shutil.ignore_patterns("index"))
     recipe, config = resolve([str(RECIPE), f"run.folder={tmp_path}", MODEL])
     with (
@@ -436,11 +419,11 @@ SMALL = (
 )
 
 
-def small_settings(made: Made, folder: Path) -> list[str]:
+def small_settings(made: MadeSample, folder: Path) -> list[str]:
     return [*(setting.replace(" ", "") for setting in SMALL), f"model.path={write_model(made, folder / 'model')}"]
 
 
-def write_model(made: Made, folder: Path) -> Path:
+def write_model(made: MadeSample, folder: Path) -> Path:
     """A model of a few thousand parameters that has read the sample's words."""
     config = tiny_config(made.renderer.tokenizer)
     config.max_position_embeddings = 4096
@@ -452,7 +435,7 @@ def write_model(made: Made, folder: Path) -> Path:
 
 @pytest.mark.whole
 def test_it_trains_from_a_warm_start_and_is_evaluated_on_other_collections(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: MadeSample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AGENT_R1_DATA", str(linked_sample(tmp_path)))

@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.checks.rows import answer_episode, gold_result
-from agent_r1.data.tasks import load_tasks, read_rows
+from agent_r1.data.tasks import read_rows
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import check_env, make_env
 from agent_r1.errors import ConfigError, DataError
@@ -32,7 +32,7 @@ from benchmarks.speed import paper_search
 from tests.conftest import tiny_config
 from tests.helpers import commands
 from tests.helpers.commands import resolve
-from tests.helpers.recipe_runs import ROOT, WHOLE_DATA, demonstrated_turns
+from tests.helpers.recipe_runs import ROOT, WHOLE_DATA, MadeSample, demonstrated_turns
 
 pytest.importorskip("bm25s", reason="paper_search searches by words: pip install 'agent-r1[search]'")
 
@@ -49,23 +49,12 @@ with recipe_folder(RECIPE):
 
 
 @dataclass(frozen=True)
-class Made:
+class Made(MadeSample):
     """The sample as the recipe makes it."""
-
-    folder: Path
-    config: Any
-    renderer: ChatRenderer
 
     @property
     def library(self) -> Any:
         return library.open_library(str(self.folder / "library"))
-
-    @property
-    def demonstrations(self) -> list[dict[str, Any]]:
-        return list(read_rows(self.folder / "demonstrations.jsonl"))
-
-    def tasks(self, split: str) -> list[Task]:
-        return load_tasks([self.folder / f"{split}.parquet"])
 
     def view(self, task: Task) -> Any:
         given = task.env_kwargs

@@ -31,7 +31,7 @@ from benchmarks.speed import webshop as speed
 from tests.conftest import tiny_config
 from tests.helpers import commands
 from tests.helpers.commands import resolve
-from tests.helpers.recipe_runs import ROOT, WHOLE_DATA, demonstrated_turns
+from tests.helpers.recipe_runs import ROOT, WHOLE_DATA, MadeSample, demonstrated_turns
 
 pytest.importorskip("rapidfuzz", reason="the extra webshop is not installed")
 pytest.importorskip("bm25s", reason="the extra webshop is not installed")
@@ -53,23 +53,12 @@ with recipe_folder(RECIPE):
 
 
 @dataclass(frozen=True)
-class Made:
+class Made(MadeSample):
     """The sample as the recipe makes it."""
-
-    folder: Path
-    config: Any
-    renderer: ChatRenderer
-
-    @property
-    def demonstrations(self) -> list[dict[str, Any]]:
-        return list(read_rows(self.folder / "demonstrations.jsonl"))
 
     @property
     def shop(self) -> Any:
         return shops.open_shop(self.folder)
-
-    def tasks(self, split: str) -> list[Task]:
-        return load_tasks([self.folder / f"{split}.parquet"])
 
     def env(self, **arguments: Any) -> AgentEnv:
         env: AgentEnv = environment.ShopEnv(shop=str(self.folder), **arguments)

@@ -46,7 +46,7 @@ def serve(server: dict[str, Any]) -> None:
         request = eval(message)
         if "kill" in request:
             if request["kill"] in guards:
-                os.killpg(guards[request["kill"]], 9)
+                _kill(guards[request["kill"]])
             continue
         guard = os.fork()
         if guard == 0:
@@ -54,6 +54,15 @@ def serve(server: dict[str, Any]) -> None:
         guards[request["number"]] = guard
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _kill(guard: int) -> None:
+    """Kill a guard with its group. One that was just forked may lead none yet; it is not reaped, so the number is its
+    own."""
+    try:
+        os.killpg(guard, 9)
+    except ProcessLookupError:
+        os.kill(guard, 9)
 
 
 def _reap(guards: dict[int, int]) -> None:

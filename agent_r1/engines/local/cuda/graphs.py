@@ -48,12 +48,10 @@ class GraphCache:
         self._uses: Counter[GraphKey] = Counter()
         self._pool: Any = None
 
-    def is_rare(self, key: GraphKey) -> bool:
-        """Whether a size of prompts was asked for too seldom, this time included, to be captured."""
-        if key in self._graphs:
-            return False
+    def count_use(self, key: GraphKey) -> bool:
+        """Count a use of a size of prompts; returns whether it has a graph, or was used often enough to get one."""
         self._uses[key] += 1
-        return self._uses[key] < PROMPT_USES
+        return self._uses[key] >= PROMPT_USES
 
     def get(self, key: GraphKey) -> torch.cuda.CUDAGraph | None:
         """The graph, if it was captured."""

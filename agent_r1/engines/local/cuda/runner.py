@@ -97,7 +97,7 @@ class CudaRunner(ModelRunner):
         num_tokens, rows, longest = sizes
         settings, restricted = sample_settings(sampling, rows, 1)
         key = ("prefill", num_tokens, rows, longest, restricted)
-        if self._graphs.is_rare(key):
+        if not self._graphs.count_use(key):
             return self._prefill_without_graph(chunks, sampling)
         graph = self._graph(key)
         self._prompts.fill(chunks, num_tokens, rows, settings, reads_images=self.images is not None)
