@@ -66,6 +66,10 @@ _CONFIRM = re.compile(
     r"\bconfirm|\bproceed|\bgo ahead|\byes\b|\b(is|are) (this|that|these|everything) (correct|right|all)"
     r"|\b(shall|should) i\b|\b(would you like|do you want) me to\b|\bdo you agree"
 )
+_FINISHED = re.compile(
+    r"\b(done|cancell?ed|requested|changed|updated|modified|exchanged|returned|refund\w*|transferred|processed|complete\w*"
+    r"|sorry|unable|cannot|can't|not possible|welcome|goodbye|thank)\b"
+)
 _ELSE = re.compile(
     r"\banything else|\bsomething else|\bother (request|item|change)|\bany other|\bfurther\b|\bmore items?\b"
 )
@@ -88,7 +92,8 @@ class RulesCustomer(Customer):
     """Tells its instruction in turns.
 
     A message is read as a question for who the customer is, as a question for a yes, as a question about a topic, or as
-    none of these; then the next sentence of the request follows, and after the last one the customer leaves.
+    none of these; then the next sentence of the request follows. After the last one the customer leaves when the
+    message says that something was done or is not possible.
     """
 
     def __init__(self, instruction: str) -> None:
@@ -121,6 +126,8 @@ class RulesCustomer(Customer):
         following = self._tell_next()
         if following is None and is_question:
             return self._again("I do not know. Please look it up, and do what I asked for.")
+        if following is None and not _FINISHED.search(asked):
+            return self._again("Fine, I wait.")
         return following
 
     def _tell_next(self) -> str | None:
