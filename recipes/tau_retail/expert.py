@@ -88,7 +88,8 @@ async def play(
             result = await env.step(action)
             observation = result.observation
             if name in WRITING and observation is not None:
-                replies.append(str(observation.messages[-1]["content"]))
+                reply = str(observation.messages[-1]["content"])
+                replies.append(f"Done: {name.replace('_', ' ')}." if reply.startswith("{") else reply)
     finally:
         await env.close()
     right = result.done and result.info.get("database_right") == 1.0 and result.info.get("outputs_given") == 1.0

@@ -438,6 +438,16 @@ def test_demonstrations_use_only_ids_that_were_shown_before(made: Made) -> None:
             seen += "\n" + str(message["content"])
 
 
+def test_demonstrations_can_be_made_with_the_whole_policy_and_json(made: Made) -> None:
+    task = kind(made, "train", "cancel_pending_order")
+    env = made.env(policy="full", form="json")
+    right, [row], _ = asyncio.run(expert.play(env, task, expert.look_ups(made.database, task)))
+    assert right
+    assert "# Retail agent policy" in row[0]["content"]
+    assert json.loads(row[-2]["content"])["status"] == "cancelled"
+    assert row[-1]["content"] == "Done: cancel pending order."
+
+
 # Sources
 
 TASKS = """

@@ -1,10 +1,10 @@
 """Training tasks whose instruction names no order: customers often do not know the number.
 
     Return #W6067464 via credit_card_4190576: Electric Kettle; Wall Clock;
-    -> You do not remember the order. Return via credit_card_4190576: Electric Kettle; Wall Clock;
+    -> You do not remember the order. Return via the payment method of the order: Electric Kettle; Wall Clock;
 
-tau-bench's training tasks name every order, most of its test tasks do not. The number is left out only where what is
-left tells which order is meant: one order of the customer has the status and the items.
+tau-bench's training tasks name every order and payment method, most of its test tasks do not. The number is left out
+only where what is left tells which order is meant: one order of the customer has the status and the items.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _STATUS = {
 _WORDS = (
     (r"Cancel order #W\d+", "Cancel your pending order"),
     (r"Return #W\d+ via", "Return via"),
-    (r"For #W\d+, (exchange|modify)", r"\1"),
+    (r"For #W\d+, exchange", "Exchange"),
+    (r"For #W\d+, modify", "Modify"),
 )
 
 
@@ -45,8 +46,10 @@ def without_ids(database: Any, task: Mapping[str, Any]) -> dict[str, Any] | None
         instruction = re.sub(pattern, replacement, instruction)
     if "#W" in instruction:
         return None
+    paid_with = database.orders[action["kwargs"]["order_id"]]["payment_history"][0]["payment_method_id"]
+    instruction = instruction.replace(f"via {paid_with}", "via the payment method of the order")
     said = re.sub(
-        r"(?<=\. )(Cancel|Return|exchange|modify)", r"You do not remember the order. \1", instruction, count=1
+        r"(?<=\. )(Cancel|Return|Exchange|Modify)", r"You do not remember the order. \1", instruction, count=1
     )
     return {**task, "task_id": f"{task['task_id']}-unnamed", "instruction": said}
 
