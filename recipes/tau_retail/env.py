@@ -59,6 +59,7 @@ class RetailEnv(ToolEnv):
         super().__init__(TOOLS, context)
         self._shop, self._user, self._form = shop, user, form
         self._server = dict(user_server or {})
+        make_customer(user, "", self._server)  # wrong settings are an error before the first episode
         self._policy_name: Policy = policy
         self._customer: Customer | None = None
         self._desk: Desk

@@ -348,9 +348,9 @@ def test_a_model_plays_the_customer_behind_a_real_server(made: Made, monkeypatch
 
 def test_a_customer_without_a_server_is_refused_and_episodes_share_one_client(made: Made) -> None:
     with pytest.raises(ConfigError, match=r"env\.user=openai needs a server: env\.user_server\.url="):
-        run(made.env(user="openai"), made.tasks("train")[0])
+        made.env(user="openai")
     with pytest.raises(ConfigError, match=r"env\.user_server has no ulr\. Known: url"):
-        run(made.env(user="openai", user_server={"ulr": "x"}), made.tasks("train")[0])
+        made.env(user="openai", user_server={"ulr": "x"})
 
     async def share(url: str) -> list[int]:
         envs = [made.env(user="openai", user_server={"url": url}) for _ in range(3)]
