@@ -63,7 +63,7 @@ class SoloCustomer(Customer):
 
 _IDENTITY = re.compile(r"\be-?mail|\bzip|\bname\b|\bverify|\bidentity|\bauthenticat|\buser id|\bwho you are")
 _CONFIRM = re.compile(
-    r"\bconfirm|\bproceed|\bgo ahead|\byes\b|\b(is|are) (this|that|these|everything) (correct|right|all)"
+    r"\bconfirm|\bproceed|\bgo ahead|\byes\b|\b(is|are) (this|that|these|everything) (correct|right)"
     r"|\b(shall|should) i\b|\b(would you like|do you want) me to\b|\bdo you agree"
 )
 _FINISHED = re.compile(
@@ -72,6 +72,7 @@ _FINISHED = re.compile(
 )
 _ELSE = re.compile(
     r"\banything else|\bsomething else|\bother (request|item|change)|\bany other|\bfurther\b|\bmore items?\b"
+    r"|\b(is|are) (this|that|these|those) all\b|\ball (of )?(the|your) items\b"
 )
 _TOPICS = (
     (re.compile(r"\breason|\bwhy\b"), re.compile(r"because|no longer|mistake|reason", re.IGNORECASE)),
@@ -111,10 +112,11 @@ class RulesCustomer(Customer):
         is_question = "?" in asked or "please" in asked or "provide" in asked
         if is_question and _IDENTITY.search(asked) and not _CONFIRM.search(asked):
             return self._again(self._request.identity)
+        agrees = "Yes, please." if is_question and _CONFIRM.search(asked) else ""
         if is_question and _ELSE.search(asked):
-            return self._tell_next()
-        if is_question and _CONFIRM.search(asked):
-            return self._again("Yes, please.", free=True)
+            return self._add(agrees, finished=bool(_FINISHED.search(asked)))
+        if agrees:
+            return self._again(agrees, free=True)
         if is_question:
             for question, sentence in _TOPICS:
                 if question.search(asked):
@@ -129,6 +131,13 @@ class RulesCustomer(Customer):
         if following is None and not _FINISHED.search(asked):
             return self._again("Fine, I wait.")
         return following
+
+    def _add(self, agrees: str, *, finished: bool) -> str | None:
+        """The next sentence, or that there is none; None when there is none and the request was dealt with."""
+        following = self._tell_next()
+        if following is None and finished and not agrees:
+            return None
+        return self._again(f"{agrees} {following or 'That is all.'}".strip(), free=bool(following or agrees))
 
     def _tell_next(self) -> str | None:
         for number, part in enumerate(self._request.parts):

@@ -322,6 +322,42 @@ def test_an_agent_that_asks_and_acts_succeeds_with_a_customer_by_rules(made: Mad
     assert order in first[1]["content"]
 
 
+def talk_through(made: Made, task: Task) -> tuple[list[str], bool]:
+    """What a customer by rules tells an agent that asks for all, does it and says so; and whether that is right."""
+
+    async def talk() -> tuple[list[str], bool]:
+        env = made.env(user="rules")
+        observation = await env.reset(task)
+        heard = [str(observation.messages[-1]["content"])]
+        questions = [
+            "What is your name and zip code, or your e-mail?",
+            *["Is there anything else you want to change?"] * 15,
+        ]
+        for text in questions:
+            heard.append(str((await env.step(say(text))).observation.messages[-1]["content"]))
+            if heard[-1] == "That is all.":
+                break
+        heard.append((await env.step(say("Shall I do this (yes/no)?"))).observation.messages[-1]["content"])
+        for action in task.env_kwargs["actions"]:
+            if action["name"] in tools.WRITING:
+                await env.step(as_call(action))
+        last = await env.step(say(prompts.answer_text(task.env_kwargs["outputs"])))
+        await env.close()
+        return heard, bool(last.done and last.info["database_right"] == last.info["outputs_given"] == 1.0)
+
+    return asyncio.run(talk())
+
+
+def test_a_customer_by_rules_tells_all_of_every_request_before_it_leaves(made: Made) -> None:
+    for task in [*made.tasks("validation"), *made.tasks("test")]:
+        heard, right = talk_through(made, task)
+        assert right
+        assert heard[-2:] == ["That is all.", "Yes, please."]
+        facts = r"#W\d+|[\w.]+@[\w.]+\w|\w+_\d{7}|\{[^}]*\}"
+        told = " ".join(heard)
+        assert [fact for fact in re.findall(facts, task.env_kwargs["instruction"]) if fact not in told] == []
+
+
 def test_a_model_plays_the_customer_behind_a_real_server(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUSTOMER_KEY", "secret")
     task = kind(made, "train", "cancel_pending_order")
