@@ -38,7 +38,7 @@ def make_cluster(config: Config, setup: WorkerSetup) -> tuple[Cluster, WorkerLim
             max_losses=processes.max_losses,
             section=section,
         )
-        return ProcessCluster(setup), limits
+        return ProcessCluster(setup, num_workers=limits.num_workers), limits
     from agent_r1.rollout.workers.ray_cluster import RayCluster
 
     ray = config.rollout.ray

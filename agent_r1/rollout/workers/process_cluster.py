@@ -18,7 +18,7 @@ from agent_r1.rollout.workers.cluster import WorkerLostError
 from agent_r1.rollout.workers.frames import read_frame, write_frame
 from agent_r1.rollout.workers.messages import FromWorker, StartFailure, ToWorker, WorkerInfo
 from agent_r1.rollout.workers.worker import WorkerSetup
-from agent_r1.tools import signal_name
+from agent_r1.tools import ROLLOUT_WORKERS, num_cores, signal_name
 
 _STOP_SECONDS = 8.0
 """How long a worker may take to close its environments and tools before it is killed."""
@@ -32,15 +32,15 @@ _MOST_WORKERS = 8
 
 def default_num_workers() -> int:
     """One worker per core of this process but one, on which the engine and the learner run; at most 8."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(_MOST_WORKERS, cores - 1))
+    return max(1, min(_MOST_WORKERS, num_cores() - 1))
 
 
 class ProcessCluster:
     """Starts a Python process per worker, with the driver's own interpreter, import path and environment."""
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, setup: WorkerSetup, *, num_workers: int) -> None:
         self._setup = setup
+        self._num_workers = num_workers
         self._pickled_setup = b""
 
     def open(self) -> None:
@@ -55,7 +55,7 @@ class ProcessCluster:
 
     def new_worker(self) -> ProcessWorker:
         """A worker that is not started yet."""
-        return ProcessWorker(self._pickled_setup)
+        return ProcessWorker(self._pickled_setup, _environment(self._num_workers))
 
     def explain_shortage(self) -> str:
         """Why workers may not start."""
@@ -69,8 +69,9 @@ class ProcessCluster:
 class ProcessWorker:
     """One process, from its start to its end."""
 
-    def __init__(self, pickled_setup: bytes) -> None:
+    def __init__(self, pickled_setup: bytes, environment: dict[str, str]) -> None:
         self._pickled_setup = pickled_setup
+        self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -81,7 +82,7 @@ class ProcessWorker:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "agent_r1.rollout.workers.process_child", str(theirs.fileno())),
-                env=_environment(),
+                env=self._environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for the driver; a worker is killed with all that it started
@@ -142,7 +143,7 @@ class ProcessWorker:
         return f"{who} was killed by {signal_name(-code)}" if code < 0 else f"{who} ended with exit code {code}"
 
 
-def _environment() -> dict[str, str]:
+def _environment(num_workers: int) -> dict[str, str]:
     """That of the driver, with its import path, and one thread per worker for numeric libraries."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, ROLLOUT_WORKERS: str(num_workers)}
