@@ -17,7 +17,7 @@ from .table import Table, Value, shorten, value_text
 MAX_QUERY = 2000
 MAX_ROWS = 200
 """Rows that are read; fewer are shown."""
-MAX_INSTRUCTIONS, MAX_SECONDS = 3_000_000, 3.0
+MAX_INSTRUCTIONS, MAX_SECONDS = 2_000_000, 3.0
 _MAX_LENGTH = 20_000
 _STRIDE = 5_000
 """Instructions between two looks at the bounds."""

@@ -36,6 +36,7 @@ class TableSql(BaseTool):
 
     def __init__(self, *, max_rows: Count = 12, max_chars: Count = 400) -> None:
         self._max_rows, self._max_chars = max_rows, max_chars
+        self.policy = replace(self.policy, max_concurrency=2 * (os.cpu_count() or 1))
         query = {"type": "string", "description": "One SELECT, in the SQL of SQLite."}
         self.tool_schema = {
             "type": "function",

@@ -18,6 +18,8 @@ MARGIN = 0.5
 """How much better a program with another answer may score."""
 MIN_SCORE = 1.0
 MAX_VALUES = 8
+MAX_IGNORED = 5
+"""A program that ignores more words of the question is taken for a coincidence."""
 
 IsGold = Callable[[Sequence[str]], bool]
 
@@ -44,7 +46,7 @@ def find_program(question: str, table: Table, database: Database, is_gold: IsGol
             continue
         if not values:
             continue
-        if len(values) <= MAX_VALUES and is_gold(values):
+        if len(values) <= MAX_VALUES and candidate.num_ignored <= MAX_IGNORED and is_gold(values):
             return Found(sql=candidate.sql, kind=candidate.kind, values=tuple(values))
         best = candidate.score if best is None else best
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..cells import as_number
 from ..table import Column, Table, Value, value_text
@@ -56,6 +56,8 @@ class Condition:
     """It names a whole cell."""
     value: str = ""
     """The cell, as a literal of SQL."""
+    is_bound: bool = False
+    """The question says `after` or `more than` this value: it names a row, but not the rows that are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +178,9 @@ def _number_conditions(words: Sequence[str], table: Table) -> list[Condition]:
         sign, places = _comparison(words, place), frozenset({place})
         for column in table.columns[1:]:
             for sql, value in _bounds(column, table.values(column.name), number, sign, word[0].isdigit()):
-                found.append(Condition(sql=sql, column=column.name, places=places, is_exact=bool(value), value=value))
+                bound = bool(value and sign)
+                condition = Condition(sql=sql, column=column.name, places=places, value=value, is_bound=bound)
+                found.append(replace(condition, is_exact=bool(value)))
     return found
 
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from ..table import Column, Table
-from .phrases import Condition, Reading
+from .phrases import Condition, Reading, words_of
 
 MAX_CANDIDATES = 500
 _PERSONS = "name player driver rider artist candidate winner actor director champion runner athlete team"
 _PERSON = frozenset(_PERSONS.split())
+_NAMES_ROWS = frozenset({"year", "rank", "no", "season", "date", "position", "place"})
+"""Words in the names of columns whose numbers are not added up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,8 @@ class Candidate:
     sql: str
     score: float
     kind: str
+    num_ignored: int
+    """Words of the question that mean something and that the program does not account for."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Candidates:
         self.answers = [column for column in self.columns if not column.derived]
         self.numbers = [column for column in self.columns if column.is_number or column.derived == "date"]
         self.wheres = self._wheres()
+        self.num_single = sum(len(where.conditions) == 1 for where in self.wheres)
 
     def __iter__(self) -> Iterator[Candidate]:
         makers = (
@@ -66,7 +71,7 @@ class Candidates:
             yield from make()
 
     def _wheres(self) -> list[_Where]:
-        conditions = self.reading.conditions
+        conditions = [condition for condition in self.reading.conditions if not condition.is_bound]
         pairs = [
             pair
             for pair in combinations(conditions, 2)
@@ -78,12 +83,13 @@ class Candidates:
         """A candidate; `columns` are those it uses besides the conditions', of which the first is the answer's."""
         mentions = [self.reading.mentions[column.name] for column in columns]
         named = frozenset().union(*mentions, *(self.reading.mentions[name] for name in where.columns))
-        score = len((where.places | named) & self.reading.content) + bonus
+        covered = (where.places | named) & self.reading.content
+        score = len(covered) + bonus
         score -= 0.4 * len(where.conditions) + 0.3 * sum(not one.is_exact for one in where.conditions)
         for column, mention in zip(columns, mentions, strict=True):
             if not mention:
                 score -= self._unnamed(column)
-        return Candidate(sql=sql, score=score, kind=kind)
+        return Candidate(sql=sql, score=score, kind=kind, num_ignored=len(self.reading.content - covered))
 
     def _unnamed(self, column: Column) -> float:
         """What a column costs that the question does not name."""
@@ -105,7 +111,8 @@ class Candidates:
         if "count" not in self.reading.asks:
             return
         for where in self.wheres:
-            yield self._candidate("count", f"SELECT COUNT(*) FROM t{where.clause}", where, [], 1.0)
+            counted = 1.0 if self._counted() - where.places else 0.0
+            yield self._candidate("count", f"SELECT COUNT(*) FROM t{where.clause}", where, [], 1.0 + counted)
             for answer in self.answers:
                 named = self.reading.mentions[answer.name]
                 if named and answer.name not in where.columns and not answer.is_number:
@@ -113,13 +120,21 @@ class Candidates:
                     bonus = 1.5 if "distinct" in self.reading.asks else 0.4
                     yield self._candidate("count", sql, where, [answer], bonus)
 
+    def _counted(self) -> frozenset[int]:
+        """The position of the word after `how many`, where it names a column: rows are counted by it."""
+        place = self.reading.words.index("many") + 1 if "many" in self.reading.words else -1
+        return (
+            frozenset({place}) if any(place in mention for mention in self.reading.mentions.values()) else frozenset()
+        )
+
     def _aggregates(self) -> Iterator[Candidate]:
         names = {"sum": "SUM", "avg": "AVG", "max": "MAX", "min": "MIN"}
         for ask, name in names.items():
             if ask in self.reading.asks:
                 for where in self.wheres:
                     for column in self.numbers:
-                        if column.derived != "date" and column.name not in where.columns:
+                        names_rows = ask in ("sum", "avg") and _NAMES_ROWS & set(words_of(column.header))
+                        if column.derived != "date" and column.name not in where.columns and not names_rows:
                             sql = f"SELECT {name}({column.name}) FROM t{where.clause}"
                             bonus = 1.5 if ask == "avg" else 0.8
                             yield self._candidate("aggregate", sql, where, [column], bonus)
@@ -137,7 +152,7 @@ class Candidates:
         return orders
 
     def _superlatives(self) -> Iterator[Candidate]:
-        for where in self.wheres[: 1 + len(self.reading.conditions)]:
+        for where in self.wheres[: 1 + self.num_single]:
             for column, name, direction in self._orders():
                 full = where.also(f"{name} IS NOT NULL") if self._has_nulls(name) else where.clause
                 for answer in self.answers:
@@ -169,7 +184,8 @@ class Candidates:
                         yield self._candidate("most frequent", sql, _Where(), [answer], 0.8)
 
     def _pairs(self) -> Iterator[tuple[Condition, Condition]]:
-        for one, other in combinations(self.reading.conditions, 2):
+        ordered = sorted(self.reading.conditions, key=lambda condition: min(condition.places))
+        for one, other in combinations(ordered, 2):
             if one.column == other.column and _both_exact((one, other)) and not one.places & other.places:
                 yield one, other
 
@@ -201,7 +217,7 @@ class Candidates:
                 if column.name != one.column:
                     parts = " - ".join(f"(SELECT {column.name} FROM t WHERE {each.sql})" for each in (one, other))
                     yield self._candidate("difference", f"SELECT ABS({parts})", _Where((one, other)), [column], 1.2)
-        for where in self.wheres[: 1 + len(self.reading.conditions)]:
+        for where in self.wheres[: 1 + self.num_single]:
             for column in numbers:
                 sql = f"SELECT MAX({column.name}) - MIN({column.name}) FROM t{where.clause}"
                 yield self._candidate("difference", sql, where, [column], 0.2)
