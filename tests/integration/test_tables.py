@@ -7,24 +7,25 @@ import contextlib
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
 
 from agent_r1.chat import ChatRenderer, ParsedText
 from agent_r1.checks.rows import answer_episode, gold_result
-from agent_r1.data.tasks import load_tasks, read_rows
+from agent_r1.data.tasks import read_rows
 from agent_r1.engines import ScriptedEngine
 from agent_r1.errors import ConfigError, DataError
-from agent_r1.models.tiny import build_tiny_model, train_tokenizer
+from agent_r1.models.tiny import train_tokenizer
 from agent_r1.registry import load_module, recipe_folder
 from agent_r1.rewards import score_episode
 from agent_r1.tools import ToolContext
 from agent_r1.training import prepare_plan
 from agent_r1.types import StopReason, Task, ToolCall
-from recipes.tables import demonstrations, prompts, reward_fn
+from recipes.tables import demonstrations, reward_fn
 from recipes.tables.blocks import TableBlocks
 from recipes.tables.cells import first_number, read_amount, read_date, read_number
 from recipes.tables.database import Database, QueryError, show_rows
@@ -33,6 +34,7 @@ from recipes.tables.search.find import find_program
 from recipes.tables.table import Table, identifiers, make_table, read_table, show, table_text
 from recipes.tables.tatqa_score import derivation_share, exact_and_f1
 from recipes.tables.tools import TablePython, TableSql
+from tests.conftest import tiny_config
 from tests.helpers import commands
 from tests.helpers.fuzzing import cases
 from tests.helpers.recipe_runs import ROOT, WHOLE_DATA, SampleRun, demonstrated_turns, play, task_of
@@ -453,10 +455,9 @@ def test_gold_answers_of_the_sample_score_full_marks_and_wrong_ones_do_not() -> 
 
 
 def gold_findings(questions: list[Any]) -> tuple[int, tuple[Any, ...]]:
-    rows = [process.task_row(question, "test") for question in questions]
     tasks = [
-        Task(task_id=row["task_id"], prompt=(), data_source=row["data_source"], reward_model=row["reward_model"])
-        for row in rows
+        Task(task_id=one.question_id, prompt=(), data_source=one.source, reward_model=process.truth(one))
+        for one in questions
     ]
     found = asyncio.run(gold_result(reward_fn.score, tasks))
     return int(found.seen.split()[0]), found.findings
@@ -519,8 +520,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SampleRun:
         patch.setenv("AGENT_R1_DATA", str(SAMPLE))
         plan = prepare_plan(config)
     rows = list(read_rows(Path(config.sft.data[0])))
-    build_tiny_model(rows, folder / "model")
-    return SampleRun(RECIPE, plan, ChatRenderer(train_tokenizer(rows), "table_blocks"), rows, overrides)
+    tokenizer = train_tokenizer(rows)
+    shape = tiny_config(tokenizer)
+    shape.max_position_embeddings = 4096
+    LlamaForCausalLM(shape).save_pretrained(folder / "model")
+    cast(Any, tokenizer).save_pretrained(folder / "model")
+    return SampleRun(RECIPE, plan, ChatRenderer(tokenizer, "table_blocks"), rows, overrides)
 
 
 @pytest.mark.whole
@@ -548,19 +553,19 @@ def test_the_recipe_checks_and_trains_from_its_own_warm_start(run: SampleRun) ->
     # Two steps do not teach a model to answer, or to write a query.
     found = {result.title: result for result in report.results}
     assert {title for title, result in found.items() if result.findings} <= {"rewards", "trial episodes", "tool use"}
-    assert found["tools"].seen == "sql, python"
+    assert found["tools"].seen == "python, sql"
     summary = commands.train(str(RECIPE), *overrides, quiet=True)
     assert summary.steps == 2
     assert (Path(run.plan.config.run.folder) / "tables" / "hf" / "model.safetensors").is_file()
-    assert len(load_tasks([Path(run.plan.config.run.folder) / "tables_data" / "test.parquet"])) == 28
+    evaluation = commands.evaluate(
+        str(RECIPE), *overrides, "eval.split=test", model=f"{run.plan.config.run.folder}/tables/hf", quiet=True
+    )
+    assert "eval/wikitablequestions/greedy" in evaluation.metrics
 
 
 @pytest.mark.whole
 @pytest.mark.skipif(not (WHOLE_DATA / "wikitablequestions").is_dir(), reason="needs the whole data sets")
-def test_gold_answers_of_all_questions_score_full_marks_and_wrong_ones_never(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(prompts, "question_messages", lambda *_: [])  # the prompts are not what is tested
+def test_gold_answers_of_all_questions_score_full_marks_and_wrong_ones_never() -> None:
     splits = sources.read_splits(WHOLE_DATA)
-    assert (len(splits.validation), len(splits.test)) == (790, 5147)
-    assert gold_findings([*splits.test, *splits.validation, *splits.train])[1] == ()
+    assert (len(splits.train), len(splits.validation), len(splits.test)) == (15030, 790, 5147)
+    assert gold_findings([*splits.test, *splits.validation, *splits.train[::10]]) == (7440, ())

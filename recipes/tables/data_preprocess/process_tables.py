@@ -35,15 +35,20 @@ def task_row(question: Any, split: str) -> dict[str, Any]:
         "data_source": question.source,
         "prompt": prompts.question_messages(shown, question.text, question.paragraphs),
         "agent_name": "env_loop",
-        "reward_model": {
-            "style": "rule",
-            "ground_truth": list(question.values),
-            "scale": question.scale,
-            "derivation": question.derivation,
-            "numeric": question.numeric,
-        },
+        "reward_model": truth(question),
         "env_kwargs": {"table": question.table},
         "extra_info": {"split": split, "table": question.table_id},
+    }
+
+
+def truth(question: Any) -> dict[str, Any]:
+    """What the reward is computed from."""
+    return {
+        "style": "rule",
+        "ground_truth": list(question.values),
+        "scale": question.scale,
+        "derivation": question.derivation,
+        "numeric": question.numeric,
     }
 
 

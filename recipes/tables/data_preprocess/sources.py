@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import os
+import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ ONLINE = {
 }
 NUM_VALIDATION = {WTQ: 600, TATQA: 200}
 """How many of the questions to train on are held out, with all questions about the same tables."""
+_TRAILING = re.compile(r"(?<=^\d)\.0$")
+"""What 2.0 has more than 2: they are one answer."""
 _ESCAPES = {"\\n": "\n", "\\p": "|", "\\\\": "\\"}
 
 
@@ -114,7 +117,7 @@ def wtq_question(row: Mapping[str, Any], tables: Mapping[str, str]) -> Question:
         text=" ".join(row["question"].split()),
         table_id=row["table"],
         table=tables[row["table"]],
-        values=tuple(map(str, row["answer"])),
+        values=tuple(_TRAILING.sub("", str(value)) for value in row["answer"]),
     )
 
 
@@ -194,12 +197,25 @@ def tatqa_questions(row: Mapping[str, Any]) -> Iterator[Question]:
             text=" ".join(entry["question"].split()),
             table_id=row["id"],
             table=text,
-            values=tuple(" ".join(str(value).split()) for value in (answer if isinstance(answer, list) else [answer])),
+            values=tuple(gold_texts(answer if isinstance(answer, list) else [answer])),
             scale=entry["scale"],
             derivation=entry.get("derivation") or "",
             numeric=entry["answer_type"] in ("arithmetic", "count"),
             paragraphs=tuple(" ".join(text.split()) for text in row["paragraphs"]),
         )
+
+
+def gold_texts(values: Sequence[Any]) -> Iterator[str]:
+    """The values of a gold answer without empty ones, amounts as plain numbers: they are compared as such.
+
+    >>> list(gold_texts(["$ 1,496.5", "", "(3)", "4.5%", "net  sales"]))
+    ['1496.5', '-3', '4.5%', 'net sales']
+    """
+    for value in values:
+        text = " ".join(str(value).split())
+        amount = cells.read_amount(text)
+        if text:
+            yield text if amount is None or "%" in text else cells.number_text(amount)
 
 
 def financial_table(rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
