@@ -30,7 +30,7 @@ _SPELLINGS = str.maketrans(
         **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-"),
     }
 )
-_FOOTNOTES = re.compile(r"(?:(?<!^)\[[^\]]*\]|\[\d+\]|[•♦†‡*#+])+$")
+_FOOTNOTES = re.compile(r"(?:(?<!^)\[[^\]]*\]|^\[\d+\]|[•♦†‡*#+])+$")
 _REMARK = re.compile(r"(?<!^)(?: \([^)]*\))+$")
 _QUOTED = re.compile(r'^"([^"]*)"$')
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?")

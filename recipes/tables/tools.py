@@ -14,7 +14,7 @@ from agent_r1.tools import BaseTool, PythonTool, ToolContext, ToolInputError, To
 from agent_r1.tools.workers import call_off_loop
 
 from .database import Database, QueryError, show_rows
-from .table import Table, read_table
+from .table import Table, read_table, shorten
 
 MEMORY_MB = 512
 MAX_INTERPRETERS = 64
@@ -61,7 +61,7 @@ class TableSql(BaseTool):
             with Database(table) as database:
                 rows = database.query(query)
         except QueryError as error:
-            return f"Error: {error}", "error"
+            return shorten(f"Error: {error}", self._max_chars), "error"
         return show_rows(rows, max_rows=self._max_rows, max_chars=self._max_chars), "ok"
 
 

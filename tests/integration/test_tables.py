@@ -332,6 +332,15 @@ def test_answers_to_tatqa_are_compared_with_their_scale(
     assert exact_and_f1(*gold, *answer, numeric=numeric) == scores
 
 
+@settings(deadline=1000, max_examples=cases(30))
+@given(part=st.text(alphabet='[1]( )*"a.|-', max_size=6), end=st.sampled_from(["", "x", "[", ")"]))
+def test_hostile_answers_are_judged_at_once(part: str, end: str) -> None:
+    text = (part * 600)[:590] + end
+    assert is_right([text], [text]) or not text
+    assert not is_right(["Paris"], [text])
+    assert exact_and_f1(["Paris"], "", [text], "", numeric=False)[0] == 0.0
+
+
 def scored(task: Task, *texts: str) -> list[tuple[float, float]]:
     async def score() -> list[tuple[float, float]]:
         found = [await score_episode(reward_fn.score, task, answer_episode(text)) for text in texts]
@@ -568,4 +577,4 @@ def test_the_recipe_checks_and_trains_from_its_own_warm_start(run: SampleRun) ->
 def test_gold_answers_of_all_questions_score_full_marks_and_wrong_ones_never() -> None:
     splits = sources.read_splits(WHOLE_DATA)
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (15030, 790, 5147)
-    assert gold_findings([*splits.test, *splits.validation, *splits.train[::10]]) == (7440, ())
+    assert gold_findings([*splits.test, *splits.validation]) == (5937, ())
