@@ -21,6 +21,8 @@ _DATES = tuple(
         rf"{_DAY}\s+{_MONTH}",
     )
 )
+_DATE_LIKE = re.compile(rf"\d-\d|{'|'.join(_MONTHS)}")
+"""Most texts are no dates, which this says at once."""
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|0|[1-9]\d*)?(?:\.\d+)?")
 _FIRST_NUMBER = re.compile(r"(?<![\w.])-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?<![\d.])\d{1,15}(?:\.\d+)?")
 _MINUS = str.maketrans({"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-"})
@@ -69,7 +71,7 @@ def read_date(text: str) -> str | None:
     ('2003-06-07', 'xxxx-06-07', '2003-06-xx', None)
     """
     text = " ".join(text.lower().split())
-    if len(text) > 30:
+    if len(text) > 30 or not _DATE_LIKE.search(text):
         return None
     for form in _DATES:
         if found := form.fullmatch(text):

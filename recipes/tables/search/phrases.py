@@ -84,6 +84,8 @@ def words_of(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
+    if text.isascii():
+        return text.lower()
     decomposed = unicodedata.normalize("NFKD", text)
     return "".join(letter for letter in decomposed if unicodedata.category(letter) != "Mn").lower()
 
