@@ -67,15 +67,17 @@ def describe(splits: Any) -> str:
 
 
 def write_data(folder: Path, dataset: Path | None = None, limit: int | None = None) -> None:
-    """Write `demonstrations.jsonl` and one file per split; the one to train on last."""
+    """Write `demonstrations.jsonl` and the splits, the test questions of each source by themselves; `train` last."""
     splits = sources.read_splits(dataset)
     print(describe(splits))
     shown = asyncio.run(demonstrations.make_demonstrations(splits.train, limit or demonstrations.MAX_DEMONSTRATIONS))
     print(demonstrations.describe(shown))
     write_rows(folder / "demonstrations.jsonl", (entry.row for entry in shown.kept))
-    for split in ("test", "validation", "train"):
-        rows = (task_row(question, split) for question in getattr(splits, split))
-        write_rows(folder / f"{split}.parquet", rows)
+    for source in (sources.WTQ, sources.TATQA):
+        rows = (task_row(question, "test") for question in splits.test if question.source == source)
+        write_rows(folder / f"test_{source}.parquet", rows)
+    for split in ("validation", "train"):
+        write_rows(folder / f"{split}.parquet", (task_row(question, split) for question in getattr(splits, split)))
 
 
 def make_data(config: Config) -> None:
