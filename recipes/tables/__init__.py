@@ -1,0 +1,1 @@
+"""Questions about tables, answered with SQL and Python: WikiTableQuestions and TAT-QA."""
