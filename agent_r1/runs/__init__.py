@@ -3,6 +3,7 @@
 from agent_r1.runs.checkpoints import SHARDS, SHARDS_LIST, find_damage, list_checkpoints, newest_readable
 from agent_r1.runs.credit import parse_credit, read_credit, write_credit
 from agent_r1.runs.evaluations import EvaluationRecord, read_evaluation, write_evaluation
+from agent_r1.runs.fingerprints import fingerprint_differences, read_fingerprints, run_fingerprints
 from agent_r1.runs.folder import RUN_MARKS, RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
 from agent_r1.runs.load import LoadedRun, Table, load_run, load_trajectories
@@ -14,7 +15,13 @@ from agent_r1.runs.reports.paired import Gain, paired_gain
 from agent_r1.runs.reports.plot import DEFAULT_KEYS, draw_curves, save_figure
 from agent_r1.runs.reports.table import describe_gain, markdown_table, table_rows
 from agent_r1.runs.tracking import Tracker, check_trackers, parse_metrics_line, tracker_factories
-from agent_r1.runs.trajectories import PendingTrajectories, read_trajectories, trajectory_lines, write_trajectories
+from agent_r1.runs.trajectories import (
+    PendingTrajectories,
+    read_trajectories,
+    read_with_prompts,
+    trajectory_lines,
+    write_trajectories,
+)
 
 __all__ = [
     "DEFAULT_KEYS",
@@ -38,6 +45,7 @@ __all__ = [
     "describe_gain",
     "draw_curves",
     "find_damage",
+    "fingerprint_differences",
     "folder_problems",
     "follow_metrics",
     "follow_trajectories",
@@ -57,8 +65,11 @@ __all__ = [
     "plan_opening",
     "read_credit",
     "read_evaluation",
+    "read_fingerprints",
     "read_runs",
     "read_trajectories",
+    "read_with_prompts",
+    "run_fingerprints",
     "save_figure",
     "table_rows",
     "tracker_factories",
