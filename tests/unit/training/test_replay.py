@@ -92,6 +92,7 @@ def test_the_same_reward_gives_the_recorded_rewards_and_advantages_exactly(recor
     assert not found.examples
 
 
+@pytest.mark.whole
 def test_recorded_credit_that_differs_is_noticed(copied: Path) -> None:
     file = RunFolder(copied).step_credit(1)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -136,6 +137,7 @@ def test_another_estimator_gives_its_own_advantages(recorded: Path) -> None:
     assert any("leave_one_out" in line for line in found.settings)
 
 
+@pytest.mark.whole
 def test_each_part_of_the_reward_is_compared_by_its_name(recorded: Path) -> None:
     found = replay(recorded, "reward.function=wordy")
     assert (found.parts["turns"].before, found.parts["turns"].changed) == (None, 1.0)
@@ -150,6 +152,7 @@ def test_each_part_of_the_reward_is_compared_by_its_name(recorded: Path) -> None
     assert summed.parts["opposite"].after == -(summed.parts["score_variety"].after or 0.0)
 
 
+@pytest.mark.whole
 def test_a_reward_that_fails_on_some_episodes_leaves_them_out_and_says_so(recorded: Path) -> None:
     found = replay(recorded, "reward.function=failing_on_one_task")
     assert 0 < found.trajectories < 16
@@ -158,13 +161,14 @@ def test_a_reward_that_fails_on_some_episodes_leaves_them_out_and_says_so(record
         replay(recorded, "reward.function=failing")
 
 
+@pytest.mark.whole
 def test_advantages_that_need_what_was_not_recorded_are_left_out_with_the_reason(recorded: Path) -> None:
-    found = replay(recorded, "algorithm=ppo")
+    found = replay(recorded, "algorithm.estimator=token_gae", "algorithm.critic.kind=closed_form", steps=[1])
     assert found.advantages is None
     assert any("needs the values of a critic" in note for note in found.notes)
-    assert any(line == "algorithm: grpo -> ppo" for line in found.settings)
-    assert "compares with greedy rollouts" in "".join(replay(recorded, "algorithm=remax").notes)
-    assert "KL penalty in the reward, which was not recorded" in "".join(replay(recorded, "algorithm=rloo").notes)
+    penalised = replay(recorded, "algorithm.kl.coefficient=0.001", "algorithm.kl.place=reward", steps=[1])
+    assert "KL penalty in the reward, which was not recorded" in "".join(penalised.notes)
+    assert penalised.advantages is not None
 
 
 @pytest.mark.parametrize(
@@ -186,6 +190,7 @@ def test_rank_correlations_are_those_of_spearman(
 # --- one offline update --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_an_offline_update_repeats_the_runs_own_and_writes_nothing(recorded: Path) -> None:
     before = contents(recorded.parent)
     for step, weights in ((1, "model"), (2, "checkpoints/step_1")):
@@ -200,6 +205,7 @@ def test_an_offline_update_repeats_the_runs_own_and_writes_nothing(recorded: Pat
     assert contents(recorded.parent) == before
 
 
+@pytest.mark.whole
 def test_an_update_starts_from_named_weights_and_takes_changed_settings(recorded: Path, model_folder: Path) -> None:
     small = replay(recorded, "optimizer.learning_rate=1e-6", train=True, model=str(model_folder)).update
     large = replay(recorded, "optimizer.learning_rate=1e-3", train=True, model=str(model_folder)).update
@@ -264,6 +270,7 @@ def edit(run: Path, change: Any) -> None:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("damage", "overrides", "options", "message"),
     [
@@ -297,6 +304,7 @@ def test_wrong_input_is_one_error_that_says_what_to_do(
         replay(copied, *overrides, **options)
 
 
+@pytest.mark.whole
 def test_a_model_that_has_changed_since_the_run_is_refused(copied: Path) -> None:
     file = RunFolder(copied).fingerprints
     known = json.loads(file.read_text())
@@ -306,6 +314,7 @@ def test_a_model_that_has_changed_since_the_run_is_refused(copied: Path) -> None
         replay(copied, train=True)
 
 
+@pytest.mark.whole
 def test_steps_that_were_not_recorded_are_named(copied: Path) -> None:
     without_steps(copied)
     assert replay(copied).notes == ("the run has recorded step 2; the others cannot be replayed",)
@@ -346,6 +355,13 @@ def test_what_a_flow_gave_to_the_reward_is_recorded(tmp_path: Path) -> None:
     write_trajectories(tmp_path / "1.jsonl", [group], policy_step=0)
     [found] = read_trajectories(tmp_path / "1.jsonl")
     assert (found.episode.given_answer, found.episode.posted_reward) == ("42", 0.5)
+
+
+@pytest.mark.whole
+def test_another_preset_is_one_line_and_needs_what_it_compares_with(recorded: Path) -> None:
+    found = replay(recorded, "algorithm=remax", steps=[1])
+    assert "compares with greedy rollouts" in "".join(found.notes)
+    assert [line for line in found.settings if line.startswith("algorithm")] == ["algorithm: grpo -> remax"]
 
 
 @pytest.mark.whole
