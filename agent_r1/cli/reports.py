@@ -9,6 +9,7 @@ import typer
 
 from agent_r1.cli.errors import readable_errors
 from agent_r1.codec import write_json
+from agent_r1.errors import ConfigError
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders, for example runs/quickstart.", metavar="RUN...")]
 
@@ -50,6 +51,17 @@ def table(
         ),
     ] = None,
     pool: Annotated[bool, typer.Option("--pool", help="One row for runs that differ in their seed only.")] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write one small JSON file per run into this folder, for publishing, instead of a table. Results of "
+            "`agent-r1 eval --json` are taken too.",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="With --export: the model's name; by default that of its folder.", metavar="NAME")
+    ] = None,
 ) -> None:
     """Compare runs in a table: model, algorithm, seed, steps, minutes, memory, held-out tasks before and after.
 
@@ -60,16 +72,33 @@ def table(
       agent-r1 table runs/quickstart
       agent-r1 table runs/grpo runs/ppo --md
       agent-r1 table runs/grpo_0 runs/grpo_1 runs/grpo_2 --pool
+      agent-r1 table runs/grpo runs/ppo react.json --export docs/generate/published --model Qwen2.5-Coder-1.5B-Instruct
     """
     from agent_r1.console import RunConsole
     from agent_r1.runs import markdown_table, read_runs, table_rows
 
     with readable_errors():
+        if export is not None:
+            _export(runs, export, split=split or "test", model=model)
+            return
+        if model is not None:
+            raise ConfigError("--model names the model of exported results; give --export FOLDER as well")
         records = read_runs(runs)
         if md:
             typer.echo(markdown_table(records, split=split, pool=pool), nl=False)
         else:
             RunConsole().rows("runs", table_rows(records, split=split, pool=pool))
+
+
+def _export(paths: list[Path], folder: Path, *, split: str, model: str | None) -> None:
+    """Write what is published of runs, and of the results of evaluations."""
+    from agent_r1.runs import publish_evaluation, publish_run, read_runs, write_published
+
+    folders = [path for path in paths if path.suffix != ".json"]
+    published = [publish_run(run, split=split, model=model) for run in read_runs(folders)]
+    published += [publish_evaluation(path, model=model) for path in paths if path.suffix == ".json"]
+    for result in published:
+        typer.echo(f"wrote {write_published(folder, result)}")
 
 
 def replay(

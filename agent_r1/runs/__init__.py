@@ -13,6 +13,13 @@ from agent_r1.runs.opening import locked_run, open_run, open_trackers, plan_open
 from agent_r1.runs.read import RunRecord, read_runs
 from agent_r1.runs.reports.paired import Gain, paired_gain
 from agent_r1.runs.reports.plot import DEFAULT_KEYS, draw_curves, save_figure
+from agent_r1.runs.reports.published import (
+    Published,
+    publish_evaluation,
+    publish_run,
+    read_published,
+    write_published,
+)
 from agent_r1.runs.reports.table import describe_gain, markdown_table, table_rows
 from agent_r1.runs.tracking import Tracker, check_trackers, parse_metrics_line, tracker_factories
 from agent_r1.runs.trajectories import (
@@ -35,6 +42,7 @@ __all__ = [
     "MetricsFollower",
     "MetricsUpdate",
     "PendingTrajectories",
+    "Published",
     "RunFolder",
     "RunRecord",
     "Table",
@@ -63,9 +71,12 @@ __all__ = [
     "parse_credit",
     "parse_metrics_line",
     "plan_opening",
+    "publish_evaluation",
+    "publish_run",
     "read_credit",
     "read_evaluation",
     "read_fingerprints",
+    "read_published",
     "read_runs",
     "read_trajectories",
     "read_with_prompts",
@@ -77,5 +88,6 @@ __all__ = [
     "write_credit",
     "write_evaluation",
     "write_fingerprints",
+    "write_published",
     "write_trajectories",
 ]

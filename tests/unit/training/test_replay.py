@@ -379,7 +379,7 @@ def test_every_kind_of_estimator_is_reproduced_exactly(
     algorithm: list[str], model_folder: Path, tmp_path: Path
 ) -> None:
     """With a critic, bootstrapped or not; with a KL penalty in the reward; with greedy rollouts; with anchors."""
-    overrides = tiny_overrides(tmp_path, model_folder, *RECORDED, "trainer.save_every=0", *algorithm)
+    overrides = tiny_overrides(tmp_path, model_folder, *RECORDED, *algorithm)
     commands.train(*overrides, quiet=True, reward=score_variety)
     found = replay(tmp_path / "tiny")
     assert found.reproduced is not None
@@ -393,8 +393,8 @@ def test_every_kind_of_estimator_is_reproduced_exactly(
 @pytest.mark.whole
 def test_a_recorded_quickstart_is_reproduced_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    overrides = ["trainer.steps=2", "sft.steps=30", "eval.max_tasks=4", "tracking.record_credit=true"]
-    commands.train("quickstart", *overrides, "rollout.groups_per_step=4", quiet=True)
+    overrides = ["trainer.steps=2", "sft.steps=24", "eval.max_tasks=1", "tracking.record_credit=true"]
+    commands.train("quickstart", *overrides, "rollout.groups_per_step=2", quiet=True)
     found = replay(Path("runs/quickstart"))
     assert (found.steps, found.outcome.changed, found.parts["return"].changed) == ((1, 2), 0.0, 0.0)
     assert found.reproduced is not None
