@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from agent_r1.rewards import reward_functions
 from agent_r1.runs import RunFolder, read_credit, read_trajectories, write_trajectories
 from agent_r1.training.replay import Replay, rank_correlation, replay_run
 from agent_r1.types import Group, StopReason, Task, Trajectory
+from recipes.quickstart.shop import draw_basket, task_row
 from tests.helpers import commands
 from tests.helpers.tiny_runs import score_variety, tiny_overrides
 
@@ -392,11 +394,16 @@ def test_every_kind_of_estimator_is_reproduced_exactly(
 
 @pytest.mark.whole
 def test_a_recorded_quickstart_is_reproduced_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe's own model, tools and rewards, with a short warm start and few tasks."""
     monkeypatch.chdir(tmp_path)
-    overrides = ["trainer.steps=2", "sft.steps=24", "eval.max_tasks=1", "tracking.record_credit=true"]
-    commands.train("quickstart", *overrides, "rollout.groups_per_step=2", quiet=True)
+    rng = random.Random(0)
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps(task_row(draw_basket(rng))) + "\n" for _ in range(8)))
+    settings = ["sft.steps=24", "trainer.steps=2", "rollout.groups_per_step=2", "tracking.record_credit=true"]
+    commands.train("quickstart", *settings, f"data.train=[{tasks}]", "data.eval=[]", quiet=True)
     found = replay(Path("runs/quickstart"))
     assert (found.steps, found.outcome.changed, found.parts["return"].changed) == ((1, 2), 0.0, 0.0)
+    assert found.parts["process"].before  # some prices were looked up
     assert found.reproduced is not None
     assert found.reproduced.tokens > 100
     assert (found.reproduced.differing, found.reproduced.differing_steps) == (0, 0)
