@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
+from textwrap import wrap
 from typing import Any
 
 from agent_r1.evaluation.metrics import interval
@@ -86,8 +87,14 @@ def _section(recipe: str, model: str, results: Sequence[Published]) -> str:
     if any(map(_has_curves, runs)):
         parts.append(f"![{recipe}, {model}: curves of training](images/{_picture(recipe, model)})\n")
     commands = list(dict.fromkeys(command for result in (*bases, *runs) for command in result.commands))
-    parts.append("".join(f"    {command}\n" for command in commands))
+    parts.append("".join(map(_indented, commands)))
     return "\n".join(parts)
+
+
+def _indented(command: str) -> str:
+    """A command as a block of code, long ones on several lines."""
+    lines = wrap(command, 110, break_long_words=False, break_on_hyphens=False)
+    return "    " + " \\\n        ".join(lines) + "\n"
 
 
 def _table(source: str | None, runs: Sequence[Published], bases: Sequence[Published], *, is_only: bool) -> str:

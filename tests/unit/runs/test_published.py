@@ -129,6 +129,8 @@ def test_the_page_pools_seeds_and_compares_with_the_start_and_with_react(publish
     assert rows["| untrained (ReAct)"][2] == "0.0 (0.0 - 49.0)"
     assert "![quickstart, Tiny-1B: curves of training](images/results_quickstart_tiny_1b.png)" in section
     assert section.count("agent-r1 train recipes/quickstart") == 2
+    assert "model.path=Tiny-1B \\\n        trainer.seed=1\n" in section
+    assert not [line for line in section.splitlines() if len(line) > 150 and not line.startswith("|")]
 
 
 @pytest.mark.whole
