@@ -14,6 +14,7 @@ from agent_r1.tools.builtin.mcp import McpServer
 from agent_r1.tools.builtin.python import PythonTool
 from agent_r1.tools.builtin.search import SearchTool
 from agent_r1.tools.check import check_tool, example_arguments
+from agent_r1.tools.exit_status import signal_name
 from agent_r1.tools.function import FunctionTool, tool
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.results import cut_middle
@@ -47,6 +48,7 @@ __all__ = [
     "cut_middle",
     "example_arguments",
     "run_call",
+    "signal_name",
     "tool",
     "tools_of_row",
     "try_tool",
