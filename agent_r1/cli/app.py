@@ -15,7 +15,7 @@ from agent_r1.cli.export import export
 from agent_r1.cli.help_text import help_text
 from agent_r1.cli.indexes import index, search
 from agent_r1.cli.recipes import check, evaluate, sft, train
-from agent_r1.cli.reports import plot, table
+from agent_r1.cli.reports import plot, replay, table
 from agent_r1.cli.scaffold import copy, init, list_recipes
 from agent_r1.cli.scaling.plan import plan
 from agent_r1.cli.scaling.serve_engine import serve_engine
@@ -86,6 +86,7 @@ _add(app, "serve-engine", serve_engine, "More than one process")
 _add(app, "view", view, "Finished and running runs")
 _add(app, "plot", plot, "Finished and running runs")
 _add(app, "table", table, "Finished and running runs")
+_add(app, "replay", replay, "Finished and running runs")
 _add(app, "index", index, "Tools and environments")
 _add(app, "search", search, "Tools and environments")
 _add(env_app, "serve", serve)

@@ -158,13 +158,17 @@ def recorded_credit(batch: CreditedBatch, passes: PassLog, *, gamma: float) -> l
         "old_logprobs": logprobs_N if old_N is None else old_N.cpu(),
         "logprobs": logprobs_N,
         "entropies": entropies_N,
+        "penalties": None if table.token_rewards_N is None else -table.token_rewards_N,
     }
     columns = {name: None if array is None else _split(array, table) for name, array in arrays.items()}
     steps_R: list[list[StepCredit]] = [[] for _ in batch.experience.trajectories]
     owners, rewards, returns = table.trajectory_S.tolist(), table.rewards_S.tolist(), returns_S.tolist()
     for index, (owner, reward, observed) in enumerate(zip(owners, rewards, returns, strict=True)):
-        own = {name: () if column is None else column[index] for name, column in columns.items()}
+        own: dict[str, Any] = {name: () if column is None else column[index] for name, column in columns.items()}
         steps_R[owner].append(StepCredit(reward=reward, observed_return=observed, **own))
+    for owner in batch.experience.cut_states if table.bootstrap_R is not None else ():
+        assert table.bootstrap_R is not None
+        steps_R[owner][-1] = replace(steps_R[owner][-1], next_value=float(table.bootstrap_R[owner]))
     return [
         TrajectoryCredit(group_id=trajectory.group_id, member=trajectory.member, steps=tuple(steps))
         for trajectory, steps in zip(batch.experience.trajectories, steps_R, strict=True)

@@ -298,14 +298,15 @@ class Rollout:
             next_prompt_ids=episode.next_prompt_ids,
             next_privileged=episode.next_privileged,
             metrics=episode.metrics,
+            given_answer=episode.given_answer,
+            posted_reward=episode.posted_reward,
         )
 
 
 def _with_reward_seconds(episode: Episode, seconds: float) -> Episode:
     """The episode with the seconds of its reward function among the timings of its last step."""
     *steps, last = episode.steps
-    last = replace(last, timings={**last.timings, "reward": seconds})
-    return replace(episode, steps=(*steps, last))
+    return replace(episode, steps=(*steps, replace(last, timings={**last.timings, "reward": seconds})))
 
 
 def _metrics_of(flow: AgentFlowBase | None, reason: StopReason) -> Mapping[str, float]:

@@ -3,6 +3,7 @@
 from agent_r1.runs.checkpoints import SHARDS, SHARDS_LIST, find_damage, list_checkpoints, newest_readable
 from agent_r1.runs.credit import parse_credit, read_credit, write_credit
 from agent_r1.runs.evaluations import EvaluationRecord, read_evaluation, write_evaluation
+from agent_r1.runs.fingerprints import fingerprint_differences, read_fingerprints, run_fingerprints
 from agent_r1.runs.folder import RUN_MARKS, RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
 from agent_r1.runs.load import LoadedRun, Table, load_run, load_trajectories
@@ -12,9 +13,22 @@ from agent_r1.runs.opening import locked_run, open_run, open_trackers, plan_open
 from agent_r1.runs.read import RunRecord, read_runs
 from agent_r1.runs.reports.paired import Gain, paired_gain
 from agent_r1.runs.reports.plot import DEFAULT_KEYS, draw_curves, save_figure
+from agent_r1.runs.reports.published import (
+    Published,
+    publish_evaluation,
+    publish_run,
+    read_published,
+    write_published,
+)
 from agent_r1.runs.reports.table import describe_gain, markdown_table, table_rows
 from agent_r1.runs.tracking import Tracker, check_trackers, parse_metrics_line, tracker_factories
-from agent_r1.runs.trajectories import PendingTrajectories, read_trajectories, trajectory_lines, write_trajectories
+from agent_r1.runs.trajectories import (
+    PendingTrajectories,
+    read_trajectories,
+    read_with_prompts,
+    trajectory_lines,
+    write_trajectories,
+)
 
 __all__ = [
     "DEFAULT_KEYS",
@@ -28,6 +42,7 @@ __all__ = [
     "MetricsFollower",
     "MetricsUpdate",
     "PendingTrajectories",
+    "Published",
     "RunFolder",
     "RunRecord",
     "Table",
@@ -38,6 +53,7 @@ __all__ = [
     "describe_gain",
     "draw_curves",
     "find_damage",
+    "fingerprint_differences",
     "folder_problems",
     "follow_metrics",
     "follow_trajectories",
@@ -55,10 +71,16 @@ __all__ = [
     "parse_credit",
     "parse_metrics_line",
     "plan_opening",
+    "publish_evaluation",
+    "publish_run",
     "read_credit",
     "read_evaluation",
+    "read_fingerprints",
+    "read_published",
     "read_runs",
     "read_trajectories",
+    "read_with_prompts",
+    "run_fingerprints",
     "save_figure",
     "table_rows",
     "tracker_factories",
@@ -66,5 +88,6 @@ __all__ = [
     "write_credit",
     "write_evaluation",
     "write_fingerprints",
+    "write_published",
     "write_trajectories",
 ]

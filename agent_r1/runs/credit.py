@@ -7,7 +7,9 @@
        "logprobs": [-0.49, -1.3], "entropies": [0.9, 1.1]}]}
 
 Arrays have one number per token of the step's `action_ids`; null stands where there is none. An array whose numbers are
-all equal is written as that one number. Failed and greedy rollouts and dropped groups have no line.
+all equal is written as that one number. Log-probs and entropies have seven digits; all other numbers have every digit,
+so that `agent-r1 replay` can reproduce them. `penalties` and `next_value` are left out where there are none. Failed and
+greedy rollouts and dropped groups have no line.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from agent_r1.files import write_atomically
 from agent_r1.types import Numbers, StepCredit, TrajectoryCredit
 
 _ARRAYS = ("advantages", "values", "old_logprobs", "logprobs", "entropies")
+_ROUNDED = ("old_logprobs", "logprobs", "entropies")
 
 
 def write_credit(path: Path, credits: Iterable[TrajectoryCredit]) -> None:
@@ -62,25 +65,33 @@ def parse_credit(line: str | bytes) -> TrajectoryCredit:
 
 def _as_json(step: StepCredit) -> dict[str, Any]:
     return {
-        "reward": _rounded(step.reward),
-        "return": _rounded(step.observed_return),
+        "reward": step.reward,
+        "return": step.observed_return,
         "num_tokens": len(step.advantages),
-        **{name: _short(getattr(step, name)) for name in _ARRAYS},
+        **{name: _short(getattr(step, name), is_rounded=name in _ROUNDED) for name in _ARRAYS},
+        **({"penalties": _short(step.penalties)} if step.penalties else {}),
+        **({"next_value": step.next_value} if step.next_value is not None else {}),
     }
 
 
 def _from_json(entry: Mapping[str, Any]) -> StepCredit:
     length = int(entry["num_tokens"])
     arrays = {name: _whole(entry[name], length) for name in _ARRAYS}
+    arrays["penalties"] = _whole(entry.get("penalties", []), length)
     wrong = {name: len(array) for name, array in arrays.items() if len(array) not in (length, 0)}
     if wrong:
         raise ValueError(f"arrays of {wrong} numbers in a step of {length} tokens")
-    return StepCredit(reward=_number(entry["reward"]), observed_return=_number(entry["return"]), **arrays)
+    return StepCredit(
+        reward=_number(entry["reward"]),
+        observed_return=_number(entry["return"]),
+        next_value=_number(entry.get("next_value")),
+        **arrays,
+    )
 
 
-def _short(numbers: Numbers) -> list[float | None] | float | None:
-    rounded = [_rounded(number) for number in numbers]
-    return rounded[0] if rounded and all(number == rounded[0] for number in rounded) else rounded
+def _short(numbers: Numbers, *, is_rounded: bool = False) -> list[float | None] | float | None:
+    written = [_rounded(number) for number in numbers] if is_rounded else list(numbers)
+    return written[0] if written and all(number == written[0] for number in written) else written
 
 
 def _whole(written: Any, length: int) -> Numbers:

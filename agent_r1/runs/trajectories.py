@@ -39,13 +39,11 @@ from agent_r1.images import (
     picture_numbers,
     pictures_in,
 )
-from agent_r1.types import Action, FailedAttempt, Group, Step, StopReason, ToolCall, Trajectory, common_prefix
+from agent_r1.runs.observation_deltas import NOTHING_SEEN, observation_delta, whole_observation
+from agent_r1.types import Action, FailedAttempt, Group, Message, Step, StopReason, ToolCall, Trajectory, common_prefix
 
 RESTS = 2.0
 """Time in which the encoding thread rests, in units of the time in which it works."""
-
-_FORMS = ("messages", "text", "token_ids")
-_NOTHING_SEEN: Mapping[str, Any] = {"messages": None, "text": None, "images": [], "tools": None}
 
 
 def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int) -> None:
@@ -147,6 +145,11 @@ def trajectory_lines(
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
     """The trajectories of a file, with their exact tokens; `DataError` names the line that is none."""
+    return (trajectory for _, trajectory in read_with_prompts(path))
+
+
+def read_with_prompts(path: Path) -> Iterator[tuple[list[Message], Trajectory]]:
+    """The same, each after the prompt of its task, in which pictures stay references."""
     pictures = picture_folder(path)
 
     def read_image(value: Any, where: str) -> Any:
@@ -157,17 +160,18 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                trajectory = _from_json(json.loads(line), read_image)
+                entry = json.loads(line)
+                prompt, trajectory = entry.get("prompt", []), _from_json(entry, read_image)
             except AgentR1Error:  # it says what is wrong, such as a picture that is no content hash
                 raise
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise DataError(f"{path}, line {number}: not a trajectory ({type(error).__name__}: {error})") from error
-            yield trajectory
+            yield prompt, trajectory
 
 
 def _as_json(trajectory: Trajectory, write_image: Callable[[Any], Any] | None) -> dict[str, Any]:
     ids_before: tuple[int, ...] = ()
-    before = _NOTHING_SEEN
+    before = NOTHING_SEEN
     steps: list[dict[str, Any]] = []
     for step in trajectory.steps:
         shared = common_prefix(ids_before, step.prompt_ids)
@@ -176,7 +180,7 @@ def _as_json(trajectory: Trajectory, write_image: Callable[[Any], Any] | None) -
             {
                 "shared": shared,
                 "prompt_ids": _new_ids(step, shared),
-                **_observation_delta(before, seen, step.prompt_ids),
+                **observation_delta(before, seen, step.prompt_ids),
                 "text": step.action.text,
                 "content": step.action.content,
                 "tool_calls": [
@@ -213,17 +217,20 @@ def _as_json(trajectory: Trajectory, write_image: Callable[[Any], Any] | None) -
         "next_privileged": trajectory.next_privileged,
         "error": trajectory.error,
         "num_retries": trajectory.num_retries,
-        "failed_attempts": [
-            {
-                "stop_reason": str(attempt.stop_reason),
-                "error": attempt.error,
-                "num_steps": attempt.num_steps,
-                "metrics": dict(attempt.metrics),
-            }
-            for attempt in trajectory.failed_attempts
-        ],
+        "failed_attempts": [_attempt_as_json(attempt) for attempt in trajectory.failed_attempts],
         "metrics": dict(trajectory.metrics),
+        "given_answer": trajectory.given_answer,
+        "posted_reward": trajectory.posted_reward,
         "steps": steps,
+    }
+
+
+def _attempt_as_json(attempt: FailedAttempt) -> dict[str, Any]:
+    return {
+        "stop_reason": str(attempt.stop_reason),
+        "error": attempt.error,
+        "num_steps": attempt.num_steps,
+        "metrics": dict(attempt.metrics),
     }
 
 
@@ -236,48 +243,6 @@ def _new_ids(step: Step, shared: int) -> Sequence[Any]:
     return compact_ids(new, picture_numbers(step.prompt_ids, hashes))
 
 
-def _observation_delta(before: Mapping[str, Any], seen: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
-    """An observation, without what it repeats of the one before and of its own prompt."""
-    messages, text, images = seen["messages"] or [], seen["text"] or "", seen["images"]
-    token_ids = seen["token_ids"]
-    shared_messages = common_prefix(before["messages"] or [], messages)
-    shared_text = common_prefix(before["text"] or "", text)
-    shared_images = common_prefix(before["images"], images)
-    return {
-        "form": next(form for form in _FORMS if seen[form] is not None),
-        "shared_messages": shared_messages,
-        "messages": messages[shared_messages:],
-        "shared_text": shared_text,
-        "prompt_text": text[shared_text:],
-        "token_ids": None if token_ids is None or token_ids == compact_ids(prompt_ids) else token_ids,
-        "shared_images": shared_images,
-        "images": images[shared_images:],
-        "tools": "same" if seen["tools"] == before["tools"] else seen["tools"],
-        "anchor": seen["anchor"],
-        "privileged": seen["privileged"],
-    }
-
-
-def _whole_observation(
-    before: Mapping[str, Any], entry: Mapping[str, Any], prompt_ids: tuple[int, ...]
-) -> dict[str, Any]:
-    """The observation of an entry, in the form of `observation_to_json`."""
-    messages = [*(before["messages"] or [])[: entry["shared_messages"]], *entry["messages"]]
-    # Records of earlier versions have no form: without messages, the prompt is its token ids.
-    form = entry.get("form") or ("messages" if messages else "token_ids")
-    text = (before["text"] or "")[: entry.get("shared_text", 0)] + entry.get("prompt_text", "")
-    token_ids = entry.get("token_ids")
-    return {
-        "messages": messages if form == "messages" else None,
-        "text": text if form == "text" else None,
-        "token_ids": list(prompt_ids if token_ids is None else token_ids) if form == "token_ids" else None,
-        "images": [*before["images"][: entry.get("shared_images", 0)], *entry.get("images", ())],
-        "tools": before["tools"] or [] if entry["tools"] == "same" else entry["tools"],
-        "anchor": entry["anchor"],
-        "privileged": entry["privileged"],
-    }
-
-
 def _in_words(value: Any) -> str:
     """Text for a value that JSON cannot hold."""
     return f"<{len(value):,} bytes>" if isinstance(value, bytes) else str(value)
@@ -285,11 +250,11 @@ def _in_words(value: Any) -> str:
 
 def _from_json(line: Mapping[str, Any], read_image: Callable[[Any, str], Any]) -> Trajectory:
     ids_before: tuple[int, ...] = ()
-    seen = _NOTHING_SEEN
+    seen = NOTHING_SEEN
     steps = []
     for entry in line["steps"]:
         prompt_ids = ids_before[: entry["shared"]] + expand_ids(entry["prompt_ids"])
-        seen = _whole_observation(seen, entry, prompt_ids)
+        seen = whole_observation(seen, entry, prompt_ids)
         calls = tuple(
             ToolCall(name=call["name"], arguments=call["arguments"], call_id=call["call_id"])
             for call in entry["tool_calls"]
@@ -340,4 +305,6 @@ def _from_json(line: Mapping[str, Any], read_image: Callable[[Any, str], Any]) -
             for attempt in line.get("failed_attempts", ())
         ),
         metrics=line["metrics"],
+        given_answer=line.get("given_answer"),
+        posted_reward=line.get("posted_reward"),
     )

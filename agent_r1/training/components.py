@@ -97,7 +97,7 @@ def load_components(
     gets the address of a gateway that programs outside this process connect to, and what happens to rollout workers."""
     config = plan.config
     torch.manual_seed(config.trainer.seed)
-    policy = None if takes_messages(config) else _load_policy(config)
+    policy = None if takes_messages(config) else load_run_policy(config)
     _refuse_remote_images(config, policy)
     started = engine(config, policy, model.context_length)
     if choose_device(config.trainer.device).type != "cpu" or not started.pauses_during_update:
@@ -128,7 +128,8 @@ def _refuse_remote_images(config: Config, policy: nn.Module | None) -> None:
         raise ConfigError(f"{model} engine={config.engine.name} is given none yet; use engine=local")
 
 
-def _load_policy(config: Config) -> nn.Module:
+def load_run_policy(config: Config) -> nn.Module:
+    """The model that a run starts from, with the attention that trains on token tries."""
     return load_policy(
         config.model.path,
         dtype=config.model.dtype,

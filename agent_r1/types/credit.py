@@ -32,6 +32,10 @@ class StepCredit:
     """Log-prob in the last update that read the token, before that update changed the weights; None: none read it."""
     entropies: Numbers
     """Entropy of the distribution of each token in the same pass."""
+    penalties: Numbers = ()
+    """What a KL penalty in the reward took from each token. Empty without one."""
+    next_value: float | None = None
+    """The critic's value after the step, where the trajectory was truncated and bootstrapped; None everywhere else."""
 
     @property
     def ratios(self) -> Numbers:

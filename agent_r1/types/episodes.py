@@ -147,6 +147,23 @@ class Trajectory:
     """One per retry."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers to be averaged over episodes."""
+    given_answer: str | None = None
+    """The answer that the flow gave; None: the text of the last action."""
+    posted_reward: float | None = None
+    """The outcome reward that the flow received itself; None: the reward function scored the episode."""
+
+    @property
+    def episode(self) -> Episode:
+        """What the reward function was given."""
+        return Episode(
+            steps=self.steps,
+            stop_reason=self.stop_reason,
+            next_prompt_ids=self.next_prompt_ids,
+            next_privileged=self.next_privileged,
+            metrics=self.metrics,
+            given_answer=self.given_answer,
+            posted_reward=self.posted_reward,
+        )
 
     @property
     def is_failure(self) -> bool:

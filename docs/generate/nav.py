@@ -35,6 +35,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "algorithms.md",
         "evaluation.md",
         "tracking.md",
+        "replay.md",
         "notebooks.md",
         "failures.md",
         "performance.md",

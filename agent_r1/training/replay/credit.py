@@ -1,0 +1,154 @@
+"""The credit of recorded rollouts without a model: what a critic and a KL penalty added is taken from the record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TypeVar
+
+import torch
+
+from agent_r1.algorithms import Algorithm
+from agent_r1.learner import CriticView, Experience, gather_experience, with_token_penalty
+from agent_r1.rewards import RewardShaping
+from agent_r1.training.replay.record import RecordedCredit, RecordedStep
+from agent_r1.types import Numbers, StepCredit
+
+T = TypeVar("T")
+
+Key = tuple[int, int, int]
+"""A trajectory: its training step, its group, its number in the group."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayedTrajectory:
+    """What a trajectory earns under a reward and an estimator."""
+
+    rewards: tuple[float, ...]
+    """The reward of each of its steps."""
+    advantages: tuple[Numbers, ...] | None
+    """The advantage of each token, by step; None for a token without credit. None: they cannot be computed."""
+
+    @property
+    def advantage(self) -> float | None:
+        """The mean over its tokens with credit; None without any."""
+        credited = [number for numbers in self.advantages or () for number in numbers if number is not None]
+        return fmean(credited) if credited else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayedCredit:
+    """The credit of some steps."""
+
+    trajectories: Mapping[Key, ReplayedTrajectory]
+    """Those that would be trained on."""
+    missing: str | None = None
+    """Why there are no advantages; None when there are."""
+    approximation: str | None = None
+    """What the advantages leave out, because it was not recorded; None when they leave nothing out."""
+
+
+def credit_without_models(steps: list[RecordedStep], algorithm: Algorithm, shaping: RewardShaping) -> ReplayedCredit:
+    """The credit of recorded steps under an algorithm, in order: balancing may carry state from step to step."""
+    found: dict[Key, ReplayedTrajectory] = {}
+    missing = None
+    lacks_penalties = False
+    for step in steps:
+        experience = gather_experience(step.groups, shaping, CriticView(None, lambda text: ()))
+        missing = missing or _missing(experience, step, algorithm)
+        lacks_penalties |= algorithm.kl_in_reward and _column(experience, step.credit, _penalties) is None
+        advantages = None if missing else _advantages(experience, step, algorithm)
+        rewards = _by_trajectory(experience, experience.table.rewards_S.tolist())
+        for index, trajectory in enumerate(experience.trajectories):
+            found[step.step, trajectory.group_id, trajectory.member] = ReplayedTrajectory(
+                rewards=tuple(rewards[index]),
+                advantages=None if advantages is None else tuple(advantages[index]),
+            )
+    if missing:
+        found = {key: replace(trajectory, advantages=None) for key, trajectory in found.items()}
+    approximation = (
+        "the KL penalty in the reward, which was not recorded (tracking.record_credit=true records it), is left out of "
+        "all advantages"
+        if lacks_penalties and not missing
+        else None
+    )
+    return ReplayedCredit(trajectories=found, missing=missing, approximation=approximation)
+
+
+def _missing(experience: Experience, step: RecordedStep, algorithm: Algorithm) -> str | None:
+    """What an algorithm needs and the record of a step does not have."""
+    name = algorithm.settings.preset or algorithm.settings.estimator.name
+    if algorithm.needs_greedy and experience.table.greedy_returns_R is None:
+        return f"{name} compares with greedy rollouts, and step {step.step} has recorded none"
+    if algorithm.settings.critic.enabled and _column(experience, step.credit, _values) is None:
+        return (
+            f"{name} needs the values of a critic, and step {step.step} has recorded none: a run with a critic "
+            "records them with tracking.record_credit=true. Choose an algorithm without one, such as algorithm=grpo"
+        )
+    return None
+
+
+def _advantages(experience: Experience, step: RecordedStep, algorithm: Algorithm) -> list[list[Numbers]]:
+    """The advantages of a step's trajectories, each as tokens by step."""
+    table = experience.table
+    if not table.num_tokens:
+        return [[() for _ in trajectory.steps] for trajectory in experience.trajectories]
+    penalties = _column(experience, step.credit, _penalties) if algorithm.kl_in_reward else None
+    if penalties is not None:
+        table = with_token_penalty(table, torch.tensor(penalties, dtype=torch.float64))
+    if algorithm.settings.critic.enabled:
+        values = _column(experience, step.credit, _values)
+        assert values is not None
+        assert step.credit is not None
+        next_values = [
+            step.credit[trajectory.group_id, trajectory.member][-1].next_value or 0.0
+            for trajectory in experience.trajectories
+        ]
+        table = replace(
+            table,
+            values_N=torch.tensor(values, dtype=torch.float64),
+            bootstrap_R=torch.tensor(next_values, dtype=torch.float64),
+        )
+    credit = algorithm.estimate(table)
+    numbers = [
+        number if is_credited else None
+        for number, is_credited in zip(credit.advantages_N.tolist(), credit.credited_N.tolist(), strict=True)
+    ]
+    ends = table.lengths_S.cumsum(0).tolist()
+    return _by_trajectory(experience, [tuple(numbers[first:end]) for first, end in zip([0, *ends], ends, strict=False)])
+
+
+def _by_trajectory(experience: Experience, by_step: Sequence[T]) -> list[list[T]]:
+    """What belongs to steps, sorted by trajectory."""
+    result: list[list[T]] = [[] for _ in experience.trajectories]
+    for owner, entry in zip(experience.table.trajectory_S.tolist(), by_step, strict=True):
+        result[owner].append(entry)
+    return result
+
+
+def _column(
+    experience: Experience, credit: RecordedCredit | None, read: Callable[[StepCredit], Numbers]
+) -> list[float] | None:
+    """A recorded number per token, in the order of the experience, 0 where there is none; None when some trajectory
+    has not recorded it."""
+    numbers: list[float] = []
+    for trajectory in experience.trajectories:
+        steps = None if credit is None else credit.get((trajectory.group_id, trajectory.member))
+        if steps is None:
+            return None
+        for recorded, step in zip(steps, trajectory.steps, strict=True):
+            column = read(recorded)
+            if len(column) != len(step.action_ids):
+                return None
+            numbers += [0.0 if number is None or not math.isfinite(number) else number for number in column]
+    return numbers
+
+
+def _values(credit: StepCredit) -> Numbers:
+    return credit.values
+
+
+def _penalties(credit: StepCredit) -> Numbers:
+    return credit.penalties
