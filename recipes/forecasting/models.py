@@ -134,16 +134,17 @@ def _autoregression(history: Array, lags: tuple[int, ...], ridge: float) -> Arra
     low = values.min(axis=1) - _BOUND * np.sqrt(variance)
     high = values.max(axis=1) + _BOUND * np.sqrt(variance)
     known = np.concatenate([values[:, -longest:], np.zeros((len(values), DAY))], axis=1)
+    back = np.array(lags)
     for hour in range(longest, longest + DAY):
-        column = sum(weights[:, n] * known[:, hour - lag] for n, lag in enumerate(lags))
-        known[:, hour] = np.clip(column, low, high)
+        column = (weights * known[:, hour - back]).sum(axis=1)
+        known[:, hour] = np.minimum(np.maximum(column, low), high)
     result: Array = known[:, longest:] + centre
     return result
 
 
 @cache
 def _fourier_weights(length: int) -> Array:
-    """The regression and the fading error are linear in the history: one matrix, hours of the history by hours ahead."""
+    """Regression and fading error are linear in the history: one matrix, hours of the history by hours ahead."""
     hours = np.arange(length + DAY)
     turns = [2 * np.pi * number * hours / DAY for number in range(1, _HARMONICS + 1)]
     waves = [wave for turn in turns for wave in (np.cos(turn), np.sin(turn))]

@@ -9,8 +9,9 @@ from typing import Any
 from .models import MODELS
 
 SYSTEM = (
-    "Forecast the next 24 hours of a series. Look at it with the tools, in at most three turns. Then answer with models, "
-    "if you like with weights and an offset, as <answer>0.6 ar + 0.4 seasonal - 0.2</answer>, or with 24 numbers. "
+    "Forecast the next 24 hours of a series. Look at it with the tools, in at most three turns. Then answer with "
+    "models, if you like with weights and an offset, as <answer>0.6 ar + 0.4 seasonal - 0.2</answer>, or with 24 "
+    "numbers. "
     f"Models: {', '.join(MODELS)}."
 )
 

@@ -19,8 +19,8 @@ SOFTENING = 0.01
 
 @needs_ground_truth("exact")
 def score(task: Task, episode: Episode) -> dict[str, float | str]:
-    """`reference / (reference + error)` with the error of the mix as the reference: 1 for the true values, about 0.5 for
-    the mix itself, nearer to 0 the worse. Nothing for an answer without the right form.
+    """`reference / (reference + error)` with the error of the mix as the reference: 1 for the true values, about 0.5
+    for the mix itself, nearer to 0 the worse. Nothing for an answer without the right form.
 
     Errors are mean squares in units of the standard deviation of the rows to train on. An answer that is none has the
     error of the mean of these rows.

@@ -12,7 +12,7 @@ import lzma
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -66,13 +66,13 @@ class Series:
         low, high = self.borders(split)
         return range(max(low, PAST), high - DAY + 1, stride)
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """The standard deviation of the rows to train on: errors are measured in it."""
         low, high = self.borders("train")
         return float(self.values[low:high].std()) or 1.0
 
-    @property
+    @cached_property
     def mean(self) -> float:
         """The mean of the rows to train on."""
         low, high = self.borders("train")
@@ -112,15 +112,13 @@ def read_series(file: Path) -> Series:
 
 
 def _rows(file: Path) -> Iterator[tuple[int, str, str]]:
-    opened = lzma.open(file, "rt", newline="") if file.suffix == ".xz" else file.open(newline="")
     try:
-        with opened as lines:
+        with lzma.open(file, "rt", newline="") if file.suffix == ".xz" else file.open(newline="") as lines:
             reader = csv.DictReader(lines)
             missing = {"date", TARGET} - set(reader.fieldnames or ())
             if missing:
-                raise DataError(
-                    f"{file} has no column {', '.join(sorted(missing))}; found {', '.join(reader.fieldnames or ['none'])}"
-                )
+                found = ", ".join(reader.fieldnames or ["none"])
+                raise DataError(f"{file} has no column {', '.join(sorted(missing))}; found {found}")
             for number, row in enumerate(reader):
                 yield number, row["date"], row[TARGET]
     except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, csv.Error) as error:

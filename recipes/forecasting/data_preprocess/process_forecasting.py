@@ -26,7 +26,7 @@ RECIPE = Path(__file__).resolve().parents[1]
 
 # A plain import would not find them when this file is run as a script.
 with recipe_folder(RECIPE):
-    series, window = load_module("series"), load_module("window")
+    models, series, window = load_module("models"), load_module("series"), load_module("window")
     prompts, demonstrations = load_module("prompts"), load_module("demonstrations")
     sources = load_module("data_preprocess.sources")
 
@@ -44,8 +44,8 @@ def window_of(data: Any, start: int) -> Any:
 
 def scaled_errors(data: Any, start: int) -> dict[str, float]:
     """Mean squared errors of the baselines, on scaled data."""
-    forecasts, truth = window_of(data, start).forecasts, data.future(start)
-    return {name: float((((forecasts[name] - truth) / data.scale) ** 2).mean()) for name in BASELINES}
+    week, truth = data.past(start)[None, -models.WEEK :], data.future(start)
+    return {name: float((((models.MODELS[name](week)[0] - truth) / data.scale) ** 2).mean()) for name in BASELINES}
 
 
 def task_row(data: Any, start: int, split: str) -> dict[str, Any]:
