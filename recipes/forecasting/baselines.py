@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,12 @@ class Windows:
     def ranked(self, count: int) -> Array:
         """The mean of the forecasts of the best models of each window's backtest."""
         everything = np.stack(list(self.forecasts.values()), axis=1)
+        return everything[np.arange(len(everything))[:, None], self._order[:, :count]].mean(axis=1)
+
+    @cached_property
+    def _order(self) -> Array:
         names = list(self.forecasts)
-        order = [[names.index(name) for name in window.Window(past).errors] for past in self.pasts]
-        return everything[np.arange(len(everything))[:, None], np.array(order)[:, :count]].mean(axis=1)
+        return np.array([[names.index(name) for name in window.Window(past).errors] for past in self.pasts])
 
 
 def best_combination(train: Windows) -> tuple[str, ...]:
