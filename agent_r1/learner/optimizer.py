@@ -83,7 +83,7 @@ def guarded_step(
     On a GPU nothing here waits for the device: the optimizer's kernel checks for finite values, so it can be queued
     while the backward pass is still running.
     """
-    norm = clip(parameters, gradient_clip)
+    norm = clip(parameters, gradient_clip).to(loss.device)  # on the CPU where sharded parameters are kept there
     finite = torch.isfinite(norm) & torch.isfinite(loss)
     for entry in optimizer.param_groups:
         entry["lr"] = learning_rate

@@ -18,7 +18,13 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_r1.learner.compute import Compute, UpdateThread
-from agent_r1.learner.packing.flex_attention import LARGE_BLOCK, SMALL_BLOCK, block_tokens, patch_backward_tiles, tiles
+from agent_r1.learner.packing.flex_attention import (
+    LARGE_BLOCK,
+    SMALL_BLOCK,
+    block_tokens,
+    kernel_options,
+    patch_backward_tiles,
+)
 from agent_r1.learner.packing.samples import Packer, Sample, pack
 from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
@@ -109,11 +115,13 @@ def test_narrow_heads_in_half_precision_get_small_blocks(
 def test_tiles_divide_the_block_of_the_mask() -> None:
     query = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16)
     for block in (SMALL_BLOCK, LARGE_BLOCK):
-        chosen = tiles(query, block)
-        assert chosen is not None
-        assert {block % size for name, size in chosen.items() if "BLOCK" in name} == {0}
-    assert tiles(query.float(), SMALL_BLOCK) is None
-    assert tiles(torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16), LARGE_BLOCK) is None
+        chosen = kernel_options(query, block)
+        assert {
+            block % size for name, size in chosen.items() if "BLOCK" in name and name.startswith(("fwd", "bwd"))
+        } == {0}
+    own_tiles = {"FORCE_USE_FLEX_ATTENTION": True}
+    assert kernel_options(query.float(), SMALL_BLOCK) == own_tiles
+    assert kernel_options(torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16), LARGE_BLOCK) == own_tiles
 
 
 @pytest.fixture

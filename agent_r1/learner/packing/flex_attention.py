@@ -37,13 +37,18 @@ def block_tokens(config: Any) -> int:
     return SMALL_BLOCK
 
 
-def tiles(query: Tensor, block: int) -> dict[str, int] | None:
-    """Tile sizes for heads of up to 64 in half precision, found by trial on an H200; None: FlexAttention's own."""
+def kernel_options(query: Tensor, block: int) -> dict[str, int]:
+    """Tile sizes for heads of up to 64 in half precision, found by trial on an H200; else FlexAttention's own.
+
+    Rows of fewer than 128 tokens would be given to FlexAttention's kernel for decoding, which has no tiles for some
+    sizes (`NoValidChoicesError`) and other numbers than the one that longer rows get: it is not used.
+    """
+    same_kernel: dict[str, int] = {"FORCE_USE_FLEX_ATTENTION": True}
     if query.shape[3] > SMALL_BLOCK or query.element_size() > 2:
-        return None
+        return same_kernel
     forward = {"fwd_BLOCK_M": block, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3}
     backward = {f"bwd_BLOCK_{name}": 64 for name in ("M1", "N1", "M2", "N2")}
-    return {**forward, **backward, "bwd_num_warps": 4, "bwd_num_stages": 3}
+    return {**same_kernel, **forward, **backward, "bwd_num_warps": 4, "bwd_num_stages": 3}
 
 
 @cache

@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from agent_r1.learner.packing.flex_attention import LARGE_BLOCK, block_tokens, tiles
+from agent_r1.learner.packing.flex_attention import LARGE_BLOCK, block_tokens, kernel_options
 from agent_r1.learner.packing.samples import MicroBatch
 from agent_r1.models import decoder_inputs, layer_windows, places_in_two_dimensions, refuse_features
 
@@ -189,7 +189,7 @@ def trie_attention(
         block_mask=attention_mask,
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
-        kernel_options=tiles(query, attention_mask.BLOCK_SIZE[0]),
+        kernel_options=kernel_options(query, attention_mask.BLOCK_SIZE[0]),
     )
     return attended.transpose(1, 2).contiguous(), None
 
