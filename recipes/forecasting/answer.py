@@ -64,7 +64,8 @@ def read_answer(text: str) -> Combination | Array:
 
 def read_numbers(text: str) -> Array:
     """24 numbers."""
-    parts = [part for part in re.split(r"[,;\s]+", text[: 2 * MAX_CHARACTERS]) if part]
+    _check_length(text)
+    parts = [part for part in re.split(r"[,;\s]+", text) if part]
     wrong = [part for part in parts if not _LISTED.fullmatch(part)]
     if wrong or len(parts) != DAY:
         found = f"{wrong[0]!r:.40}" if wrong else f"{len(parts)} numbers"
@@ -74,8 +75,7 @@ def read_numbers(text: str) -> Array:
 
 def read_combination(text: str, models: Collection[str] = tuple(MODELS)) -> Combination:
     """Terms joined by + and -. A model may come several times; only an offset may be subtracted."""
-    if len(text) > MAX_CHARACTERS:
-        raise AnswerError(f"at most {MAX_CHARACTERS} characters, found {len(text)}")
+    _check_length(text)
     weights: dict[str, float] = {}
     offset = 0.0
     pieces = re.split(r"([-+])", text.strip())
@@ -99,3 +99,8 @@ def read_combination(text: str, models: Collection[str] = tuple(MODELS)) -> Comb
     if not weights:
         raise AnswerError("a combination needs a model")
     return Combination(weights=weights, offset=offset)
+
+
+def _check_length(text: str) -> None:
+    if len(text) > MAX_CHARACTERS:
+        raise AnswerError(f"at most {MAX_CHARACTERS} characters, found {len(text)}")

@@ -338,7 +338,8 @@ def test_weights_count_relative_to_their_sum() -> None:
         (", ".join(["1"] * 23), "found 23 numbers"),
         (", ".join(["1"] * 25), "found 25 numbers"),
         (", ".join(["1"] * 23 + ["1.2.3"]), r"found '1\.2\.3'"),
-        (", ".join(["9" * 400] * 24), "found '999"),
+        (", ".join(["9" * 40] * 24), "found '999"),
+        (", ".join(["1"] * 24) + " " * 999 + "x", "at most 1000 characters"),
         (", ".join(["nan"] * 24), "expected terms such as"),
         (", ".join(["1e9"] * 24), "expected terms such as"),
         ("inf", "no model 'inf'"),
@@ -363,6 +364,16 @@ def test_anything_else_is_no_answer(text: str, problem: str, made: Made) -> None
 
 
 # The environment
+
+
+def test_the_episode_in_the_readme_is_what_the_tools_say(made: Made) -> None:
+    readme = (RECIPE / "README.md").read_text()
+    data = made.series["drawn2"]
+    looked = process.window_of(data, 1260)
+    combined = answer.read_combination("smoothing + ar").forecast(looked.forecasts)
+    texts = [process.question(data, 1260)[-1]["content"], looked.statistics(), looked.backtest()]
+    shortened = [text.split("\n")[0][:70] for text in texts]
+    assert [text for text in (*shortened, window.show_forecast(combined)) if text not in readme] == []
 
 
 def test_tools_show_what_the_window_knows(made: Made) -> None:
