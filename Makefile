@@ -2,7 +2,7 @@
 #
 #   make train                  a tiny model learns to use tools, in minutes, on a CPU
 #   make train algorithm=ppo    any config group or key=value through args="trainer.steps=10 ..."
-#   make test                   lint, types, tests (make test-whole: pages followed word for word, faults, kills)
+#   make test                   lint, types, tests (make test-whole: the longer ones: pages followed word for word, faults, kills)
 #   make test-ray               rollouts on Ray: two nodes of which one is killed, signals (minutes)
 #   make test-servers           servers that are killed, hang, lie or come back, in the middle of a run (minutes)
 #   make test-ranks             two ranks on this machine: signals, failures, and the quickstart learns (minutes)
@@ -82,7 +82,7 @@ fuzz: $(SETUP)
 # (Python 3.12 and later measure without it). Processes that tests start are not measured.
 coverage: $(SETUP)
 	FEW_CASES=3 COVERAGE_CORE=$$($(BIN)/python -c "import sys; print('sysmon' if sys.version_info >= (3, 12) else 'ctrace')") \
-	$(PYTEST) -m "not slow and not whole" tests/unit --cov --cov-report=term:skip-covered
+	$(PYTEST) -m "not slow" tests/unit --cov --cov-report=term:skip-covered
 
 # The site, in build/site; a link or an anchor that leads nowhere is an error.
 docs: $(SETUP)

@@ -132,6 +132,7 @@ def nothing_chosen() -> Iterator[None]:
     patch_backward_tiles.cache_clear()
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("nothing_chosen")
 def test_the_compilers_backward_tiles_for_narrow_heads_divide_a_small_block_in_threads_that_asked_before(
     monkeypatch: pytest.MonkeyPatch,

@@ -333,6 +333,7 @@ def test_decoding_token_by_token_gives_what_prefill_gives() -> None:
 # --- operators -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_a_traced_layer_stays_one_graph() -> None:
     def layer(queries: Tensor, keys: Tensor, slots: Tensor, cache: Cache) -> Tensor:
         write_kv(keys, keys, cache.keys, cache.values, slots)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.forks import run_python
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "check.md").read_text()
 
 
+@pytest.mark.whole
 def test_the_parts_alone_are_good() -> None:
     code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)[-1]
     done = run_python("-c", code, cwd=ROOT)

@@ -92,6 +92,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return sample_run(ROOT / "recipes" / request.param, tmp_path_factory.mktemp("run"))
 
 
+@pytest.mark.whole
 def test_what_the_loop_starts_passes_a_dry_run(run: SampleRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for arguments in loop_in(run.recipe.name):

@@ -75,6 +75,7 @@ def test_other_uses_of_a_step_are_not(text: str) -> None:
     assert not FOR_PER.search(text)
 
 
+@pytest.mark.whole
 def test_no_text_says_a_step_for_per_step() -> None:
     found = {str(path.relative_to(ROOT)): FOR_PER.findall(path.read_text()) for path in FILES}
     assert not {name: hits for name, hits in found.items() if hits}

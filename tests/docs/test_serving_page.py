@@ -40,6 +40,7 @@ def as_here(text: str, running: Served) -> str:
     return text.replace("http://127.0.0.1:8000", running.url)
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("number", range(len(blocks("sh"))))
 def test_a_request_of_the_page_is_answered(running: Served, number: int) -> None:
@@ -54,6 +55,7 @@ def test_a_request_of_the_page_is_answered(running: Served, number: int) -> None
         assert answer.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.whole
 def test_the_python_of_the_page_runs_with_the_tools_that_the_quickstart_learned(running: Served) -> None:
     from recipes.quickstart.shop import shop_tools
 

@@ -88,6 +88,7 @@ def placed(pages: list[str]) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.whole
 def test_every_page_has_one_place_in_the_navigation() -> None:
     pages = [*written_pages(), *generated_pages()]
     assert sorted(page for listed in placed(pages).values() for page in listed) == sorted(pages)

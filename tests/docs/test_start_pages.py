@@ -49,11 +49,13 @@ def test_five_minutes_can_be_followed(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "runs" / "my_shop" / "summary.json").read_text())["steps"] == 1
 
 
+@pytest.mark.whole
 def test_the_snippet_for_people_from_trl_runs(tmp_path: Path) -> None:
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "coming_from.md").read_text(), re.DOTALL)
     assert run(tmp_path, "-c", code + "\nprint(config.rollout.group_size, config.algorithm.preset)") == "8 grpo\n"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("text", [START, HOME, README], ids=["getting_started", "index", "README"])
 def test_every_command_and_its_options_exist(text: str) -> None:
     for command in commands_of(text):

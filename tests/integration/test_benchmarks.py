@@ -202,6 +202,7 @@ def test_every_row_is_measured_on_a_tiny_model(tmp_path: Path) -> None:
     assert all("no peak known" in row["note"] for row in rows if row["kind"] == "mfu")
 
 
+@pytest.mark.whole
 def test_a_row_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None:
     first, second, third = run(tmp_path, "--only", "generation", "--engine", '{"kv_memory": 32}')
     assert "kv_memory" in third["error"]
@@ -366,6 +367,7 @@ def test_steps_rollouts_and_the_raw_rate_are_measured_without_a_gpu_too(
     assert found["profile"]["samples"] > 0
 
 
+@pytest.mark.whole
 def test_images_are_encoded_once_per_group_and_every_row_is_measured(tmp_path: Path) -> None:
     rows = images.main(["--tiny", "--device", "cpu", "--repeats", "1", "--json", str(tmp_path / "images.json")])
     assert json.loads((tmp_path / "images.json").read_text()) == rows

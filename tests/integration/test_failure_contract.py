@@ -375,6 +375,7 @@ def test_a_tool_that_raises_is_read_by_the_model(renderer: ChatRenderer) -> None
     seen_in("tool-raises", "tool/contract_raises/errors")
 
 
+@pytest.mark.whole
 @row("tool-hangs")
 def test_a_tool_that_hangs_is_killed_and_the_model_reads_it(renderer: ChatRenderer) -> None:
     groups, metrics = play(renderer, calling("tests_hangs"), "over", tools=[foreign_code.hangs])
@@ -383,6 +384,7 @@ def test_a_tool_that_hangs_is_killed_and_the_model_reads_it(renderer: ChatRender
     seen_in("tool-hangs", "tool/tests_hangs/timeouts")
 
 
+@pytest.mark.whole
 @row("tool-dies")
 def test_a_tool_whose_process_dies_is_tried_again_and_then_read(renderer: ChatRenderer) -> None:
     groups, metrics = play(renderer, calling("tests_dies"), "over", tools=[foreign_code.dies])
@@ -475,6 +477,7 @@ def test_a_tool_that_exits_or_panics_is_read_by_the_model(renderer: ChatRenderer
     seen_in("tool-exits", "tool/contract_exits/errors")
 
 
+@pytest.mark.whole
 @row("tool-returns-images")
 def test_an_answer_with_images_is_refused_and_read_by_the_model(renderer: ChatRenderer) -> None:
     blind = ToolRunner(sees_images=False)
@@ -484,6 +487,7 @@ def test_an_answer_with_images_is_refused_and_read_by_the_model(renderer: ChatRe
     seen_in("tool-returns-images", "tool/tests_picture/errors")
 
 
+@pytest.mark.whole
 @row("tool-forks")
 def test_processes_that_a_tool_leaves_behind_are_killed(renderer: ChatRenderer, tmp_path: Path) -> None:
     file = tmp_path / "pid"
@@ -580,6 +584,7 @@ def test_an_environment_that_hangs_is_cancelled_and_tried_again(renderer: ChatRe
     seen_in("env-hangs", "error/retried_env_error")
 
 
+@pytest.mark.whole
 @row("episode-hangs")
 def test_an_episode_past_its_deadline_is_cancelled_and_tried_again(renderer: ChatRenderer) -> None:
     hung: list[str] = []
@@ -596,6 +601,7 @@ def test_an_episode_past_its_deadline_is_cancelled_and_tried_again(renderer: Cha
     seen_in("episode-hangs", "error/retried_timeout", "error/timeout")
 
 
+@pytest.mark.whole
 @row("env-answer-lost")
 def test_a_late_answer_is_asked_for_again_counted_and_run_once(renderer: ChatRenderer, tmp_path: Path) -> None:
     log = tmp_path / "log"
@@ -610,6 +616,7 @@ def test_a_late_answer_is_asked_for_again_counted_and_run_once(renderer: ChatRen
     seen_in("env-answer-lost", "episode/env_retries")
 
 
+@pytest.mark.whole
 @row("env-server-restarts")
 def test_a_server_that_is_killed_and_comes_back_loses_no_rollout(renderer: ChatRenderer) -> None:
     port = free_port()
@@ -629,6 +636,7 @@ def test_a_server_that_is_killed_and_comes_back_loses_no_rollout(renderer: ChatR
     seen_in("env-server-restarts", "error/retried_env_error")
 
 
+@pytest.mark.whole
 @row("env-call-late")
 def test_a_served_step_beyond_its_deadline_frees_its_slot_and_is_tried_again(renderer: ChatRenderer) -> None:
     with server("--call-seconds", "0.5", "--max-episodes", "1") as (url, _):
@@ -648,6 +656,7 @@ def test_a_served_step_beyond_its_deadline_frees_its_slot_and_is_tried_again(ren
     seen_in("env-call-late", "error/retried_env_error")
 
 
+@pytest.mark.whole
 @row("env-client-gone")
 def test_a_slot_whose_client_is_gone_is_given_back(renderer: ChatRenderer) -> None:
     with server("--gone-seconds", "0.3", "--max-episodes", "1") as (url, _):
@@ -672,6 +681,7 @@ def remote(url: str, options: Mapping[str, Any], task: Task) -> AgentEnv:
     return RemoteEnv(url, **options)
 
 
+@pytest.mark.whole
 @row("env-request-refused")
 def test_a_refused_request_is_one_clear_error_and_runs_nothing(renderer: ChatRenderer, tmp_path: Path) -> None:
     log = tmp_path / "log"
@@ -747,6 +757,7 @@ def test_agent_fails(renderer: ChatRenderer, tmp_path: Path) -> None:
     seen_in("agent-fails", "error/retried_agent_error")
 
 
+@pytest.mark.whole
 @row("agent-hangs")
 def test_agent_hangs(renderer: ChatRenderer, tmp_path: Path) -> None:
     body = """
@@ -928,6 +939,7 @@ def test_a_reward_that_is_not_finite_is_never_0(renderer: ChatRenderer) -> None:
     seen_in("reward-not-finite", "error/retried_reward_error")
 
 
+@pytest.mark.whole
 @row("reward-hangs")
 def test_a_reward_that_hangs_is_killed_and_never_0(renderer: ChatRenderer, tmp_path: Path) -> None:
     file, runner = tmp_path / "pid", ToolRunner()
@@ -1004,6 +1016,7 @@ def test_failures_in_a_row_stop_the_run_and_say_what_broke(renderer: ChatRendere
         )  # fmt: skip
 
 
+@pytest.mark.whole
 @row("batch-of-failures")
 def test_a_batch_of_failures_stops_the_run_and_keeps_what_it_learned(tmp_path: Path, model_folder: Path) -> None:
     scored: list[int] = []
@@ -1093,6 +1106,7 @@ def test_weights_that_explode_stop_the_run_and_name_the_learning_rate(tmp_path: 
     assert "`DivergenceError`" in table()["weights-explode"]
 
 
+@pytest.mark.whole
 @row("out-of-memory")
 def test_an_update_without_memory_says_which_keys_need_less_and_the_run_goes_on_later(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -1119,6 +1133,7 @@ def counted(folder: Path, metric: str) -> list[int]:
     return [line["step"] for line in lines if line.get(metric) == 1.0]
 
 
+@pytest.mark.whole
 @row("checkpoint-unwritten")
 def test_a_checkpoint_that_cannot_be_written_is_counted_and_the_run_ends_with_its_model(
     tmp_path: Path, model_folder: Path
@@ -1133,6 +1148,7 @@ def test_a_checkpoint_that_cannot_be_written_is_counted_and_the_run_ends_with_it
     seen_in("checkpoint-unwritten", "error/failed_checkpoints")
 
 
+@pytest.mark.whole
 @row("records-unwritten")
 def test_trajectories_that_cannot_be_written_are_counted_and_the_run_goes_on(
     tmp_path: Path, model_folder: Path
@@ -1146,6 +1162,7 @@ def test_trajectories_that_cannot_be_written_are_counted_and_the_run_goes_on(
     seen_in("records-unwritten", "error/failed_records")
 
 
+@pytest.mark.whole
 @row("tracker-fails")
 def test_a_tracker_that_raises_is_counted_and_the_run_continues(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -1167,6 +1184,7 @@ def test_a_tracker_that_raises_is_counted_and_the_run_continues(
     seen_in("tracker-fails", "error/failed_trackers")
 
 
+@pytest.mark.whole
 @row("disk-full")
 def test_a_model_that_cannot_be_written_is_one_error_and_the_same_command_goes_on(
     tmp_path: Path, model_folder: Path
@@ -1186,6 +1204,7 @@ def test_a_model_that_cannot_be_written_is_one_error_and_the_same_command_goes_o
     assert "`StorageError`" in table()["disk-full"]
 
 
+@pytest.mark.whole
 @row("export-fails")
 def test_a_model_that_cannot_be_exported_costs_a_run_nothing_else(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -1207,6 +1226,7 @@ def test_a_model_that_cannot_be_exported_costs_a_run_nothing_else(
     assert "`ExportError`" in table()["export-fails"]
 
 
+@pytest.mark.whole
 @row("run-locked")
 def test_a_run_whose_folder_another_process_uses_does_not_begin(tmp_path: Path, model_folder: Path) -> None:
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.steps=1")
@@ -1242,6 +1262,7 @@ def test_a_signal_saves_the_last_finished_step_and_stops_what_was_started(tmp_pa
     assert "`RunInterrupted`" in table()["signal"]
 
 
+@pytest.mark.whole
 @row("error-ends-run")
 def test_an_error_that_ends_a_run_leaves_its_last_finished_step(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -1263,6 +1284,7 @@ def test_an_error_that_ends_a_run_leaves_its_last_finished_step(
     assert len((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.whole
 @row("checkpoint-corrupt")
 def test_a_corrupt_checkpoint_is_put_aside_and_the_run_resumes_from_the_one_before(
     tmp_path: Path, model_folder: Path
@@ -1279,6 +1301,7 @@ def test_a_corrupt_checkpoint_is_put_aside_and_the_run_resumes_from_the_one_befo
         commands.train(*overrides, "trainer.steps=4", quiet=True)
 
 
+@pytest.mark.whole
 @row("run-changed")
 def test_a_run_of_other_settings_or_data_says_what_differs_and_keeps_the_old_one(
     tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -1298,6 +1321,7 @@ def test_a_run_of_other_settings_or_data_says_what_differs_and_keeps_the_old_one
     assert (tmp_path / "tiny.2" / "checkpoints" / "step_2").is_dir()
 
 
+@pytest.mark.whole
 @row("checkpoint-unfit")
 def test_a_checkpoint_that_does_not_fit_is_one_error_and_changes_nothing(tmp_path: Path, model_folder: Path) -> None:
     overrides = tiny_overrides(tmp_path, model_folder, "run.resume=must", "trainer.steps=2")

@@ -192,6 +192,7 @@ def missing_checkpoints(folder: Path) -> list[int]:
     return [line["step"] for line in read_metrics(folder / "metrics.jsonl") if "error/failed_checkpoints" in line]
 
 
+@pytest.mark.whole
 def test_a_run_trains_through_checkpoints_that_cannot_be_written_and_ends_with_its_model(
     run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], uninterrupted: Callable[..., Path]
 ) -> None:
@@ -211,6 +212,7 @@ def test_a_run_trains_through_checkpoints_that_cannot_be_written_and_ends_with_i
     assert said.count("less room is needed with a smaller trainer.keep_checkpoints (it is 2)") == 3
 
 
+@pytest.mark.whole
 def test_a_run_resumes_from_the_checkpoint_before_one_that_could_not_be_written(
     run: list[str], tmp_path: Path, uninterrupted: Callable[..., Path]
 ) -> None:
@@ -225,6 +227,7 @@ def test_a_run_resumes_from_the_checkpoint_before_one_that_could_not_be_written(
     assert same_weights(uninterrupted(), folder)
 
 
+@pytest.mark.whole
 def test_a_save_after_one_that_failed_is_tried_again(run: list[str], tmp_path: Path) -> None:
     """The limit is lifted while step 3 is rolled out."""
     scored: list[int] = []
@@ -241,6 +244,7 @@ def test_a_save_after_one_that_failed_is_tried_again(run: list[str], tmp_path: P
     assert missing_checkpoints(tmp_path / "tiny") == [1, 2]
 
 
+@pytest.mark.whole
 def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_model(
     run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +265,7 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_model(
     assert said.count("No space left on device") == 2
 
 
+@pytest.mark.whole
 def test_a_model_that_cannot_be_written_is_one_clear_error_on_the_command_line(run: list[str], tmp_path: Path) -> None:
     with files_of_at_most(MODEL_TOO_LARGE):
         result = CliRunner().invoke(app, ["train", *run, "trainer.steps=2"])
@@ -276,6 +281,7 @@ def test_a_model_that_cannot_be_written_is_one_clear_error_on_the_command_line(r
     assert "eval/all/greedy" in read_metrics(folder / "metrics.jsonl")[-1]
 
 
+@pytest.mark.whole
 def test_a_run_whose_model_did_not_fit_writes_it_when_started_again(
     run: list[str], tmp_path: Path, uninterrupted: Callable[..., Path]
 ) -> None:
@@ -300,6 +306,7 @@ def test_a_run_whose_model_did_not_fit_writes_it_when_started_again(
         assert same_weights(uninterrupted(), disk / "tiny")
 
 
+@pytest.mark.whole
 def test_metrics_that_cannot_be_written_stop_the_run_which_says_what_is_kept(run: list[str], tmp_path: Path) -> None:
     commands.train(*run, "trainer.steps=2", "data.eval=[]", quiet=True, reward=score_variety)
     size = (tmp_path / "tiny" / "metrics.jsonl").stat().st_size
@@ -314,6 +321,7 @@ def test_metrics_that_cannot_be_written_stop_the_run_which_says_what_is_kept(run
         commands.train(*more, quiet=True, reward=score_variety)
 
 
+@pytest.mark.whole
 def test_a_run_that_stops_for_its_metrics_saves_what_it_learned_where_that_has_room(
     run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,7 @@ def test_ordinary_rows_are_accepted(rows_config: Config, renderer: ChatRenderer)
     assert accepted(rows_config, renderer, json.dumps(ordinary).encode())
 
 
+@pytest.mark.whole
 @fuzz_settings(0.5)
 @given(rows=st.lists(ROWS, min_size=1, max_size=3))
 @example(rows=[{"prompt": "x", "env_kwargs": {"env": CODE}}])
@@ -209,6 +210,7 @@ def test_ordinary_configuration_is_accepted(run: list[str]) -> None:
     assert configured(run[0], run[1:])
 
 
+@pytest.mark.whole
 @fuzz_settings(0.6 * CONFIG_SHARE)
 @given(key=OVERRIDE_KEYS, value=VALUES)
 @example(key="model.path", value="/home/jürgen/m")
@@ -227,6 +229,7 @@ def test_any_text_as_an_override(run: list[str], override: str) -> None:
     configured(run[0], [*run[1:], override])
 
 
+@pytest.mark.whole
 @fuzz_settings(0.25 * CONFIG_SHARE)
 @given(key=st.sampled_from([key for key in known_keys() if "prepare" not in key]), value=JSON)
 def test_any_value_for_any_key_of_a_recipe(run: list[str], tmp_path: Path, key: str, value: Any) -> None:

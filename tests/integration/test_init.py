@@ -95,6 +95,7 @@ def test_the_generated_test_passes_as_it_is(tmp_path: Path, kind: Kind) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.whole
 @every_kind
 def test_the_data_script_writes_what_the_recipe_reads(tmp_path: Path, kind: Kind) -> None:
     write_recipe("shop", kind=kind, into=tmp_path)

@@ -38,6 +38,7 @@ MARKS = {
 """With and without a critic in `make test`, one of each other family in `make test-whole`, all in `make test-slow`."""
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("preset", [pytest.param(preset, marks=MARKS[preset]) for preset in PRESETS])
 def test_the_reward_of_a_single_step_task_rises(tmp_path: Path, model_folder: Path, preset: str) -> None:
     run = tiny_overrides(

@@ -208,6 +208,7 @@ def test_what_a_template_writes_it_reads() -> None:
     assert read(template, "There are at least two houses with no blue blocks.") is None
 
 
+@pytest.mark.whole
 def test_a_pair_is_true_and_false_and_few_changes_apart() -> None:
     maker, apart = PairMaker(random.Random(0), num_boxes=60), []
     for _ in range(30):

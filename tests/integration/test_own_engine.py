@@ -119,6 +119,7 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, key)
 
 
+@pytest.mark.whole
 def test_an_engine_of_a_recipe_folder_trains(run: list[str], tmp_path: Path) -> None:
     summary = commands.train(*run, "engine.arguments.greeting=good day", quiet=True)
     assert summary.steps == 2
@@ -143,6 +144,7 @@ def test_an_engine_of_a_recipe_folder_is_checked(run: list[str]) -> None:
     assert calls_of() == ["hello", "closed"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("pauses", [True, False])
 def test_deadlines_stop_during_an_update_only_if_the_engine_pauses(
     run: list[str], monkeypatch: pytest.MonkeyPatch, pauses: bool
@@ -174,6 +176,7 @@ def test_an_engine_that_does_not_exist_is_refused_before_a_model_is_loaded(
         commands.train(*run, *overrides, "model.path=nowhere/at/all", quiet=True)
 
 
+@pytest.mark.whole
 def test_importing_engines_does_not_import_torch() -> None:
     code = "import sys, agent_r1.engines; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -41,6 +41,7 @@ def run(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return [*tiny_overrides(tmp_path, model_folder), "trainer.steps=2", "imports=[my_tracker]"]
 
 
+@pytest.mark.whole
 def test_a_tracker_of_the_users_own_gets_what_the_jsonl_file_gets(run: list[str], tmp_path: Path) -> None:
     commands.train(*run, "tracking.trackers=[csv_of_mine]", quiet=True, reward=score_variety)
     logged = read_metrics(tmp_path / "tiny" / "metrics.jsonl")

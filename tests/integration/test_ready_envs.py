@@ -43,6 +43,7 @@ def trained(folder: Path, name: str) -> tuple[Any, dict[str, Any], list[Any]]:
     return from_yaml((run / "config.yaml").read_text()), first, agent_r1.load_trajectories(run)
 
 
+@pytest.mark.whole
 def test_a_gymnasium_environment_is_trained_without_a_recipe_or_data(tmp_path: Path, model_folder: Path) -> None:
     agent_r1.train(
         env="gym:FrozenLake-v1",
@@ -62,6 +63,7 @@ def test_a_gymnasium_environment_is_trained_without_a_recipe_or_data(tmp_path: P
     assert first[-1]["content"] == "[S]FFF\nFHFH\nFFFH\nHFFG\n0"
 
 
+@pytest.mark.whole
 def test_a_data_set_of_reasoning_gym_is_trained_with_its_own_scorer(tmp_path: Path, model_folder: Path) -> None:
     pytest.importorskip("reasoning_gym")
     settings = ["env.tasks=8", "env.eval_tasks=4", "env.arguments.max_animals=3", "rollout.max_tokens=16"]

@@ -81,6 +81,7 @@ def test_a_run_that_fails_before_its_first_step_closes_its_engine(
     assert len(closed) == 1
 
 
+@pytest.mark.whole
 def test_a_run_folder_is_complete(run: list[str], tmp_path: Path) -> None:
     held_out = write_tasks(tmp_path / "held_out.jsonl", count=3)
     summary = commands.train(
@@ -107,6 +108,7 @@ def test_a_run_folder_is_complete(run: list[str], tmp_path: Path) -> None:
     assert all(len(step.action_ids) == len(step.rollout_logprobs) for t in episodes for step in t.steps)
 
 
+@pytest.mark.whole
 def test_training_moves_the_weights_and_the_same_seed_moves_them_the_same_way(run: list[str], tmp_path: Path) -> None:
     run = [*run, "trainer.steps=2"]
     commands.train(*run, quiet=True, reward=score_variety)
@@ -131,6 +133,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
     assert steps == [1, 2, 3, 4]
 
 
+@pytest.mark.whole
 def test_a_run_that_is_stopped_by_failing_rollouts_resumes_where_it_stopped(
     run: list[str], tmp_path: Path, uninterrupted: Callable[..., Path]
 ) -> None:
@@ -191,6 +194,7 @@ def newest_checkpoint(folder: Path) -> int:
     return max((int(name.removeprefix("step_")) for name in names), default=0)
 
 
+@pytest.mark.whole
 def test_the_exported_model_evaluates_and_trains_again(run: list[str], tmp_path: Path) -> None:
     run = [*run, "trainer.steps=1"]
     commands.train(*run, quiet=True, reward=score_variety)
@@ -201,6 +205,7 @@ def test_the_exported_model_evaluates_and_trains_again(run: list[str], tmp_path:
     assert again.steps == 1
 
 
+@pytest.mark.whole
 def test_a_finished_run_is_moved_aside_not_lost(run: list[str], tmp_path: Path) -> None:
     commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
     commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
@@ -208,6 +213,7 @@ def test_a_finished_run_is_moved_aside_not_lost(run: list[str], tmp_path: Path) 
     assert (tmp_path / "tiny" / "summary.json").is_file()
 
 
+@pytest.mark.whole
 def test_sft_lowers_the_loss_and_writes_a_model(run: list[str], tmp_path: Path) -> None:
     demonstrations = tmp_path / "demonstrations.jsonl"
     row = {"messages": [{"role": "user", "content": "What do 2 egg cost?"}, {"role": "assistant", "content": "6"}]}
@@ -301,6 +307,7 @@ def test_an_error_on_the_command_line_has_no_traceback(run: list[str]) -> None:
     assert "Traceback" not in result.output
 
 
+@pytest.mark.whole
 def test_train_and_eval_from_the_command_line(run: list[str], tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["train", *run, "trainer.steps=1"])
     assert result.exit_code == 0, result.output
@@ -323,6 +330,7 @@ def test_something_that_is_not_a_recipe_is_refused(tmp_path: Path) -> None:
         commands.train(str(tmp_path), quiet=True)
 
 
+@pytest.mark.whole
 def test_a_run_that_goes_on_keeps_the_configuration_it_goes_on_with(tmp_path: Path, model_folder: Path) -> None:
     overrides = tiny_overrides(tmp_path, model_folder)
     for steps in (1, 2):

@@ -43,6 +43,7 @@ def weights_of(folder: Path) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
 
 
+@pytest.mark.whole
 def test_a_run_starts_from_the_warm_start_that_it_makes(recipe: list[str], tmp_path: Path, model_folder: Path) -> None:
     commands.train(*recipe, quiet=True, reward=token_variety)
     warm = weights_of(tmp_path / "warm" / "hf")
@@ -52,6 +53,7 @@ def test_a_run_starts_from_the_warm_start_that_it_makes(recipe: list[str], tmp_p
     assert (used.model.path, used.sft.folder) == (str(tmp_path / "warm" / "hf"), None)
 
 
+@pytest.mark.whole
 def test_all_runs_of_a_recipe_share_one_warm_start(recipe: list[str], tmp_path: Path) -> None:
     made = commands.sft(*recipe, quiet=True)
     assert made == tmp_path / "warm" / "hf"
@@ -62,6 +64,7 @@ def test_all_runs_of_a_recipe_share_one_warm_start(recipe: list[str], tmp_path: 
     assert (made / "model.safetensors").stat().st_mtime_ns == written
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("change", ["sft.steps=5", "model.tool_format=llama3"])
 def test_a_warm_start_made_otherwise_is_moved_aside_and_made_anew(
     recipe: list[str], tmp_path: Path, change: str
@@ -80,6 +83,7 @@ def test_a_warm_start_that_was_interrupted_is_made_anew(recipe: list[str], tmp_p
     assert (made / "model.safetensors").is_file()
 
 
+@pytest.mark.whole
 def test_a_model_that_is_given_is_evaluated_as_it_is(recipe: list[str], tmp_path: Path, model_folder: Path) -> None:
     commands.evaluate(*recipe, model=model_folder, quiet=True)
     assert not (tmp_path / "warm").exists()
@@ -137,6 +141,7 @@ def test_runs_that_start_together_make_one_warm_start(recipe: list[str], tmp_pat
     assert len((tmp_path / "warm" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
+@pytest.mark.whole
 def test_other_demonstrations_in_the_same_file_make_another_warm_start(recipe: list[str], tmp_path: Path) -> None:
     commands.sft(*recipe, quiet=True)
     file = tmp_path / "demonstrations.jsonl"
@@ -145,6 +150,7 @@ def test_other_demonstrations_in_the_same_file_make_another_warm_start(recipe: l
     assert (tmp_path / "warm.1").is_dir()
 
 
+@pytest.mark.whole
 def test_a_warm_start_does_not_write_into_a_run(recipe: list[str], tmp_path: Path) -> None:
     commands.train(*recipe, "trainer.steps=2", "sft.folder=null", quiet=True, reward=token_variety)
     (tmp_path / "tiny" / "summary.json").unlink()  # as if it had been killed

@@ -41,6 +41,7 @@ def test_a_run_records_its_validation_tasks_and_not_one_test_task(run: Path) -> 
     assert after.metrics["eval/all/rows"] == 3
 
 
+@pytest.mark.whole
 def test_a_finished_run_is_evaluated_on_its_test_rows_before_and_after(run: Path) -> None:
     printed = invoke("eval", str(run))
     assert "test, 5 tasks: " in printed

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from agent_r1.runs import RunFolder
+from tests.helpers.forks import run_python
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.helpers.wandb_files import read_exit_code, read_offline_run
 
@@ -23,13 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 def python(folder: Path, *arguments: str, **environment: str) -> str:
     """What Python printed."""
-    result = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder), "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-    )
+    own = {"HOME": str(folder), "OMP_NUM_THREADS": "1", **environment}
+    result = run_python(*arguments, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **own})
     assert result.returncode == 0, result.stdout + result.stderr
     return " ".join((result.stdout + result.stderr).split())
 

@@ -409,6 +409,7 @@ def compare_with_service(made: Made, url: str, tasks: Sequence[Task]) -> Awaitab
     return run()
 
 
+@pytest.mark.whole
 def test_a_service_gives_the_same_pages_and_scores(made: Made) -> None:
     pytest.importorskip("uvicorn", reason="the extra serve is not installed")
     from agent_r1.envs.remote.server import EnvService, create_app
@@ -526,6 +527,7 @@ def test_the_scripted_customers_are_in_the_order_of_what_they_know(
     assert lines[-1][1:] == ["100.0", "100.0"]
 
 
+@pytest.mark.whole
 def test_the_benchmark_counts_steps_and_bytes(made: Made, tmp_path: Path) -> None:
     file = tmp_path / "webshop.json"
     figures = speed.main([str(made.folder), "--steps", "100", "--repeats", "1", "--episodes", "8", "--json", str(file)])

@@ -211,6 +211,7 @@ def shop_rows(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.whole
 def test_a_run_on_rows_given_as_objects_is_resumed_and_logs_each_reward_by_name(
     tmp_path: Path, small: list[str], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +246,7 @@ def test_trajectories_that_are_not_there_are_an_error(tmp_path: Path) -> None:
         agent_r1.load_trajectories(tmp_path)
 
 
+@pytest.mark.whole
 def test_train_evaluate_check_and_sft_work_in_a_running_loop(tmp_path: Path, small: list[str]) -> None:
     data = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()][:2]
     said = [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "4"}]}] * 2

@@ -129,6 +129,7 @@ def test_the_drawing_has_every_package() -> None:
     assert {package_of(name) for name in FILES} - {"__init__"} == PACKAGES.keys()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", [file for file in FILES if file != "__init__.py"])
 def test_each_package_imports_only_what_it_may(name: str) -> None:
     forbidden = packages_used(name) - set(PACKAGES[package_of(name)].split())
@@ -150,6 +151,7 @@ def test_packages_import_each_other_through_their_faces(name: str) -> None:
     assert not deep, f"{name} imports past a package's face: {deep}"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ALL_FILES)
 def test_only_the_torch_packages_import_torch(name: str) -> None:
     imports_torch = any(module.split(".")[0] == "torch" for module, _ in imports_of(LIBRARY / name))
@@ -163,6 +165,7 @@ def test_only_the_local_engine_knows_the_local_engine(name: str) -> None:
     assert local == (["agent_r1.engines.local.factory"] if name == "engines/base.py" else [])
 
 
+@pytest.mark.whole
 def test_nothing_outside_the_library_is_imported_by_it() -> None:
     roots = {module.split(".")[0] for name in FILES for module, _ in imports_of(LIBRARY / name)}
     assert not roots & {"recipes", "tests", "benchmarks", "examples"}
@@ -187,6 +190,7 @@ def test_no_file_of_the_library_outgrows_one_idea() -> None:
     assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
 
 
+@pytest.mark.whole
 def test_no_function_outgrows_a_screen() -> None:
     lengths = {
         f"{name}:{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1

@@ -114,6 +114,7 @@ def exits_once(task: Task, episode: Episode) -> float:
 EXITED: list[int] = []
 
 
+@pytest.mark.whole
 def test_a_run_whose_reward_exits_goes_on_and_ends_with_its_model(tmp_path: Path, model_folder: Path) -> None:
     EXITED.clear()
     overrides = tiny_overrides(tmp_path, model_folder, "trainer.steps=1")

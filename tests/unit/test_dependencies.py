@@ -9,6 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DEVELOPMENT = "dev"
@@ -40,6 +42,7 @@ def declared(extras: list[str]) -> list[str]:
     return [*PROJECT["dependencies"], *(entry for name in extras for entry in PROJECT["optional-dependencies"][name])]
 
 
+@pytest.mark.whole
 def test_every_imported_package_is_declared() -> None:
     extras = [name for name in PROJECT["optional-dependencies"] if name != DEVELOPMENT]
     names = {re.split(r"[^\w.-]", entry)[0] for entry in declared(extras)}
@@ -58,6 +61,7 @@ def test_every_dependency_has_a_lower_bound() -> None:
     assert [entry for entry in entries if not re.search(r">=\d", entry)] == []
 
 
+@pytest.mark.whole
 def test_every_package_is_imported_without_any_extra() -> None:
     """Each face in one fresh process in which the packages of the extras cannot be imported."""
     program = """

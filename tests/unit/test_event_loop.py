@@ -101,6 +101,7 @@ def test_ctrl_c_interrupts_it_in_a_running_loop(function: object) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("interruptible")
 def test_a_deferred_part_is_not_interrupted() -> None:
     finished = []
@@ -145,6 +146,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.whole
 def test_the_trials_of_tools_environments_and_flows_work_in_a_running_loop() -> None:
     done = subprocess.run([sys.executable, "-c", PUBLIC], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["42", "[]", "[]", "42"], done.stderr

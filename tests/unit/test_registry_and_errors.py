@@ -390,6 +390,7 @@ def in_a_fresh_process(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.whole
 def test_writing_environments_and_running_rollouts_imports_no_torch() -> None:
     rooms = ("tools", "envs", "flows", "chat", "engines", "rewards", "rollout", "data", "evaluation")
     code = (

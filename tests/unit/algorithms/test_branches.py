@@ -127,6 +127,7 @@ def test_step_group_compares_with_other_members_at_the_same_depth_only() -> None
     assert_close(credit.advantages_N, [1, 1, 1, 1, -1, -1])
 
 
+@pytest.mark.whole
 @settings(max_examples=cases(40), deadline=None)
 @given(batches(with_values=True))
 def test_branches_without_forks_are_the_plain_table(batch: list[Ragged]) -> None:

@@ -137,6 +137,7 @@ def test_token_gae_agrees_with_the_reference(batch: list[Ragged], gamma: float, 
     assert_close(credit.returns_N, targets)
 
 
+@pytest.mark.whole
 @settings(deadline=None, max_examples=cases(30))
 @given(batches(), discounts)
 def test_return_to_go_agrees_with_the_reference(batch: list[Ragged], gamma: float) -> None:
@@ -527,6 +528,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_two_million_tokens_take_less_than_three_seconds(name: str, large_table: StepTable) -> None:

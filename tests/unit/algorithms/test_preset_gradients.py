@@ -165,6 +165,7 @@ def test_dr_grpo_has_the_true_gradient_times_what_its_group_size_costs(problem: 
     assert found == pytest.approx((size - 1) / size * problem.gradient(), rel=1e-9)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("preset", UNBIASED)
 def test_groups_without_spread_change_the_size_of_the_push_and_not_its_direction(preset: str) -> None:
     """Two groups of one task in a batch: a group in which all earn the same leaves the mean, so the rest weighs more.

@@ -86,6 +86,7 @@ def test_values_are_those_of_least_squares_on_earlier_batches_and_the_other_fold
         assert ridge.errors.tolist() == pytest.approx(errors, rel=1e-6)
 
 
+@pytest.mark.whole
 @settings(max_examples=cases(25), deadline=None)
 @given(seed=st.integers(0, 10_000), unit=st.integers(0, 10), change=st.floats(-5, 5))
 def test_no_value_is_touched_by_a_return_of_its_own_unit(seed: int, unit: int, change: float) -> None:

@@ -69,6 +69,7 @@ def test_a_cut_episode_ranks_with_wrong_ones(policy: LlamaForCausalLM, preset: s
     assert float(cut) == pytest.approx(float(wrong), abs=0.05)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("bootstrap", [False, True])
 @pytest.mark.parametrize("estimator", ["token_gae", "step_gae"])
 @pytest.mark.parametrize("kind", ["closed_form", "own", "shared"])

@@ -50,6 +50,7 @@ def play(renderer: ChatRenderer, words: list[str], answers: list[list[str]]) -> 
     return prompts
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "template", [CHATML, NUMBERED, FORGETFUL_AFTER_A_QUESTION, BEGINS_THINKING, STRICT_AND_FORGETFUL]
 )

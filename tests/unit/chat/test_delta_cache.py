@@ -78,6 +78,7 @@ def play(renderer: ChatRenderer, question: str, turns: list[list[str]]) -> list[
     return [(prompt.token_ids, prompt.bridged, prompt.template_text, prompt.skeleton) for prompt in prompts]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 @settings(max_examples=cases(25), deadline=None)
 @given(episodes=EPISODES)

@@ -502,6 +502,7 @@ TEXT_ARGUMENTS = st.dictionaries(NAMES, VALUES | st.none() | st.lists(JSON, max_
 CONTENTS = st.text(alphabet="ab 漢.,\n", max_size=10).map(str.strip)
 
 
+@pytest.mark.whole
 @settings(deadline=None, max_examples=cases(100))
 @given(data=st.data(), content=CONTENTS)
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "retool"])
@@ -619,6 +620,7 @@ def seconds_to_read(name: str, text: str) -> float:
     return min(seconds)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", FORMATS)
 def test_endless_repetition_is_read_in_linear_time(name: str) -> None:
     closing = "</parameter></function></tool_call></code>"

@@ -67,6 +67,7 @@ def stream_through(renderer: ChatRenderer, pieces: Sequence[str], *, has_tools: 
     return shown + stream.rest(content), content
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", sorted(tool_formats.names()))
 @given(data=st.data())
 def test_a_stream_of_any_format_shows_the_content_and_no_call(tokenizer: Any, name: str, data: st.DataObject) -> None:

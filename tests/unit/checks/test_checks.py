@@ -282,6 +282,7 @@ def check(tmp_path: Path, model_folder: Path) -> Callable[..., dict[str, Result]
     return checked
 
 
+@pytest.mark.whole
 def test_a_random_model_is_told_that_it_never_calls_a_tool_and_nothing_else_is_wrong(
     check: Callable[..., dict[str, Result]],
 ) -> None:

@@ -48,6 +48,7 @@ def run_all(folder: Path, *commands: list[str]) -> list[str]:
     return [output for _, output in results]
 
 
+@pytest.mark.whole
 def test_help_recipes_plot_table_and_view_import_no_torch(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = tmp_path / "runs" / "a"
@@ -63,6 +64,7 @@ def test_help_recipes_plot_table_and_view_import_no_torch(tmp_path: Path) -> Non
     assert (tmp_path / "page.html").is_file()
 
 
+@pytest.mark.whole
 def test_a_dry_run_imports_no_torch_with_a_model_and_before_there_is_one(tmp_path: Path, model_folder: Path) -> None:
     _, *tiny = tiny_overrides(tmp_path, model_folder)
     before = ["train", "quickstart", "algorithm=ppo", "--dry-run"]

@@ -67,6 +67,7 @@ def test_a_damaged_configuration_is_one_message(config: str) -> None:
     assert "the run damaged is not a configuration" in " ".join(output_of("table", str(run)).split())
 
 
+@pytest.mark.whole
 def test_a_figure_that_cannot_be_written_is_one_message() -> None:
     pytest.importorskip("matplotlib")
     run = a_run(Path("runs/grpo"))
@@ -96,6 +97,7 @@ def test_an_empty_question_is_refused_before_a_model_is_loaded() -> None:
     assert "the question is empty" in output_of("chat", "MODEL", "--question", "  ")
 
 
+@pytest.mark.whole
 def test_a_value_of_another_type_is_named_by_its_key() -> None:
     from agent_r1.config import Config, load_config
 
@@ -115,11 +117,13 @@ def agent_r1(command: str, **variables: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_behind_the_output_is_one_message() -> None:
     assert agent_r1("recipes > /dev/full") == (2, "error: the output: No space left on device\n")
 
 
+@pytest.mark.whole
 def test_a_reader_that_leaves_is_not_blamed_on_the_recipe() -> None:
     """`head` must be gone before the long output comes: `true` reads nothing at all."""
     code, told = agent_r1("train quickstart --dry-run | true")
@@ -129,6 +133,7 @@ def test_a_reader_that_leaves_is_not_blamed_on_the_recipe() -> None:
     )
 
 
+@pytest.mark.whole
 def test_letters_that_the_terminal_lacks_are_spelled_out() -> None:
     a_run(Path("runs/türkis"))
     assert agent_r1("table runs/türkis --md", PYTHONIOENCODING="ascii") == (0, "")

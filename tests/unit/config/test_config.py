@@ -153,6 +153,7 @@ def test_all_wrong_overrides_are_reported_at_once() -> None:
     assert "'steps' is not an override; write key=value" in text
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("body", "unknown", "nearest"),
     [
@@ -331,6 +332,7 @@ def test_a_preset_spells_out_every_argument_of_its_parts(preset: str) -> None:
     assert bind_algorithm(algorithm).settings == algorithm
 
 
+@pytest.mark.whole
 def test_a_configuration_can_be_changed_by_overrides_and_keeps_its_parts() -> None:
     base = load_config(None, [MODEL, "algorithm.loss.clip_high=0.3"])
     changed = load_config(base, {"trainer.steps": 3})

@@ -114,6 +114,7 @@ def test_parts_with_numbers_are_found() -> None:
     assert {"advantage estimator step_gae.lam", "policy loss clip.clip_low", "tool search.k"} <= set(PARTS)
 
 
+@pytest.mark.whole
 def test_defaults_and_every_recipe_keep_to_the_constraints() -> None:
     assert value_problems(load_config(None, ["model.path=x"])) == []
     for recipe in sorted(RECIPE.parent.iterdir()):
@@ -122,6 +123,7 @@ def test_defaults_and_every_recipe_keep_to_the_constraints() -> None:
                 assert value_problems(load_config(recipe, [f"algorithm={algorithm}", "model.path=x"])) == []
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 3000, "{a: {", "1e999"])
 def test_value_that_breaks_the_reader_is_a_configuration_error(value: str) -> None:
     with pytest.raises(ConfigError):

@@ -112,6 +112,7 @@ def test_a_request_gets_the_same_answer_alone_and_among_forty(model: LlamaForCau
     assert_same(completions[20], answer(model, *request))
 
 
+@pytest.mark.whole
 def test_a_request_gets_the_same_answer_when_others_come_and_go(model: LlamaForCausalLM) -> None:
     request = (random_prompt(99, 25), SamplingParams(max_tokens=30, seed=7))
 
@@ -131,6 +132,7 @@ def test_a_request_gets_the_same_answer_when_others_come_and_go(model: LlamaForC
     assert_same(asyncio.run(in_time(staggered())), answer(model, *request))
 
 
+@pytest.mark.whole
 def test_every_request_gets_its_own_answer_when_there_are_more_than_may_run(model: LlamaForCausalLM) -> None:
     requests = random_requests(16 + 14, max_tokens=lambda index: 1 + index * 5 % 13)
     completions = asyncio.run(in_time(all_answers(LocalEngine(model, max_requests=16), requests)))
@@ -310,6 +312,7 @@ def test_weights_of_another_model_are_refused_by_name(model: LlamaForCausalLM) -
 # --- when things go wrong ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_a_cancelled_request_frees_its_place_and_the_others_finish(model: LlamaForCausalLM) -> None:
     requests = random_requests(16 + 4, max_tokens=lambda index: 400 if index < 4 else 15)
 
@@ -381,6 +384,7 @@ class BreaksOnFourthCall(LlamaForCausalLM):
         return super().forward(*args, **kwargs)
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:a step of the engine failed")
 def test_a_step_that_is_too_large_is_computed_one_by_one(model: LlamaForCausalLM) -> None:
     breaking = BreaksOnFourthCall(model.config)
@@ -398,6 +402,7 @@ class FearsOneToken(LlamaForCausalLM):
         return super().forward(*args, **kwargs)
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:a step of the engine failed")
 def test_a_request_that_breaks_the_model_fails_alone(model: LlamaForCausalLM) -> None:
     fearful = FearsOneToken(model.config)

@@ -122,6 +122,7 @@ async def all_answers(engine: LocalEngine, requests: list[Prompt]) -> list[Compl
         return list(await asyncio.gather(*(engine.generate(*request) for request in requests)))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("settings", [{}, {"kv_memory": 200}, {"max_requests": 3}, {"prefill_tokens": 20}])
 @pytest.mark.parametrize("stop", [(), tuple(range(0, 100, 7))])
 def test_answers_are_those_of_the_plain_engine(
@@ -149,6 +150,7 @@ def test_those_who_decode_go_on_with_those_whose_prompt_is_being_computed(
     assert runner.num_continued["with others"] > 0
 
 
+@pytest.mark.whole
 def test_the_first_prompts_are_started_on_while_others_are_still_coming(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +166,7 @@ def test_the_first_prompts_are_started_on_while_others_are_still_coming(
     assert arrived[:2] == [4, 12]
 
 
+@pytest.mark.whole
 def test_a_request_that_is_cancelled_in_flight_frees_its_blocks_and_harms_nobody(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +189,7 @@ def test_a_request_that_is_cancelled_in_flight_frees_its_blocks_and_harms_nobody
     assert engine._scheduler.pool.num_held == 0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("settings", [{}, {"kv_memory": 200}], ids=str)
 def test_streams_give_bursts_and_closing_them_in_flight_frees_their_blocks(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
@@ -316,6 +320,7 @@ def test_a_step_that_fails_in_flight_is_tried_one_by_one(
     assert asyncio.run(all_answers(engine, requests)) == expected
 
 
+@pytest.mark.whole
 def test_a_pool_full_of_old_prefixes_does_not_end_the_flow(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

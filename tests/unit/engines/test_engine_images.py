@@ -54,6 +54,7 @@ def conversation(engine: LocalEngine, images: Sequence[EncodedImage]) -> list[An
     return turns
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_turn_says_what_the_plain_model_says(family: str) -> None:
     model = make_vlm(family)

@@ -250,6 +250,7 @@ def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
     assert scheduler.pool.num_free == num_blocks
 
 
+@pytest.mark.whole
 @settings(max_examples=cases(12), deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_blocks_never_leak_in_an_engine_whose_requests_are_cancelled(model: LlamaForCausalLM, seed: int) -> None:
@@ -297,6 +298,7 @@ def test_a_cancelled_request_frees_its_blocks(model: LlamaForCausalLM) -> None:
 # --- prefixes are computed once ------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_eight_members_of_a_group_compute_their_prompt_once(model: LlamaForCausalLM) -> None:
     engine = LocalEngine(model)
     prompt = random_ids(1, 100)
@@ -384,6 +386,7 @@ def ragged_requests(count: int) -> list[Prompt]:
     ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("prefill_tokens", [8192, 50, 7])
 def test_preemption_changes_no_token_and_no_logprob(model: LlamaForCausalLM, prefill_tokens: int) -> None:
     requests = ragged_requests(14)
@@ -396,6 +399,7 @@ def test_preemption_changes_no_token_and_no_logprob(model: LlamaForCausalLM, pre
     assert tight.stats.generated_tokens == roomy.stats.generated_tokens
 
 
+@pytest.mark.whole
 def test_a_request_alone_is_cut_cached_or_preempted_without_a_trace(model: LlamaForCausalLM) -> None:
     """The same bits alone, in chunks of any size, over a prefix from the cache, and among others in a tight pool."""
     request = (random_ids(3, 75), SamplingParams(max_tokens=30, seed=5))
@@ -412,6 +416,7 @@ def test_a_request_alone_is_cut_cached_or_preempted_without_a_trace(model: Llama
     assert crowded.stats.preemptions > 0
 
 
+@pytest.mark.whole
 def test_the_cache_gives_way_before_a_request_does(model: LlamaForCausalLM) -> None:
     engine = LocalEngine(model, kv_memory=96)
     for seed in range(6):

@@ -27,6 +27,7 @@ def free_blocks(engine: LocalEngine) -> int:
     return scheduler.pool.num_free + scheduler.cache.evict(10**6)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("stop", [(), (7, 11, 90)])
 def test_a_stream_is_the_completion_in_pieces(tiny_model: LlamaForCausalLM, stop: TokenIds) -> None:
     async def run() -> None:

@@ -116,6 +116,7 @@ def change(policy: nn.Module, factor: float = 1.05) -> Any:
 # --- sampling -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_servers_sample_what_the_local_engine_samples(kind: str, pair: list[RunningServer], policy: nn.Module) -> None:
     sampling = SamplingParams(max_tokens=12, temperature=0.7, seed=11 if kind == "vllm" else 0, stop=(400,))
     completion = run(config_of("http", pair), policy, lambda engine: engine.generate(PROMPT, sampling))
@@ -198,6 +199,7 @@ def test_requests_that_would_kill_a_server_are_never_sent(
     assert len(server.state()["calls"]) == before
 
 
+@pytest.mark.whole
 def test_vllm_log_probs_under_top_p_are_refused(servers: dict[str, list[RunningServer]], policy: nn.Module) -> None:
     """SGLang's are those of the whole distribution."""
     sampling = SamplingParams(max_tokens=4, top_p=0.9)
@@ -226,6 +228,7 @@ def test_new_weights_reach_every_server(kind: str, pair: list[RunningServer], po
     assert [set(completion.policy_versions) for completion in (before, *after)] == [{0}, {7}, {7}, {7}, {7}]
 
 
+@pytest.mark.whole
 def test_a_request_in_flight_continues_under_the_new_weights(
     kind: str, pair: list[RunningServer], policy: nn.Module
 ) -> None:
@@ -248,6 +251,7 @@ def test_a_request_in_flight_continues_under_the_new_weights(
     assert completion.logprobs[switch:] == pytest.approx(scored(policy, completion)[switch:], abs=1e-4)
 
 
+@pytest.mark.whole
 def test_a_server_that_keeps_its_old_head_is_refused(kind: str, pair: list[RunningServer], policy: nn.Module) -> None:
     """As a tied model does in vLLM, which answers 200."""
 
@@ -286,6 +290,7 @@ def test_a_server_that_is_refused_gets_the_next_weights(
     assert run(config_of(kind, pair), policy, work) == 2
 
 
+@pytest.mark.whole
 def test_when_every_server_disagrees_the_run_ends_with_one_line(
     kind: str, pair: list[RunningServer], policy: nn.Module
 ) -> None:
@@ -332,6 +337,7 @@ def test_the_folder_of_weights_is_kept_until_the_next_one_is_loaded(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.whole
 def test_a_server_that_does_not_report_versions_is_emptied_before_an_update(
     model_folder: Path, policy: nn.Module
 ) -> None:
@@ -395,6 +401,7 @@ def test_an_answer_that_is_late_is_asked_for_elsewhere(kind: str, pair: list[Run
     assert run(config_of(kind, pair, timeout=0.5), policy, work) < 2.5
 
 
+@pytest.mark.whole
 def test_a_request_that_was_aborted_continues_from_its_tokens(
     kind: str, pair: list[RunningServer], policy: nn.Module
 ) -> None:
@@ -430,6 +437,7 @@ def test_no_server_at_all_is_one_line_within_the_bound(policy: nn.Module) -> Non
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.whole
 def test_a_server_that_comes_back_with_old_weights_gets_the_current_ones_first(
     model_folder: Path, policy: nn.Module, kind: str
 ) -> None:
@@ -475,6 +483,7 @@ def test_requests_beyond_the_bound_wait_here(kind: str, pair: list[RunningServer
     assert metrics["perf/engine_queue"] > 1
 
 
+@pytest.mark.whole
 def test_later_turns_go_to_the_server_that_has_the_earlier_ones(
     kind: str, pair: list[RunningServer], policy: nn.Module
 ) -> None:

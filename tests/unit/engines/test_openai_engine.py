@@ -249,6 +249,7 @@ def test_an_answer_of_another_form_is_one_clear_error(server: ChatServer, broken
         ask(server.url)
 
 
+@pytest.mark.whole
 def test_open_requests_are_bounded(server: ChatServer) -> None:
     server.reply = slowly(answer("hi"))
     ask(server.url, times=20, concurrency=3)
@@ -256,6 +257,7 @@ def test_open_requests_are_bounded(server: ChatServer) -> None:
     assert len(server.requests) == 20
 
 
+@pytest.mark.whole
 def test_requests_go_to_all_servers_and_around_one_that_fails(server: ChatServer) -> None:
     with chat_server() as other:
         server.reply = slowly(answer("hi"))

@@ -54,6 +54,7 @@ def arguments(server: ChatServer, tmp_path: Path) -> dict[str, Any]:
     return {"overrides": overrides, "quiet": True}
 
 
+@pytest.mark.whole
 def test_an_evaluation_needs_no_model_here_and_counts_what_the_server_says_it_took(
     server: ChatServer, arguments: dict[str, Any]
 ) -> None:

@@ -180,6 +180,7 @@ MOVES = st.lists(
 )
 
 
+@pytest.mark.whole
 @settings(max_examples=cases(300), deadline=None)
 @given(moves=MOVES, burst=st.sampled_from([1, 8]), prefill_tokens=st.sampled_from([16, 48, 1000]))
 def test_the_scheduler_plans_what_the_slow_one_plans(

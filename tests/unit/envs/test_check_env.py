@@ -146,6 +146,7 @@ class Hanging(Good):
         await asyncio.sleep(60)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("env", "what", "found"),
     [

@@ -158,6 +158,7 @@ def test_an_episode_on_a_server_is_the_episode_here(url: str, tmp_path: Path) ->
     assert notes(tmp_path / "there") == ["reset t", "step 1 t", "step 2 t", "step 3 t", "close t"]
 
 
+@pytest.mark.whole
 def test_64_episodes_at_once_keep_their_own_worlds(url: str) -> None:
     async def episode(number: int) -> None:
         env = RemoteEnv(url)
@@ -219,6 +220,7 @@ def with_client(url: str, run: Callable[[httpx.AsyncClient], Awaitable[None]]) -
     asyncio.run(main())
 
 
+@pytest.mark.whole
 def test_a_retried_request_is_answered_from_memory_and_never_run_twice(url: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
 
@@ -261,6 +263,7 @@ def test_a_failed_step_that_is_retried_fails_from_memory(url: str, tmp_path: Pat
     assert notes(log) == ["reset t", "step 1 t", "close t"]
 
 
+@pytest.mark.whole
 def test_a_step_slower_than_the_read_timeout_runs_once_and_is_answered_late(url: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     seen = play(url, "wait 0.8", "b", args={"log": str(log)}, read_seconds=0.3, pause_seconds=0.05, retries=8)
@@ -269,6 +272,7 @@ def test_a_step_slower_than_the_read_timeout_runs_once_and_is_answered_late(url:
     assert notes(log) == ["reset t", "step 1 t", "step 2 t", "close t"]
 
 
+@pytest.mark.whole
 def test_an_answer_to_another_request_is_not_taken(url: str) -> None:
     """A proxy hands over the answer of an earlier request first, as a shifted connection would."""
     answers: list[bytes] = []
@@ -313,6 +317,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@pytest.mark.whole
 def test_an_episode_is_lost_when_the_server_is_killed_and_the_next_one_finds_the_new_server() -> None:
     port = free_port()
 
@@ -339,6 +344,7 @@ def test_an_episode_is_lost_when_the_server_is_killed_and_the_next_one_finds_the
     asyncio.run(run())
 
 
+@pytest.mark.whole
 def test_a_rollout_survives_a_kill_of_its_server(renderer: ChatRenderer) -> None:
     port = free_port()
     texts = ["a", "b", "end"]
@@ -406,6 +412,7 @@ def test_episodes_that_begin_together_share_one_health_check() -> None:
 # Limits of the server
 
 
+@pytest.mark.whole
 def test_a_full_server_answers_503_and_a_client_waits_for_a_place() -> None:
     async def run(url: str) -> None:
         first, second = RemoteEnv(url), RemoteEnv(url, pause_seconds=0.05)
@@ -428,6 +435,7 @@ def test_a_full_server_answers_503_and_a_client_waits_for_a_place() -> None:
         asyncio.run(run(url))
 
 
+@pytest.mark.whole
 def test_idle_episodes_are_closed_and_busy_ones_are_not(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
@@ -447,6 +455,7 @@ def test_idle_episodes_are_closed_and_busy_ones_are_not(tmp_path: Path) -> None:
         asyncio.run(run(url))
 
 
+@pytest.mark.whole
 def test_shutdown_closes_the_environments(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
@@ -463,6 +472,7 @@ def test_shutdown_closes_the_environments(tmp_path: Path) -> None:
     assert notes(log) == ["reset t", "close t"]
 
 
+@pytest.mark.whole
 def test_an_episode_that_is_given_up_during_its_reset_is_closed(url: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
 
@@ -479,6 +489,7 @@ def test_an_episode_that_is_given_up_during_its_reset_is_closed(url: str, tmp_pa
 # The command line
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("reference", "expected"),
     [
@@ -495,6 +506,7 @@ def test_a_wrong_name_is_one_clear_error(reference: str, expected: str) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.whole
 def test_files_of_the_folder_it_is_served_from_may_import_each_other(tmp_path: Path) -> None:
     (tmp_path / "words.py").write_text("WORDS = 'hello'\n")
     (tmp_path / "maze.py").write_text(
@@ -525,6 +537,7 @@ def test_files_of_the_folder_it_is_served_from_may_import_each_other(tmp_path: P
         process.communicate()
 
 
+@pytest.mark.whole
 def test_a_taken_port_is_one_clear_error(url: str) -> None:
     port = url.rpartition(":")[2]
     result = subprocess.run(command(ENV, "--port", port), cwd=ROOT, capture_output=True, text=True, check=False)
@@ -532,6 +545,7 @@ def test_a_taken_port_is_one_clear_error(url: str) -> None:
     assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
 
 
+@pytest.mark.whole
 def test_a_module_of_the_current_folder_with_one_environment_needs_no_attribute(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text((ROOT / "tests" / "helpers" / "served_env.py").read_text())
     process = subprocess.Popen(

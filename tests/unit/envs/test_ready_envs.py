@@ -109,6 +109,7 @@ def test_success_is_a_return_at_the_threshold_or_any_gain(
 # reasoning-gym
 
 
+@pytest.mark.whole
 def test_questions_are_reproducible_and_none_is_in_both_splits() -> None:
     section = {"name": "reasoning_gym:leg_counting", "tasks": 30, "eval_tasks": 10}
     narrow = {**section, "arguments": {"min_animals": 1, "max_animals": 1, "max_instances": 3}}

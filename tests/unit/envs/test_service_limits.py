@@ -56,6 +56,7 @@ def open_episodes(url: str) -> int:
 # Slots
 
 
+@pytest.mark.whole
 def test_hanging_resets_whose_clients_are_gone_give_their_slots_back(url: str) -> None:
     async def leave() -> None:
         async with httpx.AsyncClient(base_url=url) as client:
@@ -74,12 +75,14 @@ def test_hanging_resets_whose_clients_are_gone_give_their_slots_back(url: str) -
     wait_for(lambda: open_episodes(url) == 0)
 
 
+@pytest.mark.whole
 def test_call_beyond_its_deadline_is_504_and_frees_its_slot(url: str) -> None:
     answer = post(url, "/episodes", begin_body("slow", reset_seconds=3600))
     assert kind_of(answer) == (504, "deadline")
     wait_for(lambda: open_episodes(url) == 0)
 
 
+@pytest.mark.whole
 def test_step_that_refuses_to_be_cancelled_frees_its_slot(url: str) -> None:
     with pytest.raises(EpisodeError, match=r"step 1 .*took longer than 3 s") as caught:
         play(url, "cling 8")
@@ -116,6 +119,7 @@ def test_infinite_reward_is_a_clear_error_of_the_environment(url: str, reward: s
         play(url, f"infinite {reward}")
 
 
+@pytest.mark.whole
 def test_retried_request_still_finds_its_answer_after_the_connection_broke(url: str) -> None:
     """A break shorter than --gone-seconds costs nothing."""
     with pytest.raises(httpx.ReadTimeout):
@@ -281,6 +285,7 @@ def test_host_names_of_others_and_web_pages_are_refused(
     assert answer.status_code == 200 if expected is None else kind_of(answer) == expected
 
 
+@pytest.mark.whole
 def test_server_that_others_can_reach_prints_the_token_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AGENT_R1_ENV_TOKEN", raising=False)
     with server("--host", "0.0.0.0") as (address, process):
@@ -329,6 +334,7 @@ def test_numbers_of_the_client_are_checked_all_at_once() -> None:
         RemoteEnv("http://127.0.0.1:1", pause_seconds="x")  # type: ignore[arg-type]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "options", [("--port", "70000"), ("--port", "-1"), ("--body-mb", "0"), ("--call-seconds", "nan")]
 )

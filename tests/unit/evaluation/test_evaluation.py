@@ -270,6 +270,7 @@ def test_only_what_is_marked_is_a_final_answer(renderer: ChatRenderer) -> None:
     assert said(renderer, "21").final_answer is None
 
 
+@pytest.mark.whole
 def test_a_baseline_runs_without_warm_start_in_react(tmp_path: Path, model_folder: Path) -> None:
     seen: list[str] = []
 

@@ -405,6 +405,7 @@ def test_numbers_that_are_not_finite_or_huge_do_not_stop_the_run() -> None:
     assert watch([step | {"policy/entropy": math.nan} for step in stuck(8)]) == []
 
 
+@pytest.mark.whole
 def test_a_look_costs_the_same_after_thousands_of_steps() -> None:
     started = time.perf_counter()
     watch(stuck(5000))
@@ -419,6 +420,7 @@ def always_half(task: Task, episode: Episode) -> float:
     return 0.5
 
 
+@pytest.mark.whole
 def test_a_run_with_a_constant_reward_is_told_that_nothing_is_learned(
     tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -433,6 +435,7 @@ def test_a_run_with_a_constant_reward_is_told_that_nothing_is_learned(
     assert printed.count("warning: no group has any spread of reward (mean 0.50), so nothing is learned.") == 1
 
 
+@pytest.mark.whole
 def test_a_resumed_run_has_the_warnings_from_before(tmp_path: Path, model_folder: Path) -> None:
     run = tiny_overrides(tmp_path, model_folder)
     whole = commands.train(*run, "run.name=whole", quiet=True, reward=always_half)

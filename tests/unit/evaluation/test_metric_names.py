@@ -33,6 +33,7 @@ def score_variety(task: Any, episode: Any) -> float:
     return float(len(set(episode.final_text)))
 
 
+@pytest.mark.whole
 def test_a_run_writes_every_metric_that_is_read(tmp_path: Path, model_folder: Path) -> None:
     """With a reference model and overlapping rollouts, which have metrics of their own."""
     held_out = write_tasks(tmp_path / "held_out.jsonl", count=2)

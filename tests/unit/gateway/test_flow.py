@@ -380,6 +380,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.whole
 def test_at_the_deadline_the_agent_is_killed_with_its_children(
     renderer: ChatRenderer, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -486,6 +487,7 @@ async def work(gateway: Gateway, num_rollouts: int, *, error: str | None = None)
         assert (await client.post("/rollouts", json={"wait_seconds": 0})).status_code == 204
 
 
+@pytest.mark.whole
 def test_a_remote_worker_claims_rollouts_and_finishes_them(renderer: ChatRenderer, tokenizer: Any) -> None:
     found = roll_out(
         replies_in_order(tokenizer, "12"),

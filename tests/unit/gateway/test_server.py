@@ -111,6 +111,7 @@ def test_plain_completions_are_steps_too(renderer: ChatRenderer, tokenizer: Any)
     assert trajectory.steps[1].prompt_ids == renderer.encode("tea")
 
 
+@pytest.mark.whole
 def test_requests_that_cannot_be_served_have_a_reason_in_openais_shape(renderer: ChatRenderer, tokenizer: Any) -> None:
     chat = "/chat/completions"
     wrong: list[tuple[str, Any, int]] = [
@@ -157,6 +158,7 @@ def test_requests_that_cannot_be_served_have_a_reason_in_openais_shape(renderer:
     assert len(trajectory.steps) == 1, trajectory.error
 
 
+@pytest.mark.whole
 def test_a_wrong_address_a_web_page_and_a_foreign_host_are_refused(renderer: ChatRenderer, tokenizer: Any) -> None:
     body = {"model": "m", "messages": QUESTION}
 
@@ -197,6 +199,7 @@ def test_with_a_key_every_request_needs_it(
     assert trajectory.outcome_reward == 1.0, trajectory.error
 
 
+@pytest.mark.whole
 def test_the_official_client_works_unmodified(renderer: ChatRenderer, tokenizer: Any) -> None:
     openai = pytest.importorskip("openai", reason="the openai client is not installed: pip install 'agent-r1[dev]'")
 

@@ -54,6 +54,7 @@ pieces = st.one_of(
 )
 
 
+@pytest.mark.whole
 @given(st.lists(pieces, max_size=12))
 def test_all_ids_read_back_exactly_through_json(found: list[tuple[int, ...]]) -> None:
     ids = tuple(token for piece in found for token in piece)

@@ -45,6 +45,7 @@ def front_matter(folder: Path) -> dict[str, Any]:
     return yaml.safe_load(head)
 
 
+@pytest.mark.whole
 def test_the_final_model_is_exported_bit_for_bit_with_its_tokenizer(run: Path, tmp_path: Path) -> None:
     done = export_agent(run, tmp_path / "out" / "shopper")
     assert done.step is None

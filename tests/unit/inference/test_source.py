@@ -36,6 +36,7 @@ def test_a_run_has_the_settings_it_was_trained_with(run: Path) -> None:
     assert source.checkpoint is None
 
 
+@pytest.mark.whole
 def test_a_run_without_an_exported_model_has_its_newest_undamaged_checkpoint(run: Path) -> None:
     shutil.rmtree(run / "hf")
     checkpoints = sorted((run / "checkpoints").iterdir())
@@ -135,6 +136,7 @@ def test_what_newcomers_type_is_answered_with_what_they_mean(
         find_source(run)
 
 
+@pytest.mark.whole
 def test_a_run_whose_recipe_is_elsewhere_says_where_it_was_trained(run: Path) -> None:
     config = from_yaml((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(to_yaml(replace(config, recipe="recipes/gone")))
@@ -142,6 +144,7 @@ def test_a_run_whose_recipe_is_elsewhere_says_where_it_was_trained(run: Path) ->
         load_agent(run)
 
 
+@pytest.mark.whole
 def test_data_that_is_gone_is_named(run: Path) -> None:
     config = from_yaml((run / "config.yaml").read_text())
     gone = replace(config.data, train=["gone.jsonl"], eval=[])
@@ -152,6 +155,7 @@ def test_data_that_is_gone_is_named(run: Path) -> None:
         agent.tasks()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("env_kwargs", "expected"), [({"prices": {"tea": 4}}, True), ({}, False), (None, False)])
 def test_rows_with_facts_of_their_own_are_worlds(run: Path, tmp_path: Path, env_kwargs: object, expected: bool) -> None:
     row = {"prompt": "What does tea cost?", **({} if env_kwargs is None else {"env_kwargs": env_kwargs})}

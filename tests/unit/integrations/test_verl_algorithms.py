@@ -52,6 +52,7 @@ step_lists = st.tuples(
 ).map(lambda pair: [pair[0], *pair[1]])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", CARRIED)
 @given(episodes=st.lists(step_lists, min_size=1, max_size=6), data=st.data())
 def test_an_estimator_gives_the_numbers_of_our_step_table(name: str, episodes: Any, data: st.DataObject) -> None:

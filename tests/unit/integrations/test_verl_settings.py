@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from agent_r1.integrations.verl.export import hydra_overrides, launch_script, ve
 from agent_r1.integrations.verl.recipe import TASK_COLUMN, open_recipe, read_recipe, task_of_row
 from agent_r1.integrations.verl.settings import ACTOR, ROLLOUT, VerlSettings, verl_settings
 from agent_r1.types import Task
+from tests.helpers.forks import run_python
 
 ROOT = Path(__file__).parents[3]
 
@@ -216,15 +215,8 @@ def test_the_launch_script_is_one_command_of_the_shell() -> None:
 def test_the_command_writes_a_folder(tmp_path: Path, model_folder: Path) -> None:
     """The quickstart, with its data made on the way; the loop's recipe can be read without them."""
     folder = tmp_path / "verl"
-    command = [sys.executable, "-m", "agent_r1.integrations.verl", "quickstart", f"run.folder={tmp_path}"]
-    ran = subprocess.run(
-        [*command, f"model.path={model_folder}", "--out", str(folder), "--gpus", "4"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["-m", "agent_r1.integrations.verl", "quickstart", f"run.folder={tmp_path}"]
+    ran = run_python(*command, f"model.path={model_folder}", "--out", str(folder), "--gpus", "4", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "train with: " in ran.stdout
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -234,14 +226,7 @@ def test_the_command_writes_a_folder(tmp_path: Path, model_folder: Path) -> None
     assert (config.data.train, config.model.path) == ([], str(model_folder))
     rows = list(read_rows(folder / "train.parquet"))
     assert [task_of_row(row) for row in rows] == load_tasks([tmp_path / "quickstart_data" / "train.jsonl"])
-    refused = subprocess.run(
-        [*command, "--out", str(folder), "algorithm=gigpo", f"model.path={model_folder}"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    refused = run_python(*command, "--out", str(folder), "algorithm=gigpo", f"model.path={model_folder}", cwd=tmp_path)
     assert refused.returncode == 1
     assert "Traceback" not in refused.stderr
     assert "error: verl cannot carry this recipe:" in refused.stderr

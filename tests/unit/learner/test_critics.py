@@ -230,6 +230,7 @@ def test_a_shared_weight_of_0_keeps_the_value_loss_out_of_the_trunk_but_the_head
 # --- the critic learns first ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("make", [make_critic, make_shared_critic])
 def test_in_the_warm_up_only_the_critic_learns(
     policy: LlamaForCausalLM, make: Callable[[nn.Module], TrainedCritic]
@@ -260,6 +261,7 @@ def test_in_the_warm_up_only_the_critic_learns(
     assert not same_weights(critic, before)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", [Critic, SharedCritic])
 def test_a_warm_up_makes_the_values_better(policy: LlamaForCausalLM, kind: type[TrainedCritic]) -> None:
     settings = CriticConfig(warmup_steps=9, learning_rate=1e-3, kind="shared" if kind is SharedCritic else "own")
@@ -360,6 +362,7 @@ def test_in_the_warm_up_a_closed_form_takes_batches_in_and_the_policy_stands_sti
     assert not same_weights(policy, before)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["closed_form", "own", "shared"])
 def test_a_restored_critic_goes_on_as_if_nothing_had_happened(policy: LlamaForCausalLM, kind: str) -> None:
     def learner_of(model: nn.Module) -> TorchLearner:
@@ -674,6 +677,7 @@ def explained_after_learning(policy: nn.Module, source: str | None) -> list[floa
     return [learner.learn_sync(experience, step=step)["critic/explained_variance"] for step in range(25)]
 
 
+@pytest.mark.whole
 def test_a_return_that_only_the_hidden_text_tells_is_explained_by_a_critic_that_reads_it(
     policy: LlamaForCausalLM,
 ) -> None:
@@ -735,6 +739,7 @@ def train(folder: Path, model: Path, name: str, *overrides: str) -> dict[str, An
     return learner
 
 
+@pytest.mark.whole
 def test_runs_whose_critics_read_more_show_the_policy_nothing_of_it(
     tmp_path: Path, model_folder: Path, renderer: ChatRenderer
 ) -> None:
@@ -758,6 +763,7 @@ def test_runs_whose_critics_read_more_show_the_policy_nothing_of_it(
         assert all("zebra" not in renderer.tokenizer.decode(ids, skip_special_tokens=False) for ids in seen)
 
 
+@pytest.mark.whole
 def test_an_episode_that_fills_the_context_can_be_valued_with_what_is_hidden(
     tmp_path: Path, model_folder: Path
 ) -> None:

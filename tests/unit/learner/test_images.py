@@ -200,6 +200,7 @@ def test_an_update_trains_the_projector_and_leaves_a_frozen_tower(critic: Any) -
     assert not any(name.startswith("model.vision_model") for name in changed)
 
 
+@pytest.mark.whole
 def test_demonstrations_with_images_are_learned() -> None:
     model, samples = make_vlm("smolvlm"), episodes("smolvlm")
     rows = [DemonstrationRow(token_ids=sample.token_ids, actions=sample.action_positions) for sample in samples]

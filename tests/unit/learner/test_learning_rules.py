@@ -205,6 +205,7 @@ def test_micro_batches_do_not_change_the_policys_gradient(policy: LlamaForCausal
     assert_same_gradients(found[1], found[0])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("estimator", ["token_gae", "step_gae"])
 def test_micro_batches_do_not_change_the_critics_gradient(policy: LlamaForCausalLM, estimator: str) -> None:
     critic = make_critic(policy)
@@ -631,6 +632,7 @@ def first_token(task: Task, episode: Episode) -> float:
 # --- the critic, the rate, the state -------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_the_critic_learns_a_constant_return(policy: LlamaForCausalLM) -> None:
     rng = random.Random(0)
     batch = [
@@ -711,6 +713,7 @@ def test_the_learning_rate_falls_in_a_straight_line_to_its_final_fraction(policy
     assert rates == pytest.approx([1e-3, 8e-4, 6e-4, 4e-4, 2e-4, 2e-4])
 
 
+@pytest.mark.whole
 def test_a_learner_restored_from_its_state_goes_on_bit_for_bit(policy: LlamaForCausalLM) -> None:
     first, second = (experience_of(*random_batch(policy, seed)) for seed in (0, 10))
 

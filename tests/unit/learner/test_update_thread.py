@@ -42,6 +42,7 @@ def test_a_torch_learner_is_a_learner(tiny_model: LlamaForCausalLM) -> None:
     assert {name for name, _ in learner.weights()} == set(tiny_model.state_dict())
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("with_critic", [False, True])
 def test_an_update_in_the_thread_equals_the_synchronous_one_bit_for_bit(
     tiny_model: LlamaForCausalLM, with_critic: bool

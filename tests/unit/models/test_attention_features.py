@@ -145,6 +145,7 @@ def test_a_row_without_padding_is_capped_too() -> None:
     torch.testing.assert_close(plain_logits(as_trained(model), ids), plain_logits(model, ids), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.whole
 def test_capped_layers_compile_into_one_graph() -> None:
     model = as_trained(built("gemma2, scores capped, one layer with a window", window=128))
     ids = random_prompt(1, 24)

@@ -65,6 +65,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
 # --- generation -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_run_from_a_foreign_generation_config_exports_how_it_was_trained(
     kind: str, run: Callable[..., list[str]], tmp_path: Path, model_folder: Path
@@ -162,6 +163,7 @@ def moved_policy(folder: Path, step: float, *, lora: bool) -> nn.Module:
     return policy
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("lora", [False, True], ids=["all weights", "adapters"])
 def test_the_cost_of_rounding_is_told(tokenizer: Any, bfloat16_folder: Path, tmp_path: Path, lora: bool) -> None:
     config = Config(model=ModelConfig(path=str(bfloat16_folder), dtype="bfloat16"))
@@ -186,6 +188,7 @@ def test_the_cost_of_rounding_is_told(tokenizer: Any, bfloat16_folder: Path, tmp
     assert all(torch.equal(tensor, exact[name].float()) for name, tensor in exported.items())
 
 
+@pytest.mark.whole
 def test_a_run_says_once_what_rounding_cost(
     run: Callable[..., list[str]], bfloat16_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +207,7 @@ def test_a_run_says_once_what_rounding_cost(
 # --- exports that fail ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("error", [ValueError("the settings are odd"), RuntimeError("shared memory"), KeyError("x")])
 def test_whatever_fails_in_an_export_the_run_keeps_its_results(
     run: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -230,6 +234,7 @@ def test_whatever_fails_in_an_export_the_run_keeps_its_results(
     assert [json.loads(line)["step"] for line in lines if "reward/outcome" in line] == [1]
 
 
+@pytest.mark.whole
 def test_a_run_whose_export_fails_does_not_end_as_a_success(
     run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +269,7 @@ def test_our_own_errors_stay_what_they_are_and_all_others_get_a_name() -> None:
 # --- weights that explode ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("lora", [[], ["model.lora.rank=2"]], ids=["all weights", "adapters"])
 @pytest.mark.parametrize("rate", [1e6, 1e30])
 def test_weights_that_explode_stop_the_run_and_are_not_exported(

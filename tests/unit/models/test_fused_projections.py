@@ -102,6 +102,7 @@ def test_layers_that_are_not_plain_are_left_as_they_are() -> None:
     torch.testing.assert_close(loss_of(model), before)
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler looks whether there is one
 def test_all_layers_of_a_compiled_model_share_one_piece_of_code() -> None:
     model = made("llama")

@@ -171,6 +171,7 @@ def test_another_size_or_time_is_another_folder(cache: Path, tmp_path: Path) -> 
     assert gguf_folder(file) != first
 
 
+@pytest.mark.whole
 def test_a_run_converts_a_gguf_file_once(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", tiny_llama(), None)
     run = tiny_overrides(tmp_path, file, "rollout.context_length=1500", "eval.max_tasks=1")
@@ -312,6 +313,7 @@ def test_without_a_variable_the_cache_is_in_the_home(monkeypatch: pytest.MonkeyP
     assert config.model.path == str(tmp_path / ".cache" / "agent-r1" / "smollm2-135m-instruct")
 
 
+@pytest.mark.whole
 def test_an_unknown_preset_lists_what_exists_and_says_where_paths_go() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown model 'smolm2'\. Did you mean 'smollm2'"):
         load_config(RECIPE, ["model=smolm2"])

@@ -108,6 +108,7 @@ def test_at_the_start_adapters_change_nothing(policy: LlamaForCausalLM) -> None:
     assert (after.token_ids, after.logprobs) == (before.token_ids, before.logprobs)
 
 
+@pytest.mark.whole
 def test_after_an_update_the_engine_says_what_the_trainer_says(policy: LlamaForCausalLM) -> None:
     engine = LocalEngine(policy, max_requests=1)
     before = greedy_answer(engine)
@@ -199,6 +200,7 @@ def test_the_seed_decides_the_adapters(policy: LlamaForCausalLM) -> None:
     assert torch.equal(torch.get_rng_state(), torch_state)
 
 
+@pytest.mark.whole
 def test_recomputing_layers_gives_the_adapters_the_same_gradients(policy: LlamaForCausalLM) -> None:
     found = []
     for recompute in (False, True):
@@ -232,6 +234,7 @@ def test_adapters_are_on_again_after_an_error(policy: LlamaForCausalLM) -> None:
     assert torch.equal(logits(own), before)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("place", ["loss", "reward"])
 def test_a_policy_with_adapters_is_its_own_reference(policy: LlamaForCausalLM, place: str) -> None:
     """Two updates with the policy as its reference move it as those with a copy from the start do."""
@@ -345,6 +348,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, model_folder
     assert lines[-1]["policy/reference_kl"] > 0
 
 
+@pytest.mark.whole
 def test_a_checkpoint_is_small_and_its_base_is_the_models(tmp_path: Path, model_folder: Path) -> None:
     run = tiny_overrides(tmp_path, model_folder, "trainer.steps=1")
     commands.train(*run, "run.name=all", quiet=True, reward=token_variety)
@@ -360,6 +364,7 @@ def test_a_checkpoint_is_small_and_its_base_is_the_models(tmp_path: Path, model_
     assert all(name.endswith("_proj.weight") for name in changed)
 
 
+@pytest.mark.whole
 def test_the_reward_rises(tmp_path: Path, tokenizer: Any) -> None:
     """From weights large enough that a head which stands still can tell tokens apart."""
     torch.manual_seed(0)
@@ -379,6 +384,7 @@ def test_the_reward_rises(tmp_path: Path, tokenizer: Any) -> None:
     assert sum(rewards[-3:]) / 3 > 0.9
 
 
+@pytest.mark.whole
 def test_a_warm_start_with_adapters_lowers_the_loss_and_writes_a_plain_model(
     tmp_path: Path, model_folder: Path
 ) -> None:
@@ -444,6 +450,7 @@ def test_a_missing_peft_says_how_to_get_it(
     assert not (tmp_path / "tiny").exists()
 
 
+@pytest.mark.whole
 def test_without_adapters_peft_is_not_asked_for(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_demonstrations_without_tools_make_a_model(tmp_path: Path) -> None:
     assert weights(config) != (tmp_path / "a" / "warm_untrained" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.whole
 def test_the_warm_start_follows_from_the_demonstrations_and_not_from_the_run(tmp_path: Path) -> None:
     one = warm_config(tmp_path / "a")
     other = warm_config(tmp_path / "b", "trainer.seed=5", "algorithm=ppo", "optimizer.gradient_clip=0.1")

@@ -80,6 +80,7 @@ def make_language_model(folder: Path, *, tied: bool) -> LlamaForCausalLM:
     return model
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_language_model_with_a_tower_says_what_it_said_about_text(tmp_path: Path, tied: bool) -> None:
     language = make_language_model(tmp_path / "language", tied=tied)

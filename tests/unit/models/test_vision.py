@@ -61,6 +61,7 @@ def test_a_folder_is_opened_with_its_tower_which_keeps_its_own_attention(family:
     assert not any(part.training for part in model.modules())
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("family", FEW_FIRST)
 def test_an_exported_model_opens_in_transformers_and_says_the_same(family: str, tmp_path: Path) -> None:
     model = opened(written(family, tmp_path / "model"))
@@ -131,6 +132,7 @@ def test_targets_are_checked_without_weights(tmp_path: Path) -> None:
         check_targets(ModelConfig(path=str(folder), lora=lora, train_vision="none"))
 
 
+@pytest.mark.whole
 def test_adapters_of_all_parts_are_saved_restored_and_merged(tmp_path: Path) -> None:
     folder = written("qwen2_vl", tmp_path / "model")
     settings = ModelConfig(path=str(folder), lora=LoraConfig(rank=2), train_vision="all")

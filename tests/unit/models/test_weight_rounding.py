@@ -75,6 +75,7 @@ def after_updates(model: nn.Module, learning_rate: float, steps: int = 300) -> n
     return model
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("learning_rate", [1e-6, 1e-5])
 def test_small_updates_of_a_bfloat16_model_arrive(policy: LlamaForCausalLM, learning_rate: float) -> None:
     start = weights_of(policy)
@@ -86,6 +87,7 @@ def test_small_updates_of_a_bfloat16_model_arrive(policy: LlamaForCausalLM, lear
     assert cosine(arrived, meant) >= 0.99
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("learning_rate", [1e-6, 1e-5])
 def test_the_updates_of_a_learner_arrive_in_a_bfloat16_policy(policy: LlamaForCausalLM, learning_rate: float) -> None:
     start, moved = weights_of(policy), []
@@ -295,6 +297,7 @@ def test_a_bfloat16_engine_with_adapters_answers_as_the_policy_does(policy: Llam
     torch.testing.assert_close(torch.tensor(after.logprobs), expected, atol=0.15, rtol=0.05)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("dtype", "num_apart"), [("bfloat16", 14), ("float32", 0)])
 def test_a_run_keeps_adapters_apart_where_the_engine_is_coarse(
     tmp_path: Path, model_folder: Path, dtype: str, num_apart: int

@@ -246,6 +246,7 @@ def command(path: Path, *arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.mark.whole
 def test_the_command_prints_a_table_and_writes_json_and_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs agent-r1[plot]")
     path = record_run(tmp_path / "run")

@@ -125,6 +125,7 @@ groups = st.lists(episodes, min_size=2, max_size=2).map(tuple)
 workloads = st.lists(groups, min_size=1, max_size=4).map(lambda many: workload(*many))
 
 
+@pytest.mark.whole
 @settings(max_examples=40)
 @given(workloads, st.integers(1, 3), st.integers(0, 3), st.integers(1, 6), st.booleans(), st.integers(0, 9))
 def test_the_bound_holds_no_group_is_lost_or_trained_twice_and_tokens_are_conserved(
@@ -140,6 +141,7 @@ def test_the_bound_holds_no_group_is_lost_or_trained_twice_and_tokens_are_conser
     assert 0.0 <= run.learner_share <= 1.0
 
 
+@pytest.mark.whole
 @settings(max_examples=40)
 @given(workloads, st.integers(1, 4), st.integers(0, 9))
 def test_more_engines_and_more_learners_are_never_slower(work: Workload, size: int, seed: int) -> None:
@@ -157,6 +159,7 @@ def test_more_engines_and_more_learners_are_never_slower(work: Workload, size: i
     assert seconds(engines=2, learners=4) <= seconds(engines=2, learners=2) + 1e-9
 
 
+@pytest.mark.whole
 @given(workloads, st.integers(0, 9))
 def test_a_faster_part_is_never_slower_without_overlap(work: Workload, seed: int) -> None:
     def seconds(faster: Workload) -> float:

@@ -67,6 +67,7 @@ def written_numbers(draw: st.DrawFn) -> tuple[Fraction, str]:
     return value, text
 
 
+@pytest.mark.whole
 @given(written=written_numbers(), before=st.sampled_from(BEFORE), after=st.sampled_from(AFTER))
 @settings(max_examples=cases(1000), deadline=None)
 def test_a_number_is_read_back_exactly_however_it_is_written(
@@ -77,6 +78,7 @@ def test_a_number_is_read_back_exactly_however_it_is_written(
     assert find_marked_number(f"3 and 4\n#### {text}") == value
 
 
+@pytest.mark.whole
 @given(written=written_numbers(), other=written_numbers())
 @settings(max_examples=cases(500), deadline=None)
 def test_two_numbers_match_when_and_only_when_they_are_equal(
@@ -85,6 +87,7 @@ def test_two_numbers_match_when_and_only_when_they_are_equal(
     assert number_matches(find_last_number(written[1]), other[1]) == (written[0] == other[0])
 
 
+@pytest.mark.whole
 @given(value=st.fractions(max_denominator=10**6), by=st.fractions(min_value=Fraction(1, 10**9), max_denominator=10**9))
 @settings(max_examples=cases(300), deadline=None)
 def test_one_form_of_every_number_reads_back(value: Fraction, by: Fraction) -> None:
@@ -92,6 +95,7 @@ def test_one_form_of_every_number_reads_back(value: Fraction, by: Fraction) -> N
     assert number_text(value) != number_text(value + by)
 
 
+@pytest.mark.whole
 @given(st.text(alphabet=" 0123456789,.-+$%/^e\u00d7x*:'_{}()#\\abc½²\u2212", max_size=60))
 @settings(max_examples=cases(1000), deadline=None)
 def test_no_text_makes_reading_raise(text: str) -> None:
@@ -137,6 +141,7 @@ def test_what_looks_like_a_number_and_cannot_be_read_is_none(text: str) -> None:
     assert find_last_number(f"12 of {text}") in (None, 12)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("make", [lambda n: "1" * n, lambda n: "1 " * n, lambda n: "$-" * n, lambda n: "1,234" * n])
 def test_long_text_is_read_in_linear_time(make: Callable[[int], str]) -> None:
     find_last_number(make(50_000))  # the suite's time limit would notice anything else

@@ -373,6 +373,7 @@ def state_of(folder: Path, step: int) -> dict[str, Any]:
     return state
 
 
+@pytest.mark.whole
 def test_a_run_with_a_greedy_baseline(tmp_path: Path, model_folder: Path) -> None:
     run = tiny_overrides(tmp_path, model_folder, "algorithm=remax", "trainer.steps=2", "rollout.group_size=3")
     commands.train(*run, quiet=True, reward=token_variety)
@@ -450,6 +451,7 @@ def small(folder: Path, model: Path, *extra: str) -> list[str]:
     ]
 
 
+@pytest.mark.whole
 def test_a_resumed_run_with_a_shared_critic_an_adaptive_kl_and_a_running_balance_is_the_uninterrupted_one(
     tmp_path: Path, model_folder: Path
 ) -> None:
@@ -474,6 +476,7 @@ def test_a_resumed_run_with_a_shared_critic_an_adaptive_kl_and_a_running_balance
     assert set(state_of(tmp_path / "whole", 3)["learner"]["critic"]) == {"head.weight", "head.bias"}
 
 
+@pytest.mark.whole
 def test_a_resumed_run_with_refills_is_the_uninterrupted_one(tmp_path: Path, model_folder: Path) -> None:
     run = small(tmp_path, model_folder, "algorithm=dapo", "data.agent_name=single_step")
     resumed_equals_uninterrupted(tmp_path, 1, *run, reward=rarely_pays)

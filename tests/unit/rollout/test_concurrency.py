@@ -13,6 +13,7 @@ from benchmarks.speed import concurrency
 from tests.helpers.virtual_clock import seconds_waited
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("latency", ["constant", "pareto"])
 def test_512_episodes_wait_as_long_as_the_slowest_of_them(latency: str, renderer: ChatRenderer) -> None:
     chains = concurrency.chains_of(512, latency)
@@ -26,6 +27,7 @@ def test_the_time_a_policy_takes_is_waited_once_a_turn_by_all_together(renderer:
     assert waited == pytest.approx(concurrency.CALLS * concurrency.MEAN + (concurrency.CALLS + 1) * 0.5, rel=0.01)
 
 
+@pytest.mark.whole
 def test_the_benchmark_counts_the_slowest_chain_and_the_time_it_took(renderer: ChatRenderer) -> None:
     found = concurrency.run_episodes(concurrency.chains_of(8, "constant"), renderer)
     assert found["chain"] == pytest.approx(concurrency.CALLS * concurrency.MEAN)
@@ -36,6 +38,7 @@ def test_the_benchmark_counts_the_slowest_chain_and_the_time_it_took(renderer: C
     assert thinking["chain"] == pytest.approx(0.04 + (concurrency.CALLS + 1) * concurrency.POLICY)
 
 
+@pytest.mark.whole
 def test_an_episode_costs_little_memory_however_many_there_are(renderer: ChatRenderer) -> None:
     def peak(count: int) -> int:
         chains = [[0.01] * concurrency.CALLS for _ in range(count)]

@@ -184,6 +184,7 @@ def test_a_registered_plan_is_found_by_its_name() -> None:
         check_group_plan(config, TASKS[0])
 
 
+@pytest.mark.whole
 def test_of_the_presets_only_remax_has_a_greedy_member() -> None:
     plans = {name: load_config(None, ["model.path=x", f"algorithm={name}"]).algorithm.group_plan for name in ALGORITHMS}
     assert [name for name, plan in plans.items() if plan != "sampled"] == ["remax"]

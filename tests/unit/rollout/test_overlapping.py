@@ -114,6 +114,7 @@ def test_tokens_after_the_change_are_what_the_new_weights_say(policy: LlamaForCa
     assert float(moved[num_old:].abs().mean()) > 0.01
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("prefill_tokens", [16, 512])
 def test_a_whole_crowd_goes_on_whatever_each_was_at(policy: LlamaForCausalLM, prefill_tokens: int) -> None:
     """Some wait, some have half a prompt computed, some decode, some share a prefix with others of before the change;
@@ -326,6 +327,7 @@ def test_whoever_is_complete_is_trained_and_a_straggler_in_the_step_it_is_due(re
     assert [set(step.policy_versions) for step in straggler.steps] == [{0}, {1}]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("max_staleness", [1, 2])
 def test_time_is_saved_where_latencies_have_a_heavy_tail(renderer: ChatRenderer, max_staleness: int) -> None:
     async def seconds(staleness: int) -> float:
@@ -336,6 +338,7 @@ def test_time_is_saved_where_latencies_have_a_heavy_tail(renderer: ChatRenderer,
     assert overlapping < 0.7 * waiting
 
 
+@pytest.mark.whole
 def test_slots_that_become_free_during_an_update_are_used_where_the_engine_keeps_sampling(
     renderer: ChatRenderer,
 ) -> None:
@@ -349,6 +352,7 @@ def test_slots_that_become_free_during_an_update_are_used_where_the_engine_keeps
     assert in_virtual_time(seconds(False)) < 0.9 * in_virtual_time(seconds(True))
 
 
+@pytest.mark.whole
 @settings(max_examples=cases(25), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -409,6 +413,7 @@ def test_groups_that_wait_are_trained_in_time_exactly_when_the_rule_says_so() ->
         assert can_wait(due, step=3, per_step=2) == in_time
 
 
+@pytest.mark.whole
 def test_as_many_episodes_are_alive_as_a_batch_has_and_hardly_ever_fewer(renderer: ChatRenderer) -> None:
     alive, most, busy_seconds = 0, 0, 0.0
 
@@ -734,6 +739,7 @@ def small(folder: Path, model: Path, *extra: str) -> list[str]:
     ]
 
 
+@pytest.mark.whole
 def test_a_run_with_slow_tools_keeps_its_bound(tmp_path: Path, model_folder: Path) -> None:
     held_out = tmp_path / "held_out.jsonl"
     held_out.write_text(json.dumps({"prompt": "show 1"}) + "\n")
@@ -755,6 +761,7 @@ def test_a_run_with_slow_tools_keeps_its_bound(tmp_path: Path, model_folder: Pat
     assert sorted(groups) == list(range(16))
 
 
+@pytest.mark.whole
 def test_learning_happens_with_overlap(tmp_path: Path, model_folder: Path) -> None:
     run = tiny_overrides(
         tmp_path,
@@ -788,6 +795,7 @@ def always_differs(task: Task, episode: Episode) -> float:
     return unit_float(*episode.steps[0].action_ids)
 
 
+@pytest.mark.whole
 def test_a_run_that_broke_off_leaves_nothing_alive_and_goes_on_with_no_group_lost_or_trained_twice(
     tmp_path: Path, model_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -835,6 +843,7 @@ def preset(name: str, **more: Any) -> Algorithm:
 NO_RATIO_TO_WHAT_SAMPLED = ("rloo", "reinforce", "reinforce_pp", "gspo", "steppo", "pspo")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", PRESETS)
 def test_stale_tokens_are_accounted_for_by_a_ratio_to_what_sampled_them_or_by_a_correction(name: str) -> None:
     """The plain gradient has no ratio; with KL in the reward, a narrow clip or several updates it is the trainer's."""

@@ -151,6 +151,7 @@ def test_no_worker_has_more_than_its_share(renderer: ChatRenderer) -> None:
     assert max(worker.most_held for worker in remote.cluster.workers) == 3
 
 
+@pytest.mark.whole
 @settings(max_examples=cases(25), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(kills=st.lists(st.tuples(st.floats(0.0, 9.0), st.integers(0, 2)), max_size=5))
 def test_whenever_workers_are_killed_the_rollouts_are_the_same_and_none_is_missing(

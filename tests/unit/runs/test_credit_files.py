@@ -113,6 +113,7 @@ def test_rewinding_a_run_deletes_the_credit_of_later_steps(tmp_path: Path) -> No
     assert (folder.step_credit(1).exists(), folder.step_credit(2).exists()) == (True, False)
 
 
+@pytest.mark.whole
 def test_credit_is_read_without_torch() -> None:
     command = "import sys; from agent_r1.runs import read_credit; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command]).returncode == 0

@@ -90,6 +90,7 @@ def test_json_is_written_as_python_writes_it_where_all_numbers_are_finite() -> N
         write_json({"a": object()})
 
 
+@pytest.mark.whole
 def test_reading_runs_needs_no_torch() -> None:
     code = "import sys, agent_r1.runs; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

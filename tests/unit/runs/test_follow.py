@@ -191,6 +191,7 @@ async def take_until(updates: AsyncIterator[T], is_done: Callable[[T], bool]) ->
     return taken
 
 
+@pytest.mark.whole
 def test_a_run_is_followed_from_another_process_over_a_kill_and_a_resume(run: RunFolder) -> None:
     async def follow() -> tuple[list[MetricsUpdate], list[Path]]:
         writer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(WRITER), str(run.path)])

@@ -139,6 +139,7 @@ def test_a_notebook_shows_the_last_rows_and_runs_no_markup(run: MadeRun) -> None
     assert "<b>" not in page
 
 
+@pytest.mark.whole
 def test_a_table_becomes_a_data_frame() -> None:
     pytest.importorskip("pandas", reason="needs agent-r1[pandas]")
     frame = Table.of([{"step": 1, "a": 2.0}, {"step": 3, "b": 4.0}]).to_pandas()
@@ -147,6 +148,7 @@ def test_a_table_becomes_a_data_frame() -> None:
     assert frame["a"].isna().tolist() == [False, True]
 
 
+@pytest.mark.whole
 def test_a_run_is_loaded_without_torch(run: MadeRun) -> None:
     program = (
         "import sys, agent_r1\n"

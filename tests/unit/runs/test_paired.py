@@ -65,6 +65,7 @@ def test_pooled_seeds_flip_the_signs_of_whole_tasks() -> None:
     assert (found.tasks, found.seeds) == (6, 3)
 
 
+@pytest.mark.whole
 def test_an_interval_holds_the_true_gain_as_often_as_it_says() -> None:
     """Of 60 pairs of models with a true gain of 0.1 over 100 tasks, 95 % up to chance."""
     rng = random.Random(1)

@@ -148,6 +148,7 @@ def run(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return [*tiny_overrides(tmp_path, model_folder), "imports=[witness]", "tracking.trackers=[witness]"]
 
 
+@pytest.mark.whole
 def test_whoever_sees_the_metrics_of_a_step_finds_its_credit_and_its_rollouts(run: list[str], tmp_path: Path) -> None:
     commands.train(*run, "trainer.steps=2", "tracking.record_credit=true", quiet=True, reward=score_variety)
     seen = (tmp_path / "tiny" / "seen.jsonl").read_text().splitlines()

@@ -69,6 +69,7 @@ def panels_of(figure: Any) -> dict[str, list[list[float]]]:
     return {panel.get_title(): [list(line.get_ydata()) for line in panel.get_lines()] for panel in figure.axes}
 
 
+@pytest.mark.whole
 def test_every_metric_has_a_panel_and_every_run_that_logged_it_a_line(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     other = [{**line, "reward/outcome": 0.0, "loss/policy": 2.0} for line in LINES[1:3]]
@@ -97,6 +98,7 @@ def test_without_keys_the_default_ones_that_were_logged_are_drawn_and_one_run_ne
     assert figure.legends == []
 
 
+@pytest.mark.whole
 def test_the_default_metrics_are_what_a_run_logs(tmp_path: Path, model_folder: Path) -> None:
     held_out = write_tasks(tmp_path / "held_out.jsonl", count=2)
     commands.train(
@@ -124,6 +126,7 @@ def num_shades(png: bytes) -> int:
     return len(set(zlib.decompress(data)))
 
 
+@pytest.mark.whole
 def test_the_command_writes_a_figure_that_is_not_blank(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = write_run(tmp_path / "one")
@@ -231,6 +234,7 @@ def test_the_table_as_markdown(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.whole
 def test_the_command_prints_either_table(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "one", summary={"steps": 2})
     markdown = CliRunner().invoke(app, ["table", str(folder), "--md"])
@@ -275,6 +279,7 @@ def test_an_algorithm_without_a_preset_is_called_by_its_parts() -> None:
     assert algorithm_name(config) == "mine / clip"
 
 
+@pytest.mark.whole
 def test_no_two_presets_are_the_same() -> None:
     names = presets("algorithm")
     config = load_config(None, ["model.path=here"])

@@ -57,6 +57,7 @@ def pretend(folder: Path, age: float = 0.0, **changes: Any) -> None:
     os.utime(lock_file(folder), (then, then))
 
 
+@pytest.mark.whole
 def test_a_lock_refuses_with_host_and_process_until_it_is_released(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = hold(folder)
@@ -76,6 +77,7 @@ def test_a_folder_is_locked_while_a_process_uses_it(tmp_path: Path) -> None:
     assert not is_locked(tmp_path / "run")
 
 
+@pytest.mark.whole
 def test_the_lock_of_a_killed_process_is_taken_over_at_once(tmp_path: Path) -> None:
     process = hold(tmp_path / "run")
     process.send_signal(signal.SIGKILL)  # nobody has waited for it: it is a zombie
@@ -84,6 +86,7 @@ def test_the_lock_of_a_killed_process_is_taken_over_at_once(tmp_path: Path) -> N
     process.communicate()
 
 
+@pytest.mark.whole
 def test_a_suspended_process_keeps_its_lock(tmp_path: Path) -> None:
     process = hold(tmp_path / "run")
     process.send_signal(signal.SIGSTOP)
@@ -189,6 +192,7 @@ def test_a_lock_file_that_was_deleted_is_made_again(tmp_path: Path) -> None:
     assert not lock.path.exists()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("has_links", [True, False])
 def test_of_many_at_once_one_has_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool) -> None:
     if not has_links:
@@ -265,6 +269,7 @@ def test_a_run_in_a_live_runs_folder_is_refused_and_changes_nothing(
     assert sorted(str(path) for path in folder.rglob("*")) == before
 
 
+@pytest.mark.whole
 def test_a_second_run_of_the_same_name_is_refused_while_the_first_is_live(run: list[str], tmp_path: Path) -> None:
     refused: list[str] = []
 
@@ -281,6 +286,7 @@ def test_a_second_run_of_the_same_name_is_refused_while_the_first_is_live(run: l
     assert not (tmp_path / "tiny.1").exists()
 
 
+@pytest.mark.whole
 def test_a_run_whose_folder_was_taken_over_stops_and_writes_nothing_more(run: list[str], tmp_path: Path) -> None:
     asked: list[int] = []
 
@@ -349,6 +355,7 @@ def test_a_folder_that_no_run_has_made_is_never_moved(run: list[str], tmp_path: 
     assert (tmp_path / "tiny" / "thesis.tex").is_file()
 
 
+@pytest.mark.whole
 def test_a_run_does_not_read_from_the_folder_that_it_writes(run: list[str], tmp_path: Path) -> None:
     commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
     with pytest.raises(ConfigError, match=r"model\.path=.*hf is inside .*tiny, which is this run's own folder"):

@@ -43,6 +43,7 @@ def test_a_copy_has_every_file_and_runs_of_its_own(name: str) -> None:
     assert "](../" not in readme
 
 
+@pytest.mark.whole
 def test_a_copy_in_another_folder_than_its_sibling_still_finds_what_it_shares(
     tmp_path: Path,
 ) -> None:

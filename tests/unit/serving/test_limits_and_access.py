@@ -54,6 +54,7 @@ def open_socket(running: Served, body: dict[str, Any]) -> socket.socket:
 # Who may ask
 
 
+@pytest.mark.whole
 def test_without_the_key_nothing_is_served(model_folder: Path) -> None:
     with served(tiny_agent(model_folder), access=make_access("127.0.0.1", key="secret")) as running:
         for path in ("/v1/models", "/health", "/metrics", "/v1/chat/completions", "/nope"):
@@ -94,6 +95,7 @@ def test_other_methods_are_refused(tiny: Served) -> None:
 # How much
 
 
+@pytest.mark.whole
 def test_limits_are_told(model_folder: Path) -> None:
     with served(tiny_agent(model_folder), max_tokens=5, max_prompt_tokens=50, body_mb=0.01) as running:
         assert "at most 5 per completion" in error_of(post(running))[1]
@@ -110,6 +112,7 @@ def test_limits_without_a_meaning_are_refused() -> None:
         ServingLimits(max_running=0, request_seconds=float("nan"))
 
 
+@pytest.mark.whole
 def test_a_full_server_says_429_and_a_free_slot_serves_again(model_folder: Path) -> None:
     with served(tiny_agent(model_folder), max_running=1, max_waiting=1) as running:
         slots = running.server.slots
@@ -129,6 +132,7 @@ def test_a_full_server_says_429_and_a_free_slot_serves_again(model_folder: Path)
         assert error_of(post(running, {**BODY, "n": 3}))[0] == 400
 
 
+@pytest.mark.whole
 def test_a_request_beyond_its_deadline_is_504_and_frees_its_slot(model_folder: Path) -> None:
     with served(tiny_agent(model_folder), request_seconds=0.3) as running, paused(running):
         status, message = error_of(post(running))
@@ -174,6 +178,7 @@ def test_clients_that_leave_in_any_state_leave_nothing_behind(tiny: Served) -> N
 # The end
 
 
+@pytest.mark.whole
 def test_shutdown_finishes_running_requests(model_folder: Path) -> None:
     answers: list[httpx.Response] = []
     with served(tiny_agent(model_folder), shutdown_seconds=20) as running:
@@ -203,6 +208,7 @@ def test_shutdown_ends_within_its_bound(model_folder: Path) -> None:
 # What the server tells
 
 
+@pytest.mark.whole
 def test_metrics_count_requests_and_tokens(model_folder: Path) -> None:
     with served(tiny_agent(model_folder)) as running:
         used = post(running, {**BODY, "max_tokens": 5}).json()["usage"]

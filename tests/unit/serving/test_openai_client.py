@@ -75,6 +75,7 @@ def test_chat_is_what_the_engine_samples(tiny: Served, client: Any) -> None:
     assert answer.usage.prompt_tokens == len(answer.prompt_token_ids)
 
 
+@pytest.mark.whole
 def test_a_seed_repeats_an_answer_and_choices_differ(client: Any) -> None:
     def texts(**options: Any) -> list[str]:
         answer = client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=16, **options)
@@ -115,6 +116,7 @@ def test_a_stream_adds_up_to_the_whole_answer(client: Any, n: int) -> None:
     assert usage == whole.usage
 
 
+@pytest.mark.whole
 def test_a_stop_text_ends_an_answer(tiny: Served, client: Any) -> None:
     options = {"model": "tiny", "messages": QUESTION, "max_tokens": 60, "seed": 11}
     text = client.chat.completions.create(**options).choices[0].message.content

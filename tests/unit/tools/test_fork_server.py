@@ -118,6 +118,7 @@ def test_a_session_that_does_not_end_is_killed_by_the_server() -> None:
     with_session(box, script)
 
 
+@pytest.mark.whole
 def test_a_server_that_was_killed_is_replaced_and_its_sessions_end() -> None:
     box = sandbox("namespaces", PRELOAD + "\n# another server")
 
@@ -151,6 +152,7 @@ def test_a_preload_without_packages_or_with_bubblewrap_is_refused() -> None:
         Sandbox("bubblewrap", preload="import sympy", packages=True)
 
 
+@pytest.mark.whole
 def test_variables_of_four_episodes_survive_with_two_interpreters() -> None:
     tool = PythonTool(stateful=True, packages=True, preload=PRELOAD, max_interpreters=2, brief_errors=True)
 

@@ -112,6 +112,7 @@ def test_exception_without_a_text_still_has_a_name() -> None:
     assert "Shy" in answer
 
 
+@pytest.mark.whole
 def test_how_a_cell_ended_is_noted() -> None:
     assert ending("1") == "ok"
     assert ending("1 / 0") == "error"
@@ -123,6 +124,7 @@ def test_how_a_cell_ended_is_noted() -> None:
 # Limits
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "code", ["while True: pass", "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 19)"]
 )
@@ -136,6 +138,7 @@ def test_memory_limit_is_named() -> None:
     assert answer == "MemoryError: the memory limit is 200 MB"
 
 
+@pytest.mark.whole
 def test_cpu_limit_is_named() -> None:
     [answer] = run("while True: pass", seconds=30, limits=SandboxLimits(cpu_seconds=1))
     assert answer == "killed: CPU limit of 1 s"
@@ -183,6 +186,7 @@ def test_wrong_arguments_are_the_models_mistake(args: dict[str, Any]) -> None:
         asyncio.run(PythonTool().execute(args, context=ToolContext(task=TASK)))
 
 
+@pytest.mark.whole
 def test_a_cell_that_is_killed_counts_as_a_timeout() -> None:
     async def run() -> CallOutcome:
         [made] = BaseTool.find({"name": "python", "seconds": 0.5})
@@ -201,6 +205,7 @@ class WatchedSandbox(Sandbox):
         return self.session
 
 
+@pytest.mark.whole
 def test_a_shorter_timeout_of_the_configuration_ends_a_cell_too() -> None:
     made = PythonTool(seconds=60)
     made.sandbox = sandbox = WatchedSandbox()
@@ -238,6 +243,7 @@ def test_error_keeps_the_state_and_names_its_cell() -> None:
     assert answers[2] == "5"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("crash", ["while True: pass", "import os; os._exit(1)", "while True: print('x' * 10**6)"])
 def test_lost_interpreter_is_replaced_and_said_so(crash: str) -> None:
     _, lost, after, again = run("x = 5", crash, "'x' in globals()", "7", stateful=True, seconds=3.0)

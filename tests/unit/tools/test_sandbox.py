@@ -265,6 +265,7 @@ def test_counted_processes_end_the_program(sandbox: Sandbox) -> None:
     assert reply.ended == "died"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("cell_ends", [True, False])
 def test_background_child_does_not_outlive_the_session(sandbox: Sandbox, cell_ends: bool) -> None:
     marker = f"7{time.time_ns() % 10**8}"
@@ -278,6 +279,7 @@ def test_background_child_does_not_outlive_the_session(sandbox: Sandbox, cell_en
     assert not lives(f"sleep\0{marker}")
 
 
+@pytest.mark.whole
 def test_program_that_ignores_signals_is_killed_at_the_deadline(sandbox: Sandbox) -> None:
     stubborn = (
         "import signal\nfor s in set(signal.Signals) - {9, 19}:\n    signal.signal(s, signal.SIG_IGN)\nwhile True: 0"
@@ -288,6 +290,7 @@ def test_program_that_ignores_signals_is_killed_at_the_deadline(sandbox: Sandbox
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.whole
 def test_nothing_survives_a_killed_parent(sandbox: Sandbox) -> None:
     marker = f"8{time.time_ns() % 10**8}"
     script = f"""
@@ -317,6 +320,7 @@ def eventually(condition: Any) -> bool:
     return False
 
 
+@pytest.mark.whole
 def test_forgotten_session_ends(sandbox: Sandbox) -> None:
     async def forget() -> subprocess.Popen[bytes]:
         session = sandbox.start(_CELLS)
@@ -357,6 +361,7 @@ def test_memory_is_limited(sandbox: Sandbox) -> None:
     assert reply.report["status"] == "memory"
 
 
+@pytest.mark.whole
 def test_processor_time_is_limited(sandbox: Sandbox) -> None:
     brief = Sandbox(sandbox.describe().kind, SandboxLimits(cpu_seconds=1))
     [reply] = attempt(brief, "while True: pass", seconds=30)
@@ -423,6 +428,7 @@ def test_forged_reports_only_fool_their_author(sandbox: Sandbox) -> None:
     assert (reply.ended, reply.exit_code) == ("died", None)
 
 
+@pytest.mark.whole
 def test_loop_goes_on_while_a_program_runs(sandbox: Sandbox) -> None:
     async def run() -> int:
         session = sandbox.start(_CELLS)
@@ -443,6 +449,7 @@ def test_crash_is_told_by_its_exit_code(sandbox: Sandbox, crash: str, exit_code:
     assert (reply.ended, reply.exit_code, reply.output) == ("died", exit_code, "before\n")
 
 
+@pytest.mark.whole
 def test_many_sessions_run_at_once(sandbox: Sandbox) -> None:
     async def one(number: int) -> str:
         session = sandbox.start(_CELLS)

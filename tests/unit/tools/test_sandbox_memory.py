@@ -136,6 +136,7 @@ def test_number_of_empty_files_is_limited(sandbox: Sandbox) -> None:
     assert "No space left" in shown(sandbox, fill)
 
 
+@pytest.mark.whole
 def test_buffers_of_pipes_and_sockets_are_bounded(sandbox: Sandbox) -> None:
     fill = """
         import fcntl, os, socket
@@ -177,6 +178,7 @@ def test_buffers_of_pipes_and_sockets_are_bounded(sandbox: Sandbox) -> None:
     assert int(shown(sandbox, fill)) < 96 * MB
 
 
+@pytest.mark.whole
 def test_processes_together_hold_at_most_their_number_times_the_limit(sandbox: Sandbox) -> None:
     """Shared mappings are made, handed to a child and unmapped again; only address space is taken, not memory."""
     needs(sandbox.describe().processes_limited == "by the kernel", "processes for half a second")

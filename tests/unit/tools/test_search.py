@@ -152,6 +152,7 @@ def test_best_agrees_with_sorting_everything(scores: list[float], k: int) -> Non
 # On disk
 
 
+@pytest.mark.whole
 def test_reloaded_index_gives_identical_results_also_in_another_process(index: BM25Index, tmp_path: Path) -> None:
     queries = ["drink", "city Köln", "same words", "京都"]
     before = index.search(queries, 5)
@@ -196,6 +197,7 @@ def test_build_that_fails_leaves_the_old_index(index: BM25Index, tmp_path: Path)
     assert found(BM25Index.load(tmp_path / "index"), "drink") == ["tea", "coffee"]
 
 
+@pytest.mark.whole
 def test_killed_build_leaves_no_index_and_the_next_one_succeeds(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from agent_r1.tools.builtin.search import BM25Index, Passage\n"
@@ -568,6 +570,7 @@ def _run(command: list[str], check: bool, variables: dict[str, str]) -> subproce
     return result
 
 
+@pytest.mark.whole
 def test_commands_build_and_search(tmp_path: Path) -> None:
     rows = [{"key": number, "head": title, "body": text} for number, title, text in CORPUS]
     file = write_rows(tmp_path / "wiki.jsonl", rows)
@@ -582,11 +585,13 @@ def test_commands_build_and_search(tmp_path: Path) -> None:
     assert "agent-r1 index PASSAGES.jsonl --out" in missing.stderr
 
 
+@pytest.mark.whole
 def test_importing_the_tools_loads_no_index_library() -> None:
     code = "import sys, agent_r1.tools; print([m for m in ('numpy', 'bm25s', 'faiss', 'mcp') if m in sys.modules])"
     assert python(code).stdout.strip() == "[]"
 
 
+@pytest.mark.whole
 def test_searching_does_not_start_jax_which_would_take_the_memory_of_the_gpu(index: BM25Index, tmp_path: Path) -> None:
     (tmp_path / "path" / "jax").mkdir(parents=True)
     (tmp_path / "path" / "jax" / "__init__.py").write_text("A_STAND_IN = True")

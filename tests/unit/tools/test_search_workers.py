@@ -66,6 +66,7 @@ async def until(condition: Callable[[], Any]) -> None:
 # Ranking
 
 
+@pytest.mark.whole
 @settings(deadline=None, max_examples=cases(40))
 @given(
     texts=st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join), min_size=1, max_size=25),
@@ -158,6 +159,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.whole
 def test_workers_that_are_killed_are_replaced_no_call_is_lost_and_closing_leaves_no_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +192,7 @@ def test_workers_that_are_killed_are_replaced_no_call_is_lost_and_closing_leaves
     finish(run())
 
 
+@pytest.mark.whole
 def test_a_worker_that_hangs_is_killed_and_its_queries_are_answered(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +207,7 @@ def test_a_worker_that_hangs_is_killed_and_its_queries_are_answered(
     finish(run())
 
 
+@pytest.mark.whole
 def test_an_index_that_is_rebuilt_is_opened_again_and_one_that_vanishes_is_named_although_workers_search(
     folder: Path,
 ) -> None:

@@ -134,6 +134,7 @@ def test_async_tool_that_hangs_times_out() -> None:
     assert got.seconds < 5
 
 
+@pytest.mark.whole
 def test_async_tool_that_ignores_its_cancellation_times_out() -> None:
     async def stubborn() -> str:
         """Stay."""
@@ -474,12 +475,14 @@ def test_the_concurrency_limit_holds_over_the_objects_that_episodes_have_of_one_
     assert counted.most == 2
 
 
+@pytest.mark.whole
 def test_waiting_for_a_place_does_not_count_as_running() -> None:
     got = outcomes(Counting(0.1), *[{}] * 8, runner=ToolRunner({"counting": {"max_concurrency": 1, "timeout": 0.4}}))
     assert {one.status for one in got} == {"ok"}
     assert max(one.seconds for one in got) > 0.75
 
 
+@pytest.mark.whole
 def test_512_chains_of_calls_wait_as_long_as_one_chain() -> None:
     counting, runner = Counting(0.05), ToolRunner()
 
@@ -553,6 +556,7 @@ def test_timeouts_are_not_tried_again() -> None:
 # The block of a runner
 
 
+@pytest.mark.whole
 def test_the_end_of_a_runners_block_kills_its_workers() -> None:
     async def pid() -> int:
         async with ToolRunner() as runner:
@@ -581,6 +585,7 @@ def test_a_call_runs_with_the_runner_that_is_passed() -> None:
 # Worker processes
 
 
+@pytest.mark.whole
 def test_process_tool_answers_keeps_its_state_and_never_sees_the_ground_truth() -> None:
     context = ToolContext(task=TASK)
 
@@ -599,11 +604,13 @@ def test_process_tool_with_wrong_arguments_is_the_models_mistake() -> None:
     assert outcome(foreign_code.in_process, words="tea").status == "invalid"
 
 
+@pytest.mark.whole
 def test_process_tool_that_hangs_is_killed() -> None:
     got = outcome(foreign_code.hangs)
     assert (got.status, got.response.text) == ("timeout", "Error: tests_hangs timed out after 0.3 seconds")
 
 
+@pytest.mark.whole
 def test_answer_of_100_megabytes_is_cut_before_it_travels() -> None:
     got = outcome(foreign_code.huge, size=100_000_000)
     assert (got.status, got.truncated) == ("ok", True)
@@ -613,18 +620,21 @@ def test_answer_of_100_megabytes_is_cut_before_it_travels() -> None:
     assert len(got.response.text) < 20_100
 
 
+@pytest.mark.whole
 def test_process_tool_that_dies_is_tried_again_and_then_an_error() -> None:
     got = outcome(foreign_code.dies)
     assert (got.status, got.retries) == ("error", 1)
     assert got.response.text == "Error: the worker process of tests_dies ended with exit code 3"
 
 
+@pytest.mark.whole
 def test_class_runs_in_a_worker_process() -> None:
     got = outcome(foreign_code.EchoTool(), text="hi")
     assert (got.status, got.response.text) == ("ok", "hi t")
     assert got.info["pid"] != os.getpid()
 
 
+@pytest.mark.whole
 def test_a_worker_process_makes_a_class_with_the_same_arguments() -> None:
     [made] = BaseTool.find({"name": "tests.helpers.foreign_code:PrefixTool", "prefix": "said: "})
     assert outcome(made, text="hi").response.text == "said: hi"
@@ -640,6 +650,7 @@ def test_tool_that_no_process_could_find_is_refused() -> None:
         outcome(giving("x", process=True))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("made", [foreign_code.told, foreign_code.told_elsewhere])
 def test_a_tool_never_sees_what_the_reward_is_computed_from(made: FunctionTool) -> None:
     async def run() -> str:
@@ -664,6 +675,7 @@ async def look(tool: FunctionTool, runner: ToolRunner | None = None) -> Any:
     return await env.step(Action(text="", tool_calls=(ToolCall(name=tool.name, arguments={}),)))
 
 
+@pytest.mark.whole
 def test_an_answer_with_images_is_an_error_for_a_model_that_sees_none() -> None:
     result = asyncio.run(look(foreign_code.picture, ToolRunner(sees_images=False)))
     said = result.observation.messages[-1]["content"]
@@ -723,6 +735,7 @@ def test_a_tool_may_give_the_path_of_an_image(tmp_path: Path) -> None:
     assert [part["image"] for part in result.observation.messages[-1]["content"]] == [read_picture(DOT)]
 
 
+@pytest.mark.whole
 def test_a_worker_process_carries_images() -> None:
     async def run() -> Any:
         async with ToolRunner() as runner:
@@ -782,11 +795,13 @@ def scored(function: Callable[..., Any], timeout: float = 20) -> Any:
     return asyncio.run(score())
 
 
+@pytest.mark.whole
 def test_reward_in_a_worker_process_scores() -> None:
     score = scored(foreign_code.length_reward)
     assert (score.value, score.answer, score.parts) == (0.5, "secret", {"steps": 0.0})
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
@@ -815,6 +830,7 @@ def test_reward_that_hangs_or_breaks_in_its_process_fails_the_rollout(
 # Whole runs
 
 
+@pytest.mark.whole
 def test_a_run_with_tools_and_reward_in_processes_equals_one_without(tmp_path: Path, model_folder: Path) -> None:
     def rewards(name: str, *overrides: str) -> list[tuple[float, float]]:
         commands.train(
@@ -831,6 +847,7 @@ def test_a_run_with_tools_and_reward_in_processes_equals_one_without(tmp_path: P
     assert saved.tools == {"price": {"process": True, "timeout": 20}}
 
 
+@pytest.mark.whole
 def test_a_reward_that_hangs_stops_a_run_with_a_reason(tmp_path: Path, model_folder: Path) -> None:
     overrides = tiny_overrides(tmp_path, model_folder, "reward.timeout=0.3", "rollout.retries=0")
     with pytest.raises(RolloutsFailingError, match=r"reward_error(.|\n)*hanging_reward took longer than 0.3 s"):

@@ -66,6 +66,7 @@ def read_pids(file: Path, count: int = 1, seconds: float = 20) -> list[int]:
     return [int(pid) for pid in file.read_text().split()]
 
 
+@pytest.mark.whole
 def test_calls_of_both_kinds_come_back() -> None:
     async def body(pool: WorkerPool) -> list[int]:
         return [
@@ -76,6 +77,7 @@ def test_calls_of_both_kinds_come_back() -> None:
     assert with_pool(body) == [8, 10]
 
 
+@pytest.mark.whole
 def test_a_worker_lives_on_after_a_call_and_after_an_error() -> None:
     async def body(pool: WorkerPool) -> set[int]:
         pids = {await pool.call(foreign_code.own_pid, timeout=20)}
@@ -89,12 +91,14 @@ def test_a_worker_lives_on_after_a_call_and_after_an_error() -> None:
     assert pid != os.getpid()
 
 
+@pytest.mark.whole
 def test_an_exception_comes_back_with_its_message_and_traceback() -> None:
     with pytest.raises(WorkerRaisedError, match="there is no tea") as caught:
         call(foreign_code.raise_value_error)
     assert "in raise_value_error" in caught.value.__notes__[0]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "function",
     [
@@ -117,6 +121,7 @@ def test_a_call_that_hangs_is_killed_and_its_worker_replaced(function: Callable[
     with_pool(body)
 
 
+@pytest.mark.whole
 def test_children_of_a_call_that_hangs_are_killed_with_it(tmp_path: Path) -> None:
     file = tmp_path / "pids"
     with pytest.raises(WorkerTimeoutError):
@@ -124,6 +129,7 @@ def test_children_of_a_call_that_hangs_are_killed_with_it(tmp_path: Path) -> Non
     wait_until_gone(read_pids(file, count=2))
 
 
+@pytest.mark.whole
 def test_children_left_behind_by_a_call_are_killed(tmp_path: Path) -> None:
     file = tmp_path / "pids"
 
@@ -134,6 +140,7 @@ def test_children_left_behind_by_a_call_are_killed(tmp_path: Path) -> None:
     with_pool(body)
 
 
+@pytest.mark.whole
 def test_a_call_that_returns_twice_answers_once() -> None:
     async def body(pool: WorkerPool) -> list[Any]:
         return [
@@ -144,6 +151,7 @@ def test_a_call_that_returns_twice_answers_once() -> None:
     assert with_pool(body) == ["hello", 4]
 
 
+@pytest.mark.whole
 def test_children_of_a_worker_that_died_are_killed_and_do_not_hide_its_death(tmp_path: Path) -> None:
     file = tmp_path / "pids"
     with pytest.raises(WorkerDiedError, match="exit code 7"):
@@ -151,6 +159,7 @@ def test_children_of_a_worker_that_died_are_killed_and_do_not_hide_its_death(tmp
     wait_until_gone(read_pids(file))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("function", "args", "ending"),
     [
@@ -169,6 +178,7 @@ def test_a_worker_that_dies_is_one_failed_call(function: Callable[..., None], ar
     assert with_pool(body) == 6
 
 
+@pytest.mark.whole
 def test_a_worker_that_dies_while_idle_fails_no_call() -> None:
     async def body(pool: WorkerPool) -> int:
         pid = await pool.call(foreign_code.own_pid, timeout=20)
@@ -179,12 +189,14 @@ def test_a_worker_that_dies_while_idle_fails_no_call() -> None:
     assert with_pool(body) == 6
 
 
+@pytest.mark.whole
 def test_a_memory_limit_turns_greed_into_an_error() -> None:
     with pytest.raises((WorkerRaisedError, WorkerDiedError)) as caught:
         call(foreign_code.eat_memory, memory_bytes=400 * 2**20)
     assert "MemoryError" in str(caught.value)
 
 
+@pytest.mark.whole
 def test_a_result_that_is_too_large_is_refused_in_the_worker() -> None:
     async def body(pool: WorkerPool) -> None:
         with pytest.raises(WorkerRaisedError, match="at most 1,000,000 are taken"):
@@ -194,6 +206,7 @@ def test_a_result_that_is_too_large_is_refused_in_the_worker() -> None:
     with_pool(body, max_result_bytes=1_000_000)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("function", [foreign_code.an_object, foreign_code.circle])
 def test_what_is_not_plain_data_is_refused(function: Callable[[], Any]) -> None:
     with pytest.raises(WorkerRaisedError, match=r"returned a object|recursion"):
@@ -215,6 +228,7 @@ def test_functions_without_a_name_of_their_own_are_refused_with_advice() -> None
     assert str(FunctionRef.of(renamed)) == "tests.helpers.foreign_code:double"
 
 
+@pytest.mark.whole
 def test_a_function_of_a_recipe_folder_is_found(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("FACTOR = 3\n")
     (tmp_path / "reward_fn.py").write_text("from .helper import FACTOR\n\ndef score(x):\n    return FACTOR * x\n")
@@ -223,6 +237,7 @@ def test_a_function_of_a_recipe_folder_is_found(tmp_path: Path) -> None:
     assert call(score, 5) == 15
 
 
+@pytest.mark.whole
 def test_the_loop_goes_on_while_workers_work() -> None:
     async def body(pool: WorkerPool) -> float:
         await pool.call(foreign_code.double, 1, timeout=20)
@@ -246,6 +261,7 @@ def test_the_loop_goes_on_while_workers_work() -> None:
     assert with_pool(body) < 1.5
 
 
+@pytest.mark.whole
 def test_a_cancelled_call_kills_its_worker(tmp_path: Path) -> None:
     file = tmp_path / "pid"
 
@@ -260,6 +276,7 @@ def test_a_cancelled_call_kills_its_worker(tmp_path: Path) -> None:
     with_pool(body)
 
 
+@pytest.mark.whole
 def test_as_many_calls_run_at_once_as_there_are_workers() -> None:
     async def body(pool: WorkerPool) -> None:
         pids = await asyncio.gather(*(pool.call(foreign_code.own_pid, timeout=20) for _ in range(12)))
@@ -269,6 +286,7 @@ def test_as_many_calls_run_at_once_as_there_are_workers() -> None:
     with_pool(body, size=2)
 
 
+@pytest.mark.whole
 def test_closing_fails_calls_under_way(tmp_path: Path) -> None:
     file = tmp_path / "pid"
 
@@ -311,6 +329,7 @@ def parent(ending: str, *args: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("function", ["hang_here", "hold_the_interpreter"])
 def test_killing_the_parent_leaves_no_process(function: str, tmp_path: Path) -> None:
     file = tmp_path / "pid"
@@ -322,6 +341,7 @@ def test_killing_the_parent_leaves_no_process(function: str, tmp_path: Path) -> 
     wait_until_gone(pids)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("ending", ["return", "raise SystemExit(0)"])
 def test_a_parent_that_forgets_to_close_leaves_no_process(ending: str) -> None:
     with parent(ending) as started:

@@ -190,6 +190,7 @@ def test_the_own_page_may_ask(server: ViewServer) -> None:
     assert server.request("/api/runs", host="localhost:1", origin="http://localhost:1").status == 200
 
 
+@pytest.mark.whole
 def test_with_a_key_nothing_is_answered_without_it(folder: Path) -> None:
     access = make_access("127.0.0.1", key="k%3D;ey= 1", own_pages=True)
     with view_server([folder], access) as server:
@@ -344,6 +345,7 @@ def test_a_resumed_run_tells_its_streams_to_start_over(tmp_path: Path) -> None:
         assert rewritten == {"lines": [{"step": 1, "a": 1.0}], "rewritten": True, "total": 1}
 
 
+@pytest.mark.whole
 def test_the_stream_of_all_runs_gives_those_that_changed(tmp_path: Path) -> None:
     runs = [WrittenRun(tmp_path / name) for name in ("a", "b")]
     with view_server([tmp_path]) as server, server.events("/api/live") as events:
@@ -377,6 +379,7 @@ def test_streams_are_limited_and_freed(tmp_path: Path, monkeypatch: pytest.Monke
         until(is_free)
 
 
+@pytest.mark.whole
 def test_a_run_is_running_while_its_folder_is_locked(tmp_path: Path) -> None:
     from agent_r1.runs import lock_folder
 
@@ -402,6 +405,7 @@ def test_a_warm_start_counts_in_its_own_steps(tmp_path: Path) -> None:
     assert (shown["algorithm"], shown["steps"], shown["total_steps"]) == ("sft", 3, 7)
 
 
+@pytest.mark.whole
 def test_a_run_that_appears_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.view.catalog._SCAN_SECONDS", 0.0)
     WrittenRun(tmp_path / "first")
