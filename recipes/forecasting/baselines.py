@@ -111,7 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--split", default="test", choices=series.SPLITS)
     parser.add_argument("--stride", type=int, help="hours between windows; those of the rows unless given")
     chosen = parser.parse_args(arguments)
-    stride = chosen.stride or process.STRIDES[chosen.split]
+    stride = process.STRIDES[chosen.split] if chosen.stride is None else chosen.stride
+    if stride < 1:
+        parser.error(f"--stride {stride}: hours between windows are at least 1")
     table = compare(series.open_series(str(chosen.data / "series")), chosen.split, stride)
     names = list(next(iter(table.values())))
     print(f"{'squared error (reward)':24}" + "".join(f"{name:>16}" for name in [*names, "mean"]))

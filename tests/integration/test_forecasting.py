@@ -526,6 +526,9 @@ def test_baselines_are_below_none_that_knows_more(made: Made, capsys: pytest.Cap
             for source in ("drawn1", "drawn2")
         ]
         assert errors[name] == pytest.approx(np.mean(by_series), abs=1e-4)
+    with pytest.raises(SystemExit):
+        baselines.main(["--data", str(made.folder), "--stride", "0"])
+    assert "--stride 0: hours between windows are at least 1" in capsys.readouterr().err
 
 
 needs_ett = pytest.mark.skipif(not ETT.is_dir(), reason="ETTh1 and ETTh2 are not here")
