@@ -1,8 +1,8 @@
 """Demonstrations: programs that look, choose by the errors on the window's own past, and answer.
 
-A program calls the real tools. Most take the model with the smallest error in the backtest; others combine the best two
-or three, weigh them, take models at random or add an offset, so that the policy has something to explore from. A
-demonstration is kept when its forecast of the training window was no worse than the reference.
+A program calls the real tools. Some take the model with the smallest error in the backtest; others combine the best two
+or three, weigh them, take some of the best at random or add an offset, so that the policy has something to explore
+from. A demonstration is kept when its forecast of the training window was no worse than the reference.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import numpy as np
 
 from . import prompts
 from .answer import Combination
-from .models import MODELS, Array
+from .models import Array
 from .window import Window, show_forecast
 
-KINDS = {"best": 8, "two": 3, "three": 3, "weighted": 2, "random": 3, "offset": 1}
+KINDS = {"best": 6, "two": 5, "three": 4, "weighted": 2, "random": 2, "offset": 1}
 """Kinds of programs, with their shares."""
+_EXPLORED = 6
+"""Random combinations are of so many of the best: with the worst, combining would look worse than choosing one."""
 
 LOOKS = ("statistics", "decompose", "backtest", "forecast")
 
@@ -43,13 +45,13 @@ def choose(window: Window, kind: str, rng: random.Random) -> Combination:
     """The models that a program of this kind combines."""
     ranked = list(window.errors)
     if kind == "random":
-        return Combination(weights=dict.fromkeys(rng.sample(list(MODELS), rng.choice((2, 2, 3))), 1.0))
+        return Combination(weights=dict.fromkeys(rng.sample(ranked[:_EXPLORED], rng.choice((2, 2, 3))), 1.0))
     if kind == "weighted":
         share = rng.choice((0.6, 0.7, 0.8))
         return Combination(weights={ranked[0]: share, rng.choice(ranked[1:4]): round(1 - share, 1)})
     if kind == "offset":
         spread = float(np.diff(window.past).std())
-        return Combination(weights={ranked[0]: 1.0}, offset=round(rng.choice((-1, 1)) * spread, 1))
+        return Combination(weights={ranked[0]: 1.0}, offset=round(rng.choice((-0.5, 0.5)) * spread, 1))
     return Combination(weights=dict.fromkeys(ranked[: {"best": 1, "two": 2, "three": 3}[kind]], 1.0))
 
 
