@@ -22,7 +22,7 @@ from .window import Window, show_forecast
 KINDS = {"best": 6, "two": 5, "three": 4, "weighted": 2, "random": 2, "offset": 1}
 """Kinds of programs, with their shares."""
 _EXPLORED = 6
-"""Random combinations are of so many of the best: with the worst, combining would look worse than choosing one."""
+"""Random combinations are of so many of the best: the worst would make combining look worse than it is."""
 
 LOOKS = ("statistics", "decompose", "backtest", "forecast")
 
