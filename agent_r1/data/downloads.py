@@ -140,8 +140,8 @@ def _cached(task: str, name: str, address: str, folder: Path) -> Path:
         download(address, file)
     except OSError as error:
         raise DataError(
-            f"{name} of {task} could not be downloaded from {address}: {error}. Without a network, put the files (in a form "
-            "that the recipe's README names) into a folder and give it to the data script with --local_dataset_path "
+            f"{name} of {task} could not be downloaded from {address}: {error}. Without a network, put the files (in "
+            "a form that the recipe's README names) into a folder and give it to the data script with --local_dataset_path "
             f"FOLDER, or put them into FOLDER/{task} and set {DATA_VARIABLE}=FOLDER"
         ) from error
     return file
