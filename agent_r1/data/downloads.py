@@ -141,7 +141,7 @@ def _cached(task: str, name: str, address: str, folder: Path) -> Path:
     except OSError as error:
         raise DataError(
             f"{name} of {task} could not be downloaded from {address}: {error}. Without a network, put the files (in "
-            "a form that the recipe's README names) into a folder and give it to the data script with --local_dataset_path "
-            f"FOLDER, or put them into FOLDER/{task} and set {DATA_VARIABLE}=FOLDER"
+            "a form that the recipe's README names) into a folder and give it to the data script with "
+            f"--local_dataset_path FOLDER, or put them into FOLDER/{task} and set {DATA_VARIABLE}=FOLDER"
         ) from error
     return file
