@@ -300,9 +300,7 @@ def test_the_format_has_no_other_tool() -> None:
         (["1"], ["1"] * 101, False),
     ],
 )
-def test_denotations_are_compared_as_numbers_dates_and_texts(
-    gold: list[str], answer: list[str], right: bool
-) -> None:
+def test_denotations_are_compared_as_numbers_dates_and_texts(gold: list[str], answer: list[str], right: bool) -> None:
     assert is_right(gold, answer) == right
 
 
