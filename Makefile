@@ -27,7 +27,7 @@ browser:
 	  $$sudo apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 \
 	  || echo "no Chromium could be installed: the tests of the page will be skipped"
 
-.PHONY: train docs test test-unit test-integration test-whole test-slow test-ray test-servers test-ranks vllm test-vllm fuzz coverage lint clean
+.PHONY: train docs test test-unit test-integration test-whole test-all test-slow test-ray test-servers test-ranks vllm test-vllm fuzz coverage lint clean
 
 train: $(if $(wildcard $(SETUP)),$(SETUP),$(CORE))
 	$(BIN)/agent-r1 train recipes/quickstart $(overrides)
@@ -45,6 +45,10 @@ test-integration: $(SETUP)
 
 test-whole: $(SETUP)
 	$(PYTEST) -m "whole and not slow"
+
+# `make test` and `make test-whole` at once, which saves collecting the tests twice.
+test-all: lint
+	$(PYTEST) -m "not slow"
 
 test-ranks: $(SETUP)
 	$(BIN)/python -m pytest -m slow tests/integration/test_ranks_learn.py tests/integration/test_sharded_learner.py tests/integration/test_torchrun.py
