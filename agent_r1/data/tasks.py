@@ -182,9 +182,9 @@ def _full_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def _difficulty(row: Mapping[str, Any]) -> int | None:
     """The level in a row. Data sets write other things under this name too, such as "hard": these are no levels."""
     value = row.get("difficulty")
-    if isinstance(value, bool) or not isinstance(value, int | float) or value not in range(1, MAX_WHOLE_NUMBER):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return int(value)
+    return int(value) if 1 <= value <= MAX_WHOLE_NUMBER and value == int(value) else None
 
 
 def wants_control_tokens(row: Mapping[str, Any]) -> bool:

@@ -405,6 +405,9 @@ def test_it_checks_trains_and_evaluates(made: Made, tmp_path: Path, monkeypatch:
     small = [*SHORT, f"model.path={tmp_path / 'model'}"]
     summary = runs.train(str(RECIPE), *small, "algorithm=gigpo", quiet=True)
     assert summary.steps == 2
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "games" / "metrics.jsonl").read_text().splitlines()]
+    levels = [line["curriculum/level"] for line in lines if "curriculum/level" in line]
+    assert levels == [1.0, 1.0]
     evaluation = runs.evaluate(str(RECIPE), *small, "eval.split=test", model="runs/games/hf", quiet=True)
     assert any(name.startswith("eval/textcraft_depth") for name in evaluation.metrics)
     report = runs.check(str(RECIPE), *small, groups=1, members=2, quiet=True)
