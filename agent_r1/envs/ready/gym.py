@@ -82,9 +82,7 @@ def gym(
                 task_id=f"{name}-{split}-{number}",
                 prompt=({"role": "system", "content": text},),
                 reward_model={"style": "gym", **({} if threshold is None else {"success": float(threshold)})},
-                env_kwargs={"seed": task_seed, **({"arguments": dict(levels[number % len(levels)])} if levels else {})},
-                difficulty=1 + number % len(levels) if levels else None,
-                data_source=f"{name}-level{1 + number % len(levels)}" if levels else name,
+                **_of_level(name, task_seed, number, levels),
             )
             for number, task_seed in enumerate(split_seeds(seed, split, count))
         ]
@@ -95,6 +93,18 @@ def gym(
         eval=rows("eval", eval_tasks),
         reward="gym",
     )
+
+
+def _of_level(name: str, seed: int, number: int, levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the level of a task decides: its arguments, its difficulty, and where its figures are shown."""
+    if not levels:
+        return {"env_kwargs": {"seed": seed}, "data_source": name}
+    index = number % len(levels)
+    return {
+        "env_kwargs": {"seed": seed, "arguments": dict(levels[index])},
+        "difficulty": index + 1,
+        "data_source": f"{name}-level{index + 1}",
+    }
 
 
 def _is_grid(env: Any) -> bool:
