@@ -71,8 +71,7 @@ def gym(
         threshold = success if success is not None else getattr(spec, "reward_threshold", None)
     finally:
         env.close()
-    for level in levels:
-        make_gym(name, {**given, **level}).close()  # raises now when it cannot be made
+    _check_levels(name, given, levels)
     chosen = {"arguments": given, "observe": observe, "actions": actions and list(actions), "act": act}
     section = {key: value for key, value in chosen.items() if value}
 
@@ -105,6 +104,12 @@ def _of_level(name: str, seed: int, number: int, levels: Sequence[Mapping[str, A
         "difficulty": index + 1,
         "data_source": f"{name}-level{index + 1}",
     }
+
+
+def _check_levels(name: str, arguments: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ConfigError` now for a level that cannot be made."""
+    for level in levels:
+        make_gym(name, {**arguments, **level}).close()
 
 
 def _is_grid(env: Any) -> bool:
