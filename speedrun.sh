@@ -28,6 +28,10 @@ if [[ -n "$algorithm" && ! -e "$root/agent_r1/config/algorithm/$algorithm.yaml" 
     echo "unknown algorithm '$algorithm'. Known: $(cd "$root/agent_r1/config/algorithm" && ls | sed 's/.yaml$//' | xargs)" >&2
     exit 2
 fi
+if ! grep -q '^  train: ' "$recipe/base.yaml"; then
+    echo "recipe '$name' only evaluates: agent-r1 eval recipes/$name --model MODEL" >&2
+    exit 2
+fi
 run="runs/$name${algorithm:+_$algorithm}"
 settings=("run.name=$(basename "$run")" ${algorithm:+"algorithm=$algorithm"})
 read -r -a overrides <<<"${SPEEDRUN_OVERRIDES:-}"

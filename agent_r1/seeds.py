@@ -23,6 +23,8 @@ class Stream(IntEnum):
     """Of an evaluation's seed: its sampled episodes, beside the greedy ones."""
     EXTRA_TASKS = 1
     """Of the run's seed, after the batch and the round: tasks that refill a batch. Comes last, not second."""
+    REVIEW = 3
+    """Of the run's seed, after the position: tasks of lower levels of a curriculum. Comes last, not second."""
 
 
 def mix_seed(*parts: int) -> int:

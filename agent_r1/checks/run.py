@@ -188,7 +188,7 @@ def _about(shown: Sequence[Observation], title: str, findings_of: Callable[[Obse
 
 def _trials(plan: RunPlan, model: CheckedModel, console: RunConsole, groups: int, members: int) -> Iterator[Result]:
     components = load_components(plan, model)
-    tasks = plan.train_tasks[:groups]
+    tasks = (plan.train_tasks or plan.eval_tasks)[:groups]
     with console.progress("trial episodes", len(tasks) * members) as bar:
 
         def advance(trajectory: Trajectory) -> None:

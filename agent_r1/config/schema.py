@@ -49,6 +49,20 @@ class RunConfig:
 
 
 @dataclass
+class CurriculumConfig:
+    """Tasks by difficulty, which rises with success."""
+
+    enabled: bool = False
+    """Draw tasks level by level. Rows need a column `difficulty`, a whole number from 1."""
+    threshold: Fraction = 0.7
+    """Success in the window from which the next level begins."""
+    window: Count = 256
+    """Episodes at a level over which success is measured."""
+    review: Fraction = 0.2
+    """Share of tasks that are drawn from the levels below."""
+
+
+@dataclass
 class DataConfig:
     """Rows to train on, to choose settings by, and to publish."""
 
@@ -62,6 +76,8 @@ class DataConfig:
     """`module:function` that makes the recipe's own data files when they are missing; called with the configuration."""
     agent_name: str = "env_loop"
     """The flow for rows that do not name one."""
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    """A curriculum over the training rows."""
 
     def files(self, split: str) -> list[str]:
         """The files of a split."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agent_r1.seeds import Stream, mix_seed
-from agent_r1.types import Task
+from agent_r1.types import Group, Task
 
 
 class TaskSampler:
@@ -30,6 +31,17 @@ class TaskSampler:
         """Further tasks for batch `number`, drawn outside of the epochs' order; also a function of the seed alone."""
         rng = random.Random(mix_seed(self._seed, number, round_number, Stream.EXTRA_TASKS))
         return [self._tasks[rng.randrange(len(self._tasks))] for _ in range(count)]
+
+    def observe(self, groups: Sequence[Group], next_position: int) -> dict[str, float]:
+        """Take the results of a batch into account; returns metrics. Here nothing depends on results."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the sequence depends on besides the seed."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a saved state."""
 
     def at(self, position: int) -> Task:
         """The task at a position of the sequence, counted from 0: batches of 4 have 4 to 7 in batch 1."""

@@ -2,8 +2,9 @@
 
 Columns are the ecosystem's: `prompt` (chat messages, or text for one user message), optional `agent_name`,
 `reward_model` {style, ground_truth}, `env_kwargs` (an object or JSON text), `data_source`, `extra_info`, `task_id`,
-`control_tokens` (true: control tokens in the prompt count). A simple row has `prompt` or `question`, and `answer`, its
-ground truth. Images stand in messages, or in the columns `image` and `images` (`row_images.py`).
+`control_tokens` (true: control tokens in the prompt count), `difficulty` (the level of a curriculum, from 1). A simple
+row has `prompt` or `question`, and `answer`, its ground truth. Images stand in messages, or in the columns `image` and
+`images` (`row_images.py`).
 
 Everything that is wrong with the files is reported at once, by row. A row is data: it may name a flow, an environment
 and tools that are registered or configured, never code (`module:attribute`).
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.codec import COMPRESSED, iterate_rows, read_json
-from agent_r1.constraints import unusable_parts
+from agent_r1.constraints import MAX_WHOLE_NUMBER, unusable_parts
 from agent_r1.data.row_images import (
     IMAGE_COLUMNS,
     OTHER_COLUMNS,
@@ -130,6 +131,7 @@ def task_from_row(
     row: Mapping[str, Any], default_id: str, default_agent: str = "env_loop", *, folder: Path | None = None
 ) -> Task:
     """The task of one row; a `ValueError` says what is wrong with it. Images may be files inside `folder`."""
+    difficulty = _difficulty(row)
     row = _full_row(row)
     if "prompt" not in row:
         raise ValueError(f"the column 'prompt' is missing. Found: {', '.join(sorted(map(str, row)))}")
@@ -150,6 +152,7 @@ def task_from_row(
         env_kwargs=_env_kwargs(row),
         data_source=_text(row, "data_source") or "default",
         extra_info=_mapping(row, "extra_info"),
+        difficulty=difficulty,
         control_tokens=wants_control_tokens(row),
     )
 
@@ -174,6 +177,14 @@ def _full_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
         "extra_info": row.get("extra_info") or others,
         **{column: row[column] for column in _MEDIA_COLUMNS if column in row},
     }
+
+
+def _difficulty(row: Mapping[str, Any]) -> int | None:
+    """The level in a row. Data sets write other things under this name too, such as "hard": these are no levels."""
+    value = row.get("difficulty")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if 1 <= value <= MAX_WHOLE_NUMBER and value == int(value) else None
 
 
 def wants_control_tokens(row: Mapping[str, Any]) -> bool:

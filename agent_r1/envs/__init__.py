@@ -3,6 +3,7 @@
 from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.envs.check import check_env
 from agent_r1.envs.context import ContextPolicy, Conversation, History, Messages, context_policies, make_policy
+from agent_r1.envs.grid_text import describe_grid
 from agent_r1.envs.gym import GymEnv
 from agent_r1.envs.make import DEFAULT_ENV, make_env, row_env_name
 from agent_r1.envs.ready import EXAMPLES, ReadyEnv, env_kinds, kind_of, ready_env, run_name_of
@@ -40,6 +41,7 @@ __all__ = [
     "check_env",
     "check_wrappers",
     "context_policies",
+    "describe_grid",
     "env_kinds",
     "env_wrappers",
     "kind_of",

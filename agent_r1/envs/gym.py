@@ -46,6 +46,8 @@ from agent_r1.images import read_picture, with_images
 from agent_r1.registry import load_function
 from agent_r1.types import Action, Message, Observation, StepResult, StopReason, Task
 
+_GRID_IDS = ("BabyAI-", "MiniGrid-")
+"""Ids that Gymnasium knows once `minigrid` is imported."""
 _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
 
@@ -61,8 +63,8 @@ class GymEnv(AgentEnv):
     it the model writes their numbers, and JSON for spaces of several numbers. `act` (`module:function`) parses the
     action from the model's text instead, and raises ValueError with a message for the model.
 
-    A row may give `env_kwargs["seed"]` and `env_kwargs["options"]`; without a seed, all rollouts of a task share one
-    derived from its id.
+    A row may give `env_kwargs["seed"]`, `env_kwargs["options"]` of the reset and `env_kwargs["arguments"]`, which are
+    added to `arguments`; without a seed, all rollouts of a task share one derived from its id.
     """
 
     def __init__(
@@ -89,21 +91,23 @@ class GymEnv(AgentEnv):
         self._policy = make_policy(context)
         self._thread: _EnvThread | None = None
         self._env: Any = None
+        self._made_with: Mapping[str, Any] = {}
         self._conversation: Conversation
 
     async def reset(self, task: Task) -> Observation:
         """Returns the row's messages and the first observation."""
         self._thread = self._thread or _EnvThread()
-        if self._env is None:
-            await self._thread.run(self._begin)
-        seed, options = _seed_and_options(task)
+        seed, options, arguments = _row_settings(task)
+        wanted = {**self._arguments, **arguments}
+        if self._env is None or wanted != self._made_with:
+            await self._thread.run(lambda: self._begin(wanted))
         observation, _ = await self._thread.run(lambda: self._env.reset(seed=seed, options=options))
         self._conversation = Conversation(self._policy, (*task.prompt, await self._message_of(observation)))
         return Observation(messages=self._conversation.messages)
 
     def preview(self, task: Task) -> Observation:
         """The row's messages; the first observation is known only after a reset."""
-        _seed_and_options(task)
+        _row_settings(task)
         return super().preview(task)
 
     async def step(self, action: Action) -> StepResult:
@@ -144,8 +148,9 @@ class GymEnv(AgentEnv):
         if env is not None:
             env.close()
 
-    def _begin(self) -> None:
-        self._env = make_gym(self._make, self._arguments)
+    def _begin(self, arguments: Mapping[str, Any]) -> None:
+        self._end()
+        self._env, self._made_with = make_gym(self._make, arguments), arguments
         check_actions(str(self._make), self._env.action_space, self._names, self._act)
 
     def _parse_action(self, action: Action) -> Any:
@@ -225,15 +230,16 @@ def _observed(shown: Any, make: str) -> tuple[str, list[Any]]:
     return text, [] if image is None else [image]
 
 
-def _seed_and_options(task: Task) -> tuple[int, Mapping[str, Any] | None]:
-    """The seed and options of a row, checked. The default seed is derived from the task's id."""
+def _row_settings(task: Task) -> tuple[int, Mapping[str, Any] | None, Mapping[str, Any]]:
+    """The seed, options and arguments of a row, checked. The default seed is derived from the task's id."""
     seed = task.env_kwargs.get("seed", zlib.crc32(task.task_id.encode()))
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise DataError(f"task '{task.task_id}': env_kwargs.seed must be a whole number from 0, found {seed!r:.80}")
-    options = task.env_kwargs.get("options")
-    if options is not None and not isinstance(options, Mapping):
-        raise DataError(f"task '{task.task_id}': env_kwargs.options must be an object, found {options!r:.80}")
-    return seed, options
+    options, arguments = task.env_kwargs.get("options"), task.env_kwargs.get("arguments")
+    for name, value in (("options", options), ("arguments", arguments)):
+        if value is not None and not isinstance(value, Mapping):
+            raise DataError(f"task '{task.task_id}': env_kwargs.{name} must be an object, found {value!r:.80}")
+    return seed, options, arguments or {}
 
 
 def make_gym(make: str | Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -244,6 +250,9 @@ def make_gym(make: str | Callable[..., Any], arguments: Mapping[str, Any]) -> An
         return make(**arguments)
     if _is_code(make):
         return load_function(make, kind="environment")(**arguments)
+    if make.startswith(_GRID_IDS):
+        require_installed("minigrid", "minigrid", "minigrid", f"env=gym:{make}")
+        make = f"minigrid:{make}"
     try:
         return gymnasium.make(make, **arguments)
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:

@@ -1,6 +1,6 @@
 """Rollout: runs groups of episodes, with retries and deadlines, and collects the batches of training steps."""
 
-from agent_r1.rollout.collector import Collector
+from agent_r1.rollout.collector import Collector, make_sampler
 from agent_r1.rollout.group_plans import (
     GroupPlan,
     Member,
@@ -24,6 +24,7 @@ __all__ = [
     "greedy_member",
     "group_plans",
     "make_collector",
+    "make_sampler",
     "raise_if_all_failed",
     "sampled_members",
     "with_greedy_member",

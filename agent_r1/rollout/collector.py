@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.config import Config
-from agent_r1.data import TaskSampler
+from agent_r1.data import Curriculum, TaskSampler
 from agent_r1.metric_names import GROUPS_WITH_SPREAD
 from agent_r1.rewards import RewardShaping, returns_differ
 from agent_r1.rollout.group_plans import group_plans, members_of
@@ -26,6 +26,21 @@ class Collected:
     """How many groups have spread, and how many rollouts refilling cost."""
 
 
+def make_sampler(config: Config, tasks: Sequence[Task]) -> TaskSampler:
+    """The order of the training tasks; `ConfigError` for rows that do not fit `data.curriculum`."""
+    size, seed, levels = config.rollout.groups_per_step, config.trainer.seed, config.data.curriculum
+    if not levels.enabled:
+        return TaskSampler(tasks, batch_size=size, seed=seed)
+    return Curriculum(
+        tasks,
+        batch_size=size,
+        seed=seed,
+        threshold=levels.threshold,
+        window=levels.window,
+        review=levels.review,
+    )
+
+
 class Collector:
     """Rolls out one batch of tasks per step. Batch `n` is a function of the seed, `n` and the weights."""
 
@@ -36,7 +51,7 @@ class Collector:
         self._shaping = shaping
         self._seed = config.trainer.seed
         self._rollout = rollout
-        self._sampler = TaskSampler(tasks, batch_size=config.rollout.groups_per_step, seed=config.trainer.seed)
+        self._sampler = make_sampler(config, tasks)
         self._sampling = SamplingParams(
             max_tokens=config.rollout.max_tokens,
             temperature=config.rollout.temperature,
@@ -75,6 +90,7 @@ class Collector:
             rounds += 1
             tasks = self._sampler.extra(step, rounds, num_groups - num_with_spread)
         metrics = self._count(groups) | self._rollout.take_counts()
+        metrics |= self._sampler.observe(groups, (step + 1) * num_groups)
         if self._algorithm.refill_rounds:
             metrics["perf/refill_rounds"] = float(rounds)
         return Collected(groups=tuple(groups), metrics=metrics)
@@ -85,11 +101,16 @@ class Collector:
     def state_dict(self, steps_done: int) -> dict[str, Any]:
         """Which groups come next: the numbers (over the whole run) of groups that were started and not trained, and of
         the first that was never started."""
-        return {"pending": [], "next": steps_done * self._settings.groups_per_step}
+        return {"pending": [], "next": steps_done * self._settings.groups_per_step, **self._sampler_state()}
+
+    def _sampler_state(self) -> dict[str, Any]:
+        state = self._sampler.state_dict()
+        return {"sampler": state} if state else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state. A batch depends only on its step, so nothing is restored; groups that a run with
-        overlap had in flight are not rolled out again."""
+        """Resume from a saved state. A batch depends on its step and on the sampler; groups that a run with overlap had
+        in flight are not rolled out again."""
+        self._sampler.load_state_dict(state.get("sampler", {}))
 
     def _count(self, groups: Sequence[Group]) -> dict[str, float]:
         num_greedy = sum(group.greedy is not None for group in groups)

@@ -95,10 +95,11 @@ class OverlappingCollector(Collector):
             self._on_finished = None
         groups = sorted([*without_spread, *batch], key=lambda group: group.group_id)
         raise_if_all_failed(groups)
+        metrics = self._sampler.observe(groups, self._next)
         if not self._rollout.engine.pauses_during_update:
             self._updating = step
             self._start(step)
-        metrics = self._count(groups) | self._count_stale(groups, step) | self._rollout.take_counts()
+        metrics |= self._count(groups) | self._count_stale(groups, step) | self._rollout.take_counts()
         return Collected(groups=tuple(groups), metrics=metrics)
 
     async def close(self) -> None:
@@ -115,10 +116,12 @@ class OverlappingCollector(Collector):
         return {
             "pending": sorted([*self._pending, *(pending.number for pending in self._pending_groups)]),
             "next": self._next,
+            **self._sampler_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Groups that were pending are rolled out again, with the seeds they had, before any other."""
+        super().load_state_dict(state)
         self._pending, self._next = list(state["pending"]), int(state["next"])
 
     # --- starting --------------------------------------------------------------------------------------------------

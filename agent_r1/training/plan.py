@@ -136,6 +136,8 @@ def check_trainable(config: Config) -> None:
             f"engine={config.engine.name} takes messages and tells no token ids, so nothing can be trained with it: "
             f"evaluate with it (agent-r1 eval RECIPE engine={config.engine.name} ...), or train with engine=local"
         )
+    if config.eval.split == "test" and config.data.test and not config.data.train:
+        raise ConfigError("this recipe has no rows to train on: evaluate with it, agent-r1 eval RECIPE --model MODEL")
     if config.eval.split != "validation":
         raise ConfigError(
             f"eval.split={config.eval.split}: training is evaluated on validation rows alone, so that nothing is "
@@ -153,7 +155,7 @@ def make_plan(config: Config) -> RunPlan:
     problems.run(_find_tools, config)
     report_problems(problems.found, ConfigError, _TITLE)
     train_tasks, eval_tasks = _load(config)
-    check_group_plan(config, train_tasks[0], needs_greedy=algorithm.needs_greedy)
+    check_group_plan(config, (train_tasks or eval_tasks)[0], needs_greedy=algorithm.needs_greedy)
     _check_agent(config, [*train_tasks, *eval_tasks])
     _check_tools(config, [*train_tasks, *eval_tasks])
     for function in terms_of(reward):
@@ -276,10 +278,10 @@ def lacks_data(config: Config) -> bool:
 
 def _load(config: Config) -> tuple[list[Task], list[Task]]:
     """Both sets of rows, with the names they use checked."""
-    if not config.data.train:
-        raise ConfigError("data.train is empty; give one or more .parquet or .jsonl files")
-    train = load_tasks(config.data.train, default_agent=config.data.agent_name)
     files = config.data.files(config.eval.split)
+    if not config.data.train and not (config.eval.split == "test" and files):
+        raise ConfigError("data.train is empty; give one or more .parquet or .jsonl files")
+    train = load_tasks(config.data.train, default_agent=config.data.agent_name) if config.data.train else []
     if config.eval.split == "test" and not files:
         raise ConfigError("eval.split=test needs test rows, and data.test is empty: name their files there")
     held_out = load_tasks(files, default_agent=config.data.agent_name) if files else []

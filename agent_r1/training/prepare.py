@@ -23,6 +23,7 @@ from agent_r1.errors import ConfigError, no_exit, report_problems
 from agent_r1.event_loop import run_cancelling
 from agent_r1.files import is_gguf
 from agent_r1.registry import find_module, load_function
+from agent_r1.rollout import make_sampler
 from agent_r1.runs import RunFolder, check_reads_outside, lock_folder, plan_opening
 from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan, check_config, check_trainable, lacks_data, make_plan
@@ -41,7 +42,10 @@ def prepare_plan(config: Config) -> RunPlan:
         check_config(config)
         if lacks_data(config):
             _call_preparation(config.data.prepare, "data preparation", config)
-    return make_plan(config)
+    plan = make_plan(config)
+    if plan.train_tasks:
+        make_sampler(config, plan.train_tasks)  # raises when rows do not fit the curriculum
+    return plan
 
 
 def expand_env(config: Config) -> Config:

@@ -27,6 +27,8 @@ class Task:
     """Evaluation figures are given per data source."""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     """Anything else from the row; never read by the library."""
+    difficulty: int | None = None
+    """The level of a curriculum, from 1 (`data.curriculum`); None: the row has none."""
     control_tokens: bool = False
     """True: control tokens in `prompt` are encoded as control tokens. False: their characters are ordinary text."""
 

@@ -20,6 +20,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Build a task": (
         "rewards.md",
+        "curriculum.md",
         "tools.md",
         "search.md",
         "sandbox.md",

@@ -17,7 +17,10 @@ from tests.helpers.forks import run_python
 from tests.helpers.recipe_runs import ROOT, SampleRun, sample_run
 
 EXAMPLES = ROOT / "examples"
-RECIPES = sorted(file.parent.name for file in (ROOT / "recipes").glob("*/base.yaml"))
+RECIPES = sorted(
+    file.parent.name for file in (ROOT / "recipes").glob("*/base.yaml") if "\n  train: [" in file.read_text()
+)
+"""Those that train; bfcl only evaluates."""
 LOOP = re.compile(r"    for algorithm in (?P<names>[\w ]+); do\n        agent-r1 (?P<command>[^\n]+)\n    done\n")
 
 

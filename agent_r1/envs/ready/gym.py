@@ -7,6 +7,7 @@ from typing import Any
 
 from agent_r1.constraints import Count, CountOrZero, Seed
 from agent_r1.envs.context import ContextChoice
+from agent_r1.envs.grid_text import GRID_ACTIONS
 from agent_r1.envs.gym import check_actions, make_gym
 from agent_r1.envs.ready.base import ReadyEnv, env_kinds, split_seeds
 from agent_r1.envs.space_text import describe_space
@@ -26,6 +27,8 @@ KNOWN_ACTIONS: dict[str, tuple[str, ...]] = {
     "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
 }
 """Names of the actions of Gymnasium's own environments, in order. Others have numbers unless `actions` names them."""
+GRID_TEXT = "agent_r1.envs:describe_grid"
+"""How the view of MiniGrid is written."""
 
 
 @env_kinds.register("gym")
@@ -42,17 +45,21 @@ def gym(
     actions: Sequence[str] | None = None,
     act: str | None = None,
     context: ContextChoice = "append",
+    levels: Sequence[Mapping[str, Any]] = (),
 ) -> ReadyEnv:
     """A Gymnasium id, or `module:attribute`, made with `arguments`.
 
     `instructions` replaces the system message. `success` is the return from which an episode counts as solved; without
-    it that is Gymnasium's `reward_threshold`, or any return above 0. The others are arguments of `GymEnv`.
+    it that is Gymnasium's `reward_threshold`, or any return above 0. `levels` are arguments of each level of a
+    curriculum, the easiest first: the tasks are spread over them. The others are arguments of `GymEnv`.
     """
     require_installed("gymnasium", "gymnasium", "gym", "env=gym:...")
     given = dict(arguments or {})
     env = make_gym(name, given)
     try:
         spec = getattr(env, "spec", None)
+        if observe is None and _is_grid(env):
+            observe, actions = GRID_TEXT, actions if actions or act else GRID_ACTIONS
         if observe is None and "render_mode" not in given and "ansi" in env.metadata.get("render_modes", ()):
             given["render_mode"] = "ansi"
         if actions is None and act is None:
@@ -64,6 +71,7 @@ def gym(
         threshold = success if success is not None else getattr(spec, "reward_threshold", None)
     finally:
         env.close()
+    _check_levels(name, given, levels)
     chosen = {"arguments": given, "observe": observe, "actions": actions and list(actions), "act": act}
     section = {key: value for key, value in chosen.items() if value}
 
@@ -73,8 +81,7 @@ def gym(
                 task_id=f"{name}-{split}-{number}",
                 prompt=({"role": "system", "content": text},),
                 reward_model={"style": "gym", **({} if threshold is None else {"success": float(threshold)})},
-                env_kwargs={"seed": task_seed},
-                data_source=name,
+                **_of_level(name, task_seed, number, levels),
             )
             for number, task_seed in enumerate(split_seeds(seed, split, count))
         ]
@@ -85,6 +92,30 @@ def gym(
         eval=rows("eval", eval_tasks),
         reward="gym",
     )
+
+
+def _of_level(name: str, seed: int, number: int, levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the level of a task decides: its arguments, its difficulty, and where its figures are shown."""
+    if not levels:
+        return {"env_kwargs": {"seed": seed}, "data_source": name}
+    index = number % len(levels)
+    return {
+        "env_kwargs": {"seed": seed, "arguments": dict(levels[index])},
+        "difficulty": index + 1,
+        "data_source": f"{name}-level{index + 1}",
+    }
+
+
+def _check_levels(name: str, arguments: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ConfigError` now for a level that cannot be made."""
+    for level in levels:
+        make_gym(name, {**arguments, **level}).close()
+
+
+def _is_grid(env: Any) -> bool:
+    """Whether an environment is of MiniGrid, with its partial view as observation."""
+    parts = getattr(env.observation_space, "spaces", {})
+    return type(env.unwrapped).__module__.startswith("minigrid.") and {"image", "mission"} <= set(parts)
 
 
 def _instructions(name: str, space: Any, actions: Sequence[str] | None, *, is_parsed: bool) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -39,20 +40,22 @@ def reasoning_gym(
     seed: Seed = 0,
     instructions: str = INSTRUCTIONS,
     tools: Sequence[Any] = (),
+    levels: Sequence[Mapping[str, Any]] = (),
 ) -> ReadyEnv:
     """A data set by its name, with `arguments` as its configuration.
 
-    `instructions` is the system message. With `tools`, the model may call them before it answers.
+    `instructions` is the system message. With `tools`, the model may call them before it answers. `levels` are further
+    arguments of each level of a curriculum, the easiest first: the tasks are spread over them.
     """
     require_installed("reasoning_gym", "reasoning-gym", "reasoning-gym", "env=reasoning_gym:...")
-    config = dict(arguments or {})
-    reserved = sorted({"size", "seed"} & set(config))
+    configs = [{**(arguments or {}), **level} for level in levels or ({},)]
+    reserved = sorted({"size", "seed"} & {key for config in configs for key in config})
     if reserved:
         raise ConfigError(f"env.arguments.{reserved[0]} is set by env.tasks, env.eval_tasks and env.seed")
     first = seed * _SEED_STEP % _EVAL_OFFSET
-    train = _rows(name, "train", config, first, tasks, tasks, set())
+    train = _levelled(name, "train", configs, first, tasks, set())
     questions = {str(task.prompt[-1]["content"]) for task in train}
-    held_out = _rows(name, "eval", config, first + _EVAL_OFFSET, 4 * eval_tasks, eval_tasks, questions)
+    held_out = _levelled(name, "eval", configs, first + _EVAL_OFFSET, eval_tasks, questions)
     if eval_tasks and not held_out:
         raise ConfigError(
             f"reasoning_gym:{name} has no question left for env.eval_tasks={eval_tasks}: env.tasks={tasks} holds all "
@@ -68,12 +71,28 @@ def reasoning_gym(
                 prompt=({"role": "system", "content": instructions}, *task.prompt),
                 agent_name=flow,
                 reward_model=task.reward_model,
-                data_source=name,
+                difficulty=task.difficulty,
+                data_source=name if task.difficulty is None else f"{name}-level{task.difficulty}",
             )
             for task in chosen
         ]
 
     return ReadyEnv(env=section, train=rows(train), eval=rows(held_out), reward="reasoning_gym")
+
+
+def _levelled(
+    name: str, split: str, configs: Sequence[Mapping[str, Any]], seed: int, count: int, taken: set[str]
+) -> list[Task]:
+    """Tasks of a split, spread evenly over the levels."""
+    if len(configs) == 1:
+        return _rows(name, split, configs[0], seed, count * (4 if split == "eval" else 1), count, taken)
+    tasks: list[Task] = []
+    for level, config in enumerate(configs, start=1):
+        share = count // len(configs) + (level <= count % len(configs))
+        size = share * (4 if split == "eval" else 1)
+        rows = _rows(name, split, config, seed, size, share, taken)
+        tasks += [replace(row, task_id=f"{row.task_id}-level{level}", difficulty=level) for row in rows]
+    return tasks
 
 
 def _rows(

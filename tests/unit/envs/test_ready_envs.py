@@ -353,3 +353,15 @@ def test_a_run_without_a_recipe_is_named_after_its_environment() -> None:
     assert resolve(env="mcp:python shop/server.py", model="x").run.name == "python_shop_server.py"
     assert resolve(env="gym:FrozenLake-v1", model="x", overrides=["run.name=mine"]).run.name == "mine"
     assert resolve(env="tool", model="x").run.name == "run"
+
+
+def test_the_questions_of_reasoning_gym_are_spread_over_levels() -> None:
+    pytest.importorskip("reasoning_gym")
+    easy, hard = {"min_animals": 1, "max_animals": 2}, {"min_animals": 4, "max_animals": 5}
+    levels = [easy, hard]
+    ready = ready_env({"name": "reasoning_gym:leg_counting", "tasks": 5, "eval_tasks": 2, "levels": levels})
+    assert [task.difficulty for task in ready.train] == [1, 1, 1, 2, 2]
+    assert [task.data_source for task in ready.eval] == ["leg_counting-level1", "leg_counting-level2"]
+    assert len({task.task_id for task in (*ready.train, *ready.eval)}) == 7
+    with pytest.raises(ConfigError, match=r"env.arguments.seed is set by"):
+        ready_env({"name": "reasoning_gym:leg_counting", "levels": [{"seed": 3}]})

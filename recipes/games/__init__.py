@@ -1,0 +1,1 @@
+"""Games: TextCraft, and lines for Gymnasium, BabyAI and reasoning-gym."""

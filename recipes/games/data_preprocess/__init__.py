@@ -1,0 +1,1 @@
+"""Making the data of games."""

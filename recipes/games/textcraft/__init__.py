@@ -1,0 +1,1 @@
+"""TextCraft: recipes, the state of a game, goals and an expert."""
