@@ -156,7 +156,7 @@ def evaluate(
         if trajectories is not None:
             write_trajectories(trajectories, evaluation.greedy, policy_step=0)
         command = {"recipe": folder, "overrides": changes, "model": model, "baseline": baseline}
-        command["split"] = split or "validation"
+        command["split"] = api.resolve(folder, overrides=changes, model=model).eval.split
         _write_result(json_file, {**command, **evaluation.as_json()})
 
 

@@ -411,5 +411,4 @@ def test_it_checks_trains_and_evaluates(made: Made, tmp_path: Path, monkeypatch:
     evaluation = runs.evaluate(str(RECIPE), *small, "eval.split=test", model="runs/games/hf", quiet=True)
     assert any(name.startswith("eval/textcraft_depth") for name in evaluation.metrics)
     report = runs.check(str(RECIPE), *small, groups=1, members=2, quiet=True)
-    # An untrained model earns nothing, which is said too.
-    assert {finding.rule for finding in report.problems} <= {"rewards differ within groups"}
+    assert {finding.rule for finding in report.problems} == {"rewards differ within groups"}  # the model is untrained

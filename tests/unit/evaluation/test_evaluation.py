@@ -295,7 +295,8 @@ def test_an_unknown_baseline_names_what_there_is(tmp_path: Path, model_folder: P
 
 
 def test_the_command_shows_every_source_and_writes_the_figures(tmp_path: Path, model_folder: Path) -> None:
-    recipe, *overrides = tiny_overrides(tmp_path, model_folder, "eval.max_tasks=3", "eval.samples=2")
+    sizes = ["eval.max_tasks=3", "eval.samples=2", "eval.split=train"]
+    recipe, *overrides = tiny_overrides(tmp_path, model_folder, *sizes)
     file = tmp_path / "figures" / "eval.json"
     episodes = tmp_path / "episodes.jsonl"
     asked = ["--json", str(file), "--show", "2", "--trajectories", str(episodes)]
@@ -303,7 +304,7 @@ def test_the_command_shows_every_source_and_writes_the_figures(tmp_path: Path, m
     assert result.exit_code == 0, result.output
     written = json.loads(file.read_text())
     assert written["recipe"] == recipe
-    assert written["baseline"] is None
+    assert (written["baseline"], written["split"]) == (None, "train")
     assert len(written["tasks"]) == 3
     assert [trajectory.task_id for trajectory in read_trajectories(episodes)] == written["tasks"]
     assert sum(written["solved"]) / 3 == pytest.approx(written["metrics"]["eval/all/greedy"])
