@@ -197,9 +197,8 @@ def test_captions_name_all_that_is_in_a_box() -> None:
         item("circle", "#0099ff", 10, 3, 4),
         item("triangle", "Black", 20, 0, 50),
     )
-    assert (
-        caption(box) == "00 small blue circle, 30 medium black triangle left, 44 big yellow square bottom right corner"
-    )
+    told = "00 small blue circle, 30 medium black triangle left, 44 big yellow square bottom right corner"
+    assert caption(box) == told
     assert caption(tuple(reversed(box))) == told
     assert caption(()) == "nothing"
 
