@@ -52,14 +52,14 @@ async def plans_result(
     return Result(title="gold plans", findings=tuple(findings), seen=seen)
 
 
-async def _score(env: AgentEnv, reward: RewardFunction, task: Task, plan: Sequence[str]) -> float:
+async def _score(env: AgentEnv, reward: RewardFunction, task: Task, plan: Sequence[str | Action]) -> float:
     """The success of an episode with these actions, else its reward."""
     steps: list[Step] = []
     with boundary(StopReason.ENV_ERROR, "a gold plan"):
         try:
             observation = await env.reset(task)
-            for text in plan:
-                action = Action(text=text, content=text)
+            for given in plan:
+                action = given if isinstance(given, Action) else Action(text=given, content=given)
                 result = as_step_result(await env.step(action))
                 steps.append(
                     Step(

@@ -15,7 +15,6 @@ from agent_r1.config.compose import (
 from agent_r1.config.differences import algorithm_name, config_differences
 from agent_r1.config.model_schema import LoraConfig, ModelConfig
 from agent_r1.config.quoting import quoted
-from agent_r1.config.ray_schema import RayConfig
 from agent_r1.config.schema import (
     AgentConfig,
     Config,
@@ -26,6 +25,7 @@ from agent_r1.config.schema import (
     ShardingConfig,
 )
 from agent_r1.config.servers_schema import ServersConfig
+from agent_r1.config.workers_schema import ProcessesConfig, RayConfig
 
 __all__ = [
     "PART_KEYS",
@@ -38,6 +38,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "Overrides",
+    "ProcessesConfig",
     "RayConfig",
     "RewardConfig",
     "RewardPart",

@@ -18,8 +18,8 @@ from pydantic import Field
 
 from agent_r1.config.algorithm_schema import AlgorithmConfig, unread_algorithm
 from agent_r1.config.model_schema import ModelConfig
-from agent_r1.config.ray_schema import RayConfig
 from agent_r1.config.servers_schema import ServersConfig
+from agent_r1.config.workers_schema import ProcessesConfig, RayConfig
 from agent_r1.constraints import (
     Count,
     CountOrZero,
@@ -149,10 +149,13 @@ class RolloutConfig:
     max_staleness: CountOrZero = 0
     """Maximum age of a group's oldest token, in training steps. 0: a step waits for all its groups. Above 0: it starts
     when enough groups are complete, and the others continue during the update."""
-    workers: Annotated[str, one_of("local", "ray")] = "local"
-    """Where episodes run. local: in this process. ray: in worker processes of a Ray cluster (extra `ray`)."""
+    workers: Annotated[str, one_of("local", "processes", "ray")] = "local"
+    """Where episodes run. local: in this process. processes: in worker processes on this machine, so that episodes use
+    its other cores. ray: in worker processes of a Ray cluster (extra `ray`)."""
+    processes: ProcessesConfig = field(default_factory=ProcessesConfig)
+    """The workers of `rollout.workers=processes`."""
     ray: RayConfig = field(default_factory=RayConfig)
-    """The cluster and its workers."""
+    """The cluster and the workers of `rollout.workers=ray`."""
 
 
 @dataclass

@@ -63,8 +63,9 @@ class AgentEnv(ABC):
         """What `reset` will return, without starting an episode; used to check that prompts fit the context."""
         return Observation(messages=task.prompt)
 
-    def gold_actions(self, task: Task) -> Sequence[str] | None:
-        """The texts of actions that solve `task`, for `agent-r1 check`, which plays them; None: not known."""
+    def gold_actions(self, task: Task) -> Sequence[str | Action] | None:
+        """Actions that solve `task`, for `agent-r1 check`, which plays them: their texts, or `Action`s with tool calls.
+        None: not known."""
         return None
 
     def set_tool_runner(self, runner: ToolRunner) -> None:  # noqa: B027 - optional for subclasses

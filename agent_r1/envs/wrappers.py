@@ -47,7 +47,7 @@ class EnvWrapper(AgentEnv):
         """Preview the inner environment."""
         return self.env.preview(task)
 
-    def gold_actions(self, task: Task) -> Sequence[str] | None:
+    def gold_actions(self, task: Task) -> Sequence[str | Action] | None:
         """The plan of the inner environment."""
         return self.env.gold_actions(task)
 

@@ -14,6 +14,8 @@ from agent_r1.tools.builtin.mcp import McpServer
 from agent_r1.tools.builtin.python import PythonTool
 from agent_r1.tools.builtin.search import SearchTool
 from agent_r1.tools.check import check_tool, example_arguments
+from agent_r1.tools.cores import ROLLOUT_WORKERS, num_cores
+from agent_r1.tools.exit_status import signal_name
 from agent_r1.tools.function import FunctionTool, tool
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.results import cut_middle
@@ -24,6 +26,7 @@ from agent_r1.tools.sandbox.sandbox import Sandbox
 from agent_r1.tools.try_tool import try_tool
 
 __all__ = [
+    "ROLLOUT_WORKERS",
     "BaseTool",
     "CallOutcome",
     "FunctionTool",
@@ -46,7 +49,9 @@ __all__ = [
     "check_tool",
     "cut_middle",
     "example_arguments",
+    "num_cores",
     "run_call",
+    "signal_name",
     "tool",
     "tools_of_row",
     "try_tool",

@@ -106,7 +106,7 @@ def load_components(
     sees_images = takes_messages(config) or model.renderer.sees_images
     tools = ToolRunner(tool_policies(config), seed=config.trainer.seed, sees_images=sees_images)
     gateway = Gateway(config.agent, announce=announce)
-    if config.rollout.workers == "ray":
+    if config.rollout.workers != "local":
         rollout: Rollout = make_remote_rollout(plan, model.renderer, started, tools, gateway, announce=announce)
     else:
         rollout = make_rollout(plan, model.renderer, started, tools, gateway)
@@ -121,8 +121,9 @@ def _refuse_remote_images(config: Config, policy: nn.Module | None) -> None:
     if family is None:
         return
     model = f"model.path={config.model.path} is a {family.name}, which reads images, and"
-    if config.rollout.workers == "ray":
-        raise ConfigError(f"{model} rollout.workers=ray carries none yet; use rollout.workers=local")
+    if config.rollout.workers != "local":
+        workers = f"rollout.workers={config.rollout.workers}"
+        raise ConfigError(f"{model} {workers} carries none yet; use rollout.workers=local")
     if config.engine.name in ("vllm", "sglang", "http"):
         raise ConfigError(f"{model} engine={config.engine.name} is given none yet; use engine=local")
 

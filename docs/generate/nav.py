@@ -44,6 +44,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "scaling/servers.md",
         "scaling/vllm_on_a_cpu.md",
         "scaling/openai.md",
+        "scaling/processes.md",
         "scaling/ray.md",
         "scaling/several_gpus.md",
         "scaling/verl.md",

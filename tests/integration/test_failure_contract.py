@@ -21,7 +21,7 @@ from PIL import Image
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaForCausalLM
 
 from agent_r1.chat import ChatRenderer
-from agent_r1.config import AgentConfig, RayConfig
+from agent_r1.config import AgentConfig
 from agent_r1.engines import ScriptedEngine
 from agent_r1.engines.local import LocalEngine
 from agent_r1.envs import AgentEnv, RemoteEnv, ToolEnv
@@ -48,7 +48,7 @@ from agent_r1.learner.experience import Experience
 from agent_r1.learner.learner import TorchLearner
 from agent_r1.rewards import RewardFunction, in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.rollout.workers import RemoteRollout
+from agent_r1.rollout.workers import RemoteRollout, WorkerLimits
 from agent_r1.runs import read_trajectories, write_trajectories
 from agent_r1.runs.tracking import JsonlTracker, read_metrics
 from agent_r1.tools import ToolRunner, tool
@@ -847,7 +847,7 @@ def in_workers_until(renderer: ChatRenderer, event: Callable[[LoopCluster], None
     }
     cluster = LoopCluster(lambda proxy: Rollout(engine=proxy, **parts))
     remote = RemoteRollout(
-        cluster=cluster, settings=RayConfig(**settings), announce=lambda line: None, engine=engine, **parts
+        cluster=cluster, settings=WorkerLimits(**settings), announce=lambda line: None, engine=engine, **parts
     )
 
     async def work() -> Any:

@@ -5,18 +5,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +19,9 @@ import pytest
 
 import agent_r1
 from agent_r1.errors import WorkersError
-from agent_r1.types import Trajectory
 from tests.helpers import commands
-from tests.helpers.tiny_runs import RECIPE, tiny_overrides
+from tests.helpers.tiny_runs import RECIPE
+from tests.helpers.worker_runs import comparable, metrics_of, name_of, processes_below, recipe_in, tiny_run, wait_for
 from tests.integration.test_runs import same_weights
 from tests.unit.envs.test_env_service import free_port
 
@@ -38,30 +33,6 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-
-REWARD = """
-import os, signal, sys
-from pathlib import Path
-
-from .words import WORD
-
-
-def score(task, episode):
-    kill = os.environ.get("TEST_KILL_ONCE")
-    if kill and len(episode.steps) and Path(kill).exists():
-        try:
-            Path(kill).unlink()
-        except FileNotFoundError:
-            pass  # the other worker was first
-        else:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return {
-        "score": float(len(set(episode.final_text))),
-        "answer": WORD,
-        "torch": float("torch" in sys.modules),
-        "pid": float(os.getpid()),
-    }
-"""
 
 
 @pytest.fixture(scope="module")
@@ -75,50 +46,8 @@ def cluster() -> Iterator[Any]:
     started.shutdown()
 
 
-def recipe_in(folder: Path, *, word: str = "first") -> Path:
-    """The quickstart's tools with another reward, in a folder that is called like a module that workers need."""
-    recipe = folder / "recipe" / "json"
-    shutil.copytree(RECIPE, recipe, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-    (recipe / "words.py").write_text(f"WORD = {word!r}\n")
-    (recipe / "reward_fn.py").write_text(REWARD)
-    tool = f"price_{hashlib.sha1(str(folder).encode()).hexdigest()[:8]}"  # `price` is taken here
-    for name, old, new in (("tools.py", "@tool\n", f"@tool(name='{tool}')\n"), ("base.yaml", "[price,", f"[{tool},")):
-        (recipe / name).write_text((recipe / name).read_text().replace(old, new))
-    return recipe
-
-
-def tiny_run(folder: Path, model: Path, *extra: str) -> list[str]:
-    folder.mkdir(exist_ok=True)
-    _, *overrides = tiny_overrides(folder, model, "trainer.steps=2", "rollout.group_size=6", *extra)
-    return overrides
-
-
 def on(cluster: Any, *extra: str) -> list[str]:
     return ["rollout.workers=ray", f"rollout.ray.address={cluster.address}", *extra]
-
-
-def comparable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Everything but the times and the process."""
-
-    def timeless(metrics: Any) -> dict[str, Any]:
-        return {name: value for name, value in metrics.items() if not name.endswith("/seconds")}
-
-    return [
-        replace(
-            trajectory,
-            steps=tuple(
-                replace(step, timings={}, info={**step.info, "metrics": timeless(step.info.get("metrics", {}))})
-                for step in trajectory.steps
-            ),
-            metrics=timeless(trajectory.metrics),
-            reward_parts={name: part for name, part in trajectory.reward_parts.items() if name not in ("pid", "torch")},
-        )
-        for trajectory in trajectories
-    ]
-
-
-def metrics_of(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_workers_without_torch_make_the_same_run_and_one_that_is_killed_changes_nothing(
@@ -209,15 +138,6 @@ def test_a_tool_that_crashes_its_worker_every_time_ends_the_run_with_one_line_an
 # Two nodes, one killed; signals
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """The first true value of a condition."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "nothing happened for too long"
-        time.sleep(0.2)
-    return value
-
-
 def test_the_quickstart_learns_on_two_nodes_while_one_is_killed(tmp_path: Path, capsys: Any) -> None:
     """A node is killed in step 4 and another one joins in step 9."""
     from ray.cluster_utils import Cluster
@@ -301,24 +221,3 @@ def test_a_run_that_is_interrupted_or_killed_leaves_no_process_behind(
         assert run.returncode == 128 + number, output[-3000:]
         assert "the same command resumes from there" in output
     wait_for(lambda: not [name for pid, name in started.items() if name_of(pid) == name], 120)
-
-
-def processes_below(parent: int) -> dict[int, str]:
-    """The processes that a process has started, and theirs, by their command lines."""
-    parents: dict[int, int] = {}
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            with suppress(OSError):
-                parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-    found, new = set[int](), {parent}
-    while new:
-        new = {pid for pid, above in parents.items() if above in new}
-        found |= new
-    return {pid: name for pid in found if (name := name_of(pid))}
-
-
-def name_of(pid: int) -> str:
-    """The command line of a process; "" when it has ended."""
-    with suppress(OSError):
-        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-    return ""

@@ -1,14 +1,15 @@
-"""Rollouts in worker processes, on this machine or on a Ray cluster (`rollout.workers=ray`)."""
+"""Rollouts in worker processes, on this machine (`rollout.workers=processes`) or on a Ray cluster (`ray`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from agent_r1.config import RayConfig
+from agent_r1.config import Config
 from agent_r1.rollout.workers.check import check_workers
 from agent_r1.rollout.workers.cluster import Cluster, WorkerHandle, WorkerLostError
+from agent_r1.rollout.workers.process_cluster import ProcessCluster, default_num_workers
 from agent_r1.rollout.workers.proxy_engine import ProxyEngine
-from agent_r1.rollout.workers.remote import RemoteRollout
+from agent_r1.rollout.workers.remote import RemoteRollout, WorkerLimits
 from agent_r1.rollout.workers.worker import RolloutWorker, WorkerSetup, recipe_copy
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "RemoteRollout",
     "RolloutWorker",
     "WorkerHandle",
+    "WorkerLimits",
     "WorkerLostError",
     "WorkerSetup",
     "check_workers",
@@ -25,8 +27,22 @@ __all__ = [
 ]
 
 
-def make_cluster(settings: RayConfig, setup: WorkerSetup, *, recipe: Path | None) -> Cluster:
-    """The Ray cluster that the configuration names. Ray is imported here."""
+def make_cluster(config: Config, setup: WorkerSetup) -> tuple[Cluster, WorkerLimits]:
+    """What runs the workers that `rollout.workers` names. Ray is imported here."""
+    section = f"rollout.{config.rollout.workers}"
+    if config.rollout.workers == "processes":
+        processes = config.rollout.processes
+        limits = WorkerLimits(
+            num_workers=processes.num_workers or default_num_workers(),
+            start_seconds=processes.start_seconds,
+            max_losses=processes.max_losses,
+            section=section,
+        )
+        return ProcessCluster(setup, num_workers=limits.num_workers), limits
     from agent_r1.rollout.workers.ray_cluster import RayCluster
 
-    return RayCluster(settings, setup, recipe=recipe)
+    ray = config.rollout.ray
+    limits = WorkerLimits(
+        num_workers=ray.num_workers, start_seconds=ray.start_seconds, max_losses=ray.max_losses, section=section
+    )
+    return RayCluster(ray, setup, recipe=None if config.recipe is None else Path(config.recipe)), limits

@@ -1,4 +1,4 @@
-"""What `rollout.workers=ray` cannot do is refused before a model is loaded."""
+"""What rollout workers cannot do is refused before a model is loaded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,26 @@ from agent_r1.errors import ConfigError, report_problems, require_installed
 
 def check_workers(config: Config) -> None:
     """Raise `ConfigError` for a configuration that rollout workers cannot run, `MissingExtraError` without Ray."""
-    if config.rollout.workers != "ray":
+    chosen, agent = f"rollout.workers={config.rollout.workers}", config.agent
+    if config.rollout.workers == "local":
         return
+    problems = _ray_problems(config) if config.rollout.workers == "ray" else []
+    if agent.remote:
+        problems.append(
+            f"agent.remote=true needs one gateway that programs elsewhere ask for rollouts, and with {chosen} every "
+            "worker has its own; use agent.function or agent.command, or rollout.workers=local"
+        )
+    if agent.port:
+        problems.append(
+            f"agent.port={agent.port} can be used by one gateway, and with {chosen} every worker has its own; use "
+            "agent.port=0"
+        )
+    report_problems(problems, ConfigError, f"{chosen} cannot be used with this configuration:")
+
+
+def _ray_problems(config: Config) -> list[str]:
     require_installed("ray", "ray", "ray", "rollout.workers=ray")
-    settings, agent, problems = config.rollout.ray, config.agent, []
+    settings, problems = config.rollout.ray, []
     if settings.address is not None and settings.address.startswith("ray://"):
         problems.append(
             f"rollout.ray.address={settings.address} is an address of Ray's client, over which no engine can serve "
@@ -24,14 +40,4 @@ def check_workers(config: Config) -> None:
         for path in settings.modules
         if not Path(path).exists()
     ]
-    if agent.remote:
-        problems.append(
-            "agent.remote=true needs one gateway that programs elsewhere ask for rollouts, and with rollout.workers="
-            "ray every worker has its own; use agent.function or agent.command, or rollout.workers=local"
-        )
-    if agent.port:
-        problems.append(
-            f"agent.port={agent.port} can be used by one gateway, and with rollout.workers=ray every worker has its "
-            "own; use agent.port=0"
-        )
-    report_problems(problems, ConfigError, "rollout.workers=ray cannot be used with this configuration:")
+    return problems

@@ -14,9 +14,9 @@ import pickle
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
-from agent_r1.config import RayConfig
 from agent_r1.errors import AgentR1Error, EpisodeError, WorkersError
 from agent_r1.rollout.group_plans import Member
 from agent_r1.rollout.runner import Rollout
@@ -46,11 +46,24 @@ _GRACE_SECONDS = 10.0
 """A driver that was busy reads what has arrived for this long before it declares a silent worker lost."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerLimits:
+    """How many workers there are, and how much may go wrong with them."""
+
+    num_workers: int = 2
+    start_seconds: float = 180.0
+    """The run ends when no worker could be started for this long."""
+    max_losses: int = 3
+    """A rollout that was lost with its worker this often fails."""
+    section: str = "rollout.ray"
+    """The section of the configuration that says so, for messages."""
+
+
 class RemoteRollout(Rollout):
     """Runs tasks in groups, in the workers of a cluster. `play` runs in this process."""
 
     def __init__(
-        self, *, cluster: Cluster, settings: RayConfig, announce: Callable[[str], None], **rollout: Any
+        self, *, cluster: Cluster, settings: WorkerLimits, announce: Callable[[str], None], **rollout: Any
     ) -> None:
         """The further arguments are those of `Rollout`. `announce` gets a line for every worker that is lost."""
         super().__init__(**rollout)
@@ -261,7 +274,7 @@ class RemoteRollout(Rollout):
         for number in lost.given_up:
             future, start = self._waiting[number], self._starts[number]
             if not future.done():
-                future.set_result(_lost_trajectory(start, reason, times=self._settings.max_losses))
+                future.set_result(_lost_trajectory(start, reason, self._settings))
         self._assign()
 
     def _fail(self, failure: AgentR1Error) -> None:
@@ -284,18 +297,19 @@ class RemoteRollout(Rollout):
             elif loop.time() > end:
                 self._fail(
                     WorkersError(
-                        f"no rollout worker could be started for {seconds:g} s (rollout.ray.start_seconds); "
-                        f"{self._cluster.explain_shortage()}"
+                        f"no rollout worker could be started for {seconds:g} s "
+                        f"({self._settings.section}.start_seconds); {self._cluster.explain_shortage()}"
                     )
                 )
 
 
-def _lost_trajectory(start: StartRollout, reason: str, *, times: int) -> Trajectory:
+def _lost_trajectory(start: StartRollout, reason: str, settings: WorkerLimits) -> Trajectory:
     """The failed trajectory of a rollout that was lost too often."""
     error = EpisodeError(
         StopReason.FLOW_ERROR,
         f"task '{start.task.task_id}'",
-        f"its worker was lost {times} times while it ran (rollout.ray.max_losses), the last time: {reason}",
+        f"its worker was lost {settings.max_losses} times while it ran ({settings.section}.max_losses), the last time: "
+        f"{reason}",
     )
     return Trajectory(
         task_id=start.task.task_id,

@@ -1,6 +1,7 @@
 """`RolloutSetup`: what a rollout worker needs to run the episodes of a run: configuration, tokenizer, names.
 
-Code travels beside it (see `rollout/workers/ray_cluster.py`); environments, tools and rewards are made in the worker.
+Environments, tools and rewards are made in the worker. To other machines their code travels beside it (see
+`rollout/workers/ray_cluster.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from agent_r1.engines import Engine, MessageEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError, UnsupportedMediaError
 from agent_r1.gateway import Gateway
-from agent_r1.registry import Registry, find_module, open_recipe_copy, recipe_folder
+from agent_r1.registry import Registry, find_module, open_recipe_copy, open_recipe_package, recipe_folder
 from agent_r1.rewards import find_reward, reward_functions
 from agent_r1.rollout import Rollout
-from agent_r1.rollout.workers import Cluster, ProxyEngine, RemoteRollout, make_cluster, recipe_copy
+from agent_r1.rollout.workers import ProxyEngine, RemoteRollout, make_cluster, recipe_copy
 from agent_r1.tools import BaseTool, ToolRunner
 from agent_r1.tools.builtin import declare_servers, make_server
 from agent_r1.training.plan import RunPlan, distinct_setups, first_observation, tool_policies
@@ -76,7 +77,9 @@ class RolloutSetup:
         if config.recipe is not None and copy is not None:
             open_recipe_copy(copy, Path(config.recipe).resolve())
             config = replace(config, recipe=str(copy))
-        with recipe_folder(copy):
+        elif config.recipe is not None:
+            open_recipe_package(Path(config.recipe))
+        with recipe_folder(None if config.recipe is None else Path(config.recipe)):
             self._register_given()
             for module in config.imports:
                 find_module(module, f"module '{module}' of imports")
@@ -104,10 +107,11 @@ class RolloutSetup:
     def _register_given(self) -> None:
         try:
             given = pickle.loads(self.given)
-        except ImportError as error:
+        except (ImportError, AttributeError) as error:
             raise ConfigError(
-                f"the tools, environments and rewards that were given as objects need the module '{error.name}', which "
-                "workers cannot import; add its folder or file to rollout.ray.modules"
+                "the tools, environments and rewards that were given as objects need something that workers cannot "
+                f"import ({error}); put it into a module of its own, and with rollout.workers=ray add that module's "
+                "folder or file to rollout.ray.modules"
             ) from error
         for kind, entries in given.items():
             for name, entry in entries.items():
@@ -123,7 +127,7 @@ def make_remote_rollout(
     *,
     announce: Callable[[str], None],
 ) -> RemoteRollout:
-    """What runs the episodes of a run in the workers of a Ray cluster."""
+    """What runs the episodes of a run in worker processes, of this machine or of a Ray cluster."""
     config, takes_messages = plan.config, isinstance(engine, MessageEngine)
     tokenizer = None if takes_messages else _tokenizer_to_send(plan, renderer)
     setup = RolloutSetup(
@@ -135,12 +139,10 @@ def make_remote_rollout(
         given={kind: registry.given() for kind, registry in _REGISTRIES.items()},
         folder=Path.cwd(),
     )
-    cluster: Cluster = make_cluster(
-        config.rollout.ray, setup, recipe=None if config.recipe is None else Path(config.recipe)
-    )
+    cluster, limits = make_cluster(config, setup)
     return RemoteRollout(
         cluster=cluster,
-        settings=config.rollout.ray,
+        settings=limits,
         announce=announce,
         engine=engine,
         renderer=renderer,
@@ -156,4 +158,5 @@ def _tokenizer_to_send(plan: RunPlan, renderer: ChatRenderer) -> Tokenizer | Non
     try:
         return portable_tokenizer(renderer, plan.config.model.tool_format, observations)
     except UnsupportedMediaError as error:
-        raise ConfigError("rollout.workers=ray carries no images yet; use rollout.workers=local") from error
+        chosen = f"rollout.workers={plan.config.rollout.workers}"
+        raise ConfigError(f"{chosen} carries no images yet; use rollout.workers=local") from error

@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1.checks.plans import plans_result
 from agent_r1.envs import AgentEnv, StepLimit
-from agent_r1.types import Action, Episode, Observation, StepResult, Task
+from agent_r1.types import Action, Episode, Observation, StepResult, Task, ToolCall
 
 
 class Lock(AgentEnv):
@@ -28,7 +28,7 @@ class Lock(AgentEnv):
             raise OSError("jammed")
         return StepResult(observation=Observation(messages=()), done=self.typed == "12", info={"typed": self.typed})
 
-    def gold_actions(self, task: Task) -> Sequence[str] | None:
+    def gold_actions(self, task: Task) -> Sequence[str | Action] | None:
         return self.plan
 
 
@@ -48,6 +48,22 @@ def check(plan: Sequence[str] | None, reward: Any = opened, count: int = 3) -> A
 def test_plans_that_solve_their_tasks_have_no_findings() -> None:
     found = check(("1", "2"))
     assert (found.status, found.seen) == ("ok", "3 of 3 gold plans score full marks, 0 cut ones do")
+
+
+def test_a_plan_may_have_actions_with_tool_calls() -> None:
+    calls = (ToolCall(name="type", arguments={"digit": "1"}),)
+
+    class Keypad(Lock):
+        async def step(self, action: Action) -> StepResult:
+            digits = [str(call.arguments["digit"]) for call in action.tool_calls]
+            return await super().step(Action(text="".join(digits) or action.text))
+
+        def gold_actions(self, task: Task) -> Sequence[str | Action] | None:
+            return [Action(text="", tool_calls=calls), "2"]
+
+    found = asyncio.run(plans_result(lambda task: Keypad(), opened, [Task(task_id="t", prompt=())]))
+    assert found is not None
+    assert (found.status, found.seen) == ("ok", "1 of 1 gold plans score full marks, 0 cut ones do")
 
 
 def test_at_most_fifty_rows_are_played() -> None:

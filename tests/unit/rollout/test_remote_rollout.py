@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.chat import ChatRenderer, portable_tokenizer
-from agent_r1.config import Config, RayConfig
+from agent_r1.config import Config
 from agent_r1.engines import Engine, MessageEngine, ScriptedEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import (
@@ -26,7 +26,7 @@ from agent_r1.errors import (
     WorkersError,
 )
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.rollout.workers import RemoteRollout, RolloutWorker, check_workers
+from agent_r1.rollout.workers import RemoteRollout, RolloutWorker, WorkerLimits, check_workers
 from agent_r1.rollout.workers.connection import Connection
 from agent_r1.rollout.workers.messages import ClockChanged, EngineRequest, StartFailure
 from agent_r1.types import Action, Completion, Episode, Group, Observation, SamplingParams, StepResult, Task, TokenIds
@@ -79,7 +79,7 @@ class Remote:
         *,
         engine: Engine | None = None,
         make_env: Callable[[Task], AgentEnv] = lambda task: TwoSteps(),
-        settings: RayConfig | None = None,
+        settings: WorkerLimits | None = None,
         **limits: Any,
     ) -> None:
         self.engine = engine or SlowEngine(renderer)
@@ -93,7 +93,7 @@ class Remote:
         self.lines: list[str] = []
         self.rollout = RemoteRollout(
             cluster=self.cluster,
-            settings=settings or RayConfig(),
+            settings=settings or WorkerLimits(),
             announce=self.lines.append,
             engine=self.engine,
             **parts,
@@ -157,7 +157,7 @@ def test_no_worker_has_more_than_its_share(renderer: ChatRenderer) -> None:
 def test_whenever_workers_are_killed_the_rollouts_are_the_same_and_none_is_missing(
     renderer: ChatRenderer, kills: list[tuple[float, int]]
 ) -> None:
-    remote = Remote(renderer, settings=RayConfig(num_workers=3, max_losses=9))
+    remote = Remote(renderer, settings=WorkerLimits(num_workers=3, max_losses=9))
 
     async def kill() -> None:
         for moment, index in sorted(kills):
@@ -215,7 +215,7 @@ def test_a_rollout_that_kills_its_workers_fails_and_the_others_finish(renderer: 
 
 
 def test_workers_that_keep_dying_end_the_run_with_one_line(renderer: ChatRenderer) -> None:
-    remote = Remote(renderer, settings=RayConfig(num_workers=1))
+    remote = Remote(renderer, settings=WorkerLimits(num_workers=1))
 
     async def kill() -> None:
         while True:
@@ -297,7 +297,7 @@ def test_cancelled_rollouts_are_cancelled_in_their_workers_and_in_the_engine(ren
 
 
 def test_no_room_in_the_cluster_is_an_error_that_says_what_there_is(renderer: ChatRenderer) -> None:
-    remote = Remote(renderer, settings=RayConfig(start_seconds=20.0))
+    remote = Remote(renderer, settings=WorkerLimits(start_seconds=20.0))
 
     async def never() -> None:
         await asyncio.Event().wait()

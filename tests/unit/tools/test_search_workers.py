@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.errors import ConfigError
-from agent_r1.tools import BaseTool, SearchTool, ToolRunner
+from agent_r1.tools import BaseTool, SearchTool, ToolRunner, cores
 from agent_r1.tools.base import ToolContext
-from agent_r1.tools.builtin.search import BM25Index, Passage, answers, cores, open_index, postings, searcher
+from agent_r1.tools.builtin.search import BM25Index, Passage, answers, open_index, postings, searcher
 from agent_r1.tools.builtin.search.answers import SearchAnswer, SearchRequest, index_version
 from agent_r1.tools.builtin.search.cache import AnswerCache, SearchKey
 from agent_r1.tools.builtin.search.searcher import Searcher, close_searchers, searcher_of_loop
@@ -285,8 +285,11 @@ def test_default_workers_are_the_cores_that_may_be_used(tmp_path: Path, monkeypa
         counts[text] = cores.num_cores(quota)
     assert list(counts.values()) == [6, 2, 6, 1, 6, 6]
     assert cores.num_cores(tmp_path / "none") == 6
-    monkeypatch.setattr(searcher, "num_cores", lambda: 64)
+    monkeypatch.setattr(cores, "num_cores", lambda: 64)
     assert searcher.default_workers() == 8
+    for rollout_workers, expected in (("16", 4), ("48", 0), ("100", 0)):
+        monkeypatch.setenv(cores.ROLLOUT_WORKERS, rollout_workers)
+        assert searcher.default_workers() == expected
 
 
 # Equal requests

@@ -10,6 +10,7 @@ A worker that dies or hangs is replaced and what it was asked is asked again: of
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 import warnings
@@ -26,7 +27,7 @@ from agent_r1.tools.builtin.search.answers import (
     shared_index,
 )
 from agent_r1.tools.builtin.search.cache import AnswerCache, SearchKey
-from agent_r1.tools.builtin.search.cores import num_cores
+from agent_r1.tools.cores import ROLLOUT_WORKERS, cores_of_worker
 from agent_r1.tools.workers.threads import call_off_loop
 
 if TYPE_CHECKING:
@@ -43,8 +44,12 @@ _one_at_a_time = threading.Lock()
 
 
 def default_workers() -> int:
-    """Worker processes unless a number is given: one per core that this process may use, at most 8."""
-    return min(num_cores(), MAX_DEFAULT_WORKERS)
+    """Worker processes unless a number is given: one per core that this process may use, at most 8.
+
+    One of several rollout workers searches itself, in a thread, when its share is a single core.
+    """
+    cores = cores_of_worker()
+    return 0 if cores == 1 and ROLLOUT_WORKERS in os.environ else min(cores, MAX_DEFAULT_WORKERS)
 
 
 class Searcher:

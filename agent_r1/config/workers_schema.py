@@ -1,4 +1,4 @@
-"""The configuration's section `rollout.ray`."""
+"""The configuration's sections `rollout.processes` and `rollout.ray`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from agent_r1.constraints import Count, NotNegative, PathText, Seconds
+
+
+@dataclass
+class ProcessesConfig:
+    """Rollout workers as processes on this machine, for `rollout.workers=processes`."""
+
+    num_workers: Optional[Count] = None
+    """Worker processes; each runs an equal share of the `rollout.concurrency` episodes. null: one per core of this
+    process but one, at most 8."""
+    start_seconds: Seconds = 180.0
+    """The run ends when no worker could be started for this long."""
+    max_losses: Count = 3
+    """A rollout that was lost with its worker this often fails. A worker and those that replace it may be lost twice as
+    often in a row without finishing a rollout; then the run ends."""
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Makes the data of tau_retail."""
