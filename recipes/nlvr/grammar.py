@@ -21,12 +21,14 @@ from .properties import (
     ONE,
     STACK_PROPERTIES,
     TOWER_PROPERTIES,
+    TWO,
     UP,
     Property,
     Values,
     like,
     of_towers_too,
 )
+from .scenes import NUM_BOXES
 
 WITH = "[with|with|with|that has|which has|having|that have|that contains|that contain|which contains|containing]"
 HAS = "[%has|%has|contains|contain]"
@@ -84,10 +86,6 @@ def _grouped(group: str, properties: Sequence[Property], towers: tuple[bool, ...
             template = frame.format(group=singular, groups=plural, WITH=WITH, HAS=HAS, text=prop.template)
             rules.append(Rule(template, towers, _framed(kind, prop), weight * often * prop.weight))
     return rules
-
-
-def _same(notes: Sequence[m.Note], amount: Amount) -> bool:
-    return amount.holds(max(sum(note == other for other in notes) for note in notes))
 
 
 OF_TOWERS = (
@@ -173,13 +171,13 @@ OF_TOWERS = (
     Rule(
         "there %be <q:count> towers [with|of|that have] the same height",
         (True,),
-        lambda v: Meaning(len, lambda notes: _same(notes, v["q"])),
+        lambda v: m.counted_note(m.is_like(), m.most_alike, lambda tally: v["q"].holds(tally[0])),
         2,
     ),
     Rule(
         "there %be <q:count> towers [which has|that have|with] the same <e:end> color",
         (True,),
-        lambda v: Meaning(lambda box: m.colors(box)[0 if v["e"] == "base" else -1], lambda notes: _same(notes, v["q"])),
+        lambda v: Meaning(lambda box: m.end_color(box, v["e"]), m.most_alike, lambda tally: v["q"].holds(tally[0])),
         2,
     ),
 )
@@ -232,7 +230,9 @@ OF_ITEMS = (
     Rule(
         "all <c:maybe_color><s:shape>s are in the same box",
         (False,),
-        lambda v: Meaning(lambda box: sum(map(like(v), box)), lambda notes: sum(bool(note) for note in notes) == 1),
+        lambda v: m.counted_note(
+            like(v), lambda notes: (sum(bool(note) for note in notes),), lambda tally: tally == (1,)
+        ),
         4,
     ),
     Rule(
@@ -263,23 +263,24 @@ TOWER_ITEMS = (
         "[there %be |]only <k:number> <c:color> and <j:number> <d:color> [item|square]%s are touching the wall",
         (True,),
         lambda v: Meaning(
-            lambda box: m.colors(box)[0],
-            lambda notes: (
-                (notes.count(v["c"]), notes.count(v["d"])) == (v["k"], v["j"]) and v["k"] + v["j"] == len(notes)
-            ),
+            lambda box: m.end_color(box, "base"),
+            lambda notes: (notes.count(v["c"]), notes.count(v["d"])),
+            lambda tally: tally == (v["k"], v["j"]) and sum(tally) == NUM_BOXES,
         ),
         0.3,
     ),
     Rule(
         "there %be <q:count> <c:color> [square|item|block]%s on top of other [items|squares|blocks]",
         (True,),
-        lambda v: m.boxes_amount(m.both(m.end_is("top", v["c"]), lambda box: len(box) > 1), v["q"]),
+        lambda v: m.boxes_amount(m.both(m.has(TWO, m.is_like()), m.end_is("top", v["c"])), v["q"]),
         0.5,
     ),
     Rule(
         "there %be [|a |only ]one color touching the wall",
         (True,),
-        lambda v: Meaning(lambda box: m.colors(box)[0], lambda notes: len(set(notes)) == 1),
+        lambda v: Meaning(
+            lambda box: m.end_color(box, "base"), lambda notes: (len(set(notes)),), lambda tally: tally == (1,)
+        ),
         0.5,
     ),
 )

@@ -10,7 +10,7 @@ from . import meaning as m
 from .phrases import Amount
 
 Values = dict[str, Any]
-ONE = Amount(">=", 1)
+ONE, TWO = Amount(">=", 1), Amount(">=", 2)
 UP = "[over|above|on|on top of|right on top of|right above|directly above|stacked on]"
 DOWN = "[below|under|right below|underneath]"
 AT = "[at the|at the|as the|on the|at|in the]"
@@ -34,12 +34,6 @@ def _desc(n: str = "") -> str:
     return f"<k{n}:count> <z{n}:maybe_size><c{n}:maybe_color><s{n}:shape>%s"
 
 
-def _over_other(color: str, *, up: bool) -> m.BoxTest:
-    others = [other for other in ("yellow", "black", "blue") if other != color]
-    pairs = [(other, color) if up else (color, other) for other in others]
-    return lambda box: any(m.stacked(low, high)(box) for low, high in pairs)
-
-
 TOWER_PROPERTIES = (
     Property(f"[a|a|1|one] <c:color> block {AT} <e:end>", lambda v: m.end_is(v["e"], v["c"]), 5),
     Property(f"<c:color> block%s {AT} <e:end>", lambda v: m.end_is(v["e"], v["c"]), 1),
@@ -58,18 +52,16 @@ TOWER_PROPERTIES = (
     ),
     Property(f"a <c:color> block {UP} a <d:color> block", lambda v: m.stacked(v["d"], v["c"]), 3),
     Property(f"a <c:color> block {DOWN} a <d:color> block", lambda v: m.stacked(v["c"], v["d"]), 1),
+    Property(f"a <c:color> block {UP} a <d:color> block at the top", lambda v: m.stacked_at_top(v["d"], v["c"]), 0.2),
+    Property(f"a <c:color> block {DOWN} a <d:color> block at the top", lambda v: m.stacked_at_top(v["c"], v["d"]), 0.2),
     Property(
-        f"a <c:color> block {UP} a <d:color> block at the top", lambda v: m.stacked(v["d"], v["c"], at_top=True), 0.2
-    ),
-    Property(
-        f"a <c:color> block {DOWN} a <d:color> block at the top", lambda v: m.stacked(v["c"], v["d"], at_top=True), 0.2
-    ),
-    Property(
-        f"a <c:color> block {UP} [a different colored|another color] block", lambda v: _over_other(v["c"], up=True), 0.2
+        f"a <c:color> block {UP} [a different colored|another color] block",
+        lambda v: m.beside_another(v["c"], above=False),
+        0.2,
     ),
     Property(
         f"a <c:color> block {DOWN} [a different colored|another color] block",
-        lambda v: _over_other(v["c"], up=False),
+        lambda v: m.beside_another(v["c"], above=True),
         0.2,
     ),
     Property(
@@ -131,15 +123,12 @@ STACK_PROPERTIES = (
     ),
     Property(
         "a <c:color> [item|square] touching the wall and another one on top of it all",
-        lambda v: m.both(m.end_is("base", v["c"]), m.end_is("top", v["c"]), lambda box: len(box) > 1),
+        lambda v: m.both(m.has(TWO, m.is_like()), m.end_is("base", v["c"]), m.end_is("top", v["c"])),
         0.2,
     ),
     Property(
         "a <c:color> item touching the wall with a <d:color> and <f:color> item on top of it",
-        lambda v: m.both(
-            m.end_is("base", v["c"]),
-            lambda box: sorted(m.colors(box)[1:]) == sorted((v["d"], v["f"])),
-        ),
+        lambda v: m.both(m.end_is("base", v["c"]), m.above_base(v["d"], v["f"])),
         0.2,
     ),
 )

@@ -23,7 +23,7 @@ SPACING = 150
 FLOOR, GAP = (211, 211, 211), (128, 128, 128)
 COLORS = {"yellow": "Yellow", "black": "Black", "blue": "#0099ff"}
 """The colors' names and what NLVR's files call them."""
-NAMES = {code.lower(): name for name, code in COLORS.items()}
+NAMES = {spelled: name for name, code in COLORS.items() for spelled in (code, code.lower(), code.upper())}
 PAINT = {"yellow": (255, 255, 0), "black": (0, 0, 0), "blue": (0, 153, 255)}
 SHAPES = ("circle", "square", "triangle")
 SIZES = {10: "small", 20: "medium", 30: "big"}
@@ -43,15 +43,22 @@ def color_of(item: Item) -> str:
     >>> color_of({"color": "#0099ff"})
     'blue'
     """
-    code = str(item["color"]).lower()
-    return NAMES.get(code, code)
+    code = item["color"]
+    return NAMES.get(code) or str(code).lower()
 
 
 def is_tower(box: Box) -> bool:
-    """Whether a box holds a tower: squares of one size in one column."""
+    """Whether a box holds a tower: medium squares upon each other in the middle, the first of them on the ground."""
     return bool(box) and all(
-        item["type"] == "square" and item["x_loc"] == _TOWER_X and item["size"] == _BLOCK for item in box
+        item["type"] == "square"
+        and item["size"] == _BLOCK
+        and (item["x_loc"], item["y_loc"]) == (_TOWER_X, _level_y(level))
+        for level, item in enumerate(box)
     )
+
+
+def _level_y(level: int) -> int:
+    return BOX_SIZE - _BLOCK - level * _BLOCK_STEP
 
 
 def draw_picture(scene: Scene) -> Image.Image:
@@ -99,7 +106,7 @@ def tower(colors: Sequence[str]) -> Box:
             "color": COLORS[color],
             "size": _BLOCK,
             "x_loc": _TOWER_X,
-            "y_loc": BOX_SIZE - _BLOCK - level * _BLOCK_STEP,
+            "y_loc": _level_y(level),
         }
         for level, color in enumerate(colors)
     )
@@ -143,12 +150,10 @@ def _overlap(one: Item, other: Item) -> bool:
     return not any(apart)
 
 
-def changed(scene: Scene, rng: random.Random) -> Scene:
-    """The scene with one small change: an item more or less, or one of another color, shape, size or place."""
-    number = rng.randrange(len(scene))
-    box = scene[number]
-    new = _changed_tower(box, rng) if is_tower(box) else _changed_box(box, rng)
-    return (*scene[:number], new, *scene[number + 1 :])
+def changed(box: Box, rng: random.Random) -> Box:
+    """The box with one small change: an item more or less, or one of another color, shape, size or place. Now and then
+    it stays as it is."""
+    return _changed_tower(box, rng) if is_tower(box) else _changed_box(box, rng)
 
 
 def _changed_tower(box: Box, rng: random.Random) -> Box:

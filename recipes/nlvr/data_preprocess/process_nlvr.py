@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,22 @@ with recipe_folder(Path(__file__).resolve().parents[1]):
     corpus, grammar, rows, scenes = (load_module(name) for name in ("corpus", "grammar", "rows", "scenes"))
     statements, tools = load_module("statements"), load_module("tools")
 
-GUESSES = 0.25
+GUESSES = 0.1
 """The share of demonstrations that answer without looking at the boxes."""
 KNOWN = 0.3
 """The share of drawn rows whose sentence is one of the training rows."""
+MAX_POOL = 2000
+"""Boxes of each kind that a process draws its scenes from, at most; each has variants."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Amounts:
     """How much is drawn. The defaults are for a GPU."""
 
-    demonstrations: int = 5000
+    demonstrations: int = 8000
     """Of the warm start, in pairs of a true and a false scene for a sentence."""
+    sentences: int = 40000
+    """Demonstrations without pictures, in such pairs."""
     tasks: int = 2400
     """To train on, in such pairs."""
     workers: int = min(16, os.cpu_count() or 1)
@@ -100,6 +105,14 @@ def drawn_rows(maker: Any, rng: random.Random, num_pairs: int) -> Iterator[dict[
         yield rows.caption_row([(tools.box_of(picture, place + 1), box) for place, box in enumerate(boxes)])
 
 
+def rows_in_words(maker: Any, num_pairs: int) -> Iterator[dict[str, Any]]:
+    """Warm-start rows of scenes that are told, not shown: two for each sentence."""
+    for _ in range(num_pairs):
+        statement, *pair = maker.pair()
+        for scene in pair:
+            yield rows.demonstration_in_words(statement.sentence, scene, statement.meaning)
+
+
 def drawn_tasks(maker: Any, num_pairs: int) -> Iterator[dict[str, Any]]:
     """Drawn rows to train on."""
     for _ in range(num_pairs):
@@ -147,8 +160,7 @@ def _real_task(example: Any, split: str) -> dict[str, Any]:
 
 @contextmanager
 def _drawing(folder: Path, sentences: Sequence[tuple[str, bool]], amounts: Amounts) -> Iterator[None]:
-    """Write the drawn rows in parts meanwhile, one per process: finding a scene and storing its pictures takes
-    milliseconds."""
+    """Write the drawn rows in parts meanwhile, one per process: storing a scene's pictures takes milliseconds."""
     context = multiprocessing.get_context("fork")
     processes = [
         context.Process(target=_write_part, args=(folder, part, sentences, amounts)) for part in range(amounts.workers)
@@ -171,13 +183,15 @@ def _write_part(folder: Path, part: int, sentences: Sequence[tuple[str, bool]], 
         grammar.Statement(sentence, towers, grammar.understand(sentence, towers=towers))
         for sentence, towers in sentences
     ]
-    pairs = {
-        name: len(range(part, count // 2, amounts.workers))
-        for name, count in (("warm_start", amounts.demonstrations), ("train", amounts.tasks))
-    }
-    maker = statements.PairMaker(rng, num_boxes=1 + sum(pairs.values()) // 2, known=known, share=KNOWN)
-    write_rows(folder / f"warm_start.part{part:02}.jsonl", drawn_rows(maker, rng, pairs["warm_start"]))
-    write_rows(folder / f"train.part{part:02}.jsonl", drawn_tasks(maker, pairs["train"]))
+    demonstrations, sentences_alone, tasks = (
+        len(range(part, count // 2, amounts.workers))
+        for count in (amounts.demonstrations, amounts.sentences, amounts.tasks)
+    )
+    num_boxes = min(MAX_POOL, 10 + demonstrations + sentences_alone + tasks)
+    maker = statements.PairMaker(rng, num_boxes=num_boxes, known=known, share=KNOWN)
+    warm_start = chain(drawn_rows(maker, rng, demonstrations), rows_in_words(maker, sentences_alone))
+    write_rows(folder / f"warm_start.part{part:02}.jsonl", warm_start)
+    write_rows(folder / f"train.part{part:02}.jsonl", drawn_tasks(maker, tasks))
 
 
 def _join(folder: Path, name: str) -> None:
@@ -201,11 +215,13 @@ if __name__ == "__main__":
     parser.add_argument("--local_dataset_path", type=Path, help="a folder with NLVR's files")
     parser.add_argument("--limit", type=int, help="examples of each split, for trying things out")
     parser.add_argument("--demonstrations", type=int, default=Amounts().demonstrations, help="drawn, of the warm start")
+    parser.add_argument("--sentences", type=int, default=Amounts().sentences, help="demonstrations without pictures")
     parser.add_argument("--tasks", type=int, default=Amounts().tasks, help="drawn, to train on")
     parser.add_argument("--workers", type=int, default=Amounts().workers, help="processes that draw")
     arguments = parser.parse_args()
     sizes = Amounts(
         demonstrations=arguments.demonstrations,
+        sentences=arguments.sentences,
         tasks=arguments.tasks,
         workers=arguments.workers,
         limit=arguments.limit,
