@@ -93,7 +93,11 @@ def copy(
         files = copy_recipe(name, folder)
         target = next(file.parent for file in files if file.name == "base.yaml")
         typer.echo("\n".join(f"wrote {file}" for file in files))
-        typer.echo(f"\ntrain it:  agent-r1 train {target}\nread it:   {target}/README.md")
+        from agent_r1.config import load_config  # Hydra takes a moment, which listing recipes does without
+
+        is_trained = bool(load_config(target).data.train)
+        use = f"train it:  agent-r1 train {target}" if is_trained else f"use it:    agent-r1 eval {target}"
+        typer.echo(f"\n{use}\nread it:   {target}/README.md")
 
 
 def say_which(recipe: str) -> None:

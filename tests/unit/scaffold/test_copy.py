@@ -38,7 +38,7 @@ def test_a_copy_has_every_file_and_runs_of_its_own(name: str) -> None:
     made = [*config.data.train, *config.data.eval, *config.sft.data, config.sft.folder or "runs/mine"]
     assert {Path(path).parts[1].split("_")[0] for path in made} == {"mine"}
     readme = Path("places/mine/README.md").read_text()
-    assert "agent-r1 train places/mine" in readme
+    assert f"agent-r1 {'train' if config.data.train else 'eval'} places/mine" in readme
     assert f"recipes/{name} " not in readme
     assert "](../" not in readme
 
@@ -103,6 +103,7 @@ def test_the_commands_list_and_copy() -> None:
     assert all(recipe.name in listed and recipe.summary in listed for recipe in shipped_recipes())
     copied = CliRunner().invoke(app, ["recipes", "copy", "quickstart", "shop"])
     assert "train it:  agent-r1 train shop" in copied.output
+    assert "use it:    agent-r1 eval calls" in CliRunner().invoke(app, ["recipes", "copy", "bfcl", "calls"]).output
     chosen = CliRunner().invoke(app, ["train", "shop", "algorithm=none"])
     assert (chosen.exit_code, "unknown algorithm 'none'" in chosen.output) == (2, True)
 
