@@ -10,6 +10,7 @@ import pytest
 
 import agent_r1
 from agent_r1.errors import ConfigError, WorkersError
+from agent_r1.rewards import reward_functions
 from tests.helpers import commands
 from tests.helpers.forks import forks
 from tests.helpers.tiny_runs import RECIPE
@@ -24,6 +25,7 @@ WORKERS = ["rollout.workers=processes", "rollout.processes.num_workers=2"]
 def test_workers_without_torch_make_the_same_run_and_one_that_is_killed_changes_nothing(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    reward_functions.add("of_another_run", lambda task, episode: 0.0, replaceable=True)  # no worker needs it
     recipe = recipe_in(tmp_path)
     plain, apart, killed = (tmp_path / name for name in ("plain", "apart", "killed"))
     commands.train(recipe, *tiny_run(plain, model_folder), quiet=True)

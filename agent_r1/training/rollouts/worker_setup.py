@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def make_remote_rollout(
         stop_ids=renderer.stop_ids,
         context_length=engine.context_length,
         takes_messages=takes_messages,
-        given={kind: registry.given() for kind, registry in _REGISTRIES.items()},
+        given=_given_parts(config),
         folder=Path.cwd(),
     )
     cluster, limits = make_cluster(config, setup)
@@ -148,6 +149,25 @@ def make_remote_rollout(
         renderer=renderer,
         **rollout_parts(config, plan.reward, tools, gateway),
     )
+
+
+def _given_parts(config: Config) -> dict[str, dict[str, Any]]:
+    """Of the entries that were given as objects, those that the configuration names: this process may have had other
+    runs, whose objects these workers do without."""
+    named = set(_texts([asdict(config.reward), config.env]))
+    return {
+        kind: {name: entry for name, entry in registry.given().items() if name in named}
+        for kind, registry in _REGISTRIES.items()
+    }
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from chain.from_iterable(map(_texts, value.values()))
+    elif isinstance(value, (list, tuple)):
+        yield from chain.from_iterable(map(_texts, value))
 
 
 def _tokenizer_to_send(plan: RunPlan, renderer: ChatRenderer) -> Tokenizer | None:

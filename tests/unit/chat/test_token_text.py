@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.chat import ChatRenderer, TextStream, TokenTexts, content_stream, tool_formats
+from agent_r1.chat import ChatRenderer, TextStream, TokenTexts, content_stream
 from agent_r1.types import ToolCall
+from tests.unit.chat.test_formats import FORMATS
 
 WORDS = [
     "Hm. ",
@@ -68,7 +69,7 @@ def stream_through(renderer: ChatRenderer, pieces: Sequence[str], *, has_tools: 
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", sorted(tool_formats.names()))
+@pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
 def test_a_stream_of_any_format_shows_the_content_and_no_call(tokenizer: Any, name: str, data: st.DataObject) -> None:
     renderer = ChatRenderer(tokenizer, name)
