@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.rollout import Rollout
-from agent_r1.rollout.workers import ProxyEngine, RolloutWorker, WorkerLostError
+from agent_r1.rollout.workers import ProxyEngine, RolloutWorker, WorkerLimits, WorkerLostError
 from agent_r1.rollout.workers.messages import FromWorker, StartFailure, StartRollout, ToWorker, WorkerInfo
+
+WORKER_LIMITS = WorkerLimits(num_workers=2, start_seconds=180.0, max_losses=3, section="rollout.ray")
 
 MakeRollout = Callable[[ProxyEngine], Rollout]
 

@@ -12,6 +12,7 @@ import signal
 import textwrap
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,7 +49,7 @@ from agent_r1.learner.experience import Experience
 from agent_r1.learner.learner import TorchLearner
 from agent_r1.rewards import RewardFunction, in_workers
 from agent_r1.rollout import Rollout, RolloutLimits
-from agent_r1.rollout.workers import RemoteRollout, WorkerLimits
+from agent_r1.rollout.workers import RemoteRollout
 from agent_r1.runs import read_trajectories, write_trajectories
 from agent_r1.runs.tracking import JsonlTracker, read_metrics
 from agent_r1.tools import ToolRunner, tool
@@ -75,7 +76,7 @@ from tests.helpers.hand_made import (
     weights_of,
     with_parts,
 )
-from tests.helpers.process_free_cluster import LoopCluster
+from tests.helpers.process_free_cluster import WORKER_LIMITS, LoopCluster
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 from tests.helpers.virtual_clock import in_virtual_time
 from tests.integration.test_runs import score_variety
@@ -847,7 +848,7 @@ def in_workers_until(renderer: ChatRenderer, event: Callable[[LoopCluster], None
     }
     cluster = LoopCluster(lambda proxy: Rollout(engine=proxy, **parts))
     remote = RemoteRollout(
-        cluster=cluster, settings=WorkerLimits(**settings), announce=lambda line: None, engine=engine, **parts
+        cluster=cluster, settings=replace(WORKER_LIMITS, **settings), announce=lambda line: None, engine=engine, **parts
     )
 
     async def work() -> Any:

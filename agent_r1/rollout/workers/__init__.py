@@ -29,20 +29,15 @@ __all__ = [
 
 def make_cluster(config: Config, setup: WorkerSetup) -> tuple[Cluster, WorkerLimits]:
     """What runs the workers that `rollout.workers` names. Ray is imported here."""
-    section = f"rollout.{config.rollout.workers}"
+    settings = config.rollout.processes if config.rollout.workers == "processes" else config.rollout.ray
+    limits = WorkerLimits(
+        num_workers=settings.num_workers or default_num_workers(),
+        start_seconds=settings.start_seconds,
+        max_losses=settings.max_losses,
+        section=f"rollout.{config.rollout.workers}",
+    )
     if config.rollout.workers == "processes":
-        processes = config.rollout.processes
-        limits = WorkerLimits(
-            num_workers=processes.num_workers or default_num_workers(),
-            start_seconds=processes.start_seconds,
-            max_losses=processes.max_losses,
-            section=section,
-        )
         return ProcessCluster(setup, num_workers=limits.num_workers), limits
     from agent_r1.rollout.workers.ray_cluster import RayCluster
 
-    ray = config.rollout.ray
-    limits = WorkerLimits(
-        num_workers=ray.num_workers, start_seconds=ray.start_seconds, max_losses=ray.max_losses, section=section
-    )
-    return RayCluster(ray, setup, recipe=None if config.recipe is None else Path(config.recipe)), limits
+    return RayCluster(config.rollout.ray, setup, recipe=None if config.recipe is None else Path(config.recipe)), limits

@@ -50,12 +50,12 @@ _GRACE_SECONDS = 10.0
 class WorkerLimits:
     """How many workers there are, and how much may go wrong with them."""
 
-    num_workers: int = 2
-    start_seconds: float = 180.0
+    num_workers: int
+    start_seconds: float
     """The run ends when no worker could be started for this long."""
-    max_losses: int = 3
+    max_losses: int
     """A rollout that was lost with its worker this often fails."""
-    section: str = "rollout.ray"
+    section: str
     """The section of the configuration that says so, for messages."""
 
 

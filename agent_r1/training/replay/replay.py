@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from agent_r1.algorithms import Algorithm, bind_algorithm
 from agent_r1.config import Config, algorithm_name, config_differences, load_config, value_problems
 from agent_r1.console import RunConsole
 from agent_r1.errors import ConfigError, DataError, no_exit, report_problems
+from agent_r1.event_loop import callable_in_event_loop, run_cancelling
 from agent_r1.registry import find_module, recipe_folder
 from agent_r1.rewards import RewardFunction, find_reward
 from agent_r1.runs import RunFolder
@@ -87,6 +87,7 @@ class Replay:
     """The offline update, with `train`."""
 
 
+@callable_in_event_loop
 def replay_run(
     path: Path,
     overrides: Sequence[str],
@@ -115,7 +116,7 @@ def replay_run(
         balances = {side.algorithm.process.normalisation for side in (config, changed)}
         before = _read(folder, chosen, changed, needs_all="running" in balances)
         with console.progress("scoring", sum(_count(step) for step in before)) as bar:
-            after = asyncio.run(rescore(before, reward, changed, bar.advance))
+            after = run_cancelling(lambda: rescore(before, reward, changed, bar.advance))
         _newly_failed(before, after)
         replay = _compare(folder, (config, algorithm, before), (changed, new_algorithm, after), set(chosen))
         if not train:

@@ -31,7 +31,7 @@ from agent_r1.rollout.workers.connection import Connection
 from agent_r1.rollout.workers.messages import ClockChanged, EngineRequest, StartFailure
 from agent_r1.types import Action, Completion, Episode, Group, Observation, SamplingParams, StepResult, Task, TokenIds
 from tests.helpers.fuzzing import cases
-from tests.helpers.process_free_cluster import LoopCluster, Setup
+from tests.helpers.process_free_cluster import WORKER_LIMITS, LoopCluster, Setup
 from tests.helpers.virtual_clock import in_virtual_time
 from tests.unit.rollout.test_rollout import BreaksOn, OneStep, always, ids_of, task
 
@@ -93,7 +93,7 @@ class Remote:
         self.lines: list[str] = []
         self.rollout = RemoteRollout(
             cluster=self.cluster,
-            settings=settings or WorkerLimits(),
+            settings=settings or WORKER_LIMITS,
             announce=self.lines.append,
             engine=self.engine,
             **parts,
@@ -157,7 +157,7 @@ def test_no_worker_has_more_than_its_share(renderer: ChatRenderer) -> None:
 def test_whenever_workers_are_killed_the_rollouts_are_the_same_and_none_is_missing(
     renderer: ChatRenderer, kills: list[tuple[float, int]]
 ) -> None:
-    remote = Remote(renderer, settings=WorkerLimits(num_workers=3, max_losses=9))
+    remote = Remote(renderer, settings=replace(WORKER_LIMITS, num_workers=3, max_losses=9))
 
     async def kill() -> None:
         for moment, index in sorted(kills):
@@ -215,7 +215,7 @@ def test_a_rollout_that_kills_its_workers_fails_and_the_others_finish(renderer: 
 
 
 def test_workers_that_keep_dying_end_the_run_with_one_line(renderer: ChatRenderer) -> None:
-    remote = Remote(renderer, settings=WorkerLimits(num_workers=1))
+    remote = Remote(renderer, settings=replace(WORKER_LIMITS, num_workers=1))
 
     async def kill() -> None:
         while True:
@@ -297,7 +297,7 @@ def test_cancelled_rollouts_are_cancelled_in_their_workers_and_in_the_engine(ren
 
 
 def test_no_room_in_the_cluster_is_an_error_that_says_what_there_is(renderer: ChatRenderer) -> None:
-    remote = Remote(renderer, settings=WorkerLimits(start_seconds=20.0))
+    remote = Remote(renderer, settings=replace(WORKER_LIMITS, start_seconds=20.0))
 
     async def never() -> None:
         await asyncio.Event().wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
@@ -92,6 +93,15 @@ def test_the_same_reward_gives_the_recorded_rewards_and_advantages_exactly(recor
     assert found.advantages is not None
     assert found.advantages.identical
     assert not found.examples
+
+
+@pytest.mark.whole
+def test_a_replay_works_in_a_running_event_loop_as_in_a_notebook(recorded: Path) -> None:
+    async def cell() -> Any:
+        return replay(recorded)
+
+    found = asyncio.run(cell()).reproduced
+    assert (found.differing, found.differing_steps) == (0, 0)
 
 
 @pytest.mark.whole
