@@ -1,0 +1,29 @@
+"""Agent-R1 from Python: `train`, `evaluate`, `sft` and `check`, as on the command line.
+
+    agent_r1.train("recipes/quickstart", overrides={"algorithm": "ppo", "trainer.steps": 20})
+    agent_r1.train(model="Qwen/Qwen3-0.6B", data=rows, tools=[stock], reward=score, overrides=["trainer.steps=20"])
+    agent_r1.train(model="Qwen/Qwen3-0.6B", env="gym:FrozenLake-v1")
+
+All of them work in a notebook too, where an event loop is running.
+"""
+
+from agent_r1.api.arguments import Recipe, Reward, RewardTerm, ToolLike, folder_of, resolve
+from agent_r1.api.checks import check
+from agent_r1.api.evaluation import BASELINES, SPLITS, evaluate, evaluate_run
+from agent_r1.api.training import sft, train
+
+__all__ = [
+    "BASELINES",
+    "SPLITS",
+    "Recipe",
+    "Reward",
+    "RewardTerm",
+    "ToolLike",
+    "check",
+    "evaluate",
+    "evaluate_run",
+    "folder_of",
+    "resolve",
+    "sft",
+    "train",
+]
