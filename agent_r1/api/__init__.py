@@ -1,8 +1,9 @@
-"""Agent-R1 from Python: `train`, `evaluate`, `sft` and `check`, as on the command line.
+"""Agent-R1 from Python: `train`, `evaluate`, `sft`, `check` and `replay`, as on the command line.
 
     agent_r1.train("recipes/quickstart", overrides={"algorithm": "ppo", "trainer.steps": 20})
     agent_r1.train(model="Qwen/Qwen3-0.6B", data=rows, tools=[stock], reward=score, overrides=["trainer.steps=20"])
     agent_r1.train(model="Qwen/Qwen3-0.6B", env="gym:FrozenLake-v1")
+    agent_r1.replay("runs/quickstart", reward=stricter)
 
 All of them work in a notebook too, where an event loop is running.
 """
@@ -10,6 +11,7 @@ All of them work in a notebook too, where an event loop is running.
 from agent_r1.api.arguments import Recipe, Reward, RewardTerm, ToolLike, folder_of, resolve
 from agent_r1.api.checks import check
 from agent_r1.api.evaluation import BASELINES, SPLITS, evaluate, evaluate_run
+from agent_r1.api.replays import replay
 from agent_r1.api.training import sft, train
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "evaluate",
     "evaluate_run",
     "folder_of",
+    "replay",
     "resolve",
     "sft",
     "train",

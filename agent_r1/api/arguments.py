@@ -49,7 +49,7 @@ def resolve(
     if env is not None:
         texts.append(f"env.name={quoted(env if isinstance(env, str) else _register(AgentEnv.registry, env))}")
     if reward is not None:
-        texts += override_texts(_reward_settings(reward))
+        texts += override_texts(reward_settings(reward))
     config = load_config(config_or_recipe, texts)
     if config_or_recipe is None and not any(text.startswith("run.name=") for text in texts):
         config.run.name = run_name_of(config.env.get("name")) or config.run.name
@@ -78,7 +78,7 @@ def _tool_entry(tool: ToolLike) -> str | Mapping[str, Any]:
     return registered.name
 
 
-def _reward_settings(reward: Reward) -> dict[str, object]:
+def reward_settings(reward: Reward) -> dict[str, object]:
     """The reward section of a configuration."""
     if isinstance(reward, str) or callable(reward):
         return {"reward.function": _reward_name(reward), "reward.functions": []}

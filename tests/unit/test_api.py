@@ -55,20 +55,25 @@ def test_importing_the_package_is_fast_and_needs_no_torch() -> None:
 
 def test_every_exported_name_exists_and_is_typed() -> None:
     names = set(agent_r1.__all__)
-    assert {"train", "evaluate", "check", "sft", "Config", "load_config", "load_trajectories"} < names
+    assert {"train", "evaluate", "check", "replay", "sft", "Config", "load_config", "load_trajectories"} < names
     assert {"RewardFunction", "Group", "SamplingParams", "Completion", "ToolCall"} < names
     assert all(getattr(agent_r1, name) is not None for name in names)
     assert dir(agent_r1) == sorted(names)
 
 
-@pytest.mark.parametrize("function", [agent_r1.train, agent_r1.evaluate, agent_r1.sft, agent_r1.check])
+ON_RECIPES = [agent_r1.train, agent_r1.evaluate, agent_r1.sft, agent_r1.check]
+ON_RUNS = [agent_r1.evaluate_run, agent_r1.replay]
+
+
+@pytest.mark.parametrize("function", [*ON_RECIPES, *ON_RUNS])
 def test_every_argument_of_a_public_function_is_typed_and_documented(function: Any) -> None:
     parameters = inspect.signature(function).parameters
-    assert list(parameters)[:4] == ["config_or_recipe", "model", "data", "eval_data"]
+    _, *others = parameters
+    expected = ["run"] if function in ON_RUNS else ["config_or_recipe", "model", "data", "eval_data"]
+    assert list(parameters)[: len(expected)] == expected
     assert all(parameter.annotation is not parameter.empty for parameter in parameters.values())
     assert [name for name in parameters if f"        {name}: " not in (function.__doc__ or "")] == []
-    others = [parameter for name, parameter in parameters.items() if name != "config_or_recipe"]
-    assert {parameter.kind for parameter in others} == {inspect.Parameter.KEYWORD_ONLY}
+    assert {parameters[name].kind for name in others} == {inspect.Parameter.KEYWORD_ONLY}
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------
