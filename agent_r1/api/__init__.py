@@ -10,7 +10,7 @@ All of them work in a notebook too, where an event loop is running.
 
 from agent_r1.api.arguments import Recipe, Reward, RewardTerm, ToolLike, folder_of, resolve
 from agent_r1.api.checks import check
-from agent_r1.api.evaluation import BASELINES, SPLITS, evaluate, evaluate_run
+from agent_r1.api.evaluation import BASELINES, SPLITS, evaluate, evaluate_run, evaluations_of
 from agent_r1.api.replays import replay
 from agent_r1.api.training import sft, train
 
@@ -24,6 +24,7 @@ __all__ = [
     "check",
     "evaluate",
     "evaluate_run",
+    "evaluations_of",
     "folder_of",
     "replay",
     "resolve",

@@ -15,7 +15,7 @@ from agent_r1.envs import AgentEnv
 from agent_r1.errors import UnknownNameError, did_you_mean, no_exit
 from agent_r1.event_loop import callable_in_event_loop
 from agent_r1.registry import recipe_folder
-from agent_r1.runs import Gain, RunFolder, paired_gain, read_evaluation
+from agent_r1.runs import EvaluationPair, Gain, RunFolder, paired_gain
 
 if TYPE_CHECKING:
     from agent_r1.evaluation import Evaluation
@@ -80,8 +80,9 @@ def evaluate(
         return eval_run(config, RunConsole(quiet=quiet))
 
 
-@callable_in_event_loop
-def evaluate_run(run: str | Path, *, split: str = "test", again: bool = False, quiet: bool = False) -> Gain:
+def evaluate_run(
+    run: str | Path, *, split: str = "test", overrides: Overrides = (), again: bool = False, quiet: bool = False
+) -> Gain:
     """Evaluate a finished run on the rows of a split, before and after its training, and compare task by task.
 
     Both evaluations are recorded in the run's folder (`evaluations/`), where `agent-r1 table` finds them.
@@ -89,15 +90,24 @@ def evaluate_run(run: str | Path, *, split: str = "test", again: bool = False, q
     Args:
         run: The folder of the run.
         split: `test` for published figures, `validation`, or `train`.
+        overrides: Changes of how episodes are made, for example `["rollout.max_steps=8"]`. They are recorded with the
+            evaluation, which then has a row of its own in `agent-r1 table`.
         again: Evaluate again what is recorded already.
         quiet: Print nothing.
     """
+    before, after = evaluations_of(run, split=split, overrides=overrides, again=again, quiet=quiet)
+    return paired_gain([(before.by_task(), after.by_task())])
+
+
+@callable_in_event_loop
+def evaluations_of(
+    run: str | Path, *, split: str, overrides: Overrides = (), again: bool = False, quiet: bool = False
+) -> EvaluationPair:
+    """The evaluations of a run before and after its training, with the arguments of `evaluate_run`."""
     from agent_r1.training import eval_trained
 
     if split not in SPLITS:
         raise UnknownNameError(f"unknown split '{split}'. {did_you_mean(split, SPLITS)}")
-    folder = RunFolder(Path(run))
+    folder, texts = RunFolder(Path(run)), override_texts(overrides)
     with no_exit("the code of the recipe"), recipe_folder(folder_of(folder.read_config())):
-        eval_trained(folder, split, RunConsole(quiet=quiet), again=again)
-    before, after = (read_evaluation(folder.evaluation(split, stage)) for stage in ("before", "after"))
-    return paired_gain([(before.by_task(), after.by_task())])
+        return eval_trained(folder, split, RunConsole(quiet=quiet), overrides=texts, again=again)

@@ -12,7 +12,7 @@ from agent_r1.config.compose import (
     to_yaml,
     value_problems,
 )
-from agent_r1.config.differences import algorithm_name, config_differences
+from agent_r1.config.differences import algorithm_name, changed_settings, config_differences
 from agent_r1.config.model_schema import LoraConfig, ModelConfig
 from agent_r1.config.quoting import quoted
 from agent_r1.config.schema import (
@@ -46,6 +46,7 @@ __all__ = [
     "ServersConfig",
     "ShardingConfig",
     "algorithm_name",
+    "changed_settings",
     "config_differences",
     "from_yaml",
     "known_keys",
