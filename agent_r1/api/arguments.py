@@ -40,12 +40,18 @@ def resolve(
 ) -> Config:
     """The configuration that the arguments of `train` describe. Objects are registered, and stand in it by name."""
     texts = override_texts(overrides)
+    if not isinstance(model, str | Path | None):
+        raise ConfigError(f"model must be a folder, an id or a GGUF file, found {model!r:.80}")
     if model is not None:
         texts.append(f"model.path={quoted(str(model))}")
     if isinstance(tools, str):
         raise ConfigError(f"{tools=} is one text; give a list, such as [{tools!r}]")
+    if not isinstance(tools, Sequence | None):
+        raise ConfigError(f"tools must be a list of tools, functions or names, found {tools!r:.80}")
     if tools is not None:
         texts += override_texts({"env.tools": [_tool_entry(tool) for tool in tools]})
+    if not isinstance(env, type | str | None):
+        raise ConfigError(f"env must be an environment class or a name such as 'gym:FrozenLake-v1', found {env!r:.80}")
     if env is not None:
         texts.append(f"env.name={quoted(env if isinstance(env, str) else _register(AgentEnv.registry, env))}")
     if reward is not None:
@@ -87,8 +93,10 @@ def reward_settings(reward: Reward) -> dict[str, object]:
     terms = reward.items() if isinstance(reward, Mapping) else [("", term) for term in reward]
     functions: list[dict[str, object]] = []
     for name, term in terms:
-        function, weight = term if isinstance(term, tuple) else (term, 1.0)
-        functions.append({"name": _reward_name(function, name), "weight": float(weight)})
+        function, *weight = term if isinstance(term, tuple) else (term, 1.0)
+        if len(weight) != 1 or not isinstance(weight[0], int | float):
+            raise ConfigError(f"a reward with a weight is a pair such as (format_ok, 0.2), found {term!r:.80}")
+        functions.append({"name": _reward_name(function, name), "weight": float(weight[0])})
     if not functions:
         raise ConfigError("reward is empty; give a reward function, a list or a mapping of them")
     return {"reward.functions": functions}

@@ -10,7 +10,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from agent_r1.config.algorithm_schema import PART_KEYS
-from agent_r1.config.compose import override_texts, presets, to_plain
+from agent_r1.config.compose import presets, to_plain
+from agent_r1.config.overrides import override_texts
 from agent_r1.config.schema import Config
 
 _MAX_CHARS = 80
