@@ -14,6 +14,7 @@ from agent_r1.config import (
     Config,
     algorithm_name,
     algorithm_schema,
+    changed_settings,
     from_yaml,
     known_keys,
     load_config,
@@ -413,3 +414,11 @@ def test_there_are_no_more_than_ninety_keys_to_tune() -> None:
         - which_rows
     )
     assert len(others) <= 90
+
+
+def test_changed_settings_are_the_overrides_that_make_one_configuration_of_another() -> None:
+    old = load_config(None, ["model.path=m", "+env.size=4"])
+    new = load_config(old, ["rollout.max_steps=3", "~env.size", "+env.kinds=[a, b]", "eval.max_tasks=null"])
+    assert changed_settings(old, new) == ["env.kinds=['a','b']", "rollout.max_steps=3", "~env.size"]
+    assert load_config(old, changed_settings(old, new)[1:]).rollout.max_steps == 3
+    assert changed_settings(old, old) == []
