@@ -124,8 +124,6 @@ def _refuse_remote_images(config: Config, policy: nn.Module | None) -> None:
     if config.rollout.workers != "local":
         workers = f"rollout.workers={config.rollout.workers}"
         raise ConfigError(f"{model} {workers} carries none yet; use rollout.workers=local")
-    if config.engine.name in ("vllm", "sglang", "http"):
-        raise ConfigError(f"{model} engine={config.engine.name} is given none yet; use engine=local")
 
 
 def load_run_policy(config: Config) -> nn.Module:
