@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent_r1.images import Picture
 from agent_r1.rollout.group_plans import Member
 from agent_r1.types import Action, Completion, Observation, SamplingParams, Task, TokenIds
 
@@ -59,6 +60,8 @@ class EngineRequest:
     number: int
     sampling: SamplingParams
     prompt_ids: TokenIds = ()
+    pictures: tuple[Picture, ...] = ()
+    """The images of the prompt that this worker has not sent yet, or not for long."""
     observation: Observation | None = None
 
 

@@ -199,7 +199,7 @@ class RemoteRollout(Rollout):
         if isinstance(info, StartFailure):
             self._fail(WorkersError(f"a rollout worker cannot start: {info.error}"))
             return False
-        connection = self._connections[worker] = Connection(handle, self.engine, self._fail)
+        connection = self._connections[worker] = Connection(handle, self.engine, self._fail, self.renderer.processor)
         if self._clock_is_stopped:
             connection.send(ClockChanged(is_stopped=True))
         self._book.add_worker(worker)
