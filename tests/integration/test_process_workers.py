@@ -56,13 +56,13 @@ def test_workers_without_torch_make_the_same_run_and_one_that_is_killed_changes_
 
 
 def test_pictures_travel_and_workers_make_the_same_run_with_a_model_that_reads_images(tmp_path: Path) -> None:
+    """The run with workers is first: its process knows no picture but by them. The critic reads the prompts behind
+    episodes that were cut, whose last pictures no request had."""
     recipe, model = seeing_recipe(tmp_path), make_tiny_vlm("smolvlm", tmp_path / "model")
-    commands.train(recipe, *seeing_run(recipe, tmp_path / "plain", model), quiet=True)
-    commands.train(
-        recipe,
-        *seeing_run(recipe, tmp_path / "apart", model, *WORKERS[:1], "rollout.processes.num_workers=1"),
-        quiet=True,
-    )
+    critic = ["algorithm=ppo", "algorithm.critic.bootstrap=true"]
+    workers = [*WORKERS[:1], "rollout.processes.num_workers=1"]
+    commands.train(recipe, *seeing_run(recipe, tmp_path / "apart", model, *critic, *workers), quiet=True)
+    commands.train(recipe, *seeing_run(recipe, tmp_path / "plain", model, *critic), quiet=True)
     expected, found = (agent_r1.load_trajectories(tmp_path / name / "seeing") for name in ("plain", "apart"))
     assert len(expected) == 2 * 2 * 3
     assert all(len(list(pictures_in(each.steps[-1].observation.messages or ()))) == 3 for each in expected)

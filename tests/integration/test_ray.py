@@ -85,8 +85,9 @@ def test_pictures_travel_and_workers_make_the_same_run_with_a_model_that_reads_i
     cluster: Any, tmp_path: Path
 ) -> None:
     recipe, model = seeing_recipe(tmp_path), make_tiny_vlm("smolvlm", tmp_path / "model")
-    commands.train(recipe, *seeing_run(recipe, tmp_path / "plain", model), quiet=True)
+    # First: this process knows no picture but by its workers.
     commands.train(recipe, *seeing_run(recipe, tmp_path / "ray", model, *on(cluster)), quiet=True)
+    commands.train(recipe, *seeing_run(recipe, tmp_path / "plain", model), quiet=True)
     expected, found = (agent_r1.load_trajectories(tmp_path / name / "seeing") for name in ("plain", "ray"))
     assert len(expected) == 2 * 2 * 3
     assert comparable(found) == comparable(expected)

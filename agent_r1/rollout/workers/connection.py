@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agent_r1.engines import Engine, MessageEngine
 from agent_r1.errors import INTERRUPTIONS, AgentR1Error, EngineLostError, EngineRequestError, described
-from agent_r1.images import ImageProcessor
+from agent_r1.images import ImageProcessor, Picture
 from agent_r1.rollout.workers.cluster import WorkerHandle
 from agent_r1.rollout.workers.messages import EngineAnswer, EngineRequest, ToWorker
 
@@ -47,13 +47,17 @@ class Connection:
     def request(self, request: EngineRequest) -> None:
         """Let the engine answer a request. Its pictures are known from now on: later requests come without them."""
         try:
-            if self._processor is not None:
-                for picture in request.pictures:
-                    self._processor.encode(picture)
+            self.take_pictures(request.pictures)
         except AgentR1Error as error:
             self.send(EngineAnswer(number=request.number, error=described(error), is_refusal=True))
             return
         self._requests[request.number] = asyncio.create_task(self._answer(request))
+
+    def take_pictures(self, pictures: Sequence[Picture]) -> None:
+        """Make pictures of the worker's prompts known in this process."""
+        if self._processor is not None:
+            for picture in pictures:
+                self._processor.encode(picture)
 
     def cancel_request(self, number: int) -> None:
         """The episode no longer waits for the answer: the engine drops the request."""

@@ -79,6 +79,8 @@ class RolloutFinished:
     number: int
     trajectory: bytes
     """Pickled once, where it was made."""
+    pictures: tuple[Picture, ...] = ()
+    """Images of the prompt after a truncated episode, from whose value a critic bootstraps: no request had them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,10 +55,14 @@ class ProxyEngine:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion with the real engine."""
-        new = self._sent.new_in(prompt_ids)
-        answer = await self._ask(prompt_ids=tuple(prompt_ids), pictures=new, sampling=sampling)
+        pictures = self.new_pictures(prompt_ids)
+        answer = await self._ask(prompt_ids=tuple(prompt_ids), pictures=pictures, sampling=sampling)
         assert answer.completion is not None
         return answer.completion
+
+    def new_pictures(self, prompt_ids: Sequence[int]) -> tuple[Picture, ...]:
+        """The images of a prompt that the driver does not have, and that are now sent with it."""
+        return self._sent.new_in(prompt_ids)
 
     async def _ask(self, **request: Any) -> EngineAnswer:
         number = self._num_requests = self._num_requests + 1

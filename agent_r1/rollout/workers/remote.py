@@ -235,6 +235,8 @@ class RemoteRollout(Rollout):
                 case CancelRequest():
                     connection.cancel_request(message.number)
                 case RolloutFinished() | RolloutRaised():
+                    if isinstance(message, RolloutFinished):
+                        connection.take_pictures(message.pictures)
                     if self._book.finish(worker, message.number):
                         has_finished = True
                         self._resolve(message)
