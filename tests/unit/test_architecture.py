@@ -67,7 +67,8 @@ PACKAGES: dict[str, str] = {
     ),
     "scaffold": "errors shipped",
     "integrations": (
-        "algorithms chat config console data engines errors files gateway registry rewards seeds tools training types"
+        "algorithms chat config console data engines errors files gateway images registry rewards seeds tools training "
+        "types"
     ),
     "view": "codec errors files images metric_names runs types version web",
     "api": (
