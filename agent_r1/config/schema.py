@@ -156,6 +156,9 @@ class RolloutConfig:
     max_images: Optional[Count] = None
     """Maximum images in one prompt. An episode whose next prompt would have more ends as one whose context is full; a
     row whose first prompt has more is refused. null: no limit but the context."""
+    max_episode_images: Optional[Count] = None
+    """Maximum images in all prompts of an episode together, also where later prompts leave earlier images out. It acts
+    as `max_images` does. null: no limit."""
     concurrency: Count = 256
     """Maximum episodes at once."""
     deadline_seconds: Seconds = 600.0

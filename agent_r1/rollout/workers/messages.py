@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent_r1.images import Picture
 from agent_r1.rollout.group_plans import Member
 from agent_r1.types import Action, Completion, Observation, SamplingParams, Task, TokenIds, quickly_pickled
 
@@ -62,6 +63,8 @@ class EngineRequest:
     number: int
     sampling: SamplingParams
     prompt_ids: TokenIds = ()
+    pictures: tuple[Picture, ...] = ()
+    """The images of the prompt that this worker has not sent yet, or not for long."""
     observation: Observation | None = None
 
 
@@ -80,6 +83,8 @@ class RolloutFinished:
     number: int
     trajectory: bytes
     """Pickled once, where it was made."""
+    pictures: tuple[Picture, ...] = ()
+    """Images of the prompt after a truncated episode, from whose value a critic bootstraps: no request had them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

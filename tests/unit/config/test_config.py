@@ -401,7 +401,7 @@ def test_there_are_no_more_than_ninety_keys_to_tune() -> None:
         *(key for key in known_keys() if key.startswith(("rollout.workers", "trainer.sharding."))),
         *(key for key in known_keys() if key.startswith("engine.servers.")),  # and servers of your own
     }
-    images = ("model.max_image_tokens", "model.max_image_pixels", "rollout.max_images")
+    images = ("model.max_image_tokens", "model.max_image_pixels", "rollout.max_images", "rollout.max_episode_images")
     of_models_that_see = {"model.train_vision", *images}
     which_rows = {"data.test", "eval.split"}  # set by recipes and by `agent-r1 eval --split`
     of_a_curriculum = {key for key in known_keys() if key.startswith("data.curriculum.")}  # which most runs do without
