@@ -27,7 +27,7 @@ if str(Path(__file__).resolve().parents[2]) not in sys.path:
 
 from agent_r1.errors import AgentR1Error
 from benchmarks.claims.study.plan import MODEL, ROOT, SEEDS, TASKS, Run, Settings, make_plan
-from benchmarks.claims.study.processes import Job, Place, current_commit, run_jobs
+from benchmarks.claims.study.processes import Job, Place, Starter, current_commit, run_jobs, start_process
 from benchmarks.claims.study.results import Start, Trained, append_result, results_of
 
 SMOKE = {
@@ -54,8 +54,17 @@ def say(text: str) -> None:
 class Study:
     """The runs of a command line, and where their results are."""
 
-    def __init__(self, runs: Sequence[Run], *, work: Path, out: Path, model: str | None, label: str) -> None:
-        self.runs, self.out, self.label = runs, out, label
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        *,
+        work: Path,
+        out: Path,
+        model: str | None,
+        label: str,
+        start: Starter = start_process,
+    ) -> None:
+        self.runs, self.out, self.label, self.start_process = runs, out, label, start
         self.places = {run.task: Place(work, run.task, model, label) for run in runs}
         self.bases: dict[str, Settings] = {run.task: run.base for run in runs}
         self.results = {task: results_of(out, task, label) for task in self.places}
@@ -111,7 +120,7 @@ class Study:
                     finish=partial(self._started, starts, task),
                 )
             )
-        return starts, run_jobs(jobs, at_once=at_once, say=say)
+        return starts, run_jobs(jobs, at_once=at_once, say=say, start=self.start_process)
 
     def _started(self, starts: dict[str, Start], task: str, seconds: float) -> str:
         start = self.places[task].read_start(self.bases[task])
@@ -160,7 +169,7 @@ class Study:
             )
             for run in left
         ]
-        return run_jobs(jobs, at_once=at_once, say=say, deadline=deadline)
+        return run_jobs(jobs, at_once=at_once, say=say, deadline=deadline, start=self.start_process)
 
 
 def smoke_settings(work: Path) -> dict[str, str]:
@@ -199,7 +208,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return chosen
 
 
-def make_study(chosen: argparse.Namespace) -> Study:
+def make_study(chosen: argparse.Namespace, start: Starter = start_process) -> Study:
     """The study that a command line means."""
     work: Path = chosen.work.resolve()
     smoke = smoke_settings(work) if chosen.smoke else {}
@@ -212,14 +221,15 @@ def make_study(chosen: argparse.Namespace) -> Study:
         out=(chosen.out or work / "results").resolve(),
         model="${run.folder}/tiny/hf" if chosen.smoke else chosen.model,
         label="tiny" if chosen.smoke else chosen.name,
+        start=start,
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, start: Starter = start_process) -> int:
     """Prepare, run what is missing, say what failed."""
     began, chosen = time.monotonic(), parse(arguments)
     try:
-        study = make_study(chosen)
+        study = make_study(chosen, start)
         if chosen.list:
             study.show()
             return 0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from agent_r1.errors import AgentR1Error, DataError
 from agent_r1.runs import DEFAULT_KEYS, RunFolder, is_locked, read_evaluation, read_runs
@@ -42,6 +42,40 @@ class Job:
     """Called with its seconds when it has succeeded; returns what is reported."""
     begin: Callable[[], None] = lambda: None
     """Called before it starts."""
+
+
+class Process(Protocol):
+    """A command that runs; `subprocess.Popen` is one."""
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; `subprocess.TimeoutExpired` when it takes longer."""
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+
+    def kill(self) -> None:
+        """End it."""
+
+
+Starter = Callable[[Sequence[str], Path, Mapping[str, str]], Process]
+"""Starts `agent-r1 ARGUMENTS` with its output in a file and an environment."""
+
+
+def start_process(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Process:
+    """A new Python."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "agent_r1.cli", *command],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which ends them
+        )
 
 
 class Place:
@@ -161,7 +195,12 @@ def _git(*arguments: str) -> str:
 
 
 def run_jobs(
-    jobs: Sequence[Job], *, at_once: int, say: Callable[[str], None], deadline: float | None = None
+    jobs: Sequence[Job],
+    *,
+    at_once: int,
+    say: Callable[[str], None],
+    deadline: float | None = None,
+    start: Starter = start_process,
 ) -> list[str]:
     """Run all jobs, `at_once` at a time; returns what failed, one line each. After the `deadline` (of
     `time.monotonic`) no job starts. An interrupt ends the processes, then raises."""
@@ -175,7 +214,7 @@ def run_jobs(
                 job = waiting.pop(0)
                 with _noting(job, problems, say):
                     job.begin()
-                    running.append(_Running(job, at_once))
+                    running.append(_Running(job, start, at_once))
             ended = [process for process in running if process.process.poll() is not None]
             for process in ended:
                 running.remove(process)
@@ -189,26 +228,18 @@ def run_jobs(
 class _Running:
     """A process that was started."""
 
-    def __init__(self, job: Job, at_once: int) -> None:
+    def __init__(self, job: Job, start: Starter, at_once: int) -> None:
         self.job, self.started = job, time.monotonic()
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        with job.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "agent_r1.cli", *job.command],
-                cwd=ROOT,
-                env=_environment(at_once),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches this process alone, which ends them
-            )
+        self.process = start(job.command, job.log, _environment(at_once))
 
     def finish(self) -> str:
         """What is reported of the ended process; `DataError` when it failed."""
-        if self.process.returncode:
+        code = self.process.poll()
+        if code:
             last = self.job.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-12:]
             shown = "\n    ".join(last)
-            raise DataError(f"exit code {self.process.returncode}; the end of {self.job.log}:\n    {shown}")
+            raise DataError(f"exit code {code}; the end of {self.job.log}:\n    {shown}")
         return self.job.finish(time.monotonic() - self.started)
 
 
