@@ -26,6 +26,7 @@ if str(Path(__file__).resolve().parents[2]) not in sys.path:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when it is run as a script
 
 from agent_r1.errors import AgentR1Error
+from benchmarks.claims.study.forks import ForkedProcess
 from benchmarks.claims.study.plan import MODEL, ROOT, SEEDS, TASKS, Run, Settings, make_plan
 from benchmarks.claims.study.processes import Job, Place, Starter, current_commit, run_jobs, start_process
 from benchmarks.claims.study.results import Start, Trained, append_result, results_of
@@ -192,6 +193,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", default=(), metavar="NAME", help="some of the variants; see --list")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--fork", action="store_true", help="import once, and fork every run from there")
     parser.add_argument("--minutes", type=float, help="start no run after this many minutes")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all runs")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "what_works", help="data and running runs")
@@ -229,7 +231,7 @@ def main(arguments: Sequence[str] | None = None, *, start: Starter = start_proce
     """Prepare, run what is missing, say what failed."""
     began, chosen = time.monotonic(), parse(arguments)
     try:
-        study = make_study(chosen, start)
+        study = make_study(chosen, ForkedProcess if chosen.fork else start)
         if chosen.list:
             study.show()
             return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections import Counter
@@ -13,8 +14,11 @@ import pytest
 
 from agent_r1.config import config_differences, load_config
 from agent_r1.errors import DataError
+from agent_r1.registry import recipe_folder
 from agent_r1.runs import EvaluationRecord, RunFolder, write_evaluation
+from agent_r1.training.plan import check_config
 from benchmarks.claims import what_works
+from benchmarks.claims.study import forks as study_forks
 from benchmarks.claims.study.plan import QUESTIONS, TASKS, make_plan, variants_of
 from benchmarks.claims.study.processes import Job, run_jobs
 from benchmarks.claims.study.results import read_results, results_of
@@ -67,7 +71,10 @@ def test_each_variant_differs_from_the_base_in_the_keys_that_it_names_and_in_no_
     base, *others = make_plan(tasks=[task], variants=variants, seeds=[0])
     plain = load_config(f"recipes/{task}", base.settings)
     for run in others:
-        found = config_differences(plain, load_config(f"recipes/{task}", run.settings))
+        config = load_config(f"recipes/{task}", run.settings)
+        with recipe_folder(Path("recipes") / task):
+            check_config(config)
+        found = config_differences(plain, config)
         differing = [line.partition(":")[0] for line in found]
         named = run.variant.changes
         assert not [key for key in differing if not any(f"{key}.".startswith(f"{name}.") for name in named)], run.name
@@ -259,6 +266,28 @@ def test_no_run_starts_when_the_time_is_up(tmp_path: Path) -> None:
     jobs = [job("a", tmp_path), job("b", tmp_path)]
     assert run_jobs(jobs, at_once=1, say=said.append, deadline=time.monotonic() - 1, start=Machine()) == []
     assert said == ["the time is up: 2 were not started; run the same command again"]
+
+
+@pytest.mark.whole
+def test_a_forked_command_has_its_log_its_exit_code_and_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_forks, "PRELOADED", [])
+    for name in os.environ:
+        monkeypatch.setenv(name, os.environ[name])  # a fork sets the environment of this process
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "restored")
+
+    def start(*command: str) -> study_forks.ForkedProcess:
+        return study_forks.ForkedProcess(command, tmp_path / "log", os.environ)
+
+    assert start("train", "--help").wait(60) == 0
+    assert "resumes from it" in (tmp_path / "log").read_text()
+    assert start("train", "no_such_recipe").wait(60) == 2
+    assert "no_such_recipe" in (tmp_path / "log").read_text()
+    waiting = start("train", "recipes/quickstart", "--dry-run")
+    assert waiting.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(0.0)
+    waiting.kill()
+    assert waiting.wait(60) == -9
 
 
 # --- the whole ------------------------------------------------------------------------------------------------------

@@ -141,7 +141,8 @@ def _variants(base: Settings) -> list[Variant]:
             name="critic",
             question="critic",
             changes={
-                "algorithm.estimator": "{name: token_gae, lam: 1.0}",
+                "algorithm.estimator": "token_gae",
+                "algorithm.estimator.lam": "1.0",
                 "algorithm.critic.kind": "closed_form",
             },
         ),
