@@ -118,6 +118,7 @@ class Study:
                     name=f"{task}, warm start",
                     command=place.prepare_command(self.bases[task]),
                     log=place.folder / "logs" / "warm_start.log",
+                    begin=place.forget_start,
                     finish=partial(self._started, starts, task),
                 )
             )

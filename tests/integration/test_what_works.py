@@ -118,7 +118,7 @@ class Machine:
             return Ended(2)
         if command[0] == "eval":
             weights = RunFolder(Path(given["sft.folder"])).model
-            weights.mkdir(parents=True)
+            weights.mkdir(parents=True, exist_ok=True)
             (weights / "model.safetensors").write_bytes(b"weights")
             record = {"tasks": VALIDATION, "sources": ["x"] * 4, "solved": [0.0, 0.0, 1.0, 0.0], "metrics": {"m": 0.25}}
             overrides = [text for text in command if "=" in text]
@@ -201,6 +201,17 @@ def test_a_machine_without_the_warm_start_makes_another_and_keeps_the_results(
     assert "another copy" not in capsys.readouterr().out  # its weights are the same, byte for byte
     [found] = read_results(tmp_path / "first" / "results")
     assert (len(found.starts), len(found.runs)) == (1, 4)
+
+
+def test_another_model_or_another_warm_start_is_not_taken_for_this_one(tmp_path: Path, machine: Machine) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    models = [["--model", str(tmp_path / name)] for name in ("first", "second")]
+    for more in (models[0], models[0], models[1], [*models[1], "--set", "sft.steps=7"]):
+        study(tmp_path, machine, "--start-only", *more)
+    assert machine.made == ["hotpotqa warm start"] * 3
+    with pytest.raises(SystemExit, match="third: there is no such folder"):
+        study(tmp_path, machine, "--model", str(tmp_path / "third"))
 
 
 def test_a_failed_run_is_reported_and_does_not_stop_the_others(

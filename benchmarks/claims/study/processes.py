@@ -89,11 +89,15 @@ class Place:
 
     def prepare_command(self, base: Settings) -> list[str]:
         """Makes the data and the warm start, and evaluates it."""
-        model = {} if self.model is None else {"model.path": self.model}
         return [
             *("eval", str(ROOT / "recipes" / self.task), "--json", str(self.evaluation)),
-            *overrides({**base, "run.folder": str(self.folder), "sft.folder": str(self.warm_start), **model}),
+            *overrides(
+                {**base, "run.folder": str(self.folder), "sft.folder": str(self.warm_start), **self._model_setting()}
+            ),
         ]
+
+    def _model_setting(self) -> dict[str, str]:
+        return {} if self.model is None else {"model.path": self.model}
 
     def train_command(self, run: Run) -> list[str]:
         """Trains one run from the warm start."""
@@ -121,7 +125,8 @@ class Place:
             settings = dict(text.split("=", 1) for text in found["overrides"])
         except (OSError, ValueError, KeyError):
             return None
-        if not weights or any(settings.get(key) != value for key, value in base.items()):
+        expected = {**base, **self._model_setting()}
+        if not weights or any(settings.get(key) != value for key, value in expected.items()):
             return None
         digest = hashlib.sha256()
         for file in weights:
@@ -136,6 +141,10 @@ class Place:
             solved=found["solved"],
             metrics=_rounded(found["metrics"]),
         )
+
+    def forget_start(self) -> None:
+        """Forget the evaluation of a warm start before another is made."""
+        self.evaluation.unlink(missing_ok=True)
 
     def clear(self, run: Run) -> None:
         """Remove what an interrupted run has left; `DataError` while a process is still writing it."""
