@@ -1,6 +1,6 @@
 """What works: GRPO and one change at a time, on ALFWorld and HotpotQA, with three seeds and equal numbers of episodes.
 
-    python benchmarks/claims/what_works.py --jobs 6 --out docs/generate/study
+    python benchmarks/claims/what_works.py --jobs 5 --out docs/generate/study
     python benchmarks/claims/what_works.py --list
     python -m docs.generate.what_works                # the page docs/what_works.md
 

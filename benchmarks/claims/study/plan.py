@@ -36,7 +36,8 @@ _SHARED = {
     "optimizer.warmup_steps": "2",
     "trainer.steps": str(STEPS),
     # Several runs share a GPU, and a run of a minute must not spend half of it compiling.
-    "engine.kv_memory": "400000",
+    "trainer.micro_batch_tokens": "8192",
+    "engine.kv_memory": "300000",
     "engine.compile": "false",
 }
 
