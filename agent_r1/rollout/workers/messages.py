@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent_r1.rollout.group_plans import Member
-from agent_r1.types import Action, Completion, Observation, SamplingParams, Task, TokenIds
+from agent_r1.types import Action, Completion, Observation, SamplingParams, Task, TokenIds, quickly_pickled
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartRollout:
     """Roll out one member of a group, with its retries."""
@@ -31,6 +32,7 @@ class CancelRollout:
     number: int
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineAnswer:
     """The engine's answer to a request: a completion, or why there is none."""
@@ -52,6 +54,7 @@ class ClockChanged:
     is_stopped: bool
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineRequest:
     """One completion that an episode asks for: token ids, or for an engine behind a chat API an observation."""
@@ -69,6 +72,7 @@ class CancelRequest:
     number: int
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutFinished:
     """The trajectory of a rollout, valid or failed."""
