@@ -17,6 +17,9 @@ CORE := .venv/.agent-r1-core
 SETUP := .venv/.agent-r1-installed
 UV ?= uv
 
+# Compiled modules are kept: without them every process that a test starts compiles the library, and each test worker all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 overrides = $(if $(algorithm),algorithm=$(algorithm)) $(args)
 
 # Debian's Chromium for the tests of the viewer's page, where there is none yet. Without one they are skipped.
