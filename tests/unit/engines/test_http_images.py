@@ -145,10 +145,11 @@ def test_images_of_equal_size_are_told_apart(
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize(("family", "tower"), [("smolvlm", "vision_model"), ("llava", "vision_tower")])
 def test_new_weights_of_the_tower_reach_the_server(
-    folders: Callable[[str], Path], serve: Callable[[str, str], RunningServer]
+    family: str, tower: str, folders: Callable[[str], Path], serve: Callable[[str, str], RunningServer]
 ) -> None:
-    folder, server = folders("smolvlm"), serve("vllm", "smolvlm")
+    folder, server = folders(family), serve("vllm", family)
     policy: Any = policy_of(folder)
     prompt = load_renderer(str(folder)).render(asked(picture(0))).token_ids
     sampling = SamplingParams(max_tokens=4, temperature=0.0)
@@ -156,7 +157,7 @@ def test_new_weights_of_the_tower_reach_the_server(
     async def updated(engine: Any) -> Completion:
         await engine.generate(prompt, sampling)
         with torch.no_grad():
-            for parameter in policy.model.vision_model.parameters():
+            for parameter in policy.model.get_submodule(tower).parameters():
                 parameter.mul_(1.3)
         await engine.update_weights(merged_weights(policy), 1)
         return await engine.generate(prompt, sampling)
