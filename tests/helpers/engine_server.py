@@ -42,6 +42,7 @@ from starlette.routing import Route
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
+from agent_r1.engines.http.policy_weights import server_name
 from agent_r1.engines.local.engine import LocalEngine
 from agent_r1.images import ImageProcessor, is_image_id, is_vision_model, load_image_processor, read_picture
 from agent_r1.types import SamplingParams
@@ -264,7 +265,8 @@ async def _load(state: ServedModel, folder: str, fault: Fault | None) -> None:
     current = dict(state.model.state_dict())
     if fault is not None and fault.kind == "keep_head":
         weights.pop("lm_head.weight")
-    current |= {name: tensor for name, tensor in weights.items() if name in current}
+    of_server = {server_name(name): name for name in current}
+    current |= {of_server[name]: tensor for name, tensor in weights.items() if name in of_server}
     state.model.load_state_dict(current)
     await state.engine.update_weights(current.items(), state.engine.policy_version + 1)
     state.labels.append(state.labels[-1])

@@ -87,6 +87,18 @@ def _untied(policy: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterabl
         yield head, embedded
 
 
+def server_name(name: str) -> str:
+    """The name under which a server loads a weight. LLaVA's tower has one level more there and on the hub than in newer
+    versions of `transformers`.
+
+    >>> server_name("model.vision_tower.embeddings.patch_embedding.weight")
+    'model.vision_tower.vision_model.embeddings.patch_embedding.weight'
+    """
+    tower, level = "model.vision_tower.", "vision_model."
+    is_flat = name.startswith(tower) and not name.startswith(tower + level)
+    return f"{tower}{level}{name.removeprefix(tower)}" if is_flat else name
+
+
 def _write_shards(folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
     """Safetensors files of bounded size, with an index when there are several."""
     from safetensors.torch import save_file
@@ -107,7 +119,7 @@ def _write_shards(folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: to
         if held and num_bytes + size > MAX_SHARD_BYTES:
             flush()
             num_bytes = 0
-        held[name] = copy
+        held[server_name(name)] = copy
         num_bytes, total = num_bytes + size, total + size
     flush()
     if len(shards) == 1:

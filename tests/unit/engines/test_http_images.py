@@ -22,6 +22,7 @@ from torch import nn
 from agent_r1.chat import ChatRenderer, load_renderer
 from agent_r1.config import Config, load_config
 from agent_r1.engines import make_engine
+from agent_r1.engines.http.commands import VllmBuild, server_command
 from agent_r1.engines.http.images import ServerImages
 from agent_r1.engines.local.engine import LocalEngine
 from agent_r1.errors import ConfigError, EngineLostError, EngineRequestError
@@ -144,10 +145,11 @@ def test_images_of_equal_size_are_told_apart(
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize(("family", "tower"), [("smolvlm", "vision_model"), ("llava", "vision_tower")])
 def test_new_weights_of_the_tower_reach_the_server(
-    folders: Callable[[str], Path], serve: Callable[[str, str], RunningServer]
+    family: str, tower: str, folders: Callable[[str], Path], serve: Callable[[str, str], RunningServer]
 ) -> None:
-    folder, server = folders("smolvlm"), serve("vllm", "smolvlm")
+    folder, server = folders(family), serve("vllm", family)
     policy: Any = policy_of(folder)
     prompt = load_renderer(str(folder)).render(asked(picture(0))).token_ids
     sampling = SamplingParams(max_tokens=4, temperature=0.0)
@@ -155,7 +157,7 @@ def test_new_weights_of_the_tower_reach_the_server(
     async def updated(engine: Any) -> Completion:
         await engine.generate(prompt, sampling)
         with torch.no_grad():
-            for parameter in policy.model.vision_model.parameters():
+            for parameter in policy.model.get_submodule(tower).parameters():
                 parameter.mul_(1.3)
         await engine.update_weights(merged_weights(policy), 1)
         return await engine.generate(prompt, sampling)
@@ -234,6 +236,21 @@ def test_a_prompt_has_one_placeholder_per_image_and_the_pictures_beside_it(folde
     )  # what is around tiles
     assert prompt.followed_by([5]).expanded == (*prompt.expanded, 5)
     assert images.prompt([1, 2]).pictures == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag"), [("vllm", "--mm-processor-kwargs"), ("sglang", "--disable-fast-image-processor")]
+)
+def test_servers_of_models_that_read_images_are_started_to_resize_with_pillow(
+    kind: str, flag: str, folders: Callable[[str], Path], model_folder: Path
+) -> None:
+    def arguments(model: str) -> tuple[str, ...]:
+        place: Any = {"python": "python3", "host": "127.0.0.1", "port": 1, "build": VllmBuild()}
+        return server_command(kind, model, **place).arguments
+
+    assert flag in arguments(str(folders("smolvlm")))
+    for other in (str(model_folder), "never/used-here", "no model at all"):
+        assert flag not in arguments(other)
 
 
 def test_parts_of_images_and_placeholders_as_text_are_refused(folders: Callable[[str], Path]) -> None:
