@@ -20,12 +20,13 @@ import pytest
 import agent_r1
 from agent_r1.errors import WorkersError
 from tests.helpers import commands
+from tests.helpers.optional import needs
 from tests.helpers.tiny_runs import RECIPE
 from tests.helpers.worker_runs import comparable, metrics_of, name_of, processes_below, recipe_in, tiny_run, wait_for
 from tests.integration.test_runs import same_weights
 from tests.unit.envs.test_env_service import free_port
 
-pytest.importorskip("ray", reason="the extra `ray` is not installed")
+needs("ray", reason="the extra `ray` is not installed")
 
 pytestmark = [
     pytest.mark.slow,
