@@ -1,4 +1,8 @@
-"""Fixtures: a real tokenizer with a tool template and a real, tiny model, made once a session."""
+"""Fixtures: a real tokenizer with a tool template and a real, tiny model, made once a session.
+
+Torch and transformers are imported by the processes that run tests. The first process of pytest-xdist runs none, and
+starts the others once it has read this file.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,33 @@ import random
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import settings
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_r1.chat import ChatRenderer
-from agent_r1.models.tiny import train_tokenizer
-from recipes.quickstart.shop import demonstration, draw_basket
-from tests.helpers import commands
 from tests.helpers.fuzzing import cases
-from tests.helpers.tiny_runs import score_variety, tiny_overrides
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from agent_r1.chat import ChatRenderer
 
 # In models this small threads only wait for each other. The variable is for the processes that tests start: a run and
 # the run it is compared with must use the same number.
 os.environ["OMP_NUM_THREADS"] = "1"
-torch.set_num_threads(1)
 
 settings.register_profile("tests", max_examples=cases(100))
 settings.load_profile("tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Import them before warnings are errors: those of other packages are not ours."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        import torch
+        from transformers import LlamaForCausalLM  # noqa: F401
+
+        torch.set_num_threads(1)
 
 
 def pytest_collection_finish() -> None:
@@ -39,18 +49,26 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """The quickstart's tokenizer: hermes tool calls, `<|im_end|>` closes a turn."""
+    from agent_r1.models.tiny import train_tokenizer
+    from recipes.quickstart.shop import demonstration, draw_basket
+
     rng = random.Random(0)
     return train_tokenizer([demonstration(draw_basket(rng), rng) for _ in range(300)])
 
 
 @pytest.fixture(scope="session")
 def renderer(tokenizer: Any) -> ChatRenderer:
+    from agent_r1.chat import ChatRenderer
+
     return ChatRenderer(tokenizer)
 
 
 @pytest.fixture
 def tiny_model(tokenizer: Any) -> LlamaForCausalLM:
     """A random model of a few thousand parameters; the same weights every time."""
+    import torch
+    from transformers import LlamaForCausalLM
+
     torch.manual_seed(0)
     return LlamaForCausalLM(tiny_config(tokenizer))
 
@@ -58,6 +76,9 @@ def tiny_model(tokenizer: Any) -> LlamaForCausalLM:
 @pytest.fixture(scope="session")
 def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model and its tokenizer as a Hugging Face folder."""
+    import torch
+    from transformers import LlamaForCausalLM
+
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     LlamaForCausalLM(tiny_config(tokenizer)).save_pretrained(folder)
@@ -68,6 +89,8 @@ def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="session")
 def uninterrupted(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Trains a tiny run of four steps without interruption, once per session and set of overrides; gives its folder."""
+    from tests.helpers import commands
+    from tests.helpers.tiny_runs import score_variety, tiny_overrides
 
     @cache
     def train(*overrides: str) -> Path:
@@ -79,6 +102,8 @@ def uninterrupted(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def tiny_config(tokenizer: Any) -> LlamaConfig:
+    from transformers import LlamaConfig
+
     return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,

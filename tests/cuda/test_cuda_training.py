@@ -155,6 +155,7 @@ def test_the_compilers_backward_tiles_for_narrow_heads_divide_a_small_block_in_t
         assert thread.submit(asked, 128).result() == [large]
 
 
+@pytest.mark.whole  # imports the compiler
 @pytest.mark.usefixtures("nothing_chosen")
 def test_the_choices_of_others_are_left_alone() -> None:
     from torch._inductor import config
@@ -166,6 +167,7 @@ def test_the_choices_of_others_are_left_alone() -> None:
     assert InductorChoices.get_flex_attention_bwd_configs is own
 
 
+@pytest.mark.whole  # imports the compiler
 @pytest.mark.usefixtures("nothing_chosen")
 @pytest.mark.parametrize("other", [None, lambda self, device_type: []])
 def test_a_torch_with_another_method_is_named_and_left_alone(monkeypatch: pytest.MonkeyPatch, other: Any) -> None:
@@ -181,6 +183,7 @@ def test_a_torch_with_another_method_is_named_and_left_alone(monkeypatch: pytest
     assert InductorChoices.get_flex_attention_bwd_configs is other
 
 
+@pytest.mark.whole  # imports the compiler
 @pytest.mark.usefixtures("nothing_chosen")
 def test_a_torch_with_other_tiles_is_an_error_that_names_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config

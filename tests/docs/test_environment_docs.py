@@ -37,6 +37,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
+@pytest.mark.whole
 def test_the_example_has_nothing_to_find(tmp_path: Path) -> None:
     (tmp_path / "check.py").write_text(CHECK)
     assert run(tmp_path, "check.py") == "0 findings\n"

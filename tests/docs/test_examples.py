@@ -42,6 +42,7 @@ def test_there_are_four_examples() -> None:
     assert sorted(path.name for path in EXAMPLES.glob("*.*")) == names
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "shown"),
     [

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.notebooks import displays_of, run_cells, text_of
+from tests.helpers.optional import needs
 
-pytest.importorskip("ipykernel", reason="the extra `notebook` is not installed")
-pytest.importorskip("nbclient", reason="nbclient is not installed")
+needs("ipykernel", reason="the extra `notebook` is not installed")
+needs("nbclient", reason="nbclient is not installed")
 pytestmark = pytest.mark.whole
 
 PAGE = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text()

@@ -20,6 +20,7 @@ import pytest
 import agent_r1
 from agent_r1.errors import WorkersError
 from tests.helpers import commands
+from tests.helpers.optional import needs
 from tests.helpers.seeing_runs import seeing_recipe, seeing_run
 from tests.helpers.tiny_runs import RECIPE
 from tests.helpers.tiny_vlms import make_tiny_vlm
@@ -27,7 +28,7 @@ from tests.helpers.worker_runs import comparable, metrics_of, name_of, processes
 from tests.integration.test_runs import same_weights
 from tests.unit.envs.test_env_service import free_port
 
-pytest.importorskip("ray", reason="the extra `ray` is not installed")
+needs("ray", reason="the extra `ray` is not installed")
 
 pytestmark = [
     pytest.mark.slow,

@@ -118,7 +118,7 @@ def test_training_moves_the_weights_and_the_same_seed_moves_them_the_same_way(ru
     assert not same_weights(tmp_path / "tiny", tmp_path / "other")
 
 
-@pytest.mark.parametrize("preset", ["grpo", "ppo"])
+@pytest.mark.parametrize("preset", ["grpo", pytest.param("ppo", marks=pytest.mark.whole)])
 @pytest.mark.parametrize("stop_at", [pytest.param(1, marks=pytest.mark.whole), 3])
 def test_a_resumed_run_equals_the_uninterrupted_one(
     run: list[str], tmp_path: Path, preset: str, stop_at: int, uninterrupted: Callable[..., Path]

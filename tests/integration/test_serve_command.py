@@ -17,9 +17,10 @@ import pytest
 
 from tests.helpers import commands
 from tests.helpers.forks import Forked, forks
+from tests.helpers.optional import needs
 from tests.helpers.tiny_runs import tiny_overrides
 
-openai = pytest.importorskip("openai", reason="the client is in the extra 'dev'")
+openai = needs("openai", reason="the client is in the extra 'dev'")
 pytest.importorskip("uvicorn", reason="the server needs the extra 'serve'")
 
 ROOT = Path(__file__).parents[2]

@@ -10,12 +10,13 @@ import pytest
 
 from agent_r1.runs import RunFolder
 from tests.helpers.forks import run_python
+from tests.helpers.optional import needs
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.helpers.wandb_files import read_exit_code, read_offline_run
 
-pytest.importorskip("wandb", reason="needs agent-r1[wandb]")
-pytest.importorskip("mlflow", reason="needs agent-r1[mlflow]")
-pytest.importorskip("sqlalchemy", reason="needs agent-r1[mlflow]")
+needs("wandb", reason="needs agent-r1[wandb]")
+needs("mlflow", reason="needs agent-r1[mlflow]")
+needs("sqlalchemy", reason="needs agent-r1[mlflow]")
 pytestmark = pytest.mark.whole
 ROOT = Path(__file__).parents[2]
 

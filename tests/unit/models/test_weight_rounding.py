@@ -258,6 +258,7 @@ def test_fused_adapters_say_what_single_ones_say_and_take_new_weights_in_place(p
             torch.testing.assert_close(other(hidden), plain(hidden), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.whole
 def test_fused_adapters_compile_into_one_graph(policy: LlamaForCausalLM) -> None:
     runner = coarse_runner(policy, slightly_moved(policy))
     mlp, hidden = runner._model.model.layers[0].mlp, torch.randn(1, 3, 32, dtype=torch.bfloat16)

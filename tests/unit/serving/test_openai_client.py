@@ -13,9 +13,10 @@ import pytest
 from agent_r1.inference import connect_agent
 from agent_r1.registry import recipe_folder
 from agent_r1.types import SamplingParams
+from tests.helpers.optional import needs
 from tests.helpers.served_model import RECIPE, Served, scripted_agent, served
 
-openai = pytest.importorskip("openai", reason="the client is in the extra 'dev'")
+openai = needs("openai", reason="the client is in the extra 'dev'")
 
 QUESTION = [{"role": "user", "content": "What do 3 apple cost?"}]
 CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "apple"}}\n</tool_call>'

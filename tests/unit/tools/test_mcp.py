@@ -25,7 +25,6 @@ from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolRunner, run_c
 from agent_r1.tools.builtin.mcp import McpServer, declare_servers, make_server
 from agent_r1.types import StopReason, Task, ToolCall
 from tests.helpers import commands
-from tests.helpers.mcp_server import PIXEL
 from tests.helpers.tiny_runs import tiny_overrides
 
 pytestmark = pytest.mark.whole  # servers are real processes, which take their time to start and to die
@@ -126,6 +125,8 @@ def test_calls_are_answered_from_one_event_loop_after_another(server: McpServer)
 
 
 def test_text_and_image_come_back(server: McpServer) -> None:
+    from tests.helpers.mcp_server import PIXEL
+
     response, _, _ = asyncio.run(server.call("picture", {}))
     assert (response.text, response.images) == ("one pixel", (PIXEL,))
     outcome = answer(server, "picture")
