@@ -17,6 +17,9 @@ CORE := .venv/.agent-r1-core
 SETUP := .venv/.agent-r1-installed
 UV ?= uv
 
+# Compiled modules are kept: without them every process that a test starts compiles the library, and each test worker all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 overrides = $(if $(algorithm),algorithm=$(algorithm)) $(args)
 
 # Debian's Chromium for the tests of the viewer's page, where there is none yet. Without one they are skipped.
@@ -76,7 +79,7 @@ $(VLLM):
 	touch $(VLLM)
 
 test-vllm: $(SETUP) $(VLLM)
-	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest -m slow -p no:xdist -rA --durations=0 tests/integration/test_vllm_server.py
+	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest -m slow -p no:xdist -rA --durations=0 tests/integration/test_vllm_server.py tests/integration/test_vllm_images.py
 
 # 2,500 cases for each of rows, configurations, service requests and tool output; every other property test in full.
 fuzz: $(SETUP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Callable
@@ -28,6 +29,11 @@ torch.set_num_threads(1)
 
 settings.register_profile("tests", max_examples=cases(100))
 settings.load_profile("tests")
+
+
+def pytest_collection_finish() -> None:
+    """Objects of libraries and tests, millions, live to the end: no pass of the garbage collector looks at them."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -108,24 +108,18 @@ def chat(
     with readable_errors():
         from agent_r1.inference.terminal import TerminalChat, ask_once, failure_text, printable
 
+        images = tuple(image or ())
         question = _asked(question, image, has_task=task is not None, in_chat=interactive, as_json=json_record)
         notes = Console(stderr=True, highlight=False)
         agent = _agent(model_or_run, overrides, recipe, step, server, key_env, notes)
         world = _world(agent, task, notes)
         if interactive or (question is None and world is None):
             console = Console(highlight=False, markup=False, emoji=False)
-            TerminalChat(agent, console, system=system, seed=seed).run(
-                start=world, question=question, images=image or ()
-            )
+            TerminalChat(agent, console, system=system, seed=seed).run(start=world, question=question, images=images)
             return
+        shown = notes if verbose else None
         trajectory, record = ask_once(
-            agent,
-            question=question,
-            task=world,
-            system=system,
-            verbose=notes if verbose else None,
-            seed=seed,
-            images=image or (),
+            agent, question=question, task=world, system=system, verbose=shown, seed=seed, images=images
         )
         if trajectory.is_failure:
             details = f"{trajectory.error}\n" if verbose else ""

@@ -23,10 +23,14 @@ from typing import IO
 ROOT = Path(__file__).parents[2]
 
 _ZYGOTE = """
-import atexit, json, os, runpy, signal, socket, sys, threading, traceback
+import atexit, gc, json, os, runpy, signal, socket, sys, threading, traceback
 import torch, transformers, agent_r1.api, agent_r1.cli, agent_r1.checks, agent_r1.models.tiny
+import agent_r1.engines.local.engine, agent_r1.training.run
+from agent_r1.config import load_config
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 torch.set_num_threads(1)
+load_config(None, ["model.path=none"])  # Hydra looks for its plugins
+gc.freeze()
 orders = socket.socket(fileno=int(sys.argv[1]))
 
 def run(arguments):

@@ -17,6 +17,7 @@ pytest.importorskip("starlette", reason="needs the extra view")
 pytest.importorskip("uvicorn", reason="needs the extra view")
 
 from benchmarks.speed import view as benchmark
+from tests.helpers.forks import forks
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.helpers.view_server import view_server
 from tests.helpers.viewed_runs import shop_run
@@ -27,9 +28,7 @@ pytestmark = pytest.mark.whole
 def test_a_run_is_followed_while_it_trains(tmp_path: Path, model_folder: Path) -> None:
     overrides = tiny_overrides(tmp_path, model_folder, "tracking.record_credit=true", "trainer.steps=20")
     with view_server([tmp_path]) as server, server.events("/api/live") as events:
-        training = subprocess.Popen(
-            [sys.executable, "-m", "agent_r1.cli", "train", *overrides], stdout=subprocess.DEVNULL
-        )
+        training = forks().start(["agent-r1", "train", *overrides], cwd=tmp_path)
         try:
             metrics = tmp_path / "tiny" / "metrics.jsonl"
             while not (metrics.exists() and metrics.read_text().count("\n") >= 2) and training.poll() is None:
@@ -46,8 +45,7 @@ def test_a_run_is_followed_while_it_trains(tmp_path: Path, model_folder: Path) -
                         break
             assert training.wait(60) == 0
         finally:
-            training.kill()
-            training.wait()
+            training.close()
         assert any(state == "running" and 0 < steps < 20 for state, steps, _ in seen)
         assert [steps for _, steps, _ in seen] == sorted(steps for _, steps, _ in seen)
         record = server.get("/api/runs/tiny/trajectories/2-1")

@@ -15,6 +15,7 @@ from agent_r1.config import (
     algorithm_name,
     algorithm_schema,
     changed_settings,
+    data_schema,
     from_yaml,
     known_keys,
     load_config,
@@ -363,7 +364,7 @@ def test_arguments_left_over_from_another_part_are_refused() -> None:
 
 
 def schema_classes() -> list[ast.ClassDef]:
-    files = [Path(str(module.__file__)) for module in (schema, algorithm_schema, model_schema)]
+    files = [Path(str(module.__file__)) for module in (schema, algorithm_schema, data_schema, model_schema)]
     return [node for file in files for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
 
 
@@ -401,13 +402,13 @@ def test_there_are_no_more_than_ninety_keys_to_tune() -> None:
         *(key for key in known_keys() if key.startswith(("rollout.workers", "trainer.sharding."))),
         *(key for key in known_keys() if key.startswith("engine.servers.")),  # and servers of your own
     }
-    images = ("model.max_image_tokens", "model.max_image_pixels", "rollout.max_images")
+    images = ("model.max_image_tokens", "model.max_image_pixels", "rollout.max_images", "rollout.max_episode_images")
     of_models_that_see = {"model.train_vision", *images}
     which_rows = {"data.test", "eval.split"}  # set by recipes and by `agent-r1 eval --split`
-    of_a_curriculum = {key for key in known_keys() if key.startswith("data.curriculum.")}  # which most runs do without
+    which_tasks = {key for key in known_keys() if key.startswith(("data.curriculum.", "data.revisit."))}  # mostly unset
     others = (
         {*known_keys()}
-        - of_a_curriculum
+        - which_tasks
         - written_by_load_config
         - seams_for_code_of_your_own
         - of_models_that_see

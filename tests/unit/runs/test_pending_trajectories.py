@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +15,7 @@ from agent_r1.runs import PendingTrajectories, read_trajectories, write_trajecto
 from agent_r1.runs.tracking import read_metrics
 from agent_r1.types import Action, Group, Observation, Step, StopReason, Task, Trajectory
 from tests.helpers import commands
+from tests.helpers.forks import run_python
 from tests.helpers.full_disks import files_of_at_most, half_written
 from tests.helpers.tiny_runs import score_variety, tiny_overrides
 
@@ -173,8 +171,7 @@ commands.train(*sys.argv[1:], quiet=True, reward=score_variety)
 @pytest.mark.whole
 def test_a_run_that_is_killed_right_after_a_step_has_lost_nothing_of_it(tmp_path: Path, model_folder: Path) -> None:
     overrides = [*tiny_overrides(tmp_path, model_folder), "trainer.steps=3", "tracking.record_credit=true"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run([sys.executable, "-c", KILLED, *overrides], env=environment, capture_output=True, text=True)
+    done = run_python("-c", KILLED, *overrides, cwd=Path(__file__).parents[3])
     assert done.returncode == -signal.SIGKILL, done.stderr
     folder = tmp_path / "tiny"
     assert [line["step"] for line in read_metrics(folder / "metrics.jsonl")][-1] == 2
