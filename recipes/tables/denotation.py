@@ -2,8 +2,9 @@
 
 The rules are those of the official evaluator, written anew. An answer is a set of values. A value is a number, a date
 or a text; texts are compared without case, accents, footnote marks, remarks in parentheses at the end and quotation
-marks around them. Numbers are equal within 1e-6, dates are equal when year, month and day are (x is unknown). The
-answer is right when it has as many different values as the gold one, and each gold value equals one of them.
+marks around them. Numbers are equal within 1e-6, dates are equal when year, month and day are (x is unknown); a year
+alone is a number. The answer is right when it has as many different values as the gold one, and each gold value equals
+one of them. One rule is not followed: the official evaluator cuts 2.9999999 to 2, here it is 3.
 
 The official files also have a machine's reading of each gold value (`1,234` is 1234, `June 7` is a date). Where the
 data lacks it, `cells.read_number` and `cells.read_date` read the gold values. Answers are read strictly, as officially.
@@ -47,6 +48,11 @@ class Denoted:
     date: tuple[int, int, int] | None = None
     """Year, month and day; -1 for what is unknown."""
 
+    @property
+    def identity(self) -> str | float | tuple[int, int, int]:
+        """What tells it from other values of its side: 3 and 3.0 are one value."""
+        return self.date or (self.text if self.number is None else round(self.number, 6))
+
     def matches(self, other: Denoted) -> bool:
         """Whether two values are equal."""
         if self.text == other.text:
@@ -79,8 +85,7 @@ def gold_value(text: str) -> Denoted:
     number = read_number(text)
     if number is not None:
         return Denoted(normal_form(text), number=float(number))
-    date = read_date(text)
-    return Denoted(normal_form(text), date=_ymd(date) if date else _ymd(text))
+    return _dated(text, read_date(text) or text)
 
 
 def answered_value(text: str) -> Denoted:
@@ -88,7 +93,15 @@ def answered_value(text: str) -> Denoted:
     text = text.strip()
     if len(text) <= 40 and _PLAIN_NUMBER.fullmatch(text) and math.isfinite(float(text)):
         return Denoted(normal_form(text), number=float(text))
-    return Denoted(normal_form(text), date=_ymd(text))
+    return _dated(text, text)
+
+
+def _dated(text: str, date: str) -> Denoted:
+    """A value that may be a date; a year alone is a number."""
+    ymd = _ymd(date)
+    if ymd is not None and ymd[1:] == (-1, -1):
+        return Denoted(normal_form(text), number=float(ymd[0]))
+    return Denoted(normal_form(text), date=ymd)
 
 
 def _ymd(text: str) -> tuple[int, int, int] | None:
@@ -111,6 +124,6 @@ def is_right(gold: Sequence[str], answer: Sequence[str]) -> bool:
     """
     if not answer or len(answer) > MAX_VALUES or any(len(text) > MAX_CHARS for text in answer):
         return False
-    targets = set(map(gold_value, gold))
-    values = set(map(answered_value, answer))
+    targets = {value.identity: value for value in map(gold_value, gold)}.values()
+    values = {value.identity: value for value in map(answered_value, answer)}.values()
     return len(targets) == len(values) and all(any(target.matches(value) for value in values) for target in targets)

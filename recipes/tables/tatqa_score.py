@@ -1,23 +1,31 @@
 """Exact match and F1 for TAT-QA, with the scale: 1.2 million, 1,200 thousand and 1,200,000 are one answer.
 
-A number is compared after its scale: rounded to two places as it is written, then multiplied. Other texts are bags of
-words, without articles and punctuation, and carry their scale as a word. For several spans F1 is the mean over the best
-assignment of answered to gold spans. Numbers that were calculated or counted are right or wrong: their F1 is the exact
-match. The rules follow the official metric; they are written anew.
+A span that is a number is compared after its scale: rounded to two places as it is written, then multiplied; `12 %` is
+0.12 whatever the scale says, and `1.2 million` brings its own. One number without a scale is also compared as it is:
+0.2342 answers 23.42 percent. Other texts are words without punctuation and articles, and carry their scale as a word.
+An exact match is one of all spans in any order; F1 is that of the bags of words of all spans. Numbers that were
+calculated or counted are right or wrong: their F1 is the exact match.
+
+The rules are those of the official metric, written anew. Exceptions: `(1,234)` and `(3.5)%` are negative numbers, 5 and
+5.0 are one word, the order of spans does not depend on capitals, marks without a word are equal only to themselves, and
+an unknown scale is wrong.
 """
 
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Sequence
-from functools import cache
-
-from .cells import read_amount
 
 SCALES = {"": 1.0, "percent": 0.01, "thousand": 1e3, "million": 1e6, "billion": 1e9}
 MAX_SPANS, MAX_CHARS = 12, 1500
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_PUNCTUATION = re.compile(r"[^\w\s.%-]|(?<!\d)[.-]|[.-](?!\d)")
+_WORD_SCALES = {**SCALES, "hundred": 100.0}
+_ARTICLES = frozenset(("a", "an", "the"))
+_SYMBOLS = str.maketrans({"\N{MINUS SIGN}": "-", **dict.fromkeys("'\"\\$\u20ac\u00a3\u00a5%(),[]")})
+_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation))
+_FLOAT = re.compile(r"[+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})")
+_NEGATIVE = re.compile(r"\([$\u20ac\u00a3\u00a5\s]*[\d.,\s]+%?\)")
+_PERCENT = re.compile(r"\d[\s)]*%")
 
 
 def same_scale(gold: str, answer: str) -> bool:
@@ -53,53 +61,64 @@ def exact_and_f1(
     too_much = len(answer) > MAX_SPANS or any(len(text) > MAX_CHARS for text in answer)
     if not answer or too_much or scale == "?":
         return 0.0, 0.0
-    targets = [_normal(text, gold_scale) for text in gold]
-    spans = [_normal(text, scale) for text in answer]
-    exact = float(sorted(map(sorted, targets)) == sorted(map(sorted, spans)))
-    return exact, exact if numeric or exact else _best_f1(targets, spans)
+    target = _words(gold, gold_scale)
+    answers = [_words(answer, scale)]
+    number = read_quantity(answer[0]) if len(answer) == 1 else None
+    if number is not None and not scale and "%" not in answer[0]:
+        answers.append([_number_text(number)])
+    exact = float(target in answers)
+    return exact, exact if numeric or exact else max(_bag_f1(target, words) for words in answers)
 
 
-def _normal(text: str, scale: str) -> list[str]:
-    """The words of a span; a number is one word, which has its scale in it."""
-    number = read_amount(text)
+def read_quantity(text: str) -> float | None:
+    """The number that a span is, with its own percent sign or scale; None for any other text.
+
+    >>> read_quantity("$1,452.4"), read_quantity("(12.6)"), read_quantity("12 %"), read_quantity("1.5 million")
+    (1452.4, -12.6, 0.12, 1500000.0)
+    >>> read_quantity("2019 sales"), read_quantity("n/a")
+    (None, None)
+    """
+    words = text.translate(_SYMBOLS).split()
+    if not words or not _FLOAT.fullmatch(words[0]):
+        return None
+    factor = 1.0
+    if len(words) > 1:
+        named = [value for name, value in _WORD_SCALES.items() if name and name in words[1].lower()]
+        if not named:
+            return None
+        factor = named[0]
+    factor *= (-1 if _NEGATIVE.search(text) else 1) * (0.01 if _PERCENT.search(text) else 1)
+    return round(float(words[0]) * factor, 4)
+
+
+def _words(spans: Sequence[str], scale: str) -> list[str]:
+    """The words of all spans, whatever their order; a number is one word, which has its scale in it. Spans without any
+    word are their marks: "-" is not "."."""
+    words = [word for span in sorted(_span(text, scale) for text in spans) for word in span]
+    return words or sorted(text.strip() for text in spans)
+
+
+def _span(text: str, scale: str) -> list[str]:
+    number = read_quantity(text)
     if number is not None:
-        factor = 0.01 if "%" in text else SCALES[scale]
-        return [f"{round(number, 2) * factor:.4f}"]
-    words = _ARTICLES.sub(" ", _PUNCTUATION.sub(" ", text.lower())).split()
-    return [*map(_word, words), *([scale] if scale else [])]
+        return [_number_text(number if "%" in text else round(number, 2) * SCALES[scale])]
+    words = [word for word in map(_word, text.lower().split()) if word and word not in _ARTICLES]
+    return [*words, *([scale] if scale else [])]
 
 
 def _word(word: str) -> str:
-    number = read_amount(word)
-    return word if number is None else f"{number:g}"
+    number = read_quantity(word)
+    return word.translate(_PUNCTUATION) if number is None else _number_text(number)
 
 
-def _best_f1(targets: Sequence[list[str]], spans: Sequence[list[str]]) -> float:
-    scores = [[_bag_f1(target, span) for span in spans] for target in targets]
-    if len(spans) < len(targets):
-        scores = [list(column) for column in zip(*scores, strict=True)]
-
-    @cache
-    def best(row: int, used: int) -> float:
-        if row == len(scores):
-            return 0.0
-        free = (index for index in range(len(scores[row])) if not used >> index & 1)
-        return max((scores[row][index] + best(row + 1, used | 1 << index) for index in free), default=0.0)
-
-    return round(best(0, 0) / max(len(targets), len(spans)), 2)
+def _number_text(number: float) -> str:
+    return f"{number + 0.0:.4f}"  # there is no -0
 
 
-def _bag_f1(target: Sequence[str], span: Sequence[str]) -> float:
-    one, other = set(target), set(span)
+def _bag_f1(target: Sequence[str], answer: Sequence[str]) -> float:
+    one, other = set(target), set(answer)
     common = len(one & other)
-    if not common or (_numbers(one) and not _numbers(one) & _numbers(other)):
-        return 0.0
-    precision, recall = common / len(other), common / len(one)
-    return 2 * precision * recall / (precision + recall)
-
-
-def _numbers(words: set[str]) -> set[str]:
-    return {word for word in words if read_amount(word) is not None}
+    return round(2 * common / (len(one) + len(other)), 2) if common else 0.0
 
 
 def derivation_share(derivation: str, texts: Sequence[str]) -> float:
