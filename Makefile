@@ -79,7 +79,7 @@ $(VLLM):
 	touch $(VLLM)
 
 test-vllm: $(SETUP) $(VLLM)
-	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest -m slow -p no:xdist -rA --durations=0 tests/integration/test_vllm_server.py
+	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest -m slow -p no:xdist -rA --durations=0 tests/integration/test_vllm_server.py tests/integration/test_vllm_images.py
 
 # 2,500 cases for each of rows, configurations, service requests and tool output; every other property test in full.
 fuzz: $(SETUP)

@@ -25,6 +25,8 @@ class Stream(IntEnum):
     """Of the run's seed, after the batch and the round: tasks that refill a batch. Comes last, not second."""
     REVIEW = 3
     """Of the run's seed, after the position: tasks of lower levels of a curriculum. Comes last, not second."""
+    REVISIT = 4
+    """Of the run's seed, after the position: tasks that are drawn again. Comes last, not second."""
 
 
 def mix_seed(*parts: int) -> int:

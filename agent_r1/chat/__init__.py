@@ -3,7 +3,7 @@
 from agent_r1.chat.bridge import Prompt
 from agent_r1.chat.chatml import template_with_tools
 from agent_r1.chat.encoding import Tokenizer
-from agent_r1.chat.formats import HermesFormat, ParsedText, ToolFormat, tool_formats
+from agent_r1.chat.formats import BlockTool, FencedBlocks, HermesFormat, ParsedText, ToolFormat, tool_formats
 from agent_r1.chat.renderer import ChatRenderer
 from agent_r1.chat.server_template import server_renderer
 from agent_r1.chat.text_stream import TextStream
@@ -20,8 +20,10 @@ from agent_r1.chat.tokenizer import (
 from agent_r1.chat.tools_as_text import orphan_tool_results_as_user
 
 __all__ = [
+    "BlockTool",
     "ChatRenderer",
     "ContentStream",
+    "FencedBlocks",
     "HermesFormat",
     "ParsedText",
     "Prompt",

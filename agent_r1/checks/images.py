@@ -52,11 +52,12 @@ def image_findings(
             long.append(f"'{task.task_id}' ({len(ids)} of {context} tokens, {of_images} of {num_images} images)")
         if max_images is not None and num_images > max_images:
             many.append(f"'{task.task_id}' ({num_images})")
+    fewer = f"Raise rollout.max_images and rollout.max_episode_images, of which the smaller is {max_images}"
     return [
         *_finding("every image is within the limits", unread, "Make the images smaller, or raise the limits"),
         *_finding("the template shows every image", hidden, "Give the model a template that shows images there"),
         *_finding("every image fits the context", long, "Make the images smaller, or raise rollout.context_length"),
-        *_finding("no row has more images than allowed", many, f"Raise rollout.max_images={max_images}"),
+        *_finding("no row has more images than allowed", many, fewer),
         *_unmarked(renderer, shown),
     ]
 

@@ -119,7 +119,8 @@ def _images(plan: RunPlan, tasks: Sequence[Task]) -> Result | None:
         renderer, context = renderer_of(plan.config.model), context_length_of(plan.config)
     except AgentR1Error:
         return None  # the model check reports it
-    max_images = plan.config.rollout.max_images
+    given = plan.config.rollout.max_images, plan.config.rollout.max_episode_images
+    max_images = min((limit for limit in given if limit is not None), default=None)
     findings = image_findings(renderer, shown, context=context, max_images=max_images)
     setups = [first_observation(plan, task) for task in distinct_setups(tasks)]
     findings += [finding for observation in setups for finding in tool_image_findings(renderer, observation)]

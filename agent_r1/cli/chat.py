@@ -32,7 +32,12 @@ Recipe = Annotated[
     typer.Option(help="A recipe folder: its tools, environment, limits and tasks, for a model or instead of a run's."),
 ]
 Question = Annotated[
-    str | None, typer.Option(help="Ask this, print the answer and leave. - reads it from the input.", metavar="TEXT")
+    str | None,
+    typer.Option(
+        help="Ask this, print the answer and leave; with --interactive, continue with a chat. - reads it from the "
+        "input.",
+        metavar="TEXT",
+    ),
 ]
 Images = Annotated[
     list[str] | None,
@@ -47,7 +52,7 @@ TaskName = Annotated[
         "--interactive, only its environment is used.",
     ),
 ]
-Interactive = Annotated[bool, typer.Option("--interactive", help="Chat in the world of --task.")]
+Interactive = Annotated[bool, typer.Option("--interactive", help="Chat in the world of --task, or after --question.")]
 System = Annotated[str | None, typer.Option(help="The system message; by default that of the recipe's rows.")]
 Step = Annotated[int | None, typer.Option(min=1, help="Load the run's checkpoint of this step.")]
 Server = Annotated[
@@ -103,22 +108,18 @@ def chat(
     with readable_errors():
         from agent_r1.inference.terminal import TerminalChat, ask_once, failure_text, printable
 
+        images = tuple(image or ())
         question = _asked(question, image, has_task=task is not None, in_chat=interactive, as_json=json_record)
         notes = Console(stderr=True, highlight=False)
         agent = _agent(model_or_run, overrides, recipe, step, server, key_env, notes)
         world = _world(agent, task, notes)
         if interactive or (question is None and world is None):
             console = Console(highlight=False, markup=False, emoji=False)
-            TerminalChat(agent, console, system=system, seed=seed).run(start=world)
+            TerminalChat(agent, console, system=system, seed=seed).run(start=world, question=question, images=images)
             return
+        shown = notes if verbose else None
         trajectory, record = ask_once(
-            agent,
-            question=question,
-            task=world,
-            system=system,
-            verbose=notes if verbose else None,
-            seed=seed,
-            images=image or (),
+            agent, question=question, task=world, system=system, verbose=shown, seed=seed, images=images
         )
         if trajectory.is_failure:
             details = f"{trajectory.error}\n" if verbose else ""
@@ -136,7 +137,11 @@ def _asked(
 
     if as_json and question is None and not has_task:
         raise ConfigError("--json prints a single reply: give --question or --task")
-    if images and (question is None or in_chat):
+    if as_json and in_chat:
+        raise ConfigError("--json prints a single reply, and --interactive is a chat; leave one of them out")
+    if question == "-" and in_chat:
+        raise ConfigError("--question - reads the input to its end, and a chat reads its messages there; give the text")
+    if images and question is None:
         raise ConfigError("--image comes with --question TEXT; in a chat, /image FILE attaches one")
     text = sys.stdin.read().strip() if question == "-" else question
     if text is not None and not text.strip():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,7 +128,7 @@ def evaluate(
 
     Every figure is printed per data source, with its 95 % confidence interval over tasks. A finished run is evaluated
     twice, with the model it started from and the one it trained, on its test rows; both are recorded in its folder and
-    compared task by task.
+    compared task by task. It takes settings of how episodes are made, which are recorded with the evaluation.
 
     Examples:
 
@@ -135,6 +136,7 @@ def evaluate(
       agent-r1 eval recipes/quickstart --model runs/quickstart/hf eval.samples=4 --json figures.json
       agent-r1 eval recipes/quickstart --baseline react
       agent-r1 eval runs/quickstart
+      agent-r1 eval runs/quickstart rollout.max_steps=8 eval.samples=4
       agent-r1 eval recipes/quickstart engine=openai engine.servers.urls=[http://127.0.0.1:8000/v1] --model NAME
     """
     from agent_r1 import api
@@ -143,7 +145,8 @@ def evaluate(
 
     with readable_errors():
         if RunFolder(Path(recipe)).config.is_file():
-            _evaluate_run(recipe, split or "test", overrides=overrides, model=model, baseline=baseline)
+            refused = {"model": model, "baseline": baseline, "show": show, "trajectories": trajectories}
+            _evaluate_run(recipe, split or "test", overrides or [], json_file, **refused)
             return
         folder, changes = split_arguments(recipe, overrides)
         say_which(recipe)
@@ -193,20 +196,27 @@ def check(
         raise typer.Exit(1)
 
 
-def _evaluate_run(run: str, split: str, **given: Any) -> None:
+def _evaluate_run(run: str, split: str, overrides: list[str], json_file: Path | None, **refused: Any) -> None:
     """Evaluate a finished run before and after its training."""
     from agent_r1 import api
+    from agent_r1.console import RunConsole
     from agent_r1.errors import ConfigError
-    from agent_r1.runs import describe_gain
+    from agent_r1.runs import describe_gain, paired_gain
 
-    named = [name for name, value in given.items() if value]
+    named = [f"--{name}" for name, value in refused.items() if value]
     if named:
         raise ConfigError(
-            f"{run} is a run, which is evaluated with its own model and settings; leave the {' and the '.join(named)} "
-            "out, or evaluate its recipe"
+            f"{run} is a run, of which both models are evaluated task by task; leave {' and '.join(named)} out, or "
+            "evaluate its recipe"
         )
-    gain = api.evaluate_run(run, split=split)
+    before, after = api.evaluations_of(run, split=split, overrides=overrides)
+    gain = paired_gain([(before.by_task(), after.by_task())])
+    RunConsole().before_after(before.metrics, after.metrics)
+    for setting in after.settings:
+        typer.echo(f"evaluated with {setting}")
     typer.echo(f"{split}, {gain.tasks} tasks: {gain.before:.3f} -> {gain.after:.3f}, {describe_gain(gain)}")
+    result = {"run": run, "split": split, "settings": after.settings, "gain": {"gain": gain.gain, **asdict(gain)}}
+    _write_result(json_file, {**result, "before": asdict(before), "after": asdict(after)})
 
 
 def split_arguments(recipe: str, overrides: list[str] | None) -> tuple[str | None, list[str]]:

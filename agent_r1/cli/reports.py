@@ -144,13 +144,11 @@ def replay(
       agent-r1 replay runs/quickstart algorithm=rloo --step 1 --step 20
       agent-r1 replay runs/quickstart --train --step 1 optimizer.learning_rate=1e-3 --json replay.json
     """
-    from agent_r1.console import RunConsole
+    from agent_r1 import api
     from agent_r1.files import write_atomically
-    from agent_r1.training.replay import print_replay, replay_as_json, replay_run
+    from agent_r1.training.replay import replay_as_json
 
     with readable_errors():
-        console = RunConsole()
-        found = replay_run(run, overrides or [], console, steps=step or [], train=train, model=model)
-        print_replay(found, console, show=show)
+        found = api.replay(run, overrides=overrides or [], steps=step or [], train=train, model=model, show=show)
         if json_file is not None:
             write_atomically(json_file, write_json(replay_as_json(found), indent=2) + "\n")

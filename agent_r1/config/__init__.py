@@ -2,18 +2,17 @@
 
 from agent_r1.config.algorithm_schema import PART_KEYS, AlgorithmConfig, CriticConfig, KLConfig
 from agent_r1.config.compose import (
-    Overrides,
     from_yaml,
     known_keys,
     load_config,
-    override_texts,
     preset_values,
     presets,
     to_yaml,
     value_problems,
 )
-from agent_r1.config.differences import algorithm_name, config_differences
+from agent_r1.config.differences import algorithm_name, changed_settings, config_differences
 from agent_r1.config.model_schema import LoraConfig, ModelConfig
+from agent_r1.config.overrides import Overrides, override_texts
 from agent_r1.config.quoting import quoted
 from agent_r1.config.schema import (
     AgentConfig,
@@ -46,6 +45,7 @@ __all__ = [
     "ServersConfig",
     "ShardingConfig",
     "algorithm_name",
+    "changed_settings",
     "config_differences",
     "from_yaml",
     "known_keys",

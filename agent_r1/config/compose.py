@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -19,7 +18,8 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from agent_r1.config.algorithm_schema import PART_KEYS, AlgorithmConfig
 from agent_r1.config.hydra_compose import PACKAGE_FOLDER, REFUSALS, composed
-from agent_r1.config.quoting import quoted, readable
+from agent_r1.config.overrides import Overrides, override_texts
+from agent_r1.config.quoting import readable
 from agent_r1.config.schema import Config
 from agent_r1.constraints import field_problems, unusable_parts
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
@@ -44,16 +44,14 @@ _NAME = re.compile(r"[\w.:-]+|[A-Za-z_]\w*:[^\s:].*", re.DOTALL)
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
-Overrides = Sequence[str] | Mapping[str, object]
-"""`["trainer.steps=20", "algorithm=ppo"]` as on the command line, or `{"trainer.steps": 20, "algorithm": "ppo"}`."""
-
-
 def load_config(recipe: str | Path | Config | None = None, overrides: Overrides = ()) -> Config:
     """The configuration of a recipe (the `base.yaml` of its folder; `find_recipe` says which folder a name means), of
     another configuration or of neither, with overrides on top.
 
     `load_config("recipes/quickstart", {"trainer.steps": 20}).trainer.steps` is 20.
     """
+    if not isinstance(recipe, str | Path | Config | None):
+        raise ConfigError(f"a recipe is a folder, the name of one, or a Config, found {recipe!r:.80}")
     overrides = [_spelled_out(entry) for entry in override_texts(overrides)]
     is_recipe = not isinstance(recipe, Config | None)
     folder = find_recipe(recipe) if isinstance(recipe, str | Path) else PACKAGE_FOLDER
@@ -85,21 +83,6 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
     return _without_stale_preparation(config, overrides, folder)
 
 
-def override_texts(overrides: Overrides) -> list[str]:
-    """Overrides as `key=value` texts.
-
-    >>> override_texts({"trainer.steps": 20, "eval.max_tasks": None, "env.tools": ["price"]})
-    ['trainer.steps=20', 'eval.max_tasks=null', "env.tools=['price']"]
-    """
-    if isinstance(overrides, str):
-        raise ConfigError(f"overrides={overrides!r:.80} is one text; give a list, such as ['trainer.steps=20']")
-    if not isinstance(overrides, Mapping):
-        return list(overrides)
-    return [
-        f"{key}={value if isinstance(value, str | Path) else _in_grammar(value)}" for key, value in overrides.items()
-    ]
-
-
 def _spelled_out(override: str) -> str:
     """An override without shorthand: `engine=vllm` sets `engine.name`.
 
@@ -108,17 +91,6 @@ def _spelled_out(override: str) -> str:
     """
     key, _, value = override.partition("=")
     return f"engine.name={value}" if key == "engine" and _NAME.fullmatch(value) and value != "null" else override
-
-
-def _in_grammar(value: object) -> str:
-    """A Python value as Hydra reads it: `[1, "a b"]` is "[1,'a b']"."""
-    if isinstance(value, str | Path):
-        return quoted(str(value))
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_in_grammar(entry)}" for key, entry in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_in_grammar, value)) + "]"
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 @cache

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from agent_r1.config.algorithm_schema import PART_KEYS
 from agent_r1.config.compose import presets, to_plain
+from agent_r1.config.overrides import override_texts
 from agent_r1.config.schema import Config
 
 _MAX_CHARS = 80
@@ -25,6 +26,13 @@ def config_differences(old: Config, new: Config) -> list[str]:
         for key in sorted({*before, *after})
         if (key in before, before.get(key)) != (key in after, after.get(key))
     ]
+
+
+def changed_settings(old: Config, new: Config) -> list[str]:
+    """The changes that make one configuration of another, as overrides: `rollout.max_steps=8`, `~env.size`."""
+    before, after = _flat(to_plain(old)), _flat(to_plain(new))
+    changed = {key: after[key] for key in sorted(after) if key not in before or before[key] != after[key]}
+    return [*override_texts(changed), *(f"~{key}" for key in sorted({*before} - {*after}))]
 
 
 def algorithm_name(config: Config) -> str:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Optional
 from pydantic import Field
 
 from agent_r1.config.algorithm_schema import AlgorithmConfig, unread_algorithm
+from agent_r1.config.data_schema import DataConfig
 from agent_r1.config.model_schema import ModelConfig
 from agent_r1.config.servers_schema import ServersConfig
 from agent_r1.config.workers_schema import ProcessesConfig, RayConfig
@@ -46,42 +47,6 @@ class RunConfig:
     """auto: resume an unfinished run with the same configuration, data and model; otherwise rename the old folder and
     start a new run. never: always start a new run. must: resume, even with another configuration; fail without a
     checkpoint, or when data or model have changed."""
-
-
-@dataclass
-class CurriculumConfig:
-    """Tasks by difficulty, which rises with success."""
-
-    enabled: bool = False
-    """Draw tasks level by level. Rows need a column `difficulty`, a whole number from 1."""
-    threshold: Fraction = 0.7
-    """Success in the window from which the next level begins."""
-    window: Count = 256
-    """Episodes at a level over which success is measured."""
-    review: Fraction = 0.2
-    """Share of tasks that are drawn from the levels below."""
-
-
-@dataclass
-class DataConfig:
-    """Rows to train on, to choose settings by, and to publish."""
-
-    train: list[PathText] = field(default_factory=list)
-    """Parquet or JSONL files to train on."""
-    eval: list[PathText] = field(default_factory=list)
-    """Validation rows: training is evaluated on them, and settings are chosen on them; empty: no evaluation."""
-    test: list[PathText] = field(default_factory=list)
-    """Rows for published figures only: `agent-r1 eval RUN --split test`. Training never reads them."""
-    prepare: Optional[str] = None
-    """`module:function` that makes the recipe's own data files when they are missing; called with the configuration."""
-    agent_name: str = "env_loop"
-    """The flow for rows that do not name one."""
-    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-    """A curriculum over the training rows."""
-
-    def files(self, split: str) -> list[str]:
-        """The files of a split."""
-        return {"train": self.train, "validation": self.eval, "test": self.test}[split]
 
 
 @dataclass
@@ -156,6 +121,9 @@ class RolloutConfig:
     max_images: Optional[Count] = None
     """Maximum images in one prompt. An episode whose next prompt would have more ends as one whose context is full; a
     row whose first prompt has more is refused. null: no limit but the context."""
+    max_episode_images: Optional[Count] = None
+    """Maximum images in all prompts of an episode together, also where later prompts leave earlier images out. It acts
+    as `max_images` does. null: no limit."""
     concurrency: Count = 256
     """Maximum episodes at once."""
     deadline_seconds: Seconds = 600.0

@@ -4,6 +4,7 @@ from agent_r1.data.curriculum import Curriculum
 from agent_r1.data.demonstrations import DemonstrationRow, load_demonstrations, tokenise_conversation
 from agent_r1.data.downloads import DATA_VARIABLE, find_files, locate, read_raw
 from agent_r1.data.given_rows import Rows, row_files
+from agent_r1.data.revisit import RevisitingSampler
 from agent_r1.data.sampler import TaskSampler
 from agent_r1.data.splits import hold_out
 from agent_r1.data.tasks import load_tasks, read_rows, task_from_row, write_rows
@@ -12,6 +13,7 @@ __all__ = [
     "DATA_VARIABLE",
     "Curriculum",
     "DemonstrationRow",
+    "RevisitingSampler",
     "Rows",
     "TaskSampler",
     "find_files",

@@ -37,6 +37,11 @@ def row_files(rows: Rows, folder: Path, name: str) -> list[str]:
             f"{name} data is a single {type(rows).__name__}; give a list of rows, or one split of a data set: "
             "data=dataset['train']"
         )
+    if isinstance(rows, bytes) or not isinstance(rows, Iterable):
+        raise DataError(
+            f"{name} data must be a file, a list of files, or rows (a list of mappings or Tasks, or a "
+            f"datasets.Dataset), found {rows!r:.80}"
+        )
     entries = list(rows)
     if entries and all(isinstance(entry, str | Path) for entry in entries):
         return [str(entry) for entry in entries]

@@ -70,6 +70,8 @@ class FlowContext:
     """Maximum steps per episode."""
     max_images: int | None = None
     """Maximum images in one prompt."""
+    max_episode_images: int | None = None
+    """Maximum images in all prompts of the episode together."""
     seed: int = 0
     """Seeds the episode: the same seed and weights give the same actions."""
     trusted: tuple[Message, ...] = ()
@@ -115,6 +117,7 @@ class AgentFlowBase(ABC):
         self.steps: list[Step] = []
         self.metrics: Counter[str] = Counter()
         self._num_calls = 0
+        self._shown: Counter[str] = Counter()
         self._last_recorded = time.perf_counter()
         engine = context.engine
         self._message_engine = engine if isinstance(engine, MessageEngine) else None
@@ -145,11 +148,16 @@ class AgentFlowBase(ABC):
         return await self.context.renderer.prompt_beside(observation, known, trusted=self.context.trusted)
 
     def fits(self, prompt: Prompt) -> bool:
-        """Whether the context has room for at least one more token, and the prompt has no more images than allowed."""
-        limit = self.context.max_images
-        if limit is not None and sum(1 for _ in pictures_in(prompt.observation.messages or ())) > limit:
-            return False
-        return len(prompt.token_ids) < self.context.engine.context_length
+        """Whether the context has room for at least one more token, and the prompt, together with those before it, has
+        no more images than allowed."""
+        context = self.context
+        if context.max_images is not None or context.max_episode_images is not None:
+            pictures = _pictures_of(prompt)
+            if context.max_images is not None and pictures.total() > context.max_images:
+                return False
+            if context.max_episode_images is not None and (self._shown | pictures).total() > context.max_episode_images:
+                return False
+        return len(prompt.token_ids) < context.engine.context_length
 
     async def act(self, prompt: Prompt, *, max_tokens: int | None = None, seed: int | None = None) -> Turn:
         """Call the model once; `max_tokens` may ask for less than the configuration allows. By default the seed depends
@@ -166,6 +174,8 @@ class AgentFlowBase(ABC):
             seed=mix_seed(self.context.seed, self._num_calls if seed is None else seed),
         )
         self._num_calls += 1
+        if self.context.max_episode_images is not None:
+            self._shown |= _pictures_of(prompt)
         if self._message_engine is None:
             completion, action = await self._sample(prompt, sampling)
         else:
@@ -299,3 +309,8 @@ def checked_episode(flow: AgentFlowBase, returned: Any) -> Episode:
                 f"{name}.run recorded step {index} with parent={step.parent}; expected an earlier step, or -1"
             )
     return returned
+
+
+def _pictures_of(prompt: Prompt) -> Counter[str]:
+    """How often each picture is in a prompt, by content. Of several prompts, the most often counts."""
+    return Counter(picture.content_hash for picture in pictures_in(prompt.observation.messages or ()))

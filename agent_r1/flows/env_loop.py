@@ -55,7 +55,8 @@ class AgentEnvLoop(AgentFlowBase):
         if not self.steps:
             raise ConfigError(
                 f"the first prompt of task '{task.task_id}' has {len(prompt.token_ids)} tokens and does not fit a "
-                f"context of {self.context.engine.context_length}, or has more images than rollout.max_images allows"
+                f"context of {self.context.engine.context_length}, or has more images than rollout.max_images "
+                "and rollout.max_episode_images allow"
             )
         return self._cut(StopReason.CONTEXT_FULL, last, None)
 

@@ -13,6 +13,7 @@ from agent_r1.errors import EngineRequestError
 from agent_r1.images.encoded import EncodedImage
 from agent_r1.images.ids import FIRST_IMAGE_ID, image_number, image_token_ids, token_index
 from agent_r1.images.memory import InputCache, PictureSources
+from agent_r1.images.picture import Picture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +63,10 @@ class ImageStore:
         if image is None or token_index(token_id) >= image.num_tokens:
             raise EngineRequestError(f"the prompt has the image token {token_id}, whose image is not known here")
         return image
+
+    def picture(self, image: EncodedImage) -> Picture:
+        """The picture that a processor made an image of."""
+        return self.sources.get(image.key.partition(":")[0])
 
     def spans(self, token_ids: Sequence[int] | npt.NDArray[np.int64]) -> list[ImageSpan]:
         """Where image tokens are in a sequence, in order; empty for a sequence of text."""

@@ -231,6 +231,7 @@ def make_agent(source: AgentSource, renderer: ChatRenderer, engine: Engine, rewa
     limits = RolloutLimits(
         max_steps=config.rollout.max_steps,
         max_images=config.rollout.max_images,
+        max_episode_images=config.rollout.max_episode_images,
         concurrency=config.rollout.concurrency,
         deadline_seconds=config.rollout.deadline_seconds,
         retries=0,

@@ -7,7 +7,7 @@ from agent_r1.learner.critics import Critic, make_critic
 from agent_r1.learner.experience import CriticView, Experience, gather_experience
 from agent_r1.learner.imitation import fit_demonstrations
 from agent_r1.learner.learner import TorchLearner, make_learner
-from agent_r1.learner.models import Models, make_models
+from agent_r1.learner.models import Models, make_models, tune_layers
 from agent_r1.learner.scoring import score, score_all
 from agent_r1.learner.weight_growth import WeightGrowth
 
@@ -29,5 +29,6 @@ __all__ = [
     "make_models",
     "score",
     "score_all",
+    "tune_layers",
     "with_token_penalty",
 ]

@@ -131,8 +131,8 @@ def _neutral_values(values: Iterable[Any]) -> str:
 
 
 def _api_error(errors: list[Any]) -> ApiError:
-    """The problem that says most: of a union, pydantic reports every branch."""
-    worst = max(errors, key=lambda error: len(error["loc"]))
+    """The problem that says most: of a union, pydantic reports every branch, also those of another type."""
+    worst = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
     place = [part for part in worst["loc"] if not (isinstance(part, str) and ("[" in part or part in _BRANCHES))]
     where = ".".join(map(str, place))
     found = "" if worst["type"] == "missing" else f", found {repr(worst['input'])[:80]}"

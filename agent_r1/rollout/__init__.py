@@ -10,8 +10,9 @@ from agent_r1.rollout.group_plans import (
     sampled_members,
     with_greedy_member,
 )
+from agent_r1.rollout.limits import RolloutLimits
 from agent_r1.rollout.overlapping import can_wait, make_collector
-from agent_r1.rollout.runner import Rollout, RolloutLimits, raise_if_all_failed
+from agent_r1.rollout.runner import Rollout, raise_if_all_failed
 
 __all__ = [
     "Collector",

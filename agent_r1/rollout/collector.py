@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.config import Config
-from agent_r1.data import Curriculum, TaskSampler
+from agent_r1.data import Curriculum, RevisitingSampler, TaskSampler
+from agent_r1.errors import ConfigError
 from agent_r1.metric_names import GROUPS_WITH_SPREAD
 from agent_r1.rewards import RewardShaping, returns_differ
 from agent_r1.rollout.group_plans import group_plans, members_of
@@ -27,8 +28,16 @@ class Collected:
 
 
 def make_sampler(config: Config, tasks: Sequence[Task]) -> TaskSampler:
-    """The order of the training tasks; `ConfigError` for rows that do not fit `data.curriculum`."""
+    """The order of the training tasks; `ConfigError` for rows or keys that do not fit `data.curriculum` and
+    `data.revisit`."""
     size, seed, levels = config.rollout.groups_per_step, config.trainer.seed, config.data.curriculum
+    again = config.data.revisit
+    if levels.enabled and again.share:
+        raise ConfigError(
+            f"data.curriculum.enabled=true and data.revisit.share={again.share:g} both choose the tasks; leave one out"
+        )
+    if again.share:
+        return RevisitingSampler(tasks, batch_size=size, seed=seed, share=again.share, low=again.low, high=again.high)
     if not levels.enabled:
         return TaskSampler(tasks, batch_size=size, seed=seed)
     return Curriculum(

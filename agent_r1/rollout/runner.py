@@ -22,34 +22,13 @@ from agent_r1.flows import AgentFlowBase, FlowContext, FlowObserver, Turn, check
 from agent_r1.rewards import RewardFunction, Score, score_episode
 from agent_r1.rollout.breaker import CircuitBreaker
 from agent_r1.rollout.group_plans import GroupPlan, Member, members_of, sampled_members
+from agent_r1.rollout.limits import RolloutLimits
 from agent_r1.seeds import mix_seed
 from agent_r1.tools import ToolRunner
 from agent_r1.types import Episode, FailedAttempt, Group, SamplingParams, StopReason, Task, Trajectory
 
 _MemberKey = tuple[int, int]
 """A group's id, and the member's number."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RolloutLimits:
-    """Limits of a batch of rollouts."""
-
-    max_steps: int = 8
-    """Maximum steps per episode."""
-    max_images: int | None = None
-    """Maximum images in one prompt."""
-    concurrency: int = 256
-    """Episodes alive at once."""
-    deadline_seconds: float = 600.0
-    """An episode that takes longer fails."""
-    retries: int = 2
-    """Further attempts after a rollout failed, each with a new environment."""
-    min_group_share: float = 0.5
-    """A group with a smaller share of valid members is refilled, then dropped."""
-    group_refills: int = 1
-    """How often the failed members of such a group are rolled out again, after all other rollouts have ended."""
-    max_failures_in_a_row: int = 100
-    """Consecutive failed rollouts after which the circuit breaker stops the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,6 +203,7 @@ class Rollout:
             tool_runner=self.tool_runner,
             max_steps=self.limits.max_steps,
             max_images=self.limits.max_images,
+            max_episode_images=self.limits.max_episode_images,
             seed=seed,
             trusted=task.trusted,
             services=self.services,

@@ -2,7 +2,7 @@
 
 from agent_r1.runs.checkpoints import SHARDS, SHARDS_LIST, find_damage, list_checkpoints, newest_readable
 from agent_r1.runs.credit import parse_credit, read_credit, write_credit
-from agent_r1.runs.evaluations import EvaluationRecord, read_evaluation, write_evaluation
+from agent_r1.runs.evaluations import EvaluationPair, EvaluationRecord, read_evaluation, write_evaluation
 from agent_r1.runs.fingerprints import fingerprint_differences, read_fingerprints, run_fingerprints
 from agent_r1.runs.folder import RUN_MARKS, RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
@@ -35,6 +35,7 @@ __all__ = [
     "RUN_MARKS",
     "SHARDS",
     "SHARDS_LIST",
+    "EvaluationPair",
     "EvaluationRecord",
     "FolderLock",
     "Gain",

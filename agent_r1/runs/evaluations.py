@@ -2,6 +2,7 @@
 
 runs/<name>/evaluations/validation_before.json, validation_after.json    written by the run
                         test_before.json, test_after.json                written by `agent-r1 eval RUN --split test`
+                        test_5d0cd2c3_before.json, ...                   the same with other settings
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from typing import Any
 from agent_r1.codec import write_json
 from agent_r1.errors import DataError
 from agent_r1.files import write_atomically
+
+Settings = tuple[str, ...]
+"""What an evaluation changed in the run's configuration; () for nothing."""
+OWN_SETTINGS: Settings = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +43,8 @@ class EvaluationRecord:
     """All figures."""
     intervals: Mapping[str, Sequence[float]]
     """Their 95 % intervals, where they have one."""
+    settings: Settings = OWN_SETTINGS
+    """What was changed in the run's configuration: `rollout.max_steps=8`."""
 
     def by_task(self, source: str | None = None) -> dict[str, float]:
         """How well each task of a source (None: of all) was solved. Tasks with one id are told apart by number."""
@@ -50,6 +57,10 @@ class EvaluationRecord:
         return result
 
 
+EvaluationPair = tuple[EvaluationRecord, EvaluationRecord]
+"""The same tasks before and after training."""
+
+
 def write_evaluation(file: Path, record: EvaluationRecord) -> None:
     """Write a record."""
     write_atomically(file, write_json(asdict(record), indent=1) + "\n")
@@ -59,6 +70,7 @@ def read_evaluation(file: Path) -> EvaluationRecord:
     """Read a record; `DataError` for anything else."""
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        found["settings"] = tuple(map(str, found.get("settings", OWN_SETTINGS)))
         record = EvaluationRecord(**{name: found[name] for name in EvaluationRecord.__slots__})
         record.by_task()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -66,12 +78,17 @@ def read_evaluation(file: Path) -> EvaluationRecord:
     return record
 
 
-def read_evaluations(folder: Path) -> dict[str, tuple[EvaluationRecord, EvaluationRecord]]:
-    """The splits on which a run was evaluated both before and after training."""
-    pairs: dict[str, tuple[EvaluationRecord, EvaluationRecord]] = {}
-    for after in sorted(folder.glob("*_after.json")):
-        split = after.name.removesuffix("_after.json")
-        before = folder / f"{split}_before.json"
-        if before.is_file():
-            pairs[split] = read_evaluation(before), read_evaluation(after)
+def read_evaluations(folder: Path) -> dict[Settings, dict[str, EvaluationPair]]:
+    """Under which settings, and on which splits, a run was evaluated both before and after training."""
+    pairs: dict[Settings, dict[str, EvaluationPair]] = {}
+    for file in sorted(folder.glob("*_after.json")):
+        earlier = file.with_name(file.name.removesuffix("_after.json") + "_before.json")
+        if not earlier.is_file():
+            continue
+        before, after = read_evaluation(earlier), read_evaluation(file)
+        if (before.split, before.settings) != (after.split, after.settings):
+            raise DataError(
+                f"{earlier} and {file.name} are not of the same split and settings; delete both, and evaluate again"
+            )
+        pairs.setdefault(after.settings, {})[after.split] = before, after
     return pairs

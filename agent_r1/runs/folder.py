@@ -7,7 +7,8 @@ runs/<name>/config.yaml               the resolved configuration
             credit/<n>.jsonl          what the learner made of them, on request
             warnings.jsonl            warnings of the health monitor, each with its step
             checkpoints/step_<n>/     state to resume from: state.pt, and shards/ of a run on several ranks
-            evaluations/              how well each task was solved: <split>_before.json, <split>_after.json
+            evaluations/              how well each task was solved: <split>_before.json, <split>_after.json; with
+                                      settings other than the run's, <split>_<hash of them>_before.json
             hf/                       the trained model
             summary.json              the result; a run without it is unfinished
             tensorboard/, wandb/      what trackers write, on request; trackers.json: their ids of the run
@@ -15,8 +16,9 @@ runs/<name>/config.yaml               the resolved configuration
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +106,11 @@ class RunFolder:
         """The file with the greedy rollouts of an evaluation: `before` or `after`."""
         return self.trajectories / f"eval_{name}.jsonl"
 
-    def evaluation(self, split: str, stage: str) -> Path:
-        """The record of an evaluation on a split; the stage is `before` or `after`."""
-        return self.evaluations / f"{split}_{stage}.json"
+    def evaluation(self, split: str, stage: str, settings: Sequence[str] = ()) -> Path:
+        """The record of an evaluation on a split; the stage is `before` or `after`, `settings` are what was changed in
+        the run's configuration."""
+        digest = hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]
+        return self.evaluations / (f"{split}_{digest}_{stage}.json" if settings else f"{split}_{stage}.json")
 
     def trajectory_files(self) -> list[Path]:
         """The files of rollouts that exist: evaluations first, then steps in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from yaml import YAMLError
 from agent_r1.config import algorithm_name, from_yaml
 from agent_r1.errors import ConfigError, DataError, did_you_mean
 from agent_r1.metric_names import EVAL_GREEDY, PEAK_GPU_GB, SFT_LOSS, STEP_SECONDS
-from agent_r1.runs.evaluations import EvaluationRecord, read_evaluations
+from agent_r1.runs.evaluations import OWN_SETTINGS, EvaluationPair, Settings, read_evaluations
 from agent_r1.runs.folder import RunFolder
 
 
@@ -32,8 +32,12 @@ class RunRecord:
     """Its config.yaml; "" when there is none."""
     summary: Mapping[str, Any]
     """Its summary.json; empty while it is unfinished."""
-    splits: Mapping[str, tuple[EvaluationRecord, EvaluationRecord]] = field(default_factory=dict)
+    splits: Mapping[str, EvaluationPair] = field(default_factory=dict)
     """The splits whose tasks it recorded one by one, before and after training."""
+    settings: Settings = OWN_SETTINGS
+    """What these evaluations changed in the run's configuration."""
+    changed: Mapping[Settings, Mapping[str, EvaluationPair]] = field(default_factory=dict)
+    """Its evaluations with changed settings."""
 
     @property
     def metric_names(self) -> set[str]:
@@ -102,6 +106,10 @@ class RunRecord:
         """The lines that are evaluations."""
         return [line for line in self.lines if EVAL_GREEDY in line]
 
+    def evaluated_with(self, settings: Settings) -> RunRecord:
+        """The run with one of its `changed` evaluations instead of those that it made itself."""
+        return replace(self, splits=self.changed[settings], settings=settings, changed={})
+
     def setting(self, key: str) -> Any:
         """A value of its configuration, by dotted key; "?" when it has none."""
         value = OmegaConf.select(self.config, key)
@@ -136,12 +144,14 @@ def _nearby(folder: Path) -> str:
 def read_run(folder: Path, *, label: str) -> RunRecord:
     """The run in a folder, which may not have logged anything yet."""
     run = RunFolder(folder)
+    evaluations = read_evaluations(run.evaluations)
     return RunRecord(
         label=label,
         lines=run.read_metrics(),
         config_text=_text(run.config),
         summary=_summary(run),
-        splits=read_evaluations(run.evaluations),
+        splits=evaluations.pop(OWN_SETTINGS, {}),
+        changed=evaluations,
     )
 
 

@@ -99,13 +99,20 @@ def tool(
     return make if function is None else make(function)
 
 
+def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except ValueError as error:
+        raise ConfigError(f"tool '{name}' has no parameters that Python knows ({error}); wrap it in a def") from error
+
+
 def _arguments_model(function: Callable[..., Any], name: str) -> tuple[type[BaseModel], str | None]:
     """A pydantic model of the parameters in the schema, and the name of the `ToolContext` parameter."""
     hints = typing.get_type_hints(function, include_extras=True)
     descriptions = _parameter_descriptions(function, name)
     fields: dict[str, Any] = {}
     context_parameter = None
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in _signature(function, name).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ConfigError(f"tool '{name}' takes *{parameter.name}; a tool needs named parameters")
         hint = hints.get(parameter.name)

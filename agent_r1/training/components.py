@@ -13,14 +13,13 @@ from torch import nn
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import Config
 from agent_r1.engines import Engine, MessageEngine, make_engine, takes_messages
-from agent_r1.errors import ConfigError
 from agent_r1.evaluation import HealthMonitor
 from agent_r1.flows import AgentFlowBase, SingleStepFlow
 from agent_r1.gateway import Gateway
 from agent_r1.learner import CriticView, Learner, make_learner
 from agent_r1.learner.packing import TRIE_ATTENTION
 from agent_r1.learner.sharded import Ranks
-from agent_r1.models import choose_device, load_policy, vision_family
+from agent_r1.models import choose_device, load_policy
 from agent_r1.rewards import ProcessBalance, RewardShaping
 from agent_r1.rollout import Collector, Rollout
 from agent_r1.tools import ToolRunner
@@ -98,7 +97,6 @@ def load_components(
     config = plan.config
     torch.manual_seed(config.trainer.seed)
     policy = None if takes_messages(config) else load_run_policy(config)
-    _refuse_remote_images(config, policy)
     started = engine(config, policy, model.context_length)
     if choose_device(config.trainer.device).type != "cpu" or not started.pauses_during_update:
         # The engine computes elsewhere: the event loop should not wait for the tokenizer either.
@@ -113,19 +111,6 @@ def load_components(
     return RunComponents(
         policy=policy, renderer=model.renderer, engine=started, rollout=rollout, tools=tools, gateway=gateway
     )
-
-
-def _refuse_remote_images(config: Config, policy: nn.Module | None) -> None:
-    """Raise `ConfigError` for a model that reads images where images would have to travel to another process."""
-    family = None if policy is None else vision_family(getattr(policy, "config", None))
-    if family is None:
-        return
-    model = f"model.path={config.model.path} is a {family.name}, which reads images, and"
-    if config.rollout.workers != "local":
-        workers = f"rollout.workers={config.rollout.workers}"
-        raise ConfigError(f"{model} {workers} carries none yet; use rollout.workers=local")
-    if config.engine.name in ("vllm", "sglang", "http"):
-        raise ConfigError(f"{model} engine={config.engine.name} is given none yet; use engine=local")
 
 
 def load_run_policy(config: Config) -> nn.Module:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agent_r1.config import Config
+from agent_r1.config import Config, changed_settings, load_config
 from agent_r1.console import RunConsole
+from agent_r1.engines import takes_messages
+from agent_r1.errors import ConfigError
 from agent_r1.evaluation import Evaluation, evaluate
 from agent_r1.metric_names import EVAL_PREFIX
 from agent_r1.rollout import Rollout
@@ -17,6 +19,15 @@ from agent_r1.seeds import Stream, mix_seed
 from agent_r1.training.checkpoints.last_step import Progress
 from agent_r1.training.run_log import RunLog
 from agent_r1.types import SamplingParams, Task, Trajectory
+
+_EVALUABLE = (
+    *("eval.samples", "eval.temperature", "eval.max_tasks"),
+    *("rollout.max_steps", "rollout.max_tokens", "rollout.context_length", "rollout.max_images"),
+    *("rollout.concurrency", "rollout.deadline_seconds", "rollout.retries"),
+    *("rollout.workers", "rollout.processes.*", "rollout.ray.*"),
+    *("env.*", "tools.*", "engine.*", "trainer.device"),
+)
+"""What may be changed for the evaluation of a finished run. Sampling is that of `eval`, not that of `rollout`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,9 +136,35 @@ class RunEvaluations:
                 write_evaluation(self._folder.evaluation(record.split, name), record)
 
 
-def record_of(evaluation: Evaluation, config: Config, *, step: int) -> EvaluationRecord:
-    """What a run folder keeps of an evaluation."""
-    return EvaluationRecord(split=config.eval.split, model=config.model.path, step=step, **evaluation.as_json())
+def record_of(evaluation: Evaluation, config: Config, *, step: int, settings: Sequence[str] = ()) -> EvaluationRecord:
+    """What a run folder keeps of an evaluation; `settings` are what it changes in the run's configuration."""
+    return EvaluationRecord(
+        split=config.eval.split, model=config.model.path, step=step, settings=tuple(settings), **evaluation.as_json()
+    )
+
+
+def settings_of(config: Config, split: str, overrides: Sequence[str]) -> tuple[Config, Sequence[str]]:
+    """The configuration with which a finished run is evaluated on a split, and what it changes in the run's own."""
+    own = replace(config, eval=replace(config.eval, split=split, max_tasks=None))
+    wrong = [text for text in overrides if not _is_evaluable(text.lstrip("+~").partition("=")[0])]
+    if wrong:
+        raise ConfigError(
+            f"{', '.join(wrong)}: a run is evaluated with its own settings, except for {', '.join(_EVALUABLE)} "
+            "(other than env.name). Choose rows with --split and other models or settings with the recipe: "
+            "agent-r1 eval RECIPE --model RUN/hf"
+        )
+    changed = load_config(own, overrides) if overrides else own
+    if takes_messages(changed):
+        raise ConfigError(
+            f"engine={changed.engine.name} evaluates the model of its server, not those of the run. Choose another "
+            "engine, or evaluate the recipe: agent-r1 eval RECIPE engine=..."
+        )
+    return changed, changed_settings(own, changed)
+
+
+def _is_evaluable(key: str) -> bool:
+    sections = tuple(entry.removesuffix("*") for entry in _EVALUABLE if entry.endswith(".*"))
+    return key != "env.name" and (key in (*_EVALUABLE, "engine") or key.startswith(sections))
 
 
 def _is_evaluation(line: Mapping[str, Any]) -> bool:

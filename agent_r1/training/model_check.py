@@ -47,17 +47,16 @@ def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
         raise ConfigError(
             f"rollout.max_tokens={config.rollout.max_tokens} leaves no room for a prompt in a context of {context}"
         )
-    too_long, max_images = [], config.rollout.max_images
+    too_long, limits = [], _image_limits(config)
     for task in [*plan.train_tasks, *plan.eval_tasks]:
         prompt = _first_prompt(plan, task, renderer)
         length = len(prompt.token_ids)
         if length >= context:
             too_long.append(f"task '{task.task_id}': a prompt of {length} tokens")
         num_images = sum(1 for _ in pictures_in(prompt.observation.messages or ()))
-        if max_images is not None and num_images > max_images:
-            raise DataError(
-                f"the first prompt of task '{task.task_id}' has {num_images} images; rollout.max_images={max_images}"
-            )
+        for key, limit in limits.items():
+            if num_images > limit:
+                raise DataError(f"the first prompt of task '{task.task_id}' has {num_images} images; {key}={limit}")
     if too_long:
         shown = "\n".join(f"  - {entry}" for entry in too_long[:10])
         raise DataError(
@@ -65,6 +64,15 @@ def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
             f"rollout.context_length:\n{shown}"
         )
     return CheckedModel(renderer=renderer, context_length=context)
+
+
+def _image_limits(config: Config) -> dict[str, int]:
+    """How many images a first prompt may have, by key."""
+    given = {
+        "rollout.max_images": config.rollout.max_images,
+        "rollout.max_episode_images": config.rollout.max_episode_images,
+    }
+    return {key: limit for key, limit in given.items() if limit is not None}
 
 
 def _first_prompt(plan: RunPlan, task: Task, renderer: ChatRenderer) -> Prompt:

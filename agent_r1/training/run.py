@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +16,20 @@ from agent_r1.interrupts import StopSignals, stop_signals
 from agent_r1.learner.sharded import Ranks, open_ranks, refuse_ranks
 from agent_r1.models import choose_device
 from agent_r1.runs import (
+    EvaluationPair,
     FolderLock,
     RunFolder,
     check_reads_outside,
     locked_run,
     open_run,
     open_trackers,
+    read_evaluation,
     write_evaluation,
 )
 from agent_r1.training.checkpoints.resume import resume_run
 from agent_r1.training.components import RunComponents, load_components, make_training_components
 from agent_r1.training.disk_space import disk_space_warning
-from agent_r1.training.evaluations import evaluate_policy, record_of
+from agent_r1.training.evaluations import evaluate_policy, record_of, settings_of
 from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan, check_trainable
 from agent_r1.training.prepare import ensure_model, expand_env, prepare_model, prepare_plan, prepare_run
@@ -131,34 +134,31 @@ async def _evaluate(plan: RunPlan, model: CheckedModel, console: RunConsole, sto
                 )
 
 
-def eval_trained(folder: RunFolder, split: str, console: RunConsole, *, again: bool = False) -> dict[str, Evaluation]:
+def eval_trained(
+    folder: RunFolder, split: str, console: RunConsole, *, overrides: Sequence[str] = (), again: bool = False
+) -> EvaluationPair:
     """Evaluate the model that a run started from and the one that it trained, and record both in its folder.
 
-    What is recorded already is not evaluated again, unless `again` says so. Returns the new evaluations.
+    Evaluations with changed settings have records of their own. What is recorded already is not evaluated again, unless
+    `again` says so.
     """
     if not folder.has_model:
         raise ConfigError(f"{folder.path} has no trained model in {folder.model.name}/; let the run finish first")
-    config = folder.read_config()
+    config, settings = settings_of(folder.read_config(), split, overrides)
     summary = folder.read_summary()
     steps = {"before": 0, "after": config.trainer.steps if summary is None else int(summary["steps"])}
     models = {"before": config.model.path, "after": str(folder.model)}
-    found: dict[str, Evaluation] = {}
     for stage, path in models.items():
-        file = folder.evaluation(split, stage)
+        file = folder.evaluation(split, stage, settings)
         if file.is_file() and not again:
             console.info(f"{stage} training: recorded in {file}")
             continue
         console.info(f"{stage} training: {path}")
         model = replace(config.model, path=path, prepare=config.model.prepare if stage == "before" else None)
-        own = replace(
-            config,
-            model=model,
-            sft=replace(config.sft, folder=None),
-            eval=replace(config.eval, split=split, max_tasks=None),
-        )
-        found[stage] = eval_run(own, console)
-        write_evaluation(file, record_of(found[stage], own, step=steps[stage]))
-    return found
+        own = replace(config, model=model, sft=replace(config.sft, folder=None))
+        write_evaluation(file, record_of(eval_run(own, console), own, step=steps[stage], settings=settings))
+    before, after = (read_evaluation(folder.evaluation(split, stage, settings)) for stage in models)
+    return before, after
 
 
 def sft_run(config: Config, console: RunConsole) -> Path:

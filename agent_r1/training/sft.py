@@ -20,7 +20,7 @@ from agent_r1.data import load_demonstrations
 from agent_r1.errors import ConfigError
 from agent_r1.files import write_atomically
 from agent_r1.interrupts import stop_signals
-from agent_r1.learner import WeightGrowth, fit_demonstrations, make_compute
+from agent_r1.learner import Models, WeightGrowth, fit_demonstrations, make_compute, tune_layers
 from agent_r1.learner.packing import TRIE_ATTENTION
 from agent_r1.metric_names import SFT_LOSS
 from agent_r1.models import add_adapters, choose_device, export_policy, freeze_vision, load_policy
@@ -59,6 +59,8 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     freeze_vision(policy, config.model.train_vision)
     if config.model.lora.rank:
         add_adapters(policy, config.model.lora, seed=config.trainer.seed, vision=config.model.train_vision)
+    compute = replace(make_compute(config, policy), temperature=1.0)
+    tune_layers(config, Models(policy=policy, reference=None, critic=None, compute=compute))
     settings, growth = config.sft, WeightGrowth(policy)
     with (
         open_trackers(config, folder, console.warn) as tracker,
@@ -80,7 +82,7 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
                 batch_size=settings.batch_size,
                 learning_rate=settings.learning_rate,
                 optimizer=config.optimizer,
-                compute=replace(make_compute(config, policy), temperature=1.0),
+                compute=compute,
                 seed=config.trainer.seed,
                 on_step=note,
             )

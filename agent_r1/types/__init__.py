@@ -13,6 +13,7 @@ be written and tested without torch.
 from agent_r1.types.credit import LOG_RATIO_BOUND, Numbers, StepCredit, TrajectoryCredit
 from agent_r1.types.episodes import Episode, FailedAttempt, Group, StopReason, Trajectory
 from agent_r1.types.messages import TEXT_ARGUMENT, Message, TokenIds, ToolSchema, content_text, media_in
+from agent_r1.types.pickling import quickly_pickled
 from agent_r1.types.sampling import Completion, FinishReason, SamplingParams
 from agent_r1.types.sequences import common_prefix
 from agent_r1.types.steps import Action, Observation, Step, StepResult, ToolCall
@@ -44,4 +45,5 @@ __all__ = [
     "common_prefix",
     "content_text",
     "media_in",
+    "quickly_pickled",
 ]

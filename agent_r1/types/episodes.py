@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agent_r1.types.messages import TokenIds
+from agent_r1.types.pickling import quickly_pickled
 from agent_r1.types.steps import Step
 from agent_r1.types.tasks import Task
 
@@ -113,6 +114,7 @@ class FailedAttempt:
     """Metrics of these steps; not part of any average."""
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
     """A scored rollout of one member of a group."""

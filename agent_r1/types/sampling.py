@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agent_r1.types.messages import TokenIds
+from agent_r1.types.pickling import quickly_pickled
 
 FinishReason = Literal["stop", "length"]
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How an engine samples one completion."""
@@ -29,6 +31,7 @@ class SamplingParams:
     """The same seed, prompt and weights give the same tokens."""
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
     """What an engine returns for one request."""

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_r1.types.messages import Message, TokenIds, ToolSchema
+from agent_r1.types.pickling import quickly_pickled
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """The *whole* next model input; exactly one of `messages`, `text`, `token_ids` is given.
@@ -41,6 +43,7 @@ class Observation:
             )
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
     """One tool call of the model, parsed."""
@@ -53,6 +56,7 @@ class ToolCall:
     """Links the tool's result to the call."""
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
     """What the model did in one step."""
@@ -111,6 +115,7 @@ class StepResult:
     """Notes for the recorder; numbers under `metrics` are summed over the episode and averaged over episodes."""
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """One MDP transition with its exact tokens."""

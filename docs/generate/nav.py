@@ -54,7 +54,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "After training": ("view.md", "chat.md", "serving.md", "export.md"),
     "Recipes": ("recipes/index.md",),
-    "Results": ("results.md",),
+    "Results": ("results.md", "what_works.md"),
     "Reference": ("reference/commands.md", "reference/configuration.md", "reference/python.md", "architecture.md"),
 }
 """The pages of each section, in order. Those that do not exist are left out."""

@@ -2,7 +2,8 @@
 
 * `solo`: the instruction is the request; nothing more is said.
 * `rules`: tells the request sentence by sentence, says who it is and what it knows when asked, and agrees to every
-  change that it is asked to confirm. It knows the instruction alone.
+  change that it is asked to confirm. What its instruction says under a condition ("if that is not possible, ...", "if
+  the agent asks for ..., ...") it says when the condition is met. It knows the instruction alone.
 * `openai`: a model behind an OpenAI-compatible server plays the customer.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 from agent_r1.errors import ConfigError
 from agent_r1.types import Action
 
+from .conditions import REFUSED, Condition
 from .wording import Request, read_request
 
 CUSTOMERS = ("solo", "rules", "openai")
@@ -92,14 +94,15 @@ _TOPICS = (
 class RulesCustomer(Customer):
     """Tells its instruction in turns.
 
-    A message is read as a question for who the customer is, as a question for a yes, as a question about a topic, or as
-    none of these; then the next sentence of the request follows. After the last one the customer leaves when the
-    message says that something was done or is not possible.
+    A message is read as a question for who the customer is, as one that meets a condition of the instruction, as a
+    question for a yes, as a question about a topic, or as none of these; then the next sentence of the request follows.
+    After the last one the customer leaves when the message says that something was done or is not possible.
     """
 
     def __init__(self, instruction: str) -> None:
         self._request: Request = read_request(instruction)
         self._told: set[int] = set()
+        self._conditions = list(self._request.conditions)
         self._repeats = 0
 
     async def begin(self) -> str:
@@ -112,6 +115,9 @@ class RulesCustomer(Customer):
         is_question = "?" in asked or "please" in asked or "provide" in asked
         if is_question and _IDENTITY.search(asked) and not _CONFIRM.search(asked):
             return self._again(self._request.identity)
+        under = self._condition(asked, is_question=is_question)
+        if under is not None:
+            return under.then
         agrees = "Yes, please." if is_question and _CONFIRM.search(asked) else ""
         if is_question and _ELSE.search(asked):
             return self._add(agrees, finished=bool(_FINISHED.search(asked)))
@@ -126,11 +132,30 @@ class RulesCustomer(Customer):
                         self._told.update(numbers)
                         return self._again(" ".join(self._request.parts[n] for n in new or numbers), free=bool(new))
         following = self._tell_next()
+        if following is None and is_question and self._conditions:
+            return self._conditions.pop(0).sentence
         if following is None and is_question:
             return self._again("I do not know. Please look it up, and do what I asked for.")
         if following is None and not _FINISHED.search(asked):
             return self._again("Fine, I wait.")
         return following
+
+    def _condition(self, asked: str, *, is_question: bool) -> Condition | None:
+        """What is said under a condition that this message meets; once each. Of several refusals the first one counts
+        first."""
+        refusal = next((entry for entry in self._conditions if entry.kind == "refused"), None)
+        for condition in self._conditions:
+            if condition.kind == "asked":
+                is_met = is_question and bool(
+                    _CONFIRM.search(asked) if condition.confirms else condition.is_about(asked)
+                )
+            else:
+                is_last = len(self._told) == len(self._request.parts)
+                is_met = condition is refusal and bool(REFUSED.search(asked)) and (is_last or condition.is_about(asked))
+            if is_met:
+                self._conditions.remove(condition)
+                return condition
+        return None
 
     def _add(self, agrees: str, *, finished: bool) -> str | None:
         """The next sentence, or that there is none; None when there is none and the request was dealt with."""

@@ -7,7 +7,9 @@ read_request("Your name is Omar Lopez and your zip code is 80218. You are shy. Y
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from .conditions import Condition, read_condition, split_conditions
 
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+(?=[A-Z])")
 _CHARACTER = re.compile(r"You(?: are|'re) (?:an? )?[\w-]+(?:(?:, and |, | and )(?:an? )?[\w-]+)*(?: person)?[.;]?")
@@ -40,6 +42,8 @@ class Request:
     """Who it is."""
     parts: tuple[str, ...]
     """The request, a sentence each."""
+    conditions: tuple[Condition, ...] = ()
+    """What is said only when it is asked for, or when something is not possible."""
 
 
 def first_person(text: str) -> str:
@@ -57,7 +61,14 @@ def read_request(instruction: str) -> Request:
     """The parts of an instruction. A sentence about the customer's character is not said."""
     identity: list[str] = []
     parts: list[str] = []
-    for number, sentence in enumerate(_SENTENCE.split(" ".join(instruction.split()))):
+    conditions: list[Condition] = []
+    for number, whole in enumerate(_SENTENCE.split(" ".join(instruction.split()))):
+        said = split_conditions(whole)
+        found = [read_condition(text) for text in said]
+        conditions += [_in_first_person(condition) for condition in found if condition is not None]
+        sentence = " ".join(text for text, condition in zip(said, found, strict=True) if condition is None)
+        if not sentence:
+            continue
         if _CHARACTER.fullmatch(sentence) and not _IDENTITY.search(sentence):
             continue
         if _IDENTITY.search(sentence) and number < 2 and "#W" not in sentence:
@@ -66,7 +77,14 @@ def read_request(instruction: str) -> Request:
             parts += [_capital(first_person(text)) for text in rest]
         else:
             parts.append(_capital(first_person(sentence)))
-    return Request(identity=" ".join(identity) or "I told you all that I know.", parts=tuple(parts))
+    return Request(
+        identity=" ".join(identity) or "I told you all that I know.", parts=tuple(parts), conditions=tuple(conditions)
+    )
+
+
+def _in_first_person(condition: Condition) -> Condition:
+    then, sentence = (_capital(first_person(text)) for text in (condition.then, condition.sentence))
+    return replace(condition, then=then, sentence=sentence)
 
 
 def _capital(text: str) -> str:

@@ -127,8 +127,8 @@ def test_every_recipe_has_a_page_and_a_row() -> None:
 
 
 def test_links_out_of_the_documentation_become_links_of_the_site_or_text() -> None:
-    text = "[r](../recipes/gsm8k/README.md#x) [`a.py`](../agent_r1/api.py) [b](../agent_r1/api.py) [c](models.md)"
-    assert inside_links(text, "tools.md") == "[r](recipes/gsm8k.md#x) `a.py` b (`agent_r1/api.py`) [c](models.md)"
+    text = "[r](../recipes/gsm8k/README.md#x) [`a.py`](../agent_r1/errors.py) [b](../agent_r1/errors.py) [c](models.md)"
+    assert inside_links(text, "tools.md") == "[r](recipes/gsm8k.md#x) `a.py` b (`agent_r1/errors.py`) [c](models.md)"
 
 
 def test_arguments_of_a_docstring_become_a_list() -> None:

@@ -2,7 +2,9 @@
 
 They speak the part of the HTTP interfaces that `engines/http` uses, as seen in vLLM 0.32 and 0.26 and SGLang 0.5.23.
 They are not those servers. Underneath is our in-process engine: log-probs are real, and weights really change through
-folders. `tests/integration/test_vllm_server.py` runs the same engine against a real vLLM.
+folders. `tests/integration/test_vllm_server.py` runs the same engine against a real vLLM. For a model that reads
+images they expand placeholders with the image processor of their own folder; `sglang-0.5.12` also encodes the text of
+the ids again, as that version does.
 
     with engine_server(folder) as server:          # a thread of this process
     with engine_server_process(folder) as server:  # a process, which a test can kill
@@ -38,9 +40,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
+from agent_r1.engines.http.policy_weights import server_name
 from agent_r1.engines.local.engine import LocalEngine
+from agent_r1.images import ImageProcessor, is_image_id, is_vision_model, load_image_processor, read_picture
 from agent_r1.types import SamplingParams
 from agent_r1.web import listen, running_server
 
@@ -70,6 +74,9 @@ class ServedModel:
     max_model_len: int
     eos: int | None
     engine: LocalEngine
+    tokenizer: Any = None
+    """Of a model that reads images."""
+    processor: ImageProcessor | None = None
     labels: list[str] = field(default_factory=lambda: [START_LABEL])
     """By the engine's version."""
     faults: list[Fault] = field(default_factory=list)
@@ -83,7 +90,8 @@ class ServedModel:
 
 def load_model(folder: Path) -> nn.Module:
     """The model with a head of its own, whatever the folder says."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    kind: Any = AutoModelForImageTextToText if is_vision_model(folder) else AutoModelForCausalLM
+    model: Any = kind.from_pretrained(folder, dtype=torch.float32).eval()
     head = model.get_output_embeddings()
     head.weight = nn.Parameter(head.weight.detach().clone())
     model.config.tie_word_embeddings = False
@@ -93,10 +101,19 @@ def load_model(folder: Path) -> nn.Module:
 def make_app(folder: Path, kind: str, *, max_model_len: int | None = None) -> Starlette:
     """The application of one server."""
     model: Any = load_model(folder)
-    length = max_model_len or int(model.config.max_position_embeddings)
+    settings = model.config.get_text_config()
+    length = max_model_len or int(settings.max_position_embeddings)
     engine = LocalEngine(model, max_requests=64, context_length=length)
-    state = ServedModel(model=model, kind=kind, max_model_len=length, eos=model.config.eos_token_id, engine=engine)
-    routes = {"vllm": _vllm_routes, "vllm-0.26": _old_vllm_routes, "sglang": _sglang_routes}[kind](state)
+    state = ServedModel(model=model, kind=kind, max_model_len=length, eos=settings.eos_token_id, engine=engine)
+    if is_vision_model(folder):
+        state.tokenizer = AutoTokenizer.from_pretrained(folder)
+        state.processor = load_image_processor(folder, state.tokenizer)
+    routes = {
+        "vllm": _vllm_routes,
+        "vllm-0.26": _old_vllm_routes,
+        "sglang": _sglang_routes,
+        "sglang-0.5.12": _sglang_routes,
+    }[kind](state)
 
     async def set_faults(request: Request) -> JSONResponse:
         state.faults = [Fault(**entry) for entry in await request.json()]
@@ -170,6 +187,26 @@ def _half(whole: bytes) -> StreamingResponse:
     return StreamingResponse(body(), headers={"Content-Length": str(len(whole))}, media_type="application/json")
 
 
+def _expanded(state: ServedModel, token_ids: list[int], addresses: list[str]) -> list[int]:
+    """The prompt with the tokens of each image where its placeholder is."""
+    if state.processor is None or not addresses:
+        return token_ids
+    if state.kind == "sglang-0.5.12":
+        token_ids = state.tokenizer.encode(state.tokenizer.decode(token_ids), add_special_tokens=False)
+    processor, images = state.processor, iter(addresses)
+    expanded: list[int] = []
+    for token in token_ids:
+        address = next(images, None) if token == processor.placeholder_id else None
+        expanded += [token] if address is None else processor.prompt_ids(processor.encode(read_picture(address)))
+    return expanded
+
+
+def _as_read(state: ServedModel, prompt: list[int]) -> list[int]:
+    """The ids that a model reads: placeholders where image tokens are."""
+    placeholder = None if state.processor is None else state.processor.placeholder_id
+    return [placeholder if is_image_id(token) else token for token in prompt]  # type: ignore[misc]
+
+
 async def _sample(
     state: ServedModel, prompt: list[int], sampling: SamplingParams, fault: Fault | None
 ) -> dict[str, Any]:
@@ -228,7 +265,8 @@ async def _load(state: ServedModel, folder: str, fault: Fault | None) -> None:
     current = dict(state.model.state_dict())
     if fault is not None and fault.kind == "keep_head":
         weights.pop("lm_head.weight")
-    current |= {name: tensor for name, tensor in weights.items() if name in current}
+    of_server = {server_name(name): name for name in current}
+    current |= {of_server[name]: tensor for name, tensor in weights.items() if name in of_server}
     state.model.load_state_dict(current)
     await state.engine.update_weights(current.items(), state.engine.policy_version + 1)
     state.labels.append(state.labels[-1])
@@ -255,12 +293,14 @@ async def _resume(state: ServedModel) -> None:
 def _vllm_routes(state: ServedModel) -> list[Route]:
     async def generate(body: dict[str, Any], request: Request, fault: Fault | None) -> Any:
         asked = body["sampling_params"]
-        if max(body["token_ids"]) >= state.model.config.vocab_size:
+        parts = [] if state.kind == "vllm-0.26" else body.get("content_parts") or []
+        prompt = _expanded(state, body["token_ids"], [part["url"] for part in parts])
+        if max(body["token_ids"]) >= state.model.get_input_embeddings().weight.shape[0]:
             state.is_dead = True
             return JSONResponse({"error": "id out of range"}, status_code=500)
         sampled = await _sample(
             state,
-            body["token_ids"],
+            prompt,
             SamplingParams(
                 max_tokens=asked["max_tokens"],
                 temperature=asked["temperature"],
@@ -286,7 +326,13 @@ def _vllm_routes(state: ServedModel) -> list[Route]:
             "finish_reason": sampled["finish"],
             **({} if state.kind == "vllm-0.26" else {"weight_versions": sampled["spans"]}),
         }
-        return {"request_id": body["request_id"], "choices": [choice], "prompt_logprobs": None}
+        asked_ids = body.get("return_token_ids") and state.kind != "vllm-0.26"
+        return {
+            "request_id": body["request_id"],
+            "choices": [choice],
+            "prompt_logprobs": None,
+            **({"prompt_token_ids": _as_read(state, prompt)} if asked_ids else {}),
+        }
 
     async def models(body: Any, request: Request, fault: Fault | None) -> Any:
         return {"object": "list", "data": [{"id": "tiny", "max_model_len": state.max_model_len}]}
@@ -332,6 +378,7 @@ def _vllm_routes(state: ServedModel) -> list[Route]:
         _route(state, "/update_weight_version", set_label, "POST"),
         _route(state, "/weight_info", weight_info, "GET"),
         _route(state, "/reset_prefix_cache", reset, "POST"),
+        _route(state, "/reset_encoder_cache", reset, "POST"),
         _route(state, "/resume", resume, "POST"),
         _route(state, "/health", health, "GET"),
         _route(state, "/version", version, "GET"),
@@ -351,9 +398,10 @@ def _sglang_routes(state: ServedModel) -> list[Route]:
     async def generate(body: dict[str, Any], request: Request, fault: Fault | None) -> Any:
         asked = body["sampling_params"]
         eos = () if state.eos is None else (state.eos,)
+        prompt = _expanded(state, body["input_ids"], body.get("image_data") or [])
         sampled = await _sample(
             state,
-            body["input_ids"],
+            prompt,
             SamplingParams(
                 max_tokens=asked["max_new_tokens"],
                 temperature=asked["temperature"],
@@ -370,6 +418,7 @@ def _sglang_routes(state: ServedModel) -> list[Route]:
             "finish_reason": {"type": sampled["finish"]},
             "output_token_logprobs": pairs,
             "cached_tokens": 0,
+            "prompt_tokens": len(prompt),
             "weight_version": state.labels[-1],
             "weight_versions": sampled["spans"],
         }

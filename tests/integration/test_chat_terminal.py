@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from agent_r1.cli import app
 from agent_r1.runs import read_trajectories
 from tests.helpers.forks import run_python
 from tests.helpers.talking_recipe import write_recipe
@@ -176,6 +178,22 @@ def test_one_question_prints_the_answer_alone(model_folder: Path, recipe: Path, 
     trajectory = json.loads(record.stdout)
     assert (trajectory["task_id"], trajectory["outcome_reward"], len(trajectory["steps"])) == ("rows-1", 0.0, 2)
     assert trajectory["steps"][0]["action_ids"]
+
+
+def test_a_question_with_interactive_is_asked_first_and_the_chat_continues(
+    model_folder: Path, recipe: Path, tmp_path: Path
+) -> None:
+    model = [str(model_folder), "--recipe", str(recipe), "--interactive"]
+    asked = chat(tmp_path, *model, "--question", "/help hello", text="again\n/undo\n")
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout == "You said: /help hello\nYou said: again\nTaken back; 1 reply left.\n"
+
+
+@pytest.mark.parametrize("words", [["--question", "-"], ["--question", "hi", "--json"], ["--image", "x.png"]])
+def test_what_a_chat_cannot_do_with_its_first_question_is_refused(tmp_path: Path, words: list[str]) -> None:
+    refused = CliRunner().invoke(app, ["chat", str(tmp_path), "--interactive", *words])
+    assert refused.exit_code == 2
+    assert "error: --" in refused.output
 
 
 def test_a_pipe_is_a_chat_line_by_line_and_mistakes_are_one_message(

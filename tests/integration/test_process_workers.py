@@ -10,10 +10,13 @@ import pytest
 
 import agent_r1
 from agent_r1.errors import ConfigError, WorkersError
+from agent_r1.images import pictures_in
 from agent_r1.rewards import reward_functions
 from tests.helpers import commands
 from tests.helpers.forks import forks
+from tests.helpers.seeing_runs import seeing_recipe, seeing_run
 from tests.helpers.tiny_runs import RECIPE
+from tests.helpers.tiny_vlms import make_tiny_vlm
 from tests.helpers.worker_runs import comparable, metrics_of, name_of, processes_below, recipe_in, tiny_run, wait_for
 from tests.integration.test_runs import same_weights
 
@@ -50,6 +53,26 @@ def test_workers_without_torch_make_the_same_run_and_one_that_is_killed_changes_
     assert counts[0][1] >= 1
     assert counts[1] == (0, 0)
     assert [line["error/lost_workers"] for line in metrics_of(apart / "tiny")] == [0, 0]
+
+
+def test_pictures_travel_and_workers_make_the_same_run_with_a_model_that_reads_images(tmp_path: Path) -> None:
+    """The run with workers is first: its process knows no picture but by them. The critic reads the prompts behind
+    episodes that were cut, whose last pictures no request had."""
+    recipe, model = seeing_recipe(tmp_path), make_tiny_vlm("smolvlm", tmp_path / "model")
+    critic = ["algorithm=ppo", "algorithm.critic.bootstrap=true"]
+    workers = [*WORKERS[:1], "rollout.processes.num_workers=1"]
+    commands.train(recipe, *seeing_run(recipe, tmp_path / "apart", model, *critic, *workers), quiet=True)
+    commands.train(recipe, *seeing_run(recipe, tmp_path / "plain", model, *critic), quiet=True)
+    expected, found = (agent_r1.load_trajectories(tmp_path / name / "seeing") for name in ("plain", "apart"))
+    assert len(expected) == 2 * 2 * 3
+    assert all(len(list(pictures_in(each.steps[-1].observation.messages or ()))) == 3 for each in expected)
+    assert comparable(found) == comparable(expected)
+    assert same_weights(tmp_path / "plain" / "seeing", tmp_path / "apart" / "seeing")
+    assert os.getpid() not in {each.reward_parts["pid"] for each in found}
+    images = [
+        sorted(path.name for path in (tmp_path / name).rglob("trajectories/images/*")) for name in ("plain", "apart")
+    ]
+    assert images[0] == images[1] != []
 
 
 def test_a_reward_that_crashes_its_worker_every_time_ends_the_run_with_one_line_and_a_checkpoint(

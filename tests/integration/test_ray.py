@@ -21,7 +21,9 @@ import agent_r1
 from agent_r1.errors import WorkersError
 from tests.helpers import commands
 from tests.helpers.optional import needs
+from tests.helpers.seeing_runs import seeing_recipe, seeing_run
 from tests.helpers.tiny_runs import RECIPE
+from tests.helpers.tiny_vlms import make_tiny_vlm
 from tests.helpers.worker_runs import comparable, metrics_of, name_of, processes_below, recipe_in, tiny_run, wait_for
 from tests.integration.test_runs import same_weights
 from tests.unit.envs.test_env_service import free_port
@@ -78,6 +80,19 @@ def test_workers_without_torch_make_the_same_run_and_one_that_is_killed_changes_
     assert counts[0][1] >= 1
     assert counts[1] == (0, 0)
     assert [line["error/lost_workers"] for line in metrics_of(ray / "tiny")] == [0, 0]
+
+
+def test_pictures_travel_and_workers_make_the_same_run_with_a_model_that_reads_images(
+    cluster: Any, tmp_path: Path
+) -> None:
+    recipe, model = seeing_recipe(tmp_path), make_tiny_vlm("smolvlm", tmp_path / "model")
+    # First: this process knows no picture but by its workers.
+    commands.train(recipe, *seeing_run(recipe, tmp_path / "ray", model, *on(cluster)), quiet=True)
+    commands.train(recipe, *seeing_run(recipe, tmp_path / "plain", model), quiet=True)
+    expected, found = (agent_r1.load_trajectories(tmp_path / name / "seeing") for name in ("plain", "ray"))
+    assert len(expected) == 2 * 2 * 3
+    assert comparable(found) == comparable(expected)
+    assert same_weights(tmp_path / "plain" / "seeing", tmp_path / "ray" / "seeing")
 
 
 def test_a_cluster_that_is_not_there_is_an_error_at_once(tmp_path: Path, model_folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from agent_r1.config import from_yaml, load_config
 from agent_r1.console import RunConsole
 from agent_r1.errors import ConfigError, DataError
+from agent_r1.models import checkpoint_layers
 from agent_r1.registry import recipe_folder
 from agent_r1.training.sft import ensure_warm_start
 from tests.helpers import commands
@@ -81,6 +83,34 @@ def test_a_warm_start_that_was_interrupted_is_made_anew(recipe: list[str], tmp_p
     (tmp_path / "warm" / "metrics.jsonl").write_text('{"step": 1, "loss/sft": 3.0}\n')
     made = commands.sft(*recipe, quiet=True)
     assert (made / "model.safetensors").is_file()
+
+
+@pytest.mark.whole
+def test_a_warm_start_recomputes_activations_where_the_run_does(
+    recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = weights_of(commands.sft(*recipe, quiet=True))
+    recomputed: list[object] = []
+    monkeypatch.setattr("agent_r1.learner.models.checkpoint_layers", _counted(checkpoint_layers, recomputed))
+    made = commands.sft(*recipe, f"sft.folder={tmp_path}/frugal", "trainer.gradient_checkpointing=true", quiet=True)
+    assert len(recomputed) == 1
+    torch.testing.assert_close(weights_of(made), plain, atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # compilers warn among themselves
+def test_compiled_layers_are_tuned_as_plain_ones_are(recipe: list[str], tmp_path: Path) -> None:
+    plain = weights_of(commands.sft(*recipe, quiet=True))
+    made = commands.sft(*recipe, f"sft.folder={tmp_path}/compiled", "trainer.compile=true", quiet=True)
+    torch.testing.assert_close(weights_of(made), plain, atol=1e-4, rtol=0)
+
+
+def _counted(function: Callable[[torch.nn.Module], None], calls: list[object]) -> Callable[[torch.nn.Module], None]:
+    def counting(model: torch.nn.Module) -> None:
+        calls.append(model)
+        function(model)
+
+    return counting
 
 
 @pytest.mark.whole

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from agent_r1.chat import ChatRenderer, ParsedText
+from agent_r1.chat import ChatRenderer
 from agent_r1.checks.rows import answer_episode, gold_result
 from agent_r1.data.tasks import read_rows
 from agent_r1.engines import ScriptedEngine
-from agent_r1.errors import ConfigError, DataError
+from agent_r1.errors import DataError
 from agent_r1.models.tiny import train_tokenizer
 from agent_r1.registry import load_module, recipe_folder
 from agent_r1.rewards import score_episode
 from agent_r1.tools import ToolContext
 from agent_r1.training import prepare_plan
-from agent_r1.types import StopReason, Task, ToolCall
+from agent_r1.types import StopReason, Task
 from recipes.tables import demonstrations, reward_fn
 from recipes.tables.blocks import TableBlocks
 from recipes.tables.cells import first_number, read_amount, read_date, read_number
@@ -199,73 +199,19 @@ def test_python_has_the_rows_of_the_table_and_keeps_variables() -> None:
 
 # --- the tool format -------------------------------------------------------------------------------------------------
 
-SQL, PYTHON = "```sql\nSELECT 1\n```", "```python\nprint(1)\n```"
 
-
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        (f"Look.\n{SQL}", [("sql", "SELECT 1")]),
-        (PYTHON, [("python", "print(1)")]),
-        (f"<think>{SQL}</think>Answer: 1", []),
-        ("```\nSELECT 1\n```", []),
-        ("Answer: 1", []),
-    ],
-)
-def test_blocks_are_calls(text: str, calls: list[tuple[str, str]]) -> None:
+def test_a_turn_ends_with_its_first_block_of_sql_or_python() -> None:
+    text = "```sql\nSELECT 1\n```\n```python\nprint(1)\n```"
     parsed = TableBlocks().parse(text, truncated=False)
-    assert [(call.name, *call.arguments.values()) for call in parsed.tool_calls] == calls
-    assert parsed.parse_error is None
-
-
-@pytest.mark.parametrize(
-    ("text", "truncated", "error"),
-    [
-        ("```sql\nSELECT 1", False, "the block is not closed"),
-        ("```sql\nSELECT 1", True, "cut by the length limit"),
-        ("```sql\n\n```", False, "there is nothing in the block"),
-    ],
-)
-def test_a_broken_block_is_told(text: str, truncated: bool, error: str) -> None:
-    assert error in str(TableBlocks().parse(text, truncated=truncated).parse_error)
-
-
-@pytest.mark.parametrize(
-    ("text", "turn"),
-    [
-        (f"{SQL}\n```output\n1\n```\nAnswer: 1", SQL),
-        (f"{SQL}\n{PYTHON}", SQL),
-        (f"<think>{SQL}</think>{SQL[1:]}", None),
-        (f"{SQL}\n", None),
-        ("```sql\nSELECT", None),
-        ("Answer: 1", None),
-    ],
-)
-def test_a_turn_ends_with_its_first_block(text: str, turn: str | None) -> None:
-    end = TableBlocks().end_of_turn(text)
-    assert (None if end is None else text[:end]) == turn
-
-
-@settings(deadline=None, max_examples=cases(50))
-@given(
-    name=st.sampled_from(["sql", "python"]),
-    program=st.text(alphabet="ab`\n =#'", max_size=12),
-    content=st.sampled_from(["", "Hm."]),
-)
-def test_written_blocks_are_read_back(name: str, program: str, content: str) -> None:
-    program = f"x{program.replace('```', '')}y"
-    call = ToolCall(name=name, arguments={"query" if name == "sql" else "code": program}, call_id="call00000")
-    text = TableBlocks().call_text([call], content)
-    parsed = TableBlocks().parse(text, truncated=False)
-    assert parsed == ParsedText(content=content, tool_calls=(call,), parse_error=None)
-
-
-def test_the_format_has_no_other_tool() -> None:
-    with pytest.raises(ConfigError, match="found price with"):
-        TableBlocks().call_text([ToolCall(name="price", arguments={})], "")
-    with pytest.raises(ConfigError, match="knows the tools sql, python; found price"):
-        TableBlocks().schemas_text([{"type": "function", "function": {"name": "price"}}])
-    assert "```python" not in TableBlocks().schemas_text([TableSql().tool_schema])
+    assert [(call.name, dict(call.arguments)) for call in parsed.tool_calls] == [
+        ("sql", {"query": "SELECT 1"}),
+        ("python", {"code": "print(1)"}),
+    ]
+    assert text[: TableBlocks().end_of_turn(text)] == "```sql\nSELECT 1\n```"
+    assert TableBlocks().schemas_text([TableSql().tool_schema, TablePython().tool_schema]) == (
+        "To run a program, write one block and stop there:\n```sql\nSELECT COUNT(*) FROM t\n```\nor\n"
+        "```python\nprint(len(rows))\n```\nIts output comes in the next message."
+    )
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------

@@ -302,6 +302,62 @@ def test_a_customer_by_rules_leaves_who_asks_for_the_same_forever() -> None:
     assert said[1:] == ["My name is Ann Lee."] * 3 + [None, None]
 
 
+def test_a_customer_by_rules_says_what_stands_under_a_condition_when_it_is_met() -> None:
+    instruction = (
+        "Your name is Ann Lee. You want to cancel the mug in #W1, but if it is not possible, cancel the whole order. "
+        "If the agent asks for confirmation, only exchange the lamp. If multiple colors are available, you prefer red."
+    )
+    assert dialog(
+        instruction,
+        "I am sorry, I can only cancel the whole order. Do you want me to proceed?",
+        "Which color do you prefer?",
+        "I cannot find the zip code. Is there anything else?",
+        "I will cancel #W1 (yes/no)?",
+        "I will exchange the lamp (yes/no)?",
+        "It is cancelled.",
+    ) == [
+        "Hello. I want to cancel the mug in #W1.",
+        "Cancel the whole order.",  # and no yes to another proposal
+        "If multiple colors are available, I prefer red.",
+        "My name is Ann Lee.",
+        "Only exchange the lamp.",
+        "Yes, please.",
+        None,
+    ]
+
+
+def carried(instruction: str) -> tuple[int, bool]:
+    """How many conditions an instruction has, and whether an agent that meets them all hears what follows from each,
+    then a yes, and sees the customer leave."""
+    request = wording.read_request(instruction)
+    refused = [condition for condition in request.conditions if condition.kind == "refused"]
+    asked = [condition for condition in request.conditions if condition.kind == "asked"]
+    messages = [
+        *["Is there anything else to change?"] * (len(request.parts) + 1),
+        *(f"I am sorry, that is not possible: {condition.topic}." for condition in refused),
+        *("Shall I do this?" if condition.confirms else f"Please tell me: {condition.topic}?" for condition in asked),
+        *("Shall I do this (yes/no)?", "It is done."),
+    ]
+    heard = dialog(instruction, *messages)
+    told = " ".join(filter(None, heard[: len(request.parts) + 1]))
+    expected = [condition.then for condition in (*refused, *asked)]
+    is_heard = heard[len(request.parts) + 2 :] == [*expected, "Yes, please.", None]
+    early = [condition.then for condition in request.conditions if condition.then in told]
+    return len(request.conditions), is_heard and not early and all(part in told for part in request.parts)
+
+
+@pytest.mark.skipif(not (WHOLE_DATA / "tau_bench").is_dir(), reason="the whole data set is not here")
+def test_the_conditions_of_all_published_tasks_are_carried() -> None:
+    tasks = sources.read_retail(WHOLE_DATA / "tau_bench").tasks
+    found = {split: [carried(str(task["instruction"])) for task in tasks[split]] for split in ("train", "dev", "test")}
+    counts = {
+        split: (sum(number > 0 for number, _ in rows), sum(number for number, _ in rows), sum(ok for _, ok in rows))
+        for split, rows in found.items()
+    }
+    # Tasks with conditions, their conditions, and tasks of which all is heard in time.
+    assert counts == {"train": (0, 0, 500), "dev": (4, 4, 20), "test": (31, 41, 75)}
+
+
 def test_an_agent_that_asks_and_acts_succeeds_with_a_customer_by_rules(made: Made) -> None:
     task = kind(made, "train", "cancel_pending_order")
     [action] = task.env_kwargs["actions"]

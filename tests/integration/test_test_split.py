@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 import agent_r1
 from agent_r1.cli import app
 from agent_r1.errors import ConfigError, UnknownNameError
-from agent_r1.runs import read_evaluation, read_runs, table_rows
+from agent_r1.runs import RunFolder, read_evaluation, read_runs, table_rows
+from agent_r1.training.evaluations import settings_of
 from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 
@@ -63,10 +65,48 @@ def test_a_finished_run_is_evaluated_on_its_test_rows_before_and_after(run: Path
     assert "validation, before" in " ".join(table_rows(read_runs([run]), split="validation")[0])
 
 
-def test_other_models_and_settings_are_refused_for_a_run(run: Path) -> None:
-    result = CliRunner().invoke(app, ["eval", str(run), "eval.samples=4", "--model", "x"])
+@pytest.mark.whole
+def test_an_evaluation_with_other_settings_has_records_and_a_row_of_its_own(run: Path, tmp_path: Path) -> None:
+    own = agent_r1.evaluate_run(run, quiet=True)
+    settings = ["rollout.max_steps=1", "eval.samples=2"]
+    printed = invoke("eval", str(run), *settings, "--json", str(tmp_path / "found.json"))
+    assert "evaluated with rollout.max_steps=1" in printed
+    assert "all/best@2" in printed
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["settings"] == sorted(settings)
+    assert found["after"]["metrics"]["eval/all/steps"] == 1.0  # the setting was used
+    again = agent_r1.evaluate_run(run, overrides={"eval.samples": 2, "rollout.max_steps": 1}, quiet=True)
+    assert again.gain == found["gain"]["gain"]
+    assert len(list((run / "evaluations").glob("test_*_after.json"))) == 1  # in another order they are the same
+    header, first, second = table_rows(read_runs([run]))
+    column = header.index("evaluated with")
+    assert (first[column], second[column]) == ("-", "eval.samples=2, rollout.max_steps=1")
+    assert first[column + 7] == f"{own.before:.3f} -> {own.after:.3f}"
+
+
+REFUSED = {
+    "trainer.steps=3": "trainer.steps=3: a run is evaluated with its own settings, except for eval.samples",
+    "rollout.temperature=0.5": "rollout.temperature=0.5: a run is",
+    "eval.split=train": "Choose rows with --split",
+    "eval={samples: 4}": "a run is evaluated with its own settings",
+    "env.name=other": "env.name=other: a run is",
+    "env=gym:FrozenLake-v1": "env=gym:FrozenLake-v1: a run is",
+    "engine=openai": "engine=openai evaluates the model of its server, not those of the run",
+    "rollout.max_steps=none": "rollout.max_steps",
+}
+
+
+def test_what_an_evaluation_of_a_run_cannot_take_is_refused_by_name(run: Path) -> None:
+    config = RunFolder(run).read_config()
+    for text, message in REFUSED.items():
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            settings_of(config, "test", [text])
+    result = CliRunner().invoke(app, ["eval", str(run), "trainer.steps=3", "--model", "x", "--show", "2"])
     assert result.exit_code == 2
-    assert "leave the overrides and the model out" in " ".join(result.output.split())
+    assert "leave --model and --show out, or evaluate its recipe" in " ".join(result.output.split())
+
+
+def test_an_unknown_split_is_refused(run: Path) -> None:
     with pytest.raises(UnknownNameError, match=r"unknown split 'tset'\. Did you mean 'test'"):
         agent_r1.evaluate_run(run, split="tset")
 

@@ -10,14 +10,14 @@ import subprocess
 import sys
 from collections import UserDict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import agent_r1
 from agent_r1 import Episode, Task, load_config
 from agent_r1.api import resolve
-from agent_r1.data import load_tasks
+from agent_r1.data import load_tasks, row_files
 from agent_r1.errors import ConfigError, DataError
 from agent_r1.rewards import reward_functions
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides
@@ -55,20 +55,25 @@ def test_importing_the_package_is_fast_and_needs_no_torch() -> None:
 
 def test_every_exported_name_exists_and_is_typed() -> None:
     names = set(agent_r1.__all__)
-    assert {"train", "evaluate", "check", "sft", "Config", "load_config", "load_trajectories"} < names
+    assert {"train", "evaluate", "check", "replay", "sft", "Config", "load_config", "load_trajectories"} < names
     assert {"RewardFunction", "Group", "SamplingParams", "Completion", "ToolCall"} < names
     assert all(getattr(agent_r1, name) is not None for name in names)
     assert dir(agent_r1) == sorted(names)
 
 
-@pytest.mark.parametrize("function", [agent_r1.train, agent_r1.evaluate, agent_r1.sft, agent_r1.check])
+ON_RECIPES = [agent_r1.train, agent_r1.evaluate, agent_r1.sft, agent_r1.check]
+ON_RUNS = [agent_r1.evaluate_run, agent_r1.replay]
+
+
+@pytest.mark.parametrize("function", [*ON_RECIPES, *ON_RUNS])
 def test_every_argument_of_a_public_function_is_typed_and_documented(function: Any) -> None:
     parameters = inspect.signature(function).parameters
-    assert list(parameters)[:4] == ["config_or_recipe", "model", "data", "eval_data"]
+    _, *others = parameters
+    expected = ["run"] if function in ON_RUNS else ["config_or_recipe", "model", "data", "eval_data"]
+    assert list(parameters)[: len(expected)] == expected
     assert all(parameter.annotation is not parameter.empty for parameter in parameters.values())
     assert [name for name in parameters if f"        {name}: " not in (function.__doc__ or "")] == []
-    others = [parameter for name, parameter in parameters.items() if name != "config_or_recipe"]
-    assert {parameter.kind for parameter in others} == {inspect.Parameter.KEYWORD_ONLY}
+    assert {parameters[name].kind for name in others} == {inspect.Parameter.KEYWORD_ONLY}
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------
@@ -270,12 +275,29 @@ def test_train_evaluate_check_and_sft_work_in_a_running_loop(tmp_path: Path, sma
     [
         ({"reward": 5}, "reward must be a function, its name, a list or a mapping of them, found 5"),
         ({"tools": [5]}, "a tool is a function or a BaseTool, found 5"),
+        ({"tools": 5}, "tools must be a list of tools, functions or names, found 5"),
+        ({"tools": [int]}, "tool 'int' has no parameters that Python knows"),
+        ({"reward": [(correct,)]}, "a reward with a weight is a pair such as"),
+        ({"reward": {"a": (correct, "x")}}, "a reward with a weight is a pair such as"),
+        ({"env": 5}, "env must be an environment class or a name such as 'gym:FrozenLake-v1', found 5"),
+        ({"model": 5}, "model must be a folder, an id or a GGUF file, found 5"),
+        ({"config_or_recipe": 5}, "a recipe is a folder, the name of one, or a Config, found 5"),
+        ({"overrides": 5}, r"overrides must be a list such as \['trainer.steps=20'\], or a mapping, found 5"),
+        ({"overrides": [5]}, "an override is a text such as 'trainer.steps=20', found 5"),
         ({"tools": "calculate"}, "tools='calculate' is one text; give a list"),
     ],
 )
 def test_parts_of_a_wrong_type_are_refused_in_words(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve(overrides={"model.path": "MODEL"}, **parts)
+        resolve(**{"overrides": {"model.path": "MODEL"}, **parts})
+
+
+def test_data_of_a_wrong_type_is_refused_in_words(tmp_path: Path) -> None:
+    for rows in (5, True, b"rows.jsonl", print):
+        with pytest.raises(DataError, match=r"^eval data must be a file, a list of files, or rows .* found "):
+            row_files(cast(Any, rows), tmp_path, "eval")
+    with pytest.raises(DataError, match=r"^train data must be a file"):
+        resolve(overrides=[MODEL, f"run.folder={tmp_path}"], data=cast(Any, 5))
 
 
 def test_a_line_that_is_no_trajectory_is_named(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ PACKAGES: dict[str, str] = {
     "flows": "chat engines envs errors event_loop images metric_names registry seeds tools types",
     "gateway": "chat codec config errors flows images openai_api registry tools types web",
     "runs": "codec config errors files images metric_names registry types",
-    "rollout": "chat config data engines envs errors flows metric_names registry rewards seeds tools types",
+    "rollout": "chat config data engines envs errors flows images metric_names registry rewards seeds tools types",
     "learner": "algorithms config data errors images interrupts models rewards seeds types",
     "evaluation": "errors metric_names rollout seeds types",
     "planning": "config console errors metric_names rollout runs types",
@@ -69,7 +69,8 @@ PACKAGES: dict[str, str] = {
     ),
     "scaffold": "errors shipped",
     "integrations": (
-        "algorithms chat config console data engines errors files gateway registry rewards seeds tools training types"
+        "algorithms chat config console data engines errors files gateway images registry rewards seeds tools training "
+        "types"
     ),
     "view": "codec errors files images metric_names runs types version web",
     "api": (

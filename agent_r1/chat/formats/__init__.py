@@ -1,6 +1,7 @@
 """Tool-call formats: how a model writes calls in its text, and how its mistakes are reported to it."""
 
 from agent_r1.chat.formats.base import ParsedText, ToolFormat, tool_formats
+from agent_r1.chat.formats.fenced_blocks import BlockTool, FencedBlocks
 from agent_r1.chat.formats.harmony import HarmonyFormat
 from agent_r1.chat.formats.hermes import HermesFormat
 from agent_r1.chat.formats.llama3 import Llama3Format
@@ -10,6 +11,8 @@ from agent_r1.chat.formats.react import ReActFormat
 from agent_r1.chat.formats.retool import ReToolFormat
 
 __all__ = [
+    "BlockTool",
+    "FencedBlocks",
     "HarmonyFormat",
     "HermesFormat",
     "Llama3Format",

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from agent_r1.engines.http.images import ServerPrompt
 from agent_r1.errors import MissingExtraError
 from agent_r1.types import SamplingParams, TokenIds
 
@@ -69,6 +70,8 @@ class Adapter(Protocol):
     """vllm or sglang."""
     renormalises: bool
     """Whether log-probs under top_p and top_k are those of the kept tokens alone, which differ from the trainer's."""
+    image_families: frozenset[str]
+    """The families of models (`model_type`) with which it takes images beside token ids."""
 
     async def context_length(self, *, seconds: float) -> int | None:
         """The most tokens that a request may have, prompt included; None when the server does not say."""
@@ -83,9 +86,10 @@ class Adapter(Protocol):
         ...
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, seconds: float
+        self, prompt: ServerPrompt, sampling: SamplingParams, *, request_id: str, seconds: float
     ) -> Answer:
-        """Sample one completion."""
+        """Sample one completion. Raises `RequestRefusedError` when the server made something else of the images of the
+        prompt than the trainer does, `ServerUnusableError` when it takes no images."""
         ...
 
     async def load(self, folder: str, label: str, *, keeps_requests: bool, seconds: float) -> None:
@@ -175,6 +179,15 @@ def checked_answer(
         logprobs=tuple(min(0.0, float(value)) for value in logprobs),
         finish=finish,
         labels=_labels(where, spans, len(token_ids)),
+    )
+
+
+def images_differ(where: str, prompt: ServerPrompt, num_tokens: Any) -> str:
+    """That a server made another prompt of ids and images than the trainer has."""
+    return (
+        f"{where}: with {len(prompt.pictures)} images the model there reads a prompt of {num_tokens} tokens, and the "
+        f"trainer's has {len(prompt.expanded)}, or others of them: the server must have the same tokenizer and image "
+        "processor (tokenizer.json, preprocessor_config.json, processor_config.json) and keep the given ids"
     )
 
 

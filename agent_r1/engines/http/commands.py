@@ -9,15 +9,24 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from agent_r1.errors import ConfigError
+from agent_r1.images import is_vision_model
 
 KINDS = ("vllm", "sglang")
 
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """What belongs to this environment and not to the server's."""
+
+PILLOW_FLAGS = {
+    "vllm": ["--mm-processor-kwargs", '{"use_fast": false}'],
+    "sglang": ["--disable-fast-image-processor"],
+}
+"""Make a server resize images with Pillow, as the trainer does. torchvision rounds in another way."""
 
 _CPU_TOKENS = 16384
 """Prompt tokens per step of a server on a CPU, unless the context is longer."""
@@ -97,6 +106,8 @@ def server_command(
             settings["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
     else:
         fixed = ["-m", "sglang.launch_server", "--model-path", model, "--host", host, "--port", str(port)]
+    if _reads_images(model):
+        fixed += PILLOW_FLAGS[kind]
     if context_length is not None:
         fixed += ["--max-model-len" if kind == "vllm" else "--context-length", str(context_length)]
     if dtype is not None:
@@ -104,6 +115,20 @@ def server_command(
     if devices is not None:
         settings["CUDA_VISIBLE_DEVICES"] = devices
     return ServerCommand(arguments=(python, *fixed, *arguments), variables={**settings, **given})
+
+
+def _reads_images(model: str) -> bool:
+    """Whether a folder, or a model of the hub that was used here before, is one that reads images. Nothing is
+    downloaded for it."""
+    if Path(model).is_dir():
+        return is_vision_model(model)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with suppress(HFValidationError):
+        found = try_to_load_from_cache(model, "config.json")
+        return isinstance(found, str) and is_vision_model(Path(found).parent)
+    return False
 
 
 @cache

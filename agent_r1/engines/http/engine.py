@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.engines.http.client import Answer, RequestRefusedError, ServerClient, ServerError, make_http
+from agent_r1.engines.http.images import ServerPrompt
 from agent_r1.engines.http.pool import ServerPool
 from agent_r1.engines.http.probe import Probe
 from agent_r1.engines.http.processes import StartedServers
@@ -96,10 +97,12 @@ class ServersEngine:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion."""
-        prompt = tuple(prompt_ids)
-        _check_request(prompt, sampling, context_length=self.context_length, vocabulary=self._settings.vocabulary)
+        prompt = self._settings.servers.prompt(prompt_ids)
+        _check_request(
+            prompt.expanded, sampling, context_length=self.context_length, vocabulary=self._settings.vocabulary
+        )
         pool = await self._started()
-        request = _Request(prompt, sampling)
+        request = _Request(tuple(prompt_ids), prompt, sampling)
         num_failures = 0
         while not request.is_finished:
             failure = await self._attempt(pool, request)
@@ -116,7 +119,7 @@ class ServersEngine:
             async with pool.server_for(request.tokens) as server:
                 if server.renormalises and (request.remaining.top_p < 1 or request.remaining.top_k > 0):
                     raise EngineRequestError(RENORMALISED)
-                answer, label = await server.ask(request.tokens, request.remaining)
+                answer, label = await server.ask(request.prompt, request.remaining)
                 made_progress = request.extend(answer, self._versions_of(server, answer, label))
                 pool.note_computed(server, request.tokens)
         except RequestRefusedError as error:
@@ -230,9 +233,10 @@ class ServersEngine:
 class _Request:
     """A request and what has been sampled for it, by one or several servers."""
 
-    def __init__(self, prompt: TokenIds, sampling: SamplingParams) -> None:
-        self.tokens: list[int] = list(prompt)
-        self._num_prompt = len(prompt)
+    def __init__(self, tokens: TokenIds, prompt: ServerPrompt, sampling: SamplingParams) -> None:
+        self.tokens: list[int] = list(tokens)
+        self._prompt = prompt
+        self._num_prompt = len(tokens)
         self._sampling = sampling
         self._logprobs: list[float] = []
         self._versions: list[int] = []
@@ -240,6 +244,11 @@ class _Request:
     @property
     def _stopped(self) -> bool:
         return bool(self._logprobs) and self.tokens[-1] in self._sampling.stop
+
+    @property
+    def prompt(self) -> ServerPrompt:
+        """What a server is asked to continue."""
+        return self._prompt.followed_by(self.tokens[self._num_prompt :])
 
     @property
     def is_finished(self) -> bool:

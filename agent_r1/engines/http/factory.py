@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from agent_r1.config import Config
@@ -13,6 +13,10 @@ from agent_r1.engines.base import Engine
 from agent_r1.engines.http.commands import find_python, read_variables, vllm_build
 from agent_r1.errors import ConfigError, report_problems, require_installed
 from agent_r1.files import is_gguf
+
+if TYPE_CHECKING:
+    from agent_r1.engines.http.images import ServerImages
+    from agent_r1.engines.http.probe import ProbeText
 
 
 def check_servers(config: Config) -> None:
@@ -75,18 +79,24 @@ def make_servers_engine(config: Config, policy: Any, context_length: int) -> Eng
     """The engine; servers that the run starts itself are started here and answer later."""
     check_servers(config)
     from agent_r1.engines.http.engine import EngineSettings, ServersEngine
+    from agent_r1.engines.http.images import ServerImages
     from agent_r1.engines.http.policy_weights import server_dtype, vocabulary_of
     from agent_r1.engines.http.processes import start_servers
-    from agent_r1.engines.http.server import ServerSettings
+    from agent_r1.engines.http.server import ServerSettings, image_problem
 
     settings, vocabulary = config.engine.servers, vocabulary_of(policy)
     dtype = server_dtype(config, policy)
+    images = ServerImages.of_model(config.model.path)
+    problem = None if images is None else image_problem(config.engine.name, images.family)
+    if problem is not None:
+        raise ConfigError(f"model.path={config.model.path}: {problem}")
     shared = ServerSettings(
         kind=config.engine.name,
         model=settings.model,
         context_length=context_length,
         timeout=settings.timeout,
         admin_timeout=settings.admin_timeout,
+        images=images,
     )
     started = start_servers(config, context_length, dtype)
     return ServersEngine(
@@ -100,23 +110,30 @@ def make_servers_engine(config: Config, policy: Any, context_length: int) -> Eng
             weights_folder=None if settings.weights_folder is None else Path(settings.weights_folder).absolute(),
             key=os.environ.get(settings.key_env) if settings.key_env else None,
         ),
-        _writer(
-            policy, dtype=dtype, vocabulary=vocabulary, context_length=context_length, tolerance=settings.tolerance
-        ),
+        _writer(policy, _probe_texts(policy, context_length, images), dtype=dtype, tolerance=settings.tolerance),
         started=started,
     )
 
 
-def _writer(policy: Any, *, dtype: str, vocabulary: int, context_length: int, tolerance: float | None) -> Any:
+def _probe_texts(policy: Any, context_length: int, images: ServerImages | None) -> tuple[ProbeText, ...]:
+    """The texts of the probe: one of text alone, and for a model that reads images one with an image."""
+    from agent_r1.engines.http.images import probe_picture
+    from agent_r1.engines.http.policy_weights import media_ids, vocabulary_of
+    from agent_r1.engines.http.probe import ProbeText
+
+    sizes: Any = {"vocabulary": vocabulary_of(policy), "context_length": context_length, "omitted": media_ids(policy)}
+    with_image = None if images is None else ProbeText.with_image(images.image_ids(probe_picture()), **sizes)
+    return (ProbeText.of(**sizes), *(() if with_image is None else (with_image,)))
+
+
+def _writer(policy: Any, texts: tuple[ProbeText, ...], *, dtype: str, tolerance: float | None) -> Any:
     """What writes weights for servers and computes the trainer's answer to the probe."""
     from agent_r1.engines.http.policy_weights import next_logprobs, plain_weights, write_weights
-    from agent_r1.engines.http.probe import Probe, ProbeText, make_probe
-
-    text = ProbeText.of(vocabulary=vocabulary, context_length=context_length)
+    from agent_r1.engines.http.probe import Probe, make_probe
 
     def write(weights: Iterable[tuple[str, Any]] | None, folder: Path, before: Probe | None) -> Probe:
         write_weights(policy, plain_weights(policy) if weights is None else weights, folder, dtype=dtype)
-        logprobs = next_logprobs(policy, text.token_ids, text.lengths, folder=folder)
-        return make_probe(text, logprobs, before=before, dtype=dtype, tolerance=tolerance)
+        logprobs = next_logprobs(policy, texts, folder=folder)
+        return make_probe(texts, logprobs, before=before, dtype=dtype, tolerance=tolerance)
 
     return write

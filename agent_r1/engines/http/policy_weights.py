@@ -15,9 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from agent_r1.engines.http.probe import ProbeText
 from agent_r1.errors import EngineError
 from agent_r1.files import atomic_write
-from agent_r1.models import merged_weights
+from agent_r1.images import has_image_ids, image_store, is_image_id, rope_positions
+from agent_r1.models import ImagePass, decoder_inputs, merged_weights, places_in_two_dimensions, vision_family
+from agent_r1.types import TokenIds
 
 MAX_SHARD_BYTES = 4 * 2**30
 """The weights are written in files of this size: only one is in memory at once."""
@@ -84,6 +87,18 @@ def _untied(policy: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterabl
         yield head, embedded
 
 
+def server_name(name: str) -> str:
+    """The name under which a server loads a weight. LLaVA's tower has one level more there and on the hub than in newer
+    versions of `transformers`.
+
+    >>> server_name("model.vision_tower.embeddings.patch_embedding.weight")
+    'model.vision_tower.vision_model.embeddings.patch_embedding.weight'
+    """
+    tower, level = "model.vision_tower.", "vision_model."
+    is_flat = name.startswith(tower) and not name.startswith(tower + level)
+    return f"{tower}{level}{name.removeprefix(tower)}" if is_flat else name
+
+
 def _write_shards(folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
     """Safetensors files of bounded size, with an index when there are several."""
     from safetensors.torch import save_file
@@ -104,7 +119,7 @@ def _write_shards(folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: to
         if held and num_bytes + size > MAX_SHARD_BYTES:
             flush()
             num_bytes = 0
-        held[name] = copy
+        held[server_name(name)] = copy
         num_bytes, total = num_bytes + size, total + size
     flush()
     if len(shards) == 1:
@@ -129,9 +144,20 @@ def _write_config(policy: nn.Module, file: Path, dtype: str) -> None:
     file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
+def media_ids(policy: nn.Module) -> frozenset[int]:
+    """The ids that stand for images and videos, or for their beginning and end: no text has them."""
+    settings = cast(Any, policy).config.to_dict()
+    kinds = ("image", "video", "vision")
+    return frozenset(
+        value
+        for name, value in settings.items()
+        if isinstance(value, int) and name.startswith(kinds) and name.endswith(("_token_id", "_token_index"))
+    )
+
+
 @torch.no_grad()
-def next_logprobs(policy: nn.Module, token_ids: Iterable[int], lengths: Iterable[int], *, folder: Path) -> Any:
-    """The policy's log-prob of every token after each prefix, as an array [prefixes, vocabulary].
+def next_logprobs(policy: nn.Module, texts: Iterable[ProbeText], *, folder: Path) -> Any:
+    """The policy's log-prob of every token after each prefix of each text, as an array [prefixes, vocabulary].
 
     A policy that is sharded over processes cannot compute in one of them alone: then the model in `folder` is loaded.
     """
@@ -140,18 +166,43 @@ def next_logprobs(policy: nn.Module, token_ids: Iterable[int], lengths: Iterable
     was_training = model.training
     model.eval()
     try:
-        device = next(model.parameters()).device
-        tokens = torch.tensor([list(token_ids)], device=device)
-        positions = torch.tensor(list(lengths), device=device) - 1
-        logits = cast(Any, model)(input_ids=tokens, use_cache=False).logits[0, positions].float()
-        return torch.log_softmax(logits, dim=-1).cpu().numpy()
+        return torch.cat([_logprobs(model, text) for text in texts]).cpu().numpy()
     finally:
         model.train(was_training)
 
 
-def _loaded(folder: Path, policy: nn.Module) -> nn.Module:
-    from transformers import AutoModelForCausalLM
+def _logprobs(model: nn.Module, text: ProbeText) -> Tensor:
+    device = next(model.parameters()).device
+    positions = torch.tensor(text.lengths, device=device) - 1
+    if has_image_ids(text.token_ids):
+        hidden = _hidden_with_images(model, text.token_ids)[0, positions]
+        logits = cast(Any, model).get_output_embeddings()(hidden)
+    else:
+        tokens = torch.tensor([text.token_ids], device=device)
+        logits = cast(Any, model)(input_ids=tokens, use_cache=False).logits[0, positions]
+    return torch.log_softmax(logits.float(), dim=-1)
 
+
+def _hidden_with_images(model: nn.Module, token_ids: TokenIds) -> Tensor:
+    """The last hidden states [1, tokens, width] of a prompt with images."""
+    device, decoder = next(model.parameters()).device, cast(Any, model).get_decoder()
+    spans = image_store().spans(token_ids)
+    places = [place for span in spans for place in range(span.start, span.start + span.length)]
+    ids = torch.tensor([[0 if is_image_id(token) else token for token in token_ids]], device=device)
+    rows = ImagePass(model, trained=False).rows(spans)
+    inputs = decoder_inputs(decoder, ids, torch.tensor(places, device=device), rows)
+    if places_in_two_dimensions(decoder.config):
+        positions = torch.from_numpy(rope_positions(token_ids, image_store())).to(device)
+        inputs["position_ids"] = positions[:, None]
+    hidden: Tensor = decoder(**inputs, use_cache=False).last_hidden_state
+    return hidden
+
+
+def _loaded(folder: Path, policy: nn.Module) -> nn.Module:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    sees = vision_family(getattr(policy, "config", None)) is not None
     device = next(policy.parameters()).device
-    loaded: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    loaded: nn.Module = kind.from_pretrained(folder, dtype=torch.float32)
     return loaded.to(device)

@@ -24,6 +24,7 @@ from agent_r1.engines.http.client import (
     ServerError,
     ServerUnusableError,
 )
+from agent_r1.engines.http.images import ServerImages, ServerPrompt
 from agent_r1.engines.http.probe import Probe
 from agent_r1.engines.http.sglang import SglangAdapter
 from agent_r1.engines.http.vllm import VllmAdapter
@@ -31,6 +32,18 @@ from agent_r1.types import SamplingParams
 
 ADAPTERS: dict[str, type[VllmAdapter] | type[SglangAdapter]] = {"vllm": VllmAdapter, "sglang": SglangAdapter}
 """By the name of the engine."""
+
+
+def image_problem(kind: str, family: str) -> str | None:
+    """Why servers of a kind take no images with models of a family; None: they do, or the kind is not known yet."""
+    if kind not in ADAPTERS or family in ADAPTERS[kind].image_families:
+        return None
+    families = ", ".join(sorted(ADAPTERS[kind].image_families))
+    return (
+        f"an {kind} server takes no images beside token ids with a model of type {family} (it does with {families}); "
+        "use engine=local"
+    )
+
 
 HEALTH_SECONDS = 10.0
 """How long a server may take to say how it is."""
@@ -69,6 +82,12 @@ class ServerSettings:
     context_length: int
     timeout: float
     admin_timeout: float
+    images: ServerImages | None = None
+    """How images are sent, for a model that reads them."""
+
+    def prompt(self, token_ids: Sequence[int]) -> ServerPrompt:
+        """A prompt as servers take it."""
+        return ServerPrompt.of_text(token_ids) if self.images is None else self.images.prompt(token_ids)
 
 
 class Server:
@@ -108,7 +127,7 @@ class Server:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    async def ask(self, prompt: Sequence[int], sampling: SamplingParams) -> tuple[Answer, str | None]:
+    async def ask(self, prompt: ServerPrompt, sampling: SamplingParams) -> tuple[Answer, str | None]:
         """Sample; also gives the label that all tokens have when the server does not report labels.
 
         A server without reports aborts its requests before it loads weights. An answer that was complete although
@@ -207,8 +226,13 @@ class Server:
         probe = weights.probe
         answers = await asyncio.gather(
             *(
-                adapter.generate(prompt, sampling, request_id=uuid.uuid4().hex, seconds=self.settings.admin_timeout)
-                for prompt, sampling in probe.text.requests()
+                adapter.generate(
+                    self.settings.prompt(token_ids),
+                    sampling,
+                    request_id=uuid.uuid4().hex,
+                    seconds=self.settings.admin_timeout,
+                )
+                for token_ids, sampling in probe.requests()
             )
         )
         wrong = {label for answer in answers for label in answer.labels or ()} - {weights.label}
@@ -217,12 +241,16 @@ class Server:
         tokens = [answer.token_ids[0] for answer in answers if answer.token_ids]
         if len(tokens) < len(answers) or max(tokens) >= probe.logprobs.shape[1]:
             raise self._refused(f"it sampled ids that the policy does not have: {tokens}")
-        self.difference = probe.difference(tokens, [answer.logprobs[0] for answer in answers])
+        differences = probe.differences(tokens, [answer.logprobs[0] for answer in answers])
+        self.difference = max(differences)
         if not self.difference <= probe.tolerance:
+            is_text = not differences[0] <= probe.tolerance
             raise self._refused(
-                f"its log-probs differ from the trainer's by {self.difference:.3g} on average after weights "
-                f"{weights.version} were loaded, and {probe.tolerance:.3g} is allowed: it has other weights, another "
-                "number type, or old cached prefixes (engine.servers.tolerance sets what is allowed)"
+                f"its log-probs{'' if is_text else ' after an image'} differ from the trainer's by "
+                f"{self.difference:.3g} on average after weights {weights.version} were loaded, and "
+                f"{probe.tolerance:.3g} is allowed: it has other weights, another number type, or "
+                f"{'old cached prefixes' if is_text else 'another way to resize and normalise images'} "
+                "(engine.servers.tolerance sets what is allowed)"
             )
 
     def _refused(self, reason: str) -> ServerError:
@@ -242,7 +270,7 @@ class Server:
                 )
             first = SamplingParams(max_tokens=1, temperature=1.0)
             answer = await adapter.generate(
-                [1], first, request_id=uuid.uuid4().hex, seconds=self.settings.admin_timeout
+                ServerPrompt.of_text([1]), first, request_id=uuid.uuid4().hex, seconds=self.settings.admin_timeout
             )
             self._reports_labels = answer.labels is not None
             self._adapter = adapter
@@ -252,7 +280,11 @@ class Server:
         kind = self.settings.kind
         if kind == "http":
             kind = await self._ask_kind()
-        return ADAPTERS[kind](self.client, model=self.settings.model)
+        images = self.settings.images
+        problem = None if images is None else image_problem(kind, images.family)
+        if problem is not None:
+            raise ServerUnusableError(f"{self.url}: {problem}")
+        return ADAPTERS[kind](self.client, model=self.settings.model, sees_images=images is not None)
 
     async def _ask_kind(self) -> str:
         """vLLM has `/version`, SGLang `/model_info` or `/get_model_info`."""

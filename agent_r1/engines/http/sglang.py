@@ -3,11 +3,14 @@
 Log-probs under top_p and top_k are those of the whole distribution, as ours. Seeds are used only by a server that was
 started with `--enable-deterministic-inference`. `ignore_eos` would switch `stop_token_ids` off, so it is not sent: a
 request that ended with an end-of-text token that is not among its stop ids is continued by the engine.
+
+Images come as `image_data`. Newer servers keep the given ids and put the tokens of each image where its placeholder is
+(`SGLANG_MM_AVOID_RETOKENIZE`, the default); that fits families whose image is nothing but its tokens. Servers before
+0.5.13 decode the ids and encode the text again: the number of tokens that the model read tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +22,9 @@ from agent_r1.engines.http.client import (
     ServerError,
     ServerUnusableError,
     checked_answer,
+    images_differ,
 )
+from agent_r1.engines.http.images import ServerPrompt
 from agent_r1.types import SamplingParams
 
 _SEEDS = 2**31
@@ -31,8 +36,9 @@ class SglangAdapter:
 
     name = "sglang"
     renormalises = False
+    image_families = frozenset(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
 
-    def __init__(self, client: ServerClient, *, model: str | None = None) -> None:
+    def __init__(self, client: ServerClient, *, model: str | None = None, sees_images: bool = False) -> None:
         self._client = client
         self._model = model
 
@@ -58,12 +64,12 @@ class SglangAdapter:
         return None
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, seconds: float
+        self, prompt: ServerPrompt, sampling: SamplingParams, *, request_id: str, seconds: float
     ) -> Answer:
         """One completion."""
         asked: dict[str, Any] = {
             "rid": request_id,
-            "input_ids": list(prompt),
+            "input_ids": list(prompt.token_ids),
             "return_logprob": True,
             "sampling_params": {
                 "max_new_tokens": sampling.max_tokens,
@@ -76,11 +82,15 @@ class SglangAdapter:
                 "skip_special_tokens": False,
             },
         }
+        if prompt.pictures:
+            asked["image_data"] = prompt.addresses()
         found = await self._client.call("POST", "/generate", body=asked, seconds=seconds)
         where = f"{self._client.url}/generate"
         meta = found.get("meta_info") if isinstance(found, dict) else None
         if not isinstance(meta, dict):
             raise ServerError(f"{where}: the answer has no meta_info: {found!r:.200}")
+        if prompt.pictures and meta.get("prompt_tokens") != len(prompt.expanded):
+            raise RequestRefusedError(images_differ(where, prompt, meta.get("prompt_tokens")))
         token_ids = found.get("output_ids") or []
         pairs = meta.get("output_token_logprobs") or []
         if not all(isinstance(pair, list) and len(pair) >= 2 for pair in pairs):

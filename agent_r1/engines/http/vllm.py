@@ -4,13 +4,15 @@ A server needs `--logprobs-mode processed_logprobs`, `VLLM_SERVER_DEV_MODE=1` an
 `--enable-scale-out`; `agent-r1 serve-engine` starts it so. Log-probs are those of softmax(logits / temperature), at
 temperature 1 when greedy, as ours; with top_p or top_k they are renormalised over the kept tokens, which ours are not.
 
+Images come as `content_parts` (vLLM 0.32): the server's own processor expands the placeholder of each, and the answer
+has the ids that the model read.
+
 vLLM 0.26 does not report which weights sampled a token: its requests are aborted before an update, with the tokens they
 have, and continued after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +24,9 @@ from agent_r1.engines.http.client import (
     ServerError,
     ServerUnusableError,
     checked_answer,
+    images_differ,
 )
+from agent_r1.engines.http.images import ServerPrompt
 from agent_r1.types import SamplingParams
 
 
@@ -31,10 +35,12 @@ class VllmAdapter:
 
     name = "vllm"
     renormalises = True
+    image_families = frozenset(("smolvlm", "idefics3", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
 
-    def __init__(self, client: ServerClient, *, model: str | None = None) -> None:
+    def __init__(self, client: ServerClient, *, model: str | None = None, sees_images: bool = False) -> None:
         self._client = client
         self._model = model
+        self._sees_images = sees_images
 
     async def context_length(self, *, seconds: float) -> int | None:
         """`max_model_len` of the served model."""
@@ -57,13 +63,13 @@ class VllmAdapter:
         return None
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, seconds: float
+        self, prompt: ServerPrompt, sampling: SamplingParams, *, request_id: str, seconds: float
     ) -> Answer:
         """`ignore_eos` leaves `stop_token_ids` alone: the request ends at those, as in the local engine."""
         path = "/inference/v1/generate"
         asked: dict[str, Any] = {
             "request_id": request_id,
-            "token_ids": list(prompt),
+            "token_ids": list(prompt.token_ids),
             "sampling_params": {
                 "max_tokens": sampling.max_tokens,
                 "temperature": sampling.temperature,
@@ -78,11 +84,15 @@ class VllmAdapter:
         }
         if self._model is not None:
             asked["model"] = self._model
+        if prompt.pictures:
+            asked |= _image_fields(prompt)
         try:
             found = await self._client.call("POST", path, body=asked, seconds=seconds)
         except ServerUnusableError as error:
             raise ServerUnusableError(f"{error}; a vLLM server needs --enable-scale-out") from None
         where = f"{self._client.url}{path}"
+        if prompt.pictures:
+            _check_images(where, prompt, found)
         choices = _entries(found, "choices")
         if len(choices) != 1:
             raise ServerError(f"{where}: the answer has {len(choices)} choices: {found!r:.200}")
@@ -101,7 +111,7 @@ class VllmAdapter:
         )
 
     async def load(self, folder: str, label: str, *, keeps_requests: bool, seconds: float) -> None:
-        """The prefix cache is dropped after loading: the reload does not clear it."""
+        """Cached prefixes, and embeddings of images, are dropped after loading: the reload does not clear them."""
         mode = "keep" if keeps_requests else "abort"
         try:
             await self._post("/pause", seconds, params={"mode": mode})
@@ -113,6 +123,8 @@ class VllmAdapter:
             found = await self._post("/reset_prefix_cache", seconds, params=reset)
             if isinstance(found, dict) and found.get("success") is False:
                 raise ServerError(f"{self._client.url}/reset_prefix_cache: the prefix cache could not be dropped")
+            if self._sees_images:
+                await self._post("/reset_encoder_cache", seconds)
         except BaseException:
             with suppress(ServerError):
                 await self._post("/resume", RESUME_SECONDS)
@@ -128,6 +140,27 @@ class VllmAdapter:
             raise ServerUnusableError(f"{error}; a vLLM server needs VLLM_SERVER_DEV_MODE=1") from None
         except RequestRefusedError as error:
             raise ServerError(str(error)) from None
+
+
+def _image_fields(prompt: ServerPrompt) -> dict[str, Any]:
+    """What a request has beside the ids when there are images. The server caches what it made of one by its `uuid`."""
+    parts = [
+        {"type": "image_url", "url": address, "uuid": picture.content_hash}
+        for address, picture in zip(prompt.addresses(), prompt.pictures, strict=True)
+    ]
+    return {"content_parts": parts, "return_token_ids": True}
+
+
+def _check_images(where: str, prompt: ServerPrompt, found: Any) -> None:
+    """The model must have read what the trainer reads. A server that does not know the field ignores the images."""
+    read = found.get("prompt_token_ids") if isinstance(found, dict) else None
+    if not isinstance(read, list):
+        raise ServerUnusableError(
+            f"{where}: the server ignores images beside token ids, as vLLM before 0.32 does; use a newer one, or "
+            "engine=local"
+        )
+    if tuple(read) != prompt.expanded:
+        raise RequestRefusedError(images_differ(where, prompt, len(read)))
 
 
 def _token_of(entry: dict[str, Any]) -> Any:

@@ -35,9 +35,11 @@ class TerminalChat:
         self.session = ChatSession(agent, system=agent.system_message() if system is None else system, seed=seed)
         self._commands = Commands(self.session, console)
 
-    def run(self, *, start: Task | None = None) -> None:
-        """Chat until the input ends. `start` is a task in whose world the conversation takes place."""
+    def run(self, *, start: Task | None = None, question: str | None = None, images: Sequence[str] = ()) -> None:
+        """Chat until the input ends. `start` is a task in whose world the conversation takes place; `question`, with
+        these files of images, is asked first."""
         is_interactive = sys.stdin.isatty()
+        first = Reply(say=question, images=tuple(read_image_file(name) for name in images))
         with asyncio.Runner() as runner, _history(is_interactive):
             opened = self.session.agent.opened()
             runner.run(opened.__aenter__())
@@ -46,6 +48,10 @@ class TerminalChat:
                     runner.run(self.session.enter(start))
                 if is_interactive:
                     self._greet()
+                if question is not None:
+                    if is_interactive:
+                        self.console.print(Text(f"> {printable(question)}", style="bold"), soft_wrap=True)
+                    self._carry_out(runner, first)
                 for line in _lines(is_interactive):
                     if not self._take(runner, line):
                         break
@@ -71,15 +77,25 @@ class TerminalChat:
             reply = self._commands(line.strip()) if line.lstrip().startswith("/") else Reply(say=line)
             if reply.say is not None and not reply.images:
                 reply = replace(reply, images=self._commands.take_images())
-            if reply.leave:
-                return False
+        except AgentR1Error as error:
+            self._show_error(error)
+            return True
+        if not reply.leave:
+            self._carry_out(runner, reply)
+        return not reply.leave
+
+    def _carry_out(self, runner: asyncio.Runner, reply: Reply) -> None:
+        """Do what a command or a message asks for."""
+        try:
             if reply.reset:
                 runner.run(self.session.reset())
             if reply.run is not None or reply.say is not None:
                 self._reply(runner, reply)
         except AgentR1Error as error:
-            self.console.print(Text(printable(str(error)), style="red"), soft_wrap=True)
-        return True
+            self._show_error(error)
+
+    def _show_error(self, error: AgentR1Error) -> None:
+        self.console.print(Text(printable(str(error)), style="red"), soft_wrap=True)
 
     def _reply(self, runner: asyncio.Runner, reply: Reply) -> None:
         show = EpisodeDisplay(self.console, renderer=self.session.agent.renderer, raw=self._commands.raw)

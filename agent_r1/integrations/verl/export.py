@@ -95,7 +95,7 @@ def _rows(plan: RunPlan, folder: Path) -> dict[str, Any]:
 
 
 def verl_row(task: Task, index: int) -> dict[str, Any]:
-    """A task in verl's columns. Our own row is one text, since parquet gives a column one type."""
+    """A task of text in verl's columns. Our own row is one text, since parquet gives a column one type."""
     row = {
         "task_id": task.task_id,
         "prompt": [dict(message) for message in task.prompt],

@@ -19,17 +19,20 @@ from agent_r1.data import task_from_row
 from agent_r1.engines import Engine
 from agent_r1.errors import ConfigError, DataError, no_exit
 from agent_r1.gateway import Gateway
-from agent_r1.integrations.verl.settings import check_rewards
+from agent_r1.integrations.verl.settings import check_rewards, image_problem
 from agent_r1.registry import recipe_folder
 from agent_r1.rewards import ProcessBalance, RewardShaping
 from agent_r1.tools import ToolRunner
 from agent_r1.training import RunPlan, check_config, make_rollout, tool_policies
-from agent_r1.types import SamplingParams, Task, Trajectory
+from agent_r1.types import SamplingParams, Task, Trajectory, media_in
 
 RECIPE_VARIABLE = "AGENT_R1_VERL_RECIPE"
 """The environment variable that names the recipe of a process of verl."""
 TASK_COLUMN = "agent_r1_task"
 """The column of verl's rows that has the whole row of ours, as JSON text."""
+
+_MEDIA_COLUMNS = ("multi_modal_data", "images", "videos", "audios")
+_NO_MEDIA = "the agent loop agent_r1 carries text alone in verl: leave such rows out, or train with agent-r1 train"
 
 
 def read_recipe(path: str | Path) -> Config:
@@ -59,7 +62,10 @@ def open_recipe(config: Config) -> Iterator[None]:
 
 def task_of_row(row: Mapping[str, Any], default_agent: str = "env_loop") -> Task:
     """The task of a row that verl read: from the column that our command writes, else from verl's own columns, in which
-    `raw_prompt` has the messages and `extra_info.flow` may name a flow."""
+    `raw_prompt` has the messages and `extra_info.flow` may name a flow. Raises `DataError` for a row with images."""
+    media = [column for column in _MEDIA_COLUMNS if row.get(column) is not None and len(row[column])]
+    if media:
+        raise DataError(f"a row of verl has the column '{media[0]}'; {_NO_MEDIA}")
     given = row.get(TASK_COLUMN)
     if given is not None:
         try:
@@ -79,6 +85,9 @@ def task_of_row(row: Mapping[str, Any], default_agent: str = "env_loop") -> Task
 
 
 def _checked(row: Mapping[str, Any], task_id: str, agent: str) -> Task:
+    prompt = row.get("prompt")
+    if isinstance(prompt, list | tuple) and media_in(prompt):
+        raise DataError(f"a prompt of verl's rows has {' and '.join(media_in(prompt))} content; {_NO_MEDIA}")
     try:
         return task_from_row(row, task_id, agent)
     except ValueError as error:
@@ -103,6 +112,9 @@ class VerlRecipe:
         """The renderer of verl's tokenizer, whose chat template verl's configuration may have replaced."""
         known = self._renderers.get(id(tokenizer))
         if known is None:
+            problem = image_problem(model_path)
+            if problem is not None:
+                raise ConfigError(f"the agent loop agent_r1 cannot be used: {problem}")
             renderer = ChatRenderer(tokenizer, self.config.model.tool_format, stop_ids=generation_stop_ids(model_path))
             known = self._renderers[id(tokenizer)] = (tokenizer, renderer)
         return known[1]

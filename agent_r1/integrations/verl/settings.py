@@ -9,6 +9,7 @@ from typing import Any
 
 from agent_r1.config import AlgorithmConfig, Config
 from agent_r1.errors import ConfigError, report_problems
+from agent_r1.images import is_vision_model
 from agent_r1.integrations.verl.estimators import REFUSED
 
 AGGREGATIONS: Mapping[str, str] = {
@@ -269,8 +270,20 @@ def _rewards(config: Config, settings: VerlSettings) -> None:
         settings.problems.append("algorithm.critic.bootstrap: verl scores every episode that is cut; set false")
 
 
+def image_problem(path: str) -> str | None:
+    """Why a model cannot be trained in verl: verl's rows and servers would have to carry images for it."""
+    if not is_vision_model(path):
+        return None
+    return (
+        f"model.path={path} reads images, which the agent loop of verl does not carry for us; train it with "
+        "agent-r1 train, or use a model of text"
+    )
+
+
 def _model(config: Config, settings: VerlSettings) -> None:
     model = config.model
+    problem = image_problem(model.path)
+    settings.problems += [] if problem is None else [problem]
     settings.overrides |= {
         "actor_rollout_ref.model.path": model.path,
         "actor_rollout_ref.model.trust_remote_code": model.trust_remote_code,

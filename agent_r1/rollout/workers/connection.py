@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agent_r1.engines import Engine, MessageEngine
-from agent_r1.errors import INTERRUPTIONS, EngineLostError, EngineRequestError, described
+from agent_r1.errors import INTERRUPTIONS, AgentR1Error, EngineLostError, EngineRequestError, described
+from agent_r1.images import ImageProcessor, Picture
 from agent_r1.rollout.workers.cluster import WorkerHandle
 from agent_r1.rollout.workers.messages import EngineAnswer, EngineRequest, ToWorker
 
@@ -14,9 +15,17 @@ from agent_r1.rollout.workers.messages import EngineAnswer, EngineRequest, ToWor
 class Connection:
     """All messages of one round of the event loop travel as one batch."""
 
-    def __init__(self, handle: WorkerHandle, engine: Engine, on_engine_lost: Callable[[EngineLostError], None]) -> None:
+    def __init__(
+        self,
+        handle: WorkerHandle,
+        engine: Engine,
+        on_engine_lost: Callable[[EngineLostError], None],
+        processor: ImageProcessor | None = None,
+    ) -> None:
+        """`processor` is the model's own, for one that reads images."""
         self._handle = handle
         self._engine = engine
+        self._processor = processor
         self._on_engine_lost = on_engine_lost
         self._outbox: list[ToWorker] = []
         self._num_batches = 0
@@ -36,8 +45,19 @@ class Connection:
             self._num_batches += 1
 
     def request(self, request: EngineRequest) -> None:
-        """Let the engine answer a request."""
+        """Let the engine answer a request. Its pictures are known from now on: later requests come without them."""
+        try:
+            self.take_pictures(request.pictures)
+        except AgentR1Error as error:
+            self.send(EngineAnswer(number=request.number, error=described(error), is_refusal=True))
+            return
         self._requests[request.number] = asyncio.create_task(self._answer(request))
+
+    def take_pictures(self, pictures: Sequence[Picture]) -> None:
+        """Make pictures of the worker's prompts known in this process."""
+        if self._processor is not None:
+            for picture in pictures:
+                self._processor.encode(picture)
 
     def cancel_request(self, number: int) -> None:
         """The episode no longer waits for the answer: the engine drops the request."""
@@ -65,8 +85,16 @@ class Connection:
 
     async def _ask(self, request: EngineRequest) -> EngineAnswer:
         if request.observation is None:
+            await self._prepare(request)
             completion = await self._engine.generate(request.prompt_ids, request.sampling)
             return EngineAnswer(number=request.number, completion=completion)
         assert isinstance(self._engine, MessageEngine)
         completion, action = await self._engine.chat(request.observation, request.sampling)
         return EngineAnswer(number=request.number, completion=completion, action=action)
+
+    async def _prepare(self, request: EngineRequest) -> None:
+        """Make what the model takes of new pictures in threads, and not on the event loop."""
+        if self._processor is not None:
+            for picture in request.pictures:
+                if not self._processor.is_prepared(picture):
+                    await asyncio.to_thread(self._processor.prepare, picture)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent_r1.images import Picture
 from agent_r1.rollout.group_plans import Member
-from agent_r1.types import Action, Completion, Observation, SamplingParams, Task, TokenIds
+from agent_r1.types import Action, Completion, Observation, SamplingParams, Task, TokenIds, quickly_pickled
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartRollout:
     """Roll out one member of a group, with its retries."""
@@ -31,6 +33,7 @@ class CancelRollout:
     number: int
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineAnswer:
     """The engine's answer to a request: a completion, or why there is none."""
@@ -52,6 +55,7 @@ class ClockChanged:
     is_stopped: bool
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineRequest:
     """One completion that an episode asks for: token ids, or for an engine behind a chat API an observation."""
@@ -59,6 +63,8 @@ class EngineRequest:
     number: int
     sampling: SamplingParams
     prompt_ids: TokenIds = ()
+    pictures: tuple[Picture, ...] = ()
+    """The images of the prompt that this worker has not sent yet, or not for long."""
     observation: Observation | None = None
 
 
@@ -69,6 +75,7 @@ class CancelRequest:
     number: int
 
 
+@quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutFinished:
     """The trajectory of a rollout, valid or failed."""
@@ -76,6 +83,8 @@ class RolloutFinished:
     number: int
     trajectory: bytes
     """Pickled once, where it was made."""
+    pictures: tuple[Picture, ...] = ()
+    """Images of the prompt after a truncated episode, from whose value a critic bootstraps: no request had them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,16 +1,25 @@
-"""`ProxyEngine`: the engine of a worker's episodes. It asks the driver, which has the real one."""
+"""`ProxyEngine`: the engine of a worker's episodes. It asks the driver, which has the real one.
+
+Ids of image tokens mean something only where the image is known, so its picture travels with the first prompt that has
+it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from agent_r1.engines import MessageEngine
 from agent_r1.errors import EngineError, EngineRequestError
+from agent_r1.images import Picture, has_image_ids, image_store
 from agent_r1.rollout.workers.messages import CancelRequest, EngineAnswer, EngineRequest
 from agent_r1.types import Action, Completion, Observation, SamplingParams
+
+MAX_SENT_BYTES = 256 * 2**20
+"""A picture is sent again when this many bytes of others were sent or used since: the driver forgets much later."""
 
 
 class ProxyEngine:
@@ -22,6 +31,7 @@ class ProxyEngine:
         self._policy_version = 0
         self._num_requests = 0
         self._open: dict[int, asyncio.Future[EngineAnswer]] = {}
+        self._sent = SentPictures()
 
     @property
     def policy_version(self) -> int:
@@ -45,9 +55,14 @@ class ProxyEngine:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion with the real engine."""
-        answer = await self._ask(prompt_ids=tuple(prompt_ids), sampling=sampling)
+        pictures = self.new_pictures(prompt_ids)
+        answer = await self._ask(prompt_ids=tuple(prompt_ids), pictures=pictures, sampling=sampling)
         assert answer.completion is not None
         return answer.completion
+
+    def new_pictures(self, prompt_ids: Sequence[int]) -> tuple[Picture, ...]:
+        """The images of a prompt that the driver does not have, and that are now sent with it."""
+        return self._sent.new_in(prompt_ids)
 
     async def _ask(self, **request: Any) -> EngineAnswer:
         number = self._num_requests = self._num_requests + 1
@@ -84,6 +99,31 @@ class ProxyEngine:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+class SentPictures:
+    """What the driver has of the pictures of this process."""
+
+    def __init__(self, max_bytes: int = MAX_SENT_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._num_bytes = 0
+
+    def new_in(self, prompt_ids: Sequence[int]) -> tuple[Picture, ...]:
+        """The pictures of a prompt that have to be sent with it."""
+        if not has_image_ids(prompt_ids):
+            return ()
+        store, new = image_store(), list[Picture]()
+        for image in {span.image.key: span.image for span in store.spans(prompt_ids)}.values():
+            if image.key in self._sizes:
+                self._sizes.move_to_end(image.key)
+                continue
+            new.append(store.picture(image))
+            self._sizes[image.key] = len(new[-1].png())
+            self._num_bytes += self._sizes[image.key]
+        while self._num_bytes > self._max_bytes:
+            self._num_bytes -= self._sizes.popitem(last=False)[1]
+        return tuple(new)
 
 
 class MessageProxyEngine(ProxyEngine, MessageEngine):

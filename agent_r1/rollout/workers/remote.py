@@ -199,7 +199,7 @@ class RemoteRollout(Rollout):
         if isinstance(info, StartFailure):
             self._fail(WorkersError(f"a rollout worker cannot start: {info.error}"))
             return False
-        connection = self._connections[worker] = Connection(handle, self.engine, self._fail)
+        connection = self._connections[worker] = Connection(handle, self.engine, self._fail, self.renderer.processor)
         if self._clock_is_stopped:
             connection.send(ClockChanged(is_stopped=True))
         self._book.add_worker(worker)
@@ -235,6 +235,8 @@ class RemoteRollout(Rollout):
                 case CancelRequest():
                     connection.cancel_request(message.number)
                 case RolloutFinished() | RolloutRaised():
+                    if isinstance(message, RolloutFinished):
+                        connection.take_pictures(message.pictures)
                     if self._book.finish(worker, message.number):
                         has_finished = True
                         self._resolve(message)

@@ -185,7 +185,9 @@ class RolloutWorker:
         except BaseException as error:  # noqa: BLE001 - the driver raises it
             self._send(RolloutRaised(number=start.number, error=described(error)))
         else:
-            self._send(RolloutFinished(number=start.number, trajectory=pickled))
+            assert self._engine is not None
+            pictures = self._engine.new_pictures(trajectory.next_prompt_ids or ())
+            self._send(RolloutFinished(number=start.number, trajectory=pickled, pictures=pictures))
 
 
 def _pickled(trajectory: Trajectory) -> bytes:

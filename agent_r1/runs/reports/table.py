@@ -6,21 +6,27 @@ from collections.abc import Sequence
 
 from agent_r1.errors import DataError
 from agent_r1.metric_names import eval_metric
+from agent_r1.runs.evaluations import Settings
 from agent_r1.runs.read import RunRecord
 from agent_r1.runs.reports.paired import Gain, paired_gain
 
-_HEADER = ["run", "model", "algorithm", "seed", "steps", "minutes", "peak GPU GB"]
+_SETTINGS_TITLE = "evaluated with"
+_TEXT_TITLES = ("run", _SETTINGS_TITLE, "model", "algorithm")
+_HEADER = [*_TEXT_TITLES, "seed", "steps", "minutes", "peak GPU GB"]
 _NOTHING = "-"
+_MAX_CHARS = 80
 
 
 def table_rows(runs: Sequence[RunRecord], *, split: str | None = None, pool: bool = False) -> list[list[str]]:
     """The header and one row per run, or with `pool` one per model and algorithm, over all seeds.
 
+    A run that was also evaluated with other settings has one more row for each; the column `evaluated with` names them.
     Each data source has a column of tasks solved greedily, `0.305 -> 0.992`, and one with the gain where runs recorded
     each task: `+0.687 (+0.620 to +0.750), p < 0.001`. Without a `split` it is `test` where all runs were evaluated on
     it, otherwise what runs log, which is `validation`.
     """
     split = split or ("test" if runs and all("test" in run.splits for run in runs) else "validation")
+    runs = [row for run in runs for row in (run, *_evaluated_otherwise(run, split))]
     sources = _sources(runs, split)
     rows = [[*_HEADER, *(title for source in sources for title in (_title(runs, split, source), _GAIN_TITLE))]]
     for members in _pooled(runs) if pool else [[run] for run in runs]:
@@ -29,7 +35,7 @@ def table_rows(runs: Sequence[RunRecord], *, split: str | None = None, pool: boo
     empty = {
         column
         for column, title in enumerate(rows[0])
-        if title == _GAIN_TITLE and all(row[column] == _NOTHING for row in rows[1:])
+        if title in (_GAIN_TITLE, _SETTINGS_TITLE) and all(row[column] == _NOTHING for row in rows[1:])
     }
     return [[cell for column, cell in enumerate(row) if column not in empty] for row in rows]
 
@@ -37,7 +43,7 @@ def table_rows(runs: Sequence[RunRecord], *, split: str | None = None, pool: boo
 def markdown_table(runs: Sequence[RunRecord], *, split: str | None = None, pool: bool = False) -> str:
     """The table as markdown, figures aligned to the right."""
     header, *rows = table_rows(runs, split=split, pool=pool)
-    alignment = ["---"] * 3 + ["---:"] * (len(header) - 3)
+    alignment = ["---" if title in _TEXT_TITLES else "---:" for title in header]
     lines = [header, alignment, *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
@@ -55,11 +61,17 @@ def describe_gain(gain: Gain) -> str:
     return f"{gain.gain:+.3f} ({gain.low:+.3f} to {gain.high:+.3f}), {p_value}"
 
 
+def _evaluated_otherwise(run: RunRecord, split: str) -> list[RunRecord]:
+    """The run once per other settings with which it was evaluated on a split."""
+    return [run.evaluated_with(settings) for settings, splits in run.changed.items() if split in splits]
+
+
 def _pooled(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Runs that differ in nothing but their seed, in the order in which the first of each comes."""
-    groups: dict[tuple[str, str, str], list[RunRecord]] = {}
+    """Runs that differ in nothing but their seed, in the order in which the first of each comes. Evaluations with
+    different settings are not pooled."""
+    groups: dict[tuple[str, str, str, Settings], list[RunRecord]] = {}
     for run in runs:
-        groups.setdefault((run.model, run.algorithm, run.steps), []).append(run)
+        groups.setdefault((run.model, run.algorithm, run.steps, run.settings), []).append(run)
     for members in groups.values():
         seeds = [_seed(run) for run in members]
         if len(set(seeds)) < len(seeds):
@@ -76,6 +88,7 @@ def _description(members: Sequence[RunRecord]) -> list[str]:
     peaks = [run.peak_gpu_gb for run in members if run.peak_gpu_gb is not None]
     return [
         ", ".join(run.label for run in members),
+        ", ".join(map(_shortened, first.settings)) or _NOTHING,
         first.model,
         first.algorithm,
         ", ".join(map(_seed, members)),
@@ -83,6 +96,10 @@ def _description(members: Sequence[RunRecord]) -> list[str]:
         f"{sum(run.minutes for run in members) / len(members):.1f}",
         f"{max(peaks):.1f}" if peaks else _NOTHING,
     ]
+
+
+def _shortened(setting: str) -> str:
+    return setting if len(setting) <= _MAX_CHARS else f"{setting[:_MAX_CHARS]}..."
 
 
 def _seed(run: RunRecord) -> str:

@@ -107,7 +107,7 @@ def replay_run(
     config = folder.read_config()
     changed = load_config(config, _checked(overrides))
     if model is not None and not train:
-        raise ConfigError("a model is needed for an update only; give --train as well, or leave --model out")
+        raise ConfigError("a model is needed for an update only: give --train (train=True) as well, or leave it out")
     with no_exit("the code of the recipe"), recipe_folder(None if config.recipe is None else Path(config.recipe)):
         algorithm, _ = _parts(config, with_reward=False)
         new_algorithm, reward = _parts(changed)

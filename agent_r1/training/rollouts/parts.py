@@ -18,6 +18,7 @@ def rollout_parts(config: Config, reward: RewardFunction, tools: ToolRunner, gat
     limits = RolloutLimits(
         max_steps=config.rollout.max_steps,
         max_images=config.rollout.max_images,
+        max_episode_images=config.rollout.max_episode_images,
         concurrency=config.rollout.concurrency,
         deadline_seconds=config.rollout.deadline_seconds,
         retries=config.rollout.retries,

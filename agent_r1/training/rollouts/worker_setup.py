@@ -18,15 +18,13 @@ from typing import Any
 from agent_r1.chat import (
     ChatRenderer,
     Tokenizer,
-    generation_stop_ids,
-    load_tokenizer,
     portable_tokenizer,
     server_renderer,
 )
 from agent_r1.config import Config
 from agent_r1.engines import Engine, MessageEngine
 from agent_r1.envs import AgentEnv
-from agent_r1.errors import ConfigError, UnsupportedMediaError
+from agent_r1.errors import ConfigError
 from agent_r1.gateway import Gateway
 from agent_r1.registry import Registry, find_module, open_recipe_copy, open_recipe_package, recipe_folder
 from agent_r1.rewards import find_reward, reward_functions
@@ -34,6 +32,7 @@ from agent_r1.rollout import Rollout
 from agent_r1.rollout.workers import ProxyEngine, RemoteRollout, make_cluster, recipe_copy
 from agent_r1.tools import BaseTool, ToolRunner
 from agent_r1.tools.builtin import declare_servers, make_server
+from agent_r1.training.model_check import renderer_of
 from agent_r1.training.plan import RunPlan, distinct_setups, first_observation, tool_policies
 from agent_r1.training.rollouts.parts import rollout_parts
 from agent_r1.types import TokenIds
@@ -100,10 +99,7 @@ class RolloutSetup:
             return server_renderer()
         if self.tokenizer is not None:
             return ChatRenderer(self.tokenizer, config.model.tool_format, stop_ids=self.stop_ids)
-        # Without an image processor: what workers encode, the engine in another process would not know.
-        model = config.model
-        tokenizer = load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
-        return ChatRenderer(tokenizer, model.tool_format, stop_ids=generation_stop_ids(model.path))
+        return renderer_of(config.model)
 
     def _register_given(self) -> None:
         try:
@@ -171,12 +167,11 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _tokenizer_to_send(plan: RunPlan, renderer: ChatRenderer) -> Tokenizer | None:
-    """The tokenizer without `transformers`, if it writes the first prompts of some tasks in the same way."""
+    """The tokenizer without `transformers`, if it writes the first prompts of some tasks in the same way; None for a
+    model that reads images, whose processor is in `transformers`."""
+    if renderer.sees_images:
+        return None
     shown = distinct_setups([*plan.train_tasks, *plan.eval_tasks])[:_MAX_COMPARED]
     shown += plan.train_tasks[: _MAX_COMPARED - len(shown)]
     observations = [first_observation(plan, task) for task in shown]
-    try:
-        return portable_tokenizer(renderer, plan.config.model.tool_format, observations)
-    except UnsupportedMediaError as error:
-        chosen = f"rollout.workers={plan.config.rollout.workers}"
-        raise ConfigError(f"{chosen} carries no images yet; use rollout.workers=local") from error
+    return portable_tokenizer(renderer, plan.config.model.tool_format, observations)

@@ -659,7 +659,7 @@ def test_examples_of_the_page_are_calls(name: str) -> None:
 
 
 def test_ones_own_format_of_the_page_works() -> None:
-    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    [code] = re.findall(r"```python\n(.*?)```", PAGE.partition("## Your own format")[2], re.DOTALL)
     # The name would stay in the registry for every later test.
     own: dict[str, Any] = {"__name__": "own_format"}
     exec(code.replace('@tool_formats.register("bang")\n', ""), own)

@@ -14,7 +14,7 @@ from agent_r1.registry import recipe_folder
 from agent_r1.training import check_model, make_plan
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tool_formats.md").read_text()
-[CODE] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+[CODE] = re.findall(r"```python\n(.*?)```", PAGE.partition("## Your own format")[2], re.DOTALL)
 BASE = """
 defaults: [agent_r1, {algorithm: grpo}, _self_]
 imports: [bang_format]

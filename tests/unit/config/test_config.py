@@ -14,6 +14,8 @@ from agent_r1.config import (
     Config,
     algorithm_name,
     algorithm_schema,
+    changed_settings,
+    data_schema,
     from_yaml,
     known_keys,
     load_config,
@@ -362,7 +364,7 @@ def test_arguments_left_over_from_another_part_are_refused() -> None:
 
 
 def schema_classes() -> list[ast.ClassDef]:
-    files = [Path(str(module.__file__)) for module in (schema, algorithm_schema, model_schema)]
+    files = [Path(str(module.__file__)) for module in (schema, algorithm_schema, data_schema, model_schema)]
     return [node for file in files for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
 
 
@@ -400,16 +402,24 @@ def test_there_are_no_more_than_ninety_keys_to_tune() -> None:
         *(key for key in known_keys() if key.startswith(("rollout.workers", "trainer.sharding."))),
         *(key for key in known_keys() if key.startswith("engine.servers.")),  # and servers of your own
     }
-    images = ("model.max_image_tokens", "model.max_image_pixels", "rollout.max_images")
+    images = ("model.max_image_tokens", "model.max_image_pixels", "rollout.max_images", "rollout.max_episode_images")
     of_models_that_see = {"model.train_vision", *images}
     which_rows = {"data.test", "eval.split"}  # set by recipes and by `agent-r1 eval --split`
-    of_a_curriculum = {key for key in known_keys() if key.startswith("data.curriculum.")}  # which most runs do without
+    which_tasks = {key for key in known_keys() if key.startswith(("data.curriculum.", "data.revisit."))}  # mostly unset
     others = (
         {*known_keys()}
-        - of_a_curriculum
+        - which_tasks
         - written_by_load_config
         - seams_for_code_of_your_own
         - of_models_that_see
         - which_rows
     )
     assert len(others) <= 90
+
+
+def test_changed_settings_are_the_overrides_that_make_one_configuration_of_another() -> None:
+    old = load_config(None, ["model.path=m", "+env.size=4"])
+    new = load_config(old, ["rollout.max_steps=3", "~env.size", "+env.kinds=[a, b]", "eval.max_tasks=null"])
+    assert changed_settings(old, new) == ["env.kinds=['a','b']", "rollout.max_steps=3", "~env.size"]
+    assert load_config(old, changed_settings(old, new)[1:]).rollout.max_steps == 3
+    assert changed_settings(old, old) == []

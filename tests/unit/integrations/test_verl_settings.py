@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -15,7 +16,7 @@ from agent_r1.config import Config, from_yaml, load_config, presets
 from agent_r1.data import load_tasks, read_rows, write_rows
 from agent_r1.errors import ConfigError, DataError
 from agent_r1.integrations.verl.export import hydra_overrides, launch_script, verl_row
-from agent_r1.integrations.verl.recipe import TASK_COLUMN, open_recipe, read_recipe, task_of_row
+from agent_r1.integrations.verl.recipe import TASK_COLUMN, VerlRecipe, open_recipe, read_recipe, task_of_row
 from agent_r1.integrations.verl.settings import ACTOR, ROLLOUT, VerlSettings, verl_settings
 from agent_r1.types import Task
 from tests.helpers.forks import run_python
@@ -91,6 +92,15 @@ def test_a_kl_penalty_in_the_reward_needs_verls_own_estimator() -> None:
 def test_what_verl_cannot_carry_is_refused_with_what_to_use_instead(override: str, says: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s)verl cannot carry this recipe:.*{says}"):
         settings_of(override)
+
+
+def test_a_model_that_reads_images_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
+    with pytest.raises(ConfigError, match=f"model.path={tmp_path} reads images, which the agent loop of verl does not"):
+        settings_of(f"model.path={tmp_path}")
+    recipe = VerlRecipe(load_config(None, ["model.path=given"]))
+    with pytest.raises(ConfigError, match=r"the agent loop agent_r1 cannot be used: model\.path=.* reads images"):
+        recipe.renderer(object(), str(tmp_path))
 
 
 def test_all_problems_are_one_error() -> None:
@@ -169,6 +179,9 @@ def test_rows_that_were_written_for_verl_are_read_by_their_columns() -> None:
     assert task.env_kwargs == {"prices": {"tea": 4}}
 
 
+IMAGE_PROMPT = [{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]}]
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -178,6 +191,9 @@ def test_rows_that_were_written_for_verl_are_read_by_their_columns() -> None:
         ({TASK_COLUMN: 5}, "must hold JSON text, found 5"),
         ({TASK_COLUMN: "[]"}, "must hold JSON text"),
         ({TASK_COLUMN: '{"prompt": 3}'}, "'prompt' must be text or a list"),
+        ({"raw_prompt": IMAGE_PROMPT}, "a prompt of verl's rows has image content; .* carries text alone in verl"),
+        ({TASK_COLUMN: json.dumps({"prompt": IMAGE_PROMPT})}, "image content; .* carries text alone in verl"),
+        ({"multi_modal_data": {"image": [b"PNG"]}, "raw_prompt": "hi"}, "the column 'multi_modal_data'; .* text alone"),
     ],
 )
 def test_a_row_that_is_no_task_is_one_clear_error(row: dict[str, Any], says: str) -> None:

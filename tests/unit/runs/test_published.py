@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,16 @@ def test_figures_of_the_older_protocol_are_marked_as_such() -> None:
     assert found
     assert "Settings were chosen on the held-out rows" in older
     assert "| PPO, 40 steps | **59.6**" in older
+
+
+def test_only_evaluations_with_the_settings_of_the_run_are_published(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "grpo", after=[1, 1, 1, 1])
+    changed = replace(evaluation([0, 0, 0, 0]), settings=("rollout.max_steps=8",))
+    for stage in ("before", "after"):
+        write_evaluation(RunFolder(folder).evaluation("test", stage, changed.settings), changed)
+    [run] = read_runs([folder])
+    assert publish_run(run).after["solved"] == [1, 1, 1, 1]
+    assert run.evaluated_with(changed.settings).splits["test"][1].solved == [0, 0, 0, 0]
 
 
 def test_a_run_without_test_rows_is_not_published(tmp_path: Path) -> None:

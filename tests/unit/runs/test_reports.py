@@ -19,7 +19,17 @@ from agent_r1.config import AlgorithmConfig, algorithm_name, load_config, to_yam
 from agent_r1.config.compose import presets
 from agent_r1.errors import DataError, MissingExtraError
 from agent_r1.metric_names import SFT_LOSS
-from agent_r1.runs import DEFAULT_KEYS, draw_curves, markdown_table, read_runs, save_figure, table_rows
+from agent_r1.runs import (
+    DEFAULT_KEYS,
+    EvaluationRecord,
+    RunFolder,
+    draw_curves,
+    markdown_table,
+    read_runs,
+    save_figure,
+    table_rows,
+    write_evaluation,
+)
 from agent_r1.runs.folder import base_model
 from agent_r1.runs.reports.plot import curve
 from tests.helpers import commands
@@ -222,6 +232,57 @@ def test_a_run_of_an_earlier_schema_can_be_read(tmp_path: Path) -> None:
     (folder / "config.yaml").write_text("model: {path: old}\ntrainer: {seed: 1}\noptimizer: {betas: [0.9]}\n")
     [run] = read_runs([folder])
     assert (run.model, run.algorithm, run.setting("trainer.seed")) == ("old", "?", 1)
+
+
+def evaluated(folder: Path, before: float, after: float, *settings: str) -> None:
+    """Record an evaluation on one test task before and after training."""
+    for stage, solved in (("before", before), ("after", after)):
+        record = EvaluationRecord(
+            split="test",
+            model="m",
+            step=0,
+            tasks=["a"],
+            sources=["shop"],
+            solved=[solved],
+            metrics={"eval/shop/greedy": solved},
+            intervals={},
+            settings=settings,
+        )
+        write_evaluation(RunFolder(folder).evaluation("test", stage, settings), record)
+
+
+@pytest.mark.whole
+def test_evaluations_with_other_settings_are_rows_of_their_own_that_name_them(tmp_path: Path) -> None:
+    done = {"steps": 2, "algorithm": "grpo", "base_model": "m"}
+    folders = [write_run(tmp_path / name, overrides=(f"trainer.seed={name}",), summary=done) for name in "12"]
+    for run in folders:
+        evaluated(run, 0.0, 1.0)
+        evaluated(run, 0.0, 0.5, "rollout.max_steps=8")
+    evaluated(folders[1], 1.0, 1.0, f"env.note={'x' * 100}")
+    runs = read_runs(folders)
+    header, *rows = table_rows(runs)
+    chosen = [header.index("run"), header.index("evaluated with"), header.index("shop, test, before -> after")]
+    assert [[row[column] for column in chosen] for row in rows] == [
+        ["1", "-", "0.000 -> 1.000"],
+        ["1", "rollout.max_steps=8", "0.000 -> 0.500"],
+        ["2", "-", "0.000 -> 1.000"],
+        ["2", f"env.note={'x' * 71}...", "1.000 -> 1.000"],
+        ["2", "rollout.max_steps=8", "0.000 -> 0.500"],
+    ]
+    pooled = table_rows(runs, pool=True)[1:]
+    assert [row[0] for row in pooled] == ["1, 2", "1, 2", "2"]  # never a figure over two settings
+    assert "evaluated with" not in table_rows(runs, split="validation")[0]
+    assert markdown_table(runs).splitlines()[1].startswith("| --- | --- | --- | --- | ---: |")
+
+
+def test_a_pair_of_evaluations_made_with_different_settings_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    evaluated(run, 0.0, 1.0, "rollout.max_steps=8")
+    evaluated(run, 0.0, 1.0)
+    other = RunFolder(run).evaluation("test", "after", ["rollout.max_steps=8"])
+    other.replace(RunFolder(run).evaluation("test", "after"))
+    with pytest.raises(DataError, match=r"test_before\.json and test_after\.json are not of the same split"):
+        read_runs([run])
 
 
 def test_the_table_as_markdown(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import agent_r1
 from agent_r1.cli import app
 from agent_r1.console import RunConsole
 from agent_r1.errors import AgentR1Error, ConfigError, DataError
@@ -96,12 +97,34 @@ def test_the_same_reward_gives_the_recorded_rewards_and_advantages_exactly(recor
 
 
 @pytest.mark.whole
-def test_a_replay_works_in_a_running_event_loop_as_in_a_notebook(recorded: Path) -> None:
-    async def cell() -> Any:
-        return replay(recorded)
+def test_python_replays_rewards_given_as_objects_also_in_a_notebook(recorded: Path, capsys: Any) -> None:
+    async def cell() -> Replay:  # where an event loop is running
+        rewards = {"variety": score_variety, "contrary": (lambda task, episode: -score_variety(task, episode), 2.0)}
+        return agent_r1.replay(str(recorded), reward=rewards, steps=[2])
 
-    found = asyncio.run(cell()).reproduced
-    assert (found.differing, found.differing_steps) == (0, 0)
+    found = asyncio.run(cell())
+    assert (found.steps, found.trajectories) == ((2,), 8)
+    assert found.outcome.rank_correlation == pytest.approx(-1.0)
+    assert found.outcome.after == pytest.approx(-found.outcome.before)  # 1 of the one, and 2 of its opposite
+    assert "8 trajectories of step 2" in capsys.readouterr().out
+    assert agent_r1.replay(recorded, quiet=True).reproduced == replay(recorded).reproduced
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"steps": 1}, r"steps must be a list of numbers of training steps, such as \[1, 20\], found 1"),
+        ({"steps": "12"}, "found '12'"),
+        ({"steps": ["1"]}, "found .'1'."),
+        ({"reward": 5}, "reward must be a function, its name, a list or a mapping of them, found 5"),
+        ({"overrides": {"rollout.temperature": 0.5}}, "rollout.temperature=0.5: a replay does not roll out"),
+        ({"model": "other"}, r"give --train \(train=True\) as well"),
+    ],
+)
+def test_arguments_of_a_replay_are_refused_in_words(recorded: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        agent_r1.replay(recorded, quiet=True, **arguments)
 
 
 @pytest.mark.whole

@@ -1,0 +1,20 @@
+"""The plan of a run: configuration, names, data and prompt lengths, checked before a model is loaded.
+
+Nothing here writes files or loads weights. All problems are reported together.
+"""
+
+from agent_r1.training.plan.configuration import check_config, check_trainable, lacks_data
+from agent_r1.training.plan.plan import RunPlan, first_observation, make_plan
+from agent_r1.training.plan.tools import distinct_setups, tool_policies, tools_in_use
+
+__all__ = [
+    "RunPlan",
+    "check_config",
+    "check_trainable",
+    "distinct_setups",
+    "first_observation",
+    "lacks_data",
+    "make_plan",
+    "tool_policies",
+    "tools_in_use",
+]
