@@ -338,5 +338,5 @@ def test_the_smoke_study_trains_a_tiny_model_and_leaves_results_alone(
     assert run.key == ("hotpotqa", "revisit", 0)
     assert len(run.solved) == len(start.tasks) == 3
     assert run.curves["reward/outcome"]
-    assert run.seconds > 60 * run.minutes > 0
+    assert run.seconds > 60 * run.minutes >= 0
     assert not (tmp_path / "tiny" / "hotpotqa" / "revisit_0").exists()

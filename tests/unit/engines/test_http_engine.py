@@ -499,7 +499,7 @@ def test_later_turns_go_to_the_server_that_has_the_earlier_ones(
             ask = server.ask
 
             async def noted(prompt: Any, sampling: Any, ask: Any = ask, number: int = number) -> Any:
-                seen.append((prompt[0], number))
+                seen.append((prompt.token_ids[0], number))
                 return await ask(prompt, sampling)
 
             server.ask = noted

@@ -321,7 +321,7 @@ def edit(run: Path, change: Any) -> None:
         (as_it_is, ["rollout.temperature=2"], {}, "rollout.temperature=2: a replay does not roll out"),
         (as_it_is, ["reward.function=nothing"], {}, "nothing"),
         (as_it_is, ["data.train=[gone.jsonl]"], {}, r"rows that the run trained on are not there \(gone.jsonl\)"),
-        (as_it_is, [], {"model": "somewhere"}, "give --train as well"),
+        (as_it_is, [], {"model": "somewhere"}, r"give --train \(train=True\) as well"),
         (as_it_is, [], {"train": True, "model": "/no/such/folder"}, "/no/such/folder does not exist"),
         (without_checkpoints, [], {"train": True, "steps": [2]}, "weights that sampled step 2 of .* are not kept"),
         (with_other_tokens, [], {"train": True}, "do not spell its text"),
