@@ -49,10 +49,9 @@ test-integration: $(SETUP)
 test-whole: $(SETUP)
 	$(PYTEST) -m "whole and not slow"
 
-# `make test` and `make test-whole` at once, which saves collecting the tests twice. Many of the latter wait for processes,
-# servers and browsers: a third worker uses two cores better.
+# `make test` and `make test-whole` at once, which saves collecting the tests twice.
 test-all: lint
-	$(PYTEST) -n 3 -m "not slow" --durations=60
+	$(PYTEST) -m "not slow" --durations=60
 
 test-ranks: $(SETUP)
 	$(BIN)/python -m pytest -m slow tests/integration/test_ranks_learn.py tests/integration/test_sharded_learner.py tests/integration/test_torchrun.py

@@ -1,4 +1,4 @@
-"""Fixtures: a real tokenizer with a tool template and a real, tiny model, made once a session.
+"""Fixtures: a real tokenizer with a tool template and a real, tiny model, made once per session.
 
 Torch and transformers are imported by the processes that run tests. The first process of pytest-xdist runs none, and
 starts the others once it has read this file.

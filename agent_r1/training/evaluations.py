@@ -22,7 +22,8 @@ from agent_r1.types import SamplingParams, Task, Trajectory
 
 _EVALUABLE = (
     *("eval.samples", "eval.temperature", "eval.max_tasks"),
-    *("rollout.max_steps", "rollout.max_tokens", "rollout.context_length", "rollout.max_images"),
+    *("rollout.max_steps", "rollout.max_tokens", "rollout.context_length"),
+    *("rollout.max_images", "rollout.max_episode_images"),
     *("rollout.concurrency", "rollout.deadline_seconds", "rollout.retries"),
     *("rollout.workers", "rollout.processes.*", "rollout.ray.*"),
     *("env.*", "tools.*", "engine.*", "trainer.device"),

@@ -25,7 +25,7 @@ from benchmarks.claims.study.results import Start, Trained
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 30.0
 """How long interrupted processes may take to end by themselves."""
-_RATHER_THAN_CURVES = {"time/step", "loss/sft"}
+_WITHOUT_CURVES = {"time/step", "loss/sft"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ class Place:
             curves={
                 key: [[line["step"], _short(line[key])] for line in record.lines if key in line]
                 for key in DEFAULT_KEYS
-                if key in record.metric_names and key not in _RATHER_THAN_CURVES
+                if key in record.metric_names and key not in _WITHOUT_CURVES
             },
             seconds=round(seconds, 1),
             minutes=round(record.minutes, 2),
