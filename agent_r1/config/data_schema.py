@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Optional
 
-from agent_r1.constraints import Count, Fraction, PathText
+from agent_r1.constraints import Count, Fraction, NotNegative, PathText
 
 
 @dataclass
@@ -48,6 +48,8 @@ class DataConfig:
     """`module:function` that makes the recipe's own data files when they are missing; called with the configuration."""
     agent_name: str = "env_loop"
     """The flow for rows that do not name one."""
+    shares: dict[str, NotNegative] = field(default_factory=dict)
+    """Weight of each `data_source` of the training rows: {wiki: 1, news: 3}; empty: sources come as often as rows."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     """A curriculum over the training rows."""
     revisit: RevisitConfig = field(default_factory=RevisitConfig)

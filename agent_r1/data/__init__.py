@@ -6,6 +6,7 @@ from agent_r1.data.downloads import DATA_VARIABLE, find_files, locate, read_raw
 from agent_r1.data.given_rows import Rows, row_files
 from agent_r1.data.revisit import RevisitingSampler
 from agent_r1.data.sampler import TaskSampler
+from agent_r1.data.shares import MixingSampler
 from agent_r1.data.splits import hold_out
 from agent_r1.data.tasks import load_tasks, read_rows, task_from_row, write_rows
 
@@ -13,6 +14,7 @@ __all__ = [
     "DATA_VARIABLE",
     "Curriculum",
     "DemonstrationRow",
+    "MixingSampler",
     "RevisitingSampler",
     "Rows",
     "TaskSampler",

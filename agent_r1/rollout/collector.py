@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.config import Config
-from agent_r1.data import Curriculum, RevisitingSampler, TaskSampler
+from agent_r1.data import Curriculum, MixingSampler, RevisitingSampler, TaskSampler
 from agent_r1.errors import ConfigError
 from agent_r1.metric_names import GROUPS_WITH_SPREAD
 from agent_r1.rewards import RewardShaping, returns_differ
@@ -28,14 +28,20 @@ class Collected:
 
 
 def make_sampler(config: Config, tasks: Sequence[Task]) -> TaskSampler:
-    """The order of the training tasks; `ConfigError` for rows or keys that do not fit `data.curriculum` and
-    `data.revisit`."""
+    """The order of the training tasks; `ConfigError` for rows or keys that do not fit `data.curriculum`,
+    `data.revisit` and `data.shares`."""
     size, seed, levels = config.rollout.groups_per_step, config.trainer.seed, config.data.curriculum
-    again = config.data.revisit
-    if levels.enabled and again.share:
-        raise ConfigError(
-            f"data.curriculum.enabled=true and data.revisit.share={again.share:g} both choose the tasks; leave one out"
-        )
+    again, shares = config.data.revisit, config.data.shares
+    chosen = {
+        "data.curriculum.enabled=true": levels.enabled,
+        f"data.revisit.share={again.share:g}": again.share > 0,
+        "data.shares": bool(shares),
+    }
+    if sum(chosen.values()) > 1:
+        both = " and ".join(name for name, is_set in chosen.items() if is_set)
+        raise ConfigError(f"{both} both choose the tasks; leave one out")
+    if shares:
+        return MixingSampler(tasks, batch_size=size, seed=seed, shares=shares)
     if again.share:
         return RevisitingSampler(tasks, batch_size=size, seed=seed, share=again.share, low=again.low, high=again.high)
     if not levels.enabled:

@@ -405,7 +405,8 @@ def test_there_are_no_more_than_ninety_keys_to_tune() -> None:
     images = ("model.max_image_tokens", "model.max_image_pixels", "rollout.max_images", "rollout.max_episode_images")
     of_models_that_see = {"model.train_vision", *images}
     which_rows = {"data.test", "eval.split"}  # set by recipes and by `agent-r1 eval --split`
-    which_tasks = {key for key in known_keys() if key.startswith(("data.curriculum.", "data.revisit."))}  # mostly unset
+    drawn_by = ("data.curriculum.", "data.revisit.", "data.shares")  # mostly unset
+    which_tasks = {key for key in known_keys() if key.startswith(drawn_by)}
     others = (
         {*known_keys()}
         - which_tasks
