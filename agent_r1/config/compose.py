@@ -30,7 +30,7 @@ OPEN_KEYS = ("env", *(f"algorithm.{key}" for key in PART_KEYS))
 """Keys whose arguments are checked against a signature rather than the schema. On the command line `key=name` replaces
 the part and drops the arguments of the old one."""
 
-_NAMED_KEYS = ("tools", "engine.arguments")
+_NAMED_KEYS = ("tools", "engine.arguments", "data.shares", "rollout.ray.resources")
 """Keys that hold names that the user chooses: `tools.search.timeout=5`, `engine.arguments.url=...`. The code that reads
 them checks what they hold."""
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.config import Config
+from agent_r1.config import Config, load_config
 from agent_r1.config.data_schema import CurriculumConfig, DataConfig
 from agent_r1.data import MixingSampler, TaskSampler
 from agent_r1.errors import ConfigError
@@ -75,3 +75,10 @@ def test_a_run_has_shares_or_a_curriculum() -> None:
     data = DataConfig(shares={"a": 1}, curriculum=CurriculumConfig(enabled=True))
     with pytest.raises(ConfigError, match=r"data\.curriculum\.enabled=true and data\.shares both choose the tasks"):
         make_sampler(Config(data=data), TASKS)
+
+
+def test_shares_are_written_on_the_command_line_as_a_mapping_or_one_by_one() -> None:
+    given = load_config(None, ["model.path=none", "data.shares={a: 3}", "data.shares.b=1"])
+    assert given.data.shares == {"a": 3.0, "b": 1.0}
+    with pytest.raises(ConfigError, match=r"data\.shares\.a cannot be used"):
+        load_config(None, ["model.path=none", "data.shares={a: often}"])
