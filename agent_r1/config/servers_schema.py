@@ -27,7 +27,8 @@ class ServersConfig:
     admin_timeout: Seconds = 300.0
     """Maximum seconds per call that updates the weights of a server."""
     lost_seconds: Seconds = 120.0
-    """The run ends when no server can be used for this long."""
+    """The run ends when no server can be used for this long, or for `start_timeout` where it started some. A started
+    server that was ready and is not well for this long is ended and started again."""
     weights_folder: Optional[PathText] = None
     """Where weights are written for the servers to load; servers on other machines need a shared one. null: a temporary
     folder."""
@@ -50,4 +51,4 @@ class ServersConfig:
     """Further environment variables of the started servers, such as `[PYTHONPATH=/opt/vllm]`. They have those of the
     run, but not its PYTHONPATH."""
     start_timeout: Seconds = 900.0
-    """Maximum seconds until a started server answers; one that is not well for this long is ended and started again."""
+    """Maximum seconds until a started server answers; one that takes longer is ended and started again."""

@@ -169,7 +169,8 @@ class ServerPool:
     async def _watch(self, server: Server) -> None:
         """Check a server now and then; bring it back when it is down."""
         pause, seen = FIRST_PAUSE, -1
-        _note_well(server)
+        if server.process is not None:
+            server.process.watch_from_now()
         while _problem(server) is None:
             if server.state == "ready":
                 pause = FIRST_PAUSE
@@ -179,8 +180,8 @@ class ServerPool:
             if server.state != "ready":
                 longest = CHECK_SECONDS if server.is_starting else LONGEST_PAUSE
                 await asyncio.sleep(min(pause, longest) * random.uniform(0.8, 1.2))
-            if server.state in ("ready", "refused", "updating"):
-                _note_well(server)
+            if server.process is not None and server.state in ("ready", "refused"):
+                server.process.note_well()
             if self._is_publishing or self._weights is None or server.state in ("refused", "updating"):
                 continue
             if server.state == "ready":
@@ -223,6 +224,7 @@ class ServerPool:
             await asyncio.sleep(pause)
             try:
                 await server.start_again()
+                self._lost_since = None  # the new process has its time to start
             except (OSError, AgentR1Error) as error:
                 process.problem = f"{line}, which failed: {error}"
         return False
@@ -276,11 +278,6 @@ class _TimeAverage:
 def _problem(server: Server) -> str | None:
     """Why a server will never answer again."""
     return None if server.process is None else server.process.problem
-
-
-def _note_well(server: Server) -> None:
-    if server.process is not None:
-        server.process.note_well()
 
 
 async def _wait_for_end(process: StartedServer) -> None:

@@ -28,17 +28,24 @@ class StartedServer:
     """A server of this run: its process, and the processes that replace it."""
 
     def __init__(
-        self, make_command: Callable[[int], ServerCommand], logs: Path, *, restarts: int, start_timeout: float
+        self,
+        make_command: Callable[[int], ServerCommand],
+        logs: Path,
+        *,
+        restarts: int,
+        start_seconds: float,
+        silent_seconds: float,
     ) -> None:
-        """`make_command` gives the command of a server on a port. `logs` is the folder for what it prints."""
+        """`make_command` gives the command of a server on a port. `logs` is the folder for what it prints. It may take
+        `start_seconds` until it is well for the first time, and then be unwell for `silent_seconds`."""
         self._make_command = make_command
         self._logs = logs
         self._max_restarts = restarts
-        self._start_timeout = start_timeout
+        self._start_seconds = start_seconds
+        self._silent_seconds = silent_seconds
         self._guard: subprocess.Popen[bytes] | None = None
         self._num_starts = 0
         self._ends_in_a_row = 0
-        self._silent_seconds: float | None = None
         self.problem: str | None = None
         """Why it does not answer and never will; None while it runs or will be started again."""
         self.start()
@@ -50,8 +57,9 @@ class StartedServer:
         self._log = self._logs / f"{self._num_starts}.log"
         self._log.touch()
         self._num_starts += 1
-        self._silent_seconds = None
-        self._well_at = time.monotonic()
+        self._was_silent: float | None = None
+        self._allowed_silence = self._start_seconds
+        self.watch_from_now()
         command = self._make_command(port)
         self.begin_stop()
         self._guard = subprocess.Popen(
@@ -68,8 +76,8 @@ class StartedServer:
         last = _last_line(self._log)
         said = f", its last line: {last:.300}" if last else ""
         how = f"ended with status {status}"
-        if self._silent_seconds is not None:
-            how = f"was not well for {self._silent_seconds:.0f} s and was ended"
+        if self._was_silent is not None:
+            how = f"was not well for {self._was_silent:.0f} s and was ended"
         return f"the server at {self.url} {how}{said} (the rest is in {self._log})"
 
     @property
@@ -93,15 +101,20 @@ class StartedServer:
         which = f"restart {self._ends_in_a_row} of {allowed}"
         return f"{self.end()}; it is started again ({which}) and gets no requests before it has the weights", pause
 
+    def watch_from_now(self) -> None:
+        """Its time to be unwell begins now."""
+        self._well_at = time.monotonic()
+
     def note_well(self) -> None:
         """It answers."""
         self._well_at = time.monotonic()
+        self._allowed_silence = self._silent_seconds
 
     def end_if_silent(self) -> None:
-        """End a process that runs and has not been well for `start_timeout`, so that another can be started."""
+        """End a process that runs and has not been well for too long, so that another can be started."""
         silent = time.monotonic() - self._well_at
-        if self._silent_seconds is None and silent >= self._start_timeout:
-            self._silent_seconds = silent
+        if self._was_silent is None and silent >= self._allowed_silence:
+            self._was_silent = silent
             self.begin_stop()
 
     def begin_stop(self) -> None:
@@ -173,8 +186,15 @@ def start_servers(config: Config, context_length: int, dtype: str) -> StartedSer
 
         logs = folder / str(number)
         logs.mkdir()
-        server = StartedServer(make_command, logs, restarts=settings.restarts, start_timeout=settings.start_timeout)
-        started.append(server)
+        started.append(
+            StartedServer(
+                make_command,
+                logs,
+                restarts=settings.restarts,
+                start_seconds=settings.start_timeout,
+                silent_seconds=settings.lost_seconds,
+            )
+        )
     return StartedServers(started, folder)
 
 

@@ -48,13 +48,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a server that runs a shell script, in which `$PORT` is its port."""
     started: list[StartedServer] = []
 
-    def start_one(script: str, *, restarts: int = 2, start_timeout: float = 60.0) -> StartedServer:
+    def start_one(script: str, *, restarts: int = 2) -> StartedServer:
         def make_command(port: int) -> ServerCommand:
             return ServerCommand(arguments=("/bin/sh", "-c", script), variables={"PORT": str(port)})
 
         logs = tmp_path / f"logs{len(started)}"
         logs.mkdir()
-        started.append(StartedServer(make_command, logs, restarts=restarts, start_timeout=start_timeout))
+        started.append(StartedServer(make_command, logs, restarts=restarts, start_seconds=60.0, silent_seconds=0.05))
         return started[-1]
 
     yield start_one
@@ -106,10 +106,13 @@ def test_an_answered_request_ends_the_row_and_a_server_that_was_never_ready_is_s
 
 
 def test_a_process_that_runs_but_is_not_well_for_too_long_is_ended(start: Start) -> None:
-    server = start("exec sleep 600", start_timeout=0.05)
+    """It has more time until it is well for the first time."""
+    server = start("exec sleep 600")
+    time.sleep(0.1)
     server.end_if_silent()
-    assert server.end() is None
-    time.sleep(0.05)
+    assert server._was_silent is None
+    server.note_well()
+    time.sleep(0.1)
     server.end_if_silent()
     wait_for(lambda: server.end() is not None)
     assert "was not well for 0 s and was ended" in str(server.end())
