@@ -57,7 +57,8 @@ test-ranks: $(SETUP)
 	$(BIN)/python -m pytest -m slow tests/integration/test_ranks_learn.py tests/integration/test_sharded_learner.py tests/integration/test_torchrun.py
 
 test-servers: $(SETUP)
-	$(BIN)/python -m pytest -m "slow or whole" tests/integration/test_server_engines.py tests/integration/test_openai_engine_and_serve.py
+	$(BIN)/python -m pytest -m "slow or whole" tests/integration/test_server_engines.py tests/integration/test_openai_engine_and_serve.py \
+	  tests/integration/test_workers_and_servers.py tests/unit/engines/test_started_servers.py
 
 test-slow: $(SETUP)
 	$(BIN)/python -m pytest -m slow

@@ -27,7 +27,8 @@ class ServersConfig:
     admin_timeout: Seconds = 300.0
     """Maximum seconds per call that updates the weights of a server."""
     lost_seconds: Seconds = 120.0
-    """The run ends when no server can be used for this long."""
+    """The run ends when no server can be used for this long, or for `start_timeout` where it started some. A started
+    server that was ready and is not well for this long is ended and started again."""
     weights_folder: Optional[PathText] = None
     """Where weights are written for the servers to load; servers on other machines need a shared one. null: a temporary
     folder."""
@@ -35,7 +36,11 @@ class ServersConfig:
     """Maximum mean difference between the log-probs of a server and the trainer's on a probe. null: what rounding
     explains, 0.001 for float32 and 0.1 for bfloat16."""
     start: CountOrZero = 0
-    """Servers that the run starts on this machine and stops at its end, beside `urls`."""
+    """Servers that the run starts on this machine and stops at its end, beside `urls`. One whose process ends is
+    started again."""
+    restarts: CountOrZero = 3
+    """How often in a row a started server is started again; a request that it answers ends the row. One that has never
+    been ready is started again once."""
     python: Optional[PathText] = None
     """The Python in whose environment vLLM or SGLang is installed, for `start`; null: the one that runs Agent-R1."""
     devices: list[str] = field(default_factory=list)
@@ -46,4 +51,4 @@ class ServersConfig:
     """Further environment variables of the started servers, such as `[PYTHONPATH=/opt/vllm]`. They have those of the
     run, but not its PYTHONPATH."""
     start_timeout: Seconds = 900.0
-    """Maximum seconds until a started server answers."""
+    """Maximum seconds until a started server answers; one that takes longer is ended and started again."""

@@ -22,6 +22,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -572,6 +573,51 @@ def engine_server_process(folder: Path, kind: str = "vllm", *, port: int = 0) ->
         yield server
     finally:
         server.kill()
+
+
+@contextmanager
+def startable_servers(folder: Path) -> Iterator[StartableServers]:
+    """An interpreter for `engine.servers.python` whose `vllm` is a conformance server, there at once: what it runs asks
+    this process for a fork of the nursery, and ends when that ends."""
+    _nursery()
+    address, servers = str(folder / "nursery"), list[RunningServer]()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+
+        def answer() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    asked = json.loads(connection.makefile().readline())
+                    servers.append(_nursery().start(Path(asked["model"]), "vllm", asked["port"]))
+                    connection.sendall(f"{servers[-1].process}\n".encode())
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        script = folder / "python"
+        program = f"exec {sys.executable} -S {Path(__file__).with_name('startable_server.py')} {address}"
+        says = 'test "$1" = -c && echo \'{"installed": true, "has_scale_out": true}\' && exit'
+        script.write_text(f'#!/bin/sh\n{says}\n{program} "$@"\n')
+        script.chmod(0o755)
+        try:
+            yield StartableServers(python=script, servers=servers)
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(30)
+            for server in servers:
+                server.kill()
+
+
+@dataclass
+class StartableServers:
+    """What a run starts with `engine.servers.python`, and what it has started."""
+
+    python: Path
+    servers: list[RunningServer]
 
 
 def _serve_nursery() -> None:

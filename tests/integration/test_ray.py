@@ -101,6 +101,20 @@ def test_a_cluster_that_is_not_there_is_an_error_at_once(tmp_path: Path, model_f
         commands.train(recipe_in(tmp_path), *tiny_run(tmp_path / "runs", model_folder, *settings), quiet=True)
 
 
+def test_a_cluster_that_does_not_start_in_time_is_one_line(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray raises a plain `Exception` then."""
+
+    def fail(**settings: Any) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr("ray.init", fail)
+    settings = ["rollout.workers=ray", "rollout.ray.address=local"]
+    with pytest.raises(WorkersError, match="cannot be started on this machine: The current node timed out"):
+        commands.train(recipe_in(tmp_path), *tiny_run(tmp_path / "runs", model_folder, *settings), quiet=True)
+
+
 def test_the_next_run_has_the_recipe_as_it_is_then(cluster: Any, tmp_path: Path, model_folder: Path) -> None:
     """And agents behind the gateway run in the workers."""
     for word in ("before", "after"):

@@ -18,7 +18,7 @@ import pytest
 from agent_r1.engines.http.probe import NUM_PREFIXES
 from agent_r1.errors import EngineLostError
 from tests.helpers import commands
-from tests.helpers.engine_server import RunningServer, engine_server_process, wait_for
+from tests.helpers.engine_server import RunningServer, engine_server_process, startable_servers, wait_for
 from tests.helpers.tiny_runs import score_variety, tiny_overrides, write_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -63,15 +63,7 @@ def test_a_run_on_servers_is_the_run_of_the_local_engine(
 ) -> None:
     """Same seeds, same weights, same log-probs: the same trajectories, on two servers instead of one process."""
     commands.train(*tiny_overrides(tmp_path, model_folder, *on(pair)), quiet=True, reward=score_variety)
-    local = uninterrupted()
-    names = sorted(file.name for file in (local / "trajectories").iterdir())
-    for name in names:
-        ours, theirs = ((folder / "trajectories" / name).read_text() for folder in (tmp_path / "tiny", local))
-        sampled = [
-            [[step["action_ids"] for step in json.loads(line)["steps"]] for line in text.splitlines()]
-            for text in (ours, theirs)
-        ]
-        assert sampled[0] == sampled[1]
+    assert_same_samples(tmp_path / "tiny", uninterrupted())
     lines = [line for line in metrics_of(tmp_path) if "servers/ready" in line]
     assert len(lines) == 4
     assert all(line["offpolicy/logprob_difference"] < 1e-4 for line in lines)
@@ -206,9 +198,9 @@ def other_python(tmp_path: Path) -> Path:
 def is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
         return False
-    return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
 
 
 @pytest.mark.slow
@@ -221,13 +213,63 @@ def test_a_run_starts_and_stops_its_own_servers(tmp_path: Path, model_folder: Pa
     assert not any(is_alive(process) for process in processes)
 
 
-def test_a_server_that_cannot_start_ends_the_run_at_once(tmp_path: Path, model_folder: Path) -> None:
+@pytest.mark.slow
+def test_a_server_of_the_run_that_dies_twice_is_started_again_and_changes_nothing(
+    tmp_path: Path, model_folder: Path, uninterrupted: Any
+) -> None:
+    """It dies in a rollout, then while it loads weights; the trajectories are those of the local engine."""
+    with startable_servers(tmp_path) as startable:
+        settings = ["engine=vllm", "engine.servers.start=1", f"engine.servers.python={startable.python}"]
+        overrides = tiny_overrides(tmp_path, model_folder, *settings)
+
+        def kill() -> None:
+            startable.servers[0].fault(path="/inference/v1/generate", kind="die", after=3)
+            wait_for(lambda: len(startable.servers) == 2, seconds=60)
+            startable.servers[1].fault(path="/collective_rpc", kind="die", after=1)
+
+        killing = after_steps(tmp_path, 1, kill)
+        with pytest.warns(RuntimeWarning) as warned:
+            summary = commands.train(*overrides, quiet=True, reward=score_variety)
+        killing.join()
+        assert len(startable.servers) == 3
+    assert summary.steps == 4
+    lines = [str(warning.message) for warning in warned]
+    restarts = [line for line in lines if "it is started again (restart 1 of 3)" in line]
+    assert len(restarts) == 2
+    assert all("ended with status 137, its last line: serving as process" in line for line in restarts)
+    assert_same_samples(tmp_path / "tiny", uninterrupted())
+    lines = [line for line in metrics_of(tmp_path) if "servers/ready" in line]
+    assert sum(line["servers/0/restarts"] for line in lines) == 2
+    assert all(line["offpolicy/logprob_difference"] < 1e-4 for line in lines)
+
+
+def assert_same_samples(folder: Path, other: Path) -> None:
+    """Both runs sampled the same tokens."""
+    names = sorted(file.name for file in (other / "trajectories").iterdir())
+    for name in names:
+        sampled = [
+            [
+                [step["action_ids"] for step in json.loads(line)["steps"]]
+                for line in (each / "trajectories" / name).read_text().splitlines()
+            ]
+            for each in (folder, other)
+        ]
+        assert sampled[0] == sampled[1]
+
+
+def test_a_server_that_cannot_start_is_started_once_more_and_ends_the_run(tmp_path: Path, model_folder: Path) -> None:
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\n{SAYS_ITS_BUILD}\necho CUDA out of memory\nexit 1\n")
     script.chmod(0o755)
     overrides = ["engine=vllm", "engine.servers.start=1", f"engine.servers.python={script}"]
-    with pytest.raises(EngineLostError, match="ended with status 1, its last line: CUDA out of memory"):
+    with (
+        pytest.warns(RuntimeWarning) as warned,
+        pytest.raises(EngineLostError, match="ended with status 1, its last line: CUDA out of memory"),
+    ):
         commands.train(*tiny_overrides(tmp_path, model_folder, *overrides), quiet=True, reward=score_variety)
+    first, second = (str(warning.message) for warning in warned)
+    assert "it is started again (restart 1 of 1)" in first
+    assert "it ended 2 times in a row and is not started again" in second
 
 
 def test_servers_that_a_run_started_do_not_outlive_it(tmp_path: Path) -> None:

@@ -203,7 +203,14 @@ def transfer_queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     config = verl_config(Path("model"), Path("none")).transfer_queue
     config.enable = True
     config.backend.SimpleStorage.num_data_storage_units = 1
-    ray.init(address="local", num_cpus=16, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    for attempt in range(3):
+        try:
+            ray.init(address="local", num_cpus=16, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+            break
+        except Exception:  # Ray gives its node 30 s, and no setting changes that
+            ray.shutdown()
+            if attempt == 2:
+                raise
     try:
         tq.init(config)
         yield tq

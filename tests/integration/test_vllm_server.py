@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from agent_r1.learner.packing import TRIE_ATTENTION, Sample
 from agent_r1.models import load_policy
 from agent_r1.types import Completion, Observation, SamplingParams
 from tests.helpers.vllm_server import VllmServer
+from tests.helpers.worker_runs import processes_below
 
 pytestmark = [
     pytest.mark.slow,
@@ -397,3 +399,39 @@ def test_a_run_survives_the_death_of_its_server(runs: Path, server: VllmServer) 
     print({name: sum(line.get(name, 0.0) for line in steps) for name in counted})
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert max(line["offpolicy/logprob_difference"] for line in steps) <= TOLERANCE
+
+
+@pytest.mark.parametrize("part", ["VLLM::EngineCore", "api_server"])
+def test_a_server_of_the_run_that_dies_is_started_again(runs: Path, part: str) -> None:
+    """One part of it is killed; vLLM ends when its engine does."""
+    name = f"own_{part.rpartition(':')[2]}"
+    settings = [f"run.folder={runs}", f"run.name={name}", "engine=vllm", "engine.servers.start=1"]
+    overrides = [f"engine.servers.python={os.environ['VLLM_PYTHON']}", "trainer.steps=3", "eval.before=false"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agent_r1.cli", "train", str(RECIPE), *settings, *overrides, "eval.max_tasks=16"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "500"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    metrics = runs / name / "metrics.jsonl"
+    while process.poll() is None and not (metrics.is_file() and metrics.read_text()):
+        time.sleep(0.2)
+    [killed] = [pid for pid, command_line in processes_below(process.pid).items() if is_part(command_line, part)]
+    os.kill(killed, signal.SIGKILL)
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output[-3000:]
+    [line] = [line for line in output.splitlines() if "it is started again (restart 1 of 3)" in line]
+    steps = [line for line in _metrics(runs / name) if "time/step" in line]
+    counted = [name for name in sorted(steps[0]) if name.startswith(("error/", "servers/"))]
+    print(line, {name: sum(line.get(name, 0.0) for line in steps) for name in counted})
+    assert [line["step"] for line in steps] == [1, 2, 3]
+    assert sum(line["servers/0/restarts"] for line in steps) == 1
+    assert sum(line["error/failed_rollouts"] for line in steps) == 0
+    assert max(line["offpolicy/logprob_difference"] for line in steps) <= TOLERANCE
+
+
+def is_part(command_line: str, part: str) -> bool:
+    """Whether a process is this part of vLLM, and not what guards it."""
+    return part in command_line and "guard.py" not in command_line

@@ -23,6 +23,10 @@ except ImportError as error:
 CONNECT_SECONDS = 10.0
 """How long a connection may take."""
 
+KEEP_ALIVE_SECONDS = 2.0
+"""How long an idle connection is kept. vLLM and SGLang close theirs after 5 s; a request on one that is being closed
+fails, and would count as a lost server."""
+
 RESUME_SECONDS = 30.0
 """How long a server that was paused is asked to resume."""
 
@@ -152,7 +156,7 @@ def _read(where: str, response: httpx.Response) -> Any:
 def make_http() -> httpx.AsyncClient:
     """One pool of connections for all servers. How many requests run at once is the servers' business."""
     return httpx.AsyncClient(
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS),
         timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
         trust_env=False,
     )

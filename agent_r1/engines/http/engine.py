@@ -188,15 +188,8 @@ class ServersEngine:
         settings = self._settings
         self._http = make_http()
         clients = [ServerClient(url, self._http, key=settings.key) for url in settings.urls]
-        servers = [Server(client, settings.servers) for client in clients]
-        for server in servers:
-            server.is_starting = server.url in self._started_servers.urls
-        return ServerPool(
-            servers,
-            concurrency=settings.concurrency,
-            lost_seconds=settings.lost_seconds,
-            ended=self._started_servers.problem,
-        )
+        servers = [Server(client, settings.servers, process=self._started_servers.at(client.url)) for client in clients]
+        return ServerPool(servers, concurrency=settings.concurrency, lost_seconds=settings.lost_seconds)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:

@@ -1,7 +1,8 @@
 """`ServerPool`: gives requests to servers, watches servers, and brings back those that failed.
 
 Requests beyond `concurrency` per server wait here, in order. A server that fails is asked again with growing pauses; it
-gets no request before it has the current weights and has passed the probe.
+gets no request before it has the current weights and has passed the probe. One that the run started and whose process
+ended is started again first.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import random
 import time
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from agent_r1.engines.http.client import ServerError
+from agent_r1.engines.http.processes import StartedServer
 from agent_r1.engines.http.routing import PrefixRouter
 from agent_r1.engines.http.server import Published, Server
-from agent_r1.errors import EngineLostError
+from agent_r1.errors import AgentR1Error, EngineLostError
 
 CHECK_SECONDS = 5.0
 """How often a server is checked that has answered nothing since the last check."""
@@ -25,25 +27,23 @@ CHECK_SECONDS = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds between attempts to bring a server back: they double."""
 
+END_SECONDS = 2.0
+"""How long the process of a server that was lost may take to end; later it counts as one that runs."""
+
+COUNTS = ("requests", "tokens", "failures", "refused", "updates", "restarts")
+"""What is counted for each server."""
+
 
 class ServerPool:
     """All servers of an engine."""
 
-    def __init__(
-        self,
-        servers: Sequence[Server],
-        *,
-        concurrency: int,
-        lost_seconds: float,
-        ended: Callable[[str], str | None] = lambda url: None,
-    ) -> None:
-        """`ended` says why a server of an address will never answer again."""
+    def __init__(self, servers: Sequence[Server], *, concurrency: int, lost_seconds: float) -> None:
         self.servers = list(servers)
         for server in self.servers:
-            server.on_down = _warn_of_failure
+            if server.process is None:  # else it is reported when it is known whether the process ended
+                server.on_down = _warn_of_failure
         self._concurrency = concurrency
         self._lost_seconds = lost_seconds
-        self._ended = ended
         self._router = PrefixRouter()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._watchers: list[asyncio.Task[None]] = []
@@ -117,13 +117,13 @@ class ServerPool:
             return
         now = time.monotonic()
         self._lost_since = self._lost_since or now
-        is_hopeless = all(server.state == "refused" or self._ended(server.url) for server in self.servers)
+        is_hopeless = all(server.state == "refused" or _problem(server) for server in self.servers)
         if is_hopeless or now - self._lost_since >= self._lost_seconds:
             raise EngineLostError(self._explain())
 
     def _explain(self) -> str:
         """Why no server can be used, in one line."""
-        reasons = "; ".join(dict.fromkeys(self._ended(server.url) or server.reason for server in self.servers))
+        reasons = "; ".join(dict.fromkeys(_problem(server) or server.reason for server in self.servers))
         return f"no server of the engine can be used ({len(self.servers)} tried): {reasons}"
 
     # --- weights -----------------------------------------------------------------------------------------------------
@@ -155,7 +155,8 @@ class ServerPool:
         try:
             await server.synchronise(self._current)
         except ServerError as error:
-            if server.reason != before and not server.is_starting:
+            has_ended = server.process is not None and server.process.end() is not None
+            if server.reason != before and not server.is_starting and not has_ended:
                 warn = _warn if server.state == "refused" else _warn_of_failure
                 warn(str(error))
         else:
@@ -168,28 +169,65 @@ class ServerPool:
     async def _watch(self, server: Server) -> None:
         """Check a server now and then; bring it back when it is down."""
         pause, seen = FIRST_PAUSE, -1
-        while True:
-            await asyncio.sleep((CHECK_SECONDS if server.state == "ready" else pause) * random.uniform(0.8, 1.2))
+        if server.process is not None:
+            server.process.watch_from_now()
+        while _problem(server) is None:
+            if server.state == "ready":
+                pause = FIRST_PAUSE
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CHECK_SECONDS * random.uniform(0.8, 1.2)):
+                        await server.down.wait()
+            if server.state != "ready":
+                longest = CHECK_SECONDS if server.is_starting else LONGEST_PAUSE
+                await asyncio.sleep(min(pause, longest) * random.uniform(0.8, 1.2))
+            if server.process is not None and server.state in ("ready", "refused"):
+                server.process.note_well()
             if self._is_publishing or self._weights is None or server.state in ("refused", "updating"):
                 continue
             if server.state == "ready":
-                pause = FIRST_PAUSE
                 if server.counts["tokens"] == seen:
-                    with suppress(ServerError):
-                        await self._check(server)
+                    await self._check(server)
                 seen = server.counts["tokens"]
-                continue
-            with suppress(ServerError):
-                await server.check_health()
-                await self._synchronise(server)
-                self._router.forget(self.servers.index(server))
-            pause = min(2 * pause, LONGEST_PAUSE)
+            elif await self._has_process(server):
+                with suppress(ServerError):
+                    await server.check_health()
+                    await self._synchronise(server)
+                    self._router.forget(self.servers.index(server))
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                pause = FIRST_PAUSE
 
     async def _check(self, server: Server) -> None:
         try:
             await server.check_health()
         except ServerError as error:
             server.take_down(str(error))
+
+    async def _has_process(self, server: Server) -> bool:
+        """Whether there is something to ask. A server of this run whose process ended is started again after a pause,
+        unless that happened too often."""
+        process = server.process
+        if process is None:
+            return True
+        if server.down.is_set():
+            server.down.clear()
+            await _wait_for_end(process)
+            if process.end() is None:
+                _warn_of_failure(server.reason)
+        if process.end() is None:
+            process.end_if_silent()
+            return True
+        line, pause = process.note_end(has_answered=server.has_answered, has_been_ready=server.has_been_ready)
+        server.is_starting = True  # that it does not answer is no further news
+        _warn(line)
+        if pause is not None:
+            await asyncio.sleep(pause)
+            try:
+                await server.start_again()
+                self._lost_since = None  # the new process has its time to start
+            except (OSError, AgentR1Error) as error:
+                process.problem = f"{line}, which failed: {error}"
+        return False
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -200,9 +238,7 @@ class ServerPool:
             "servers/ready": float(sum(server.state == "ready" for server in self.servers)),
         }
         for number, server in enumerate(self.servers):
-            counted = {
-                name: float(server.counts[name]) for name in ("requests", "tokens", "failures", "refused", "updates")
-            }
+            counted = {name: float(server.counts[name]) for name in COUNTS}
             metrics |= {f"servers/{number}/{name}": count for name, count in counted.items()}
             metrics[f"servers/{number}/probe_difference"] = server.difference
             server.counts.clear()
@@ -237,6 +273,18 @@ class _TimeAverage:
         mean = self._area / max(self._since - self._start, 1e-9)
         self._area, self._start = 0.0, self._since
         return mean
+
+
+def _problem(server: Server) -> str | None:
+    """Why a server will never answer again."""
+    return None if server.process is None else server.process.problem
+
+
+async def _wait_for_end(process: StartedServer) -> None:
+    """Wait a little for the end of a process: its connections are lost before it."""
+    end = time.monotonic() + END_SECONDS
+    while process.end() is None and time.monotonic() < end:
+        await asyncio.sleep(0.05)
 
 
 def _warn_of_failure(reason: str) -> None:

@@ -26,6 +26,7 @@ from agent_r1.engines.http.client import (
 )
 from agent_r1.engines.http.images import ServerImages, ServerPrompt
 from agent_r1.engines.http.probe import Probe
+from agent_r1.engines.http.processes import StartedServer
 from agent_r1.engines.http.sglang import SglangAdapter
 from agent_r1.engines.http.vllm import VllmAdapter
 from agent_r1.types import SamplingParams
@@ -93,22 +94,28 @@ class ServerSettings:
 class Server:
     """One server."""
 
-    def __init__(self, client: ServerClient, settings: ServerSettings) -> None:
+    def __init__(self, client: ServerClient, settings: ServerSettings, *, process: StartedServer | None = None) -> None:
         self.client = client
         self.settings = settings
+        self.process = process
+        """Its process, when the run started it."""
         self.state: State = "new"
         self.reason = "it has not been asked yet"
         """Why it is not ready."""
         self.label: str | None = None
         """Of the weights it has loaded."""
         self.in_flight = 0
-        self.is_starting = False
+        self.is_starting = process is not None
         """Whether it was just started: that it does not answer yet is no news."""
+        self.has_been_ready = self.has_answered = False
+        """Whether it was ready in this run; whether it answered a request since it was started."""
+        self.on_down: Callable[[str], None] = lambda reason: None
+        """Called when it fails while it is ready."""
+        self.down = asyncio.Event()
+        """Set when it fails while it is ready."""
         self.difference = 0.0
         """What the last probe found."""
         self.counts: Counter[str] = Counter()
-        self.on_down: Callable[[str], None] = lambda reason: None
-        """Called when it fails while it is ready."""
         self._adapter: Adapter | None = None
         self._reports_labels = True
         self._failures_in_a_row = 0
@@ -148,6 +155,7 @@ class Server:
             self.note_failure(error)
             raise
         self._failures_in_a_row = 0
+        self.has_answered = True
         self.counts["tokens"] += len(answer.token_ids)
         return answer, label
 
@@ -162,6 +170,7 @@ class Server:
         """Give it no more requests until it is well and has the current weights."""
         if self.state == "ready":
             self.state, self.reason = "down", reason
+            self.down.set()
             self.on_down(reason)
 
     # --- weights -----------------------------------------------------------------------------------------------------
@@ -207,7 +216,8 @@ class Server:
                 self.state, self.reason = "down", "its update was interrupted"
                 raise
             self.state, self.reason, self._failures_in_a_row = "ready", "", 0
-            self.is_starting = False
+            self.is_starting, self.has_been_ready = False, True
+            self.down.clear()
 
     async def _load(self, adapter: Adapter, weights: Published) -> None:
         self.label = None
@@ -255,6 +265,17 @@ class Server:
 
     def _refused(self, reason: str) -> ServerError:
         return _DisagreementError(f"{self.url} was refused: {reason}")
+
+    async def start_again(self) -> None:
+        """Start another process in place of the one that ended. It is asked what it is, like any server, and has no
+        weights of this run."""
+        assert self.process is not None
+        async with self._updating:
+            self.process.start()
+            self.client.url = self.process.url
+            self.state, self.reason, self.is_starting = "down", "it was started again", True
+            self.label, self._adapter, self.has_answered = None, None, False
+            self.counts["restarts"] += 1
 
     # --- the first contact -------------------------------------------------------------------------------------------
 

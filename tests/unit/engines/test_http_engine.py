@@ -17,7 +17,7 @@ from torch import nn
 
 from agent_r1.config import Config, load_config
 from agent_r1.engines import Engine, engine_metrics, make_engine, stream_completion
-from agent_r1.engines.http import pool
+from agent_r1.engines.http import client, pool
 from agent_r1.engines.local.engine import LocalEngine
 from agent_r1.errors import ConfigError, EngineError, EngineLostError, EngineRequestError
 from agent_r1.models import load_policy, merged_weights
@@ -509,6 +509,36 @@ def test_later_turns_go_to_the_server_that_has_the_earlier_ones(
     used = run(config_of(kind, pair), policy, work)
     assert [len(servers) for servers in used] == [1] * 6
     assert set().union(*used) == {0, 1}
+
+
+def test_a_connection_that_the_server_may_be_closing_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the server answers one request per connection, and drops later ones."""
+    assert client.KEEP_ALIVE_SECONDS < 5
+    monkeypatch.setattr(client, "KEEP_ALIVE_SECONDS", 0.05)
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        await reader.read(1)
+        writer.close()
+        await writer.wait_closed()
+        closed.release()
+
+    async def main() -> list[Any]:
+        server = await asyncio.start_server(answer_once, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            async with client.make_http() as http:
+                asked = client.ServerClient(url, http)
+                answers = [await asked.call("GET", "/health", seconds=5)]
+                await asyncio.sleep(0.1)
+                answers.append(await asked.call("GET", "/health", seconds=5))
+            for _ in answers:
+                await closed.acquire()
+            return answers
+
+    closed = asyncio.Semaphore(0)
+    assert asyncio.run(main()) == [{}, {}]
 
 
 # --- configuration --------------------------------------------------------------------------------------------------
