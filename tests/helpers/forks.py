@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import fcntl
 import gc
 import importlib
 import json
@@ -18,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import traceback
 import warnings
@@ -104,8 +106,9 @@ def _serve(orders: socket.socket) -> None:
             for fd in fds:
                 os.close(fd)
             _become(json.loads(text))
-        with suppress(ProcessLookupError):
-            os.setpgid(child, child)  # whoever is told the number may signal the group at once
+        if not os.isatty(fds[0]):  # the first process of a group cannot begin the session of a terminal
+            with suppress(ProcessLookupError):
+                os.setpgid(child, child)  # whoever is told the number may signal the group at once
         orders.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for fd in fds[:3]:
@@ -127,7 +130,11 @@ def _import_all() -> None:
 
 def _become(order: dict[str, Any]) -> None:
     """Run a command as a process of its own, to its end."""
-    os.setpgid(0, 0)
+    if os.isatty(0):
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # its keys send signals to this process
+    else:
+        os.setpgid(0, 0)
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
@@ -233,15 +240,23 @@ class Forks:
         self._orders = zygote.orders
 
     def start(
-        self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, *, merged: bool = False
+        self,
+        arguments: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        *,
+        merged: bool = False,
+        terminal: int | None = None,
     ) -> Forked:
-        """Start `python ...` or `agent-r1 ...` (the first argument), with pipes; `merged`: stderr goes to stdout."""
+        """Start `python ...` or `agent-r1 ...` (the first argument), with pipes; `merged`: stderr goes to stdout. With
+        `terminal`, the process runs in that terminal, whose keys send it signals, and the pipes are empty."""
         read_in, write_in = os.pipe()
         read_out, write_out = os.pipe()
         read_err, write_err = os.pipe()
         read_status, write_status = os.pipe()
         order = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(os.environ if env is None else env)}
-        theirs = [read_in, write_out, write_out if merged else write_err, write_status]
+        piped = [read_in, write_out, write_out if merged else write_err]
+        theirs = [*(piped if terminal is None else [terminal] * 3), write_status]
         socket.send_fds(self._orders, [json.dumps(order).encode()], theirs)
         for fd in (read_in, write_out, write_err, write_status):
             os.close(fd)
