@@ -62,6 +62,7 @@ def _forget_the_tests(socket_fd: int) -> None:
     """Undo what pytest has changed in this process; its files and pipes are closed."""
     os.chdir(ROOT)
     faulthandler.disable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     for fd in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
