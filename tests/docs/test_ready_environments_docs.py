@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 import agent_r1
 from agent_r1.cli.app import app
 from agent_r1.envs import EXAMPLES, env_kinds
-from tests.unit.tools.test_mcp import free_port, http_server
+from tests.helpers.ports import free_port
+from tests.unit.tools.test_mcp import http_server
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "ready_environments.md").read_text()

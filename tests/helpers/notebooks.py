@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ def run_cells(cells: list[str], folder: Path) -> list[list[Any]]:
     from nbclient import NotebookClient
 
     class ThisPython(AsyncKernelManager):
-        """A kernel of the Python that runs the tests, installed or not."""
+        """A kernel of the Python that runs the tests, installed or not, on sockets that no other program can take."""
+
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings, transport="ipc", ip=f"{sockets}/kernel")
 
         @property
         def kernel_spec(self) -> KernelSpec:
@@ -23,10 +27,11 @@ def run_cells(cells: list[str], folder: Path) -> list[list[Any]]:
             return KernelSpec(argv=command, display_name="tests", language="python")
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    client = NotebookClient(
-        notebook, timeout=300, kernel_manager_class=ThisPython, resources={"metadata": {"path": str(folder)}}
-    )
-    client.execute()
+    with tempfile.TemporaryDirectory() as sockets:  # the path of a socket must be short
+        client = NotebookClient(
+            notebook, timeout=300, kernel_manager_class=ThisPython, resources={"metadata": {"path": str(folder)}}
+        )
+        client.execute()
     return [cell["outputs"] for cell in notebook.cells]
 
 

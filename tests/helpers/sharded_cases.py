@@ -6,7 +6,6 @@ RANK=0 WORLD_SIZE=2 ... python -m tests.helpers.sharded_cases FILE CASE ...     
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from agent_r1.learner.packing import TRIE_ATTENTION
 from agent_r1.learner.sharded import Ranks, open_ranks
 from agent_r1.training.checkpoints.files import load_checkpoint, save_checkpoint
 from tests.helpers.hand_made import experience_of, random_batch, random_group
+from tests.helpers.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -185,9 +185,7 @@ def resume_on_ranks(case: str, folder: Path, ranks: Ranks) -> dict[str, Any]:
 
 def rank_environments(size: int) -> list[dict[str, str]]:
     """The environment variables that torchrun would set, for a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1"}
     return [
         {**common, "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import socket
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.helpers.forks import Forked, forks
+from tests.helpers.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "tutorials"
@@ -54,12 +54,6 @@ def steps_of(text: str) -> list[tuple[str, str] | Command]:
             assert name is not None, f"a block that is neither a file nor a console: {block['body'][:80]}"
             found.append((name["name"], block["body"]))
     return found
-
-
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def page(name: str) -> str:
@@ -105,7 +99,7 @@ class Reader:
         self.folder = folder
         self.output: dict[str, str] = {}
         self._background: Forked | None = None
-        self._port = free_port()
+        self._port = str(free_port())
 
     def follow(self, text: str) -> None:
         """Do all that the page says."""

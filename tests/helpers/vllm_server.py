@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from tests.helpers.ports import free_port
 
 START_SECONDS = 600.0
 """vLLM starts in one to five minutes on two cores."""
@@ -25,9 +26,7 @@ class VllmServer:
     def __init__(self, folder: Path, log: Path) -> None:
         self.folder = folder
         self.log = log
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[Any] | None = None
 

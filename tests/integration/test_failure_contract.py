@@ -76,11 +76,12 @@ from tests.helpers.hand_made import (
     weights_of,
     with_parts,
 )
+from tests.helpers.ports import free_port
 from tests.helpers.process_free_cluster import WORKER_LIMITS, LoopCluster
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
 from tests.helpers.virtual_clock import in_virtual_time
 from tests.integration.test_runs import score_variety
-from tests.unit.envs.test_env_service import free_port, server
+from tests.unit.envs.test_env_service import server
 from tests.unit.runs.test_run_lock import hold
 
 DOCS = Path(__file__).parents[2] / "docs" / "failures.md"

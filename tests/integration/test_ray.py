@@ -21,12 +21,12 @@ import agent_r1
 from agent_r1.errors import WorkersError
 from tests.helpers import commands
 from tests.helpers.optional import needs
+from tests.helpers.ports import free_port
 from tests.helpers.seeing_runs import seeing_recipe, seeing_run
 from tests.helpers.tiny_runs import RECIPE
 from tests.helpers.tiny_vlms import make_tiny_vlm
 from tests.helpers.worker_runs import comparable, metrics_of, name_of, processes_below, recipe_in, tiny_run, wait_for
 from tests.integration.test_runs import same_weights
-from tests.unit.envs.test_env_service import free_port
 
 needs("ray", reason="the extra `ray` is not installed")
 

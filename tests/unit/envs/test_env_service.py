@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from agent_r1.errors import ConfigError, EnvServerError, EpisodeError, EpisodeLo
 from agent_r1.rewards import reward_functions
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.types import Action, Observation, SamplingParams, StepResult, StopReason, Task, ToolCall
+from tests.helpers.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 ENV = "tests.helpers.served_env:Counter"
@@ -309,12 +309,6 @@ def test_an_answer_to_another_request_is_not_taken(url: str) -> None:
 
 
 # Servers that go away
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.mark.whole

@@ -25,6 +25,7 @@ from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolRunner, run_c
 from agent_r1.tools.builtin.mcp import McpServer, declare_servers, make_server
 from agent_r1.types import StopReason, Task, ToolCall
 from tests.helpers import commands
+from tests.helpers.ports import free_port
 from tests.helpers.tiny_runs import tiny_overrides
 
 pytestmark = pytest.mark.whole  # servers are real processes, which take their time to start and to die
@@ -32,12 +33,6 @@ pytestmark = pytest.mark.whole  # servers are real processes, which take their t
 SERVER = str(Path(__file__).parents[2] / "helpers" / "mcp_server.py")
 ROOT = Path(__file__).parents[3]
 CONTEXT = ToolContext(task=Task(task_id="t", prompt=({"role": "user", "content": "?"},)))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
