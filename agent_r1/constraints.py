@@ -139,6 +139,8 @@ def unusable_parts(value: Any, where: str, *, from_data: bool = True) -> Iterato
     >>> list(unusable_parts({"a": [1.0, float("nan")]}, "env_kwargs"))
     ['env_kwargs.a[1] is nan; numbers must be finite']
     """
+    if _are_usable(value, from_data):
+        return
     left: list[tuple[Any, str, int]] = [(value, where, 0)]
     while left:
         part, path, depth = left.pop()
@@ -166,6 +168,36 @@ def unusable_parts(value: Any, where: str, *, from_data: bool = True) -> Iterato
                 yield f"{path} is {part}; numbers must be finite"
         elif from_data and part is not None:
             yield f"{path} is a {type(part).__name__}, which JSON does not have; make it text or a number"
+
+
+def _are_usable(value: Any, from_data: bool) -> bool:
+    """Whether everything inside is usable, told quickly; False also where only a longer look can tell."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        inner: list[Any] = []
+        for part in level:
+            kind = type(part)
+            if kind is str:
+                if not part.isascii() or (not from_data and "\0" in part):
+                    return False
+            elif kind is dict:
+                if not all(type(key) is str and key.isascii() and (from_data or "\0" not in key) for key in part):
+                    return False
+                inner += part.values()
+            elif kind is list or kind is tuple:
+                inner += part
+            elif kind is int:
+                if part.bit_length() > _MAX_BITS:
+                    return False
+            elif kind is float:
+                if not math.isfinite(part):
+                    return False
+            elif part is not None and kind is not bool:
+                return False
+        if not inner:
+            return True
+        level = inner
+    return False
 
 
 def _text_problem(text: str, may_hold_nul: bool) -> str | None:

@@ -38,7 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
         import torch
         from transformers import LlamaForCausalLM  # noqa: F401
 
+        from tests.helpers import forks
+
         torch.set_num_threads(1)
+        forks.prepare()
 
 
 def pytest_collection_finish() -> None:

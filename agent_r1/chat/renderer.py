@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,6 +79,7 @@ class ChatRenderer:
         self._encoder = TextEncoder(tokenizer)
         self._images = PromptImages(processor, self._applied)
         self._beginnings: deque[tuple[Any, tuple[tuple[Message, ...], str]]] = deque(maxlen=4)
+        self._tools: tuple[Sequence[Mapping[str, Any]], Any] = (), []  # the last ones, and with control tokens cut
         self.template_shows_tools = knows_tools(tokenizer.chat_template) and not writes_as_text(self.format)
         eos = tokenizer.eos_token_id
         known = [*([] if eos is None else [int(eos)]), *stop_ids, *self._single_ids(self.format.stop_tokens)]
@@ -304,7 +305,10 @@ class ChatRenderer:
     def _template(
         self, messages: Sequence[Message], observation: Observation, *, add_generation_prompt: bool = True
     ) -> str:
-        tools = self.control_tokens.value([dict(schema) for schema in observation.tools])
+        known, tools = self._tools
+        if known != observation.tools:
+            tools = self.control_tokens.value([dict(schema) for schema in observation.tools])
+            self._tools = observation.tools, tools
         if tools and not self.template_shows_tools:
             messages, tools = without_tools(messages, tools, self.format), []
         return self._applied(self._images.for_template(messages), tools, add_generation_prompt)

@@ -7,7 +7,7 @@ the very tokens that reinforcement learning sees later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from agent_r1.data.tasks import checked_messages, read_rows, wants_control_token
 from agent_r1.errors import DataError, report_problems
 from agent_r1.types import Action, Message, Observation, TokenIds
 
+_NOTHING_TO_LEARN = "no assistant message to learn from"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemonstrationRow:
@@ -31,21 +33,33 @@ class DemonstrationRow:
     """Positions of the tokens that the assistant says, its end-of-turn tokens included."""
 
 
-def load_demonstrations(paths: Sequence[str | Path], renderer: ChatRenderer) -> list[list[DemonstrationRow]]:
-    """The rows of each conversation in the files."""
-    conversations: list[list[DemonstrationRow]] = []
-    problems: list[str] = []
+def load_demonstrations(
+    paths: Sequence[str | Path],
+    renderer: ChatRenderer,
+    *,
+    choose: Callable[[int], Iterable[int]] = range,
+) -> list[list[DemonstrationRow]]:
+    """The rows of each conversation in the files. All are checked; of their number, `choose` gives the indices of those
+    to tokenise, and the others are empty."""
+    checked: list[tuple[str, list[Message], list[Mapping[str, Any]], bool]] = []
+    problems: dict[str, str] = {}
     for path in map(Path, paths):
         for number, row in enumerate(read_rows(path)):
+            where = f"{path}, row {number}"
             try:
-                messages, tools = _checked(row, path.parent)
-                trusts = wants_control_tokens(row)
-                conversations.append(tokenise_conversation(renderer, messages, tools, control_tokens=trusts))
+                checked.append((where, *_checked(row, path.parent), wants_control_tokens(row)))
             except ValueError as error:
-                problems.append(f"{path}, row {number}: {error}")
-    if not conversations and not problems:
-        problems.append(f"no rows in {', '.join(map(str, paths)) or 'sft.data, which is empty'}")
-    report_problems(problems[:10], DataError, "the demonstrations cannot be used:")
+                problems[where] = f"{where}: {error}"
+    if not checked and not problems:
+        problems[""] = f"no rows in {', '.join(map(str, paths)) or 'sft.data, which is empty'}"
+    conversations: list[list[DemonstrationRow]] = [[] for _ in checked]
+    for index in sorted(set(choose(len(checked)))):
+        where, messages, tools, trusts = checked[index]
+        try:
+            conversations[index] = tokenise_conversation(renderer, messages, tools, control_tokens=trusts)
+        except ValueError as error:
+            problems[where] = f"{where}: {error}"
+    report_problems(list(problems.values())[:10], DataError, "the demonstrations cannot be used:")
     return conversations
 
 
@@ -86,7 +100,7 @@ def tokenise_conversation(
         actions.extend(range(len(prompt.token_ids), len(ids)))
         history.append(action.as_message())
     if not actions:
-        raise ValueError("no assistant message to learn from")
+        raise ValueError(_NOTHING_TO_LEARN)
     return [*rows, DemonstrationRow(token_ids=ids, actions=tuple(actions))]
 
 
@@ -105,6 +119,8 @@ def _checked(row: Any, folder: Path) -> tuple[list[Message], list[Mapping[str, A
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError(f"'tools' must be a list of schemas, which are objects; found {tools!r:.80}")
     messages = checked_messages(row["messages"], "'messages'")
+    if not any(message["role"] == "assistant" for message in messages):
+        raise ValueError(_NOTHING_TO_LEARN)
     if has_images(row, messages):
         messages = with_row_images(messages, row_images(row), folder)
     return list(messages), tools

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -35,13 +35,8 @@ def fit_demonstrations(
     """Train `policy` in place on demonstrations. `on_step` is called with each step and its mean token loss."""
     adam = make_optimizer(policy, optimizer, learning_rate)
     skips = SkipCounter(what="policy", limit=5)
-    order: list[int] = []
-    for step in range(steps):
-        while len(order) < batch_size:
-            epoch_order = list(range(len(conversations)))
-            random.Random(mix_seed(seed, step)).shuffle(epoch_order)
-            order += epoch_order
-        chosen, order = order[:batch_size], order[batch_size:]
+    batches = demonstration_batches(len(conversations), steps=steps, batch_size=batch_size, seed=seed)
+    for step, chosen in enumerate(batches):
         rows = [row for index in chosen for row in conversations[index]]
         loss = _accumulate(policy, rows, compute)
         norm = guarded_step(
@@ -53,6 +48,18 @@ def fit_demonstrations(
         )
         skips.note(loss=loss, norm=float(norm))
         on_step(step, loss)
+
+
+def demonstration_batches(number: int, *, steps: int, batch_size: int, seed: int) -> Iterator[list[int]]:
+    """For each step, the indices of the conversations that it trains on: all of them once, before any comes again."""
+    order: list[int] = []
+    for step in range(steps if number else 0):
+        while len(order) < batch_size:
+            epoch_order = list(range(number))
+            random.Random(mix_seed(seed, step)).shuffle(epoch_order)
+            order += epoch_order
+        yield order[:batch_size]
+        order = order[batch_size:]
 
 
 def _accumulate(policy: nn.Module, rows: Sequence[DemonstrationRow], compute: Compute) -> float:

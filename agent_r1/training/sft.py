@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -20,7 +21,14 @@ from agent_r1.data import load_demonstrations
 from agent_r1.errors import ConfigError
 from agent_r1.files import write_atomically
 from agent_r1.interrupts import stop_signals
-from agent_r1.learner import Models, WeightGrowth, fit_demonstrations, make_compute, tune_layers
+from agent_r1.learner import (
+    Models,
+    WeightGrowth,
+    demonstration_batches,
+    fit_demonstrations,
+    make_compute,
+    tune_layers,
+)
 from agent_r1.learner.packing import TRIE_ATTENTION
 from agent_r1.metric_names import SFT_LOSS
 from agent_r1.models import add_adapters, choose_device, export_policy, freeze_vision, load_policy
@@ -45,7 +53,12 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     renderer = check_model(make_plan(config)).renderer
     if not config.sft.data:
         raise ConfigError("sft.data is empty; give one or more .jsonl or .parquet files of demonstrations")
-    conversations = load_demonstrations(config.sft.data, renderer)
+    settings = config.sft
+    shape = {"steps": settings.steps, "batch_size": settings.batch_size, "seed": config.trainer.seed}
+    # A short run trains on few of them, and tokenising all would take longer than its steps.
+    conversations = load_demonstrations(
+        settings.data, renderer, choose=lambda number: chain.from_iterable(demonstration_batches(number, **shape))
+    )
     device = choose_device(config.trainer.device)
     # A warm start has no checkpoints to resume from, and must not write into a run that has.
     folder, _ = open_run(replace(config, run=replace(config.run, resume="never")), say=console.info, lock=lock)
@@ -61,7 +74,7 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
         add_adapters(policy, config.model.lora, seed=config.trainer.seed, vision=config.model.train_vision)
     compute = replace(make_compute(config, policy), temperature=1.0)
     tune_layers(config, Models(policy=policy, reference=None, critic=None, compute=compute))
-    settings, growth = config.sft, WeightGrowth(policy)
+    growth = WeightGrowth(policy)
     with (
         open_trackers(config, folder, console.warn) as tracker,
         console.progress("warm start", settings.steps, in_logs=False) as bar,
@@ -78,12 +91,10 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
             fit_demonstrations(
                 policy,
                 conversations,
-                steps=settings.steps,
-                batch_size=settings.batch_size,
+                **shape,
                 learning_rate=settings.learning_rate,
                 optimizer=config.optimizer,
                 compute=compute,
-                seed=config.trainer.seed,
                 on_step=note,
             )
     rounding = export_policy(policy, renderer.tokenizer, folder.model, config)

@@ -66,8 +66,8 @@ def test_minimal_grpo_runs(tmp_path: Path) -> None:
     for folder in ("agent_r1", "examples", "recipes"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     recipe = tmp_path / "recipes" / "quickstart" / "base.yaml"
-    recipe.write_text(re.sub(r"(?<=^sft:\n  steps: )\d+$", "80", recipe.read_text(), flags=re.MULTILINE))
-    assert "  steps: 80\n" in recipe.read_text()
+    recipe.write_text(re.sub(r"(?<=^sft:\n  steps: )\d+$", "20", recipe.read_text(), flags=re.MULTILINE))
+    assert "  steps: 20\n" in recipe.read_text()
     [module] = re.findall(r"^    python -m (\S+) ", (EXAMPLES / "minimal_grpo.py").read_text(), re.MULTILINE)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(

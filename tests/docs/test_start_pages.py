@@ -36,7 +36,7 @@ def test_five_minutes_can_be_followed(tmp_path: Path) -> None:
     for command in commands_of(START):
         if command[0] == "view":
             continue
-        is_run = command[0] == "train" and "--dry-run" not in command
+        is_run = command[0] in ("train", "check") and "--dry-run" not in command
         run(tmp_path, "-m", "agent_r1.cli", *command, *([*SHORT, "eval.max_tasks=2"] if is_run else []))
     named = re.findall(r"^\| `(runs/quickstart/[\w.]+)` \|", START, re.MULTILINE)
     assert len(named) == 4

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shutil
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 
 from agent_r1.cli import app
 from agent_r1.runs import read_trajectories
-from tests.helpers.forks import run_python
+from tests.helpers.forks import forks, run_python
 from tests.helpers.talking_recipe import write_recipe
 
 pytestmark = pytest.mark.whole
@@ -31,16 +33,13 @@ class Terminal:
     """A chat in a pseudo-terminal."""
 
     def __init__(self, arguments: list[str], folder: Path) -> None:
-        pexpect = pytest.importorskip("pexpect")
-        self.child = pexpect.spawn(
-            sys.executable,
-            ["-m", "agent_r1.cli", "chat", *arguments],
-            cwd=str(folder),
-            env=environment(folder),
-            encoding="utf-8",
-            timeout=SECONDS,
-            dimensions=(50, 120),
-        )
+        fdpexpect = pytest.importorskip("pexpect.fdpexpect")
+        ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (50, 120))
+        command = ["agent-r1", "chat", *arguments]
+        self.process = forks().start(command, folder, environment(folder), terminal=theirs)
+        os.close(theirs)
+        self.child = fdpexpect.fdspawn(ours, encoding="utf-8", timeout=SECONDS)
         self.wait("/help lists the commands")
         self.prompt()
 
@@ -56,6 +55,9 @@ class Terminal:
 
     def type(self, line: str) -> None:
         self.child.sendline(line)
+
+    def press_ctrl(self, key: str) -> None:
+        self.child.send(chr(ord(key) - ord("@")))
 
     def ask(self, line: str) -> str:
         """Type a line; returns what is shown until the next prompt, without colours."""
@@ -87,7 +89,8 @@ def recipe(tmp_path: Path) -> Path:
 def terminal(model_folder: Path, recipe: Path, tmp_path: Path) -> Iterator[Terminal]:
     running = Terminal([str(model_folder), "--recipe", str(recipe)], tmp_path)
     yield running
-    running.child.close(force=True)
+    running.process.close()
+    running.child.close()
 
 
 def chat(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
@@ -99,7 +102,7 @@ def test_a_reply_streams_is_stopped_by_ctrl_c_and_the_session_continues(
 ) -> None:
     terminal.type("count")
     terminal.wait("one two three")  # visible while the rest is not sampled yet
-    terminal.child.sendintr()
+    terminal.press_ctrl("C")
     terminal.wait("[stopped; /undo takes it back]")
     terminal.prompt()
     assert "You said: still here" in terminal.ask("still here")
@@ -119,10 +122,9 @@ def test_a_reply_streams_is_stopped_by_ctrl_c_and_the_session_continues(
     [said] = after.steps
     assert said.prompt_ids[: len(cut.prompt_ids + cut.action_ids)] == cut.prompt_ids + cut.action_ids
     assert [message["content"] for message in said.observation.messages][-1] == "still here"
-    terminal.child.sendeof()
+    terminal.press_ctrl("D")
     terminal.child.expect(eof())
-    terminal.child.close()
-    assert terminal.child.exitstatus == 0
+    assert terminal.process.wait(SECONDS) == 0
 
 
 def eof() -> Any:
@@ -154,18 +156,17 @@ def test_tasks_have_rewards_tokens_log_probs_and_hostile_output_is_harmless(term
 def test_a_tool_that_hangs_is_stopped_and_ctrl_c_at_the_prompt_only_clears_the_line(terminal: Terminal) -> None:
     terminal.type("please wait")
     terminal.wait('wait(item="x")')
-    terminal.child.sendintr()
+    terminal.press_ctrl("C")
     terminal.wait("[stopped")
     terminal.prompt()
     terminal.child.send("half a line")
     terminal.wait("half a line")
-    terminal.child.sendintr()
+    terminal.press_ctrl("C")
     terminal.prompt()
     assert "You said: whole" in terminal.ask("whole")
     terminal.type("/quit")
     terminal.child.expect(eof())
-    terminal.child.close()
-    assert terminal.child.exitstatus == 0
+    assert terminal.process.wait(SECONDS) == 0
 
 
 def test_one_question_prints_the_answer_alone(model_folder: Path, recipe: Path, tmp_path: Path) -> None:

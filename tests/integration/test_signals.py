@@ -6,8 +6,6 @@ import json
 import os
 import pty
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -371,7 +369,7 @@ def start(run: list[str], **environment: str) -> Forked:
     return forks().start(["python", "-c", COMMAND, *run], ROOT, {**os.environ, **environment}, merged=True)
 
 
-def wait_for_steps(process: Forked | subprocess.Popen[str], folder: Path, steps: int) -> None:
+def wait_for_steps(process: Forked, folder: Path, steps: int) -> None:
     metrics = folder / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not metrics.is_file() or metrics.read_text().count("\n") < steps:
@@ -406,19 +404,12 @@ def test_a_command_that_a_signal_ends_says_how_to_resume(
 @pytest.mark.whole
 def test_a_command_whose_terminal_is_closed_saves_its_last_step(run: list[str], tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *run, "trainer.steps=500"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
-        stdout=theirs,
-        stderr=theirs,
-        text=True,
-    )
+    process = forks().start(["python", "-c", COMMAND, *run, "trainer.steps=500"], ROOT, terminal=theirs)
     os.close(theirs)
     wait_for_steps(process, tmp_path / "tiny", 2)
-    os.close(ours)  # every write fails from here on
-    process.send_signal(signal.SIGHUP)
+    os.close(ours)  # the system sends it SIGHUP, and every write fails from here on
     assert process.wait(timeout=60) == 129
+    process.close()
     [step] = saved_steps(tmp_path / "tiny")
     assert step >= 2
 

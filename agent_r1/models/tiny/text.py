@@ -24,21 +24,22 @@ END_OF_TURN, PADDING = "<|end|>", "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 MARKUP = (*ROLES, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
-# Short on purpose: a tool is shown as `name(parameters): description`, and every role is one token.
+# Short on purpose: a tool is shown as `name(parameters): description`, and every role is one token. Subscripts, since
+# Jinja looks for `message.role` among the attributes first, which takes a third longer.
 CHAT_TEMPLATE = """\
 {%- if tools %}<|system|>
-{%- for tool in tools %}{{ tool.function.name }}({{ tool.function.parameters.properties | join(", ") }}): \
-{{ tool.function.description }}
+{%- for tool in tools %}{% set function = tool["function"] %}\
+{{ function["name"] }}({{ function["parameters"]["properties"] | join(", ") }}): {{ function["description"] }}
 {% endfor %}<|end|>
 {%- endif %}
 {%- for message in messages %}
-{%- if message.role == "tool" %}
-{%- if loop.first or messages[loop.index0 - 1].role != "tool" %}<|user|>{% endif -%}
-<tool_response>{{ message.content }}</tool_response>
-{%- if loop.last or messages[loop.index0 + 1].role != "tool" %}<|end|>{% endif %}
-{%- else %}<|{{ message.role }}|>{{ message.content }}
-{%- for call in message.tool_calls or [] %}<tool_call>{"name": {{ call.function.name | tojson }}, "arguments": \
-{{ call.function.arguments | tojson }}}</tool_call>
+{%- if message["role"] == "tool" %}
+{%- if loop.first or messages[loop.index0 - 1]["role"] != "tool" %}<|user|>{% endif -%}
+<tool_response>{{ message["content"] }}</tool_response>
+{%- if loop.last or messages[loop.index0 + 1]["role"] != "tool" %}<|end|>{% endif %}
+{%- else %}<|{{ message["role"] }}|>{{ message["content"] }}
+{%- for call in message["tool_calls"] or [] %}{% set function = call["function"] %}\
+<tool_call>{"name": {{ function["name"] | tojson }}, "arguments": {{ function["arguments"] | tojson }}}</tool_call>
 {%- endfor %}<|end|>
 {%- endif %}
 {%- endfor %}

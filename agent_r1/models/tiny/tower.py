@@ -25,11 +25,11 @@ You may call these tools:
 {% endfor %}To call one, write <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>
 {% endif %}
 {%- for message in messages %}
-{%- if message.role == "tool" %}<|im_start|>user
-<tool_response>{{ parts(message.content) }}</tool_response><|im_end|>
-{% else %}<|im_start|>{{ message.role }}
-{{ parts(message.content) }}
-{%- for call in message.tool_calls or [] %}<tool_call>{"name": {{ call.function.name | tojson }}, "arguments": \
+{%- if message["role"] == "tool" %}<|im_start|>user
+<tool_response>{{ parts(message["content"]) }}</tool_response><|im_end|>
+{% else %}<|im_start|>{{ message["role"] }}
+{{ parts(message["content"]) }}
+{%- for call in message["tool_calls"] or [] %}<tool_call>{"name": {{ call.function.name | tojson }}, "arguments": \
 {{ call.function.arguments | tojson }}}</tool_call>
 {%- endfor %}<|im_end|>
 {% endif %}

@@ -25,12 +25,13 @@ PARTS_MACRO = """\
 {%- macro parts(content) %}
 {%- if content is string %}{{ content }}
 {%- else %}
-{%- for part in content or [] %}{% if part.type == "text" %}{{ part.text }}{% else %}<image>{% endif %}{% endfor %}
+{%- for part in content or [] -%}
+{% if part["type"] == "text" %}{{ part["text"] }}{% else %}<image>{% endif %}{% endfor %}
 {%- endif %}
 {%- endmacro %}
 """
 """Writes a message's content, be it a text or a list of parts."""
-VISION_CHAT_TEMPLATE = PARTS_MACRO + CHAT_TEMPLATE.replace("message.content", "parts(message.content)")
+VISION_CHAT_TEMPLATE = PARTS_MACRO + CHAT_TEMPLATE.replace('message["content"]', 'parts(message["content"])')
 """The template of the tiny text model, with images among the content parts of any message."""
 
 

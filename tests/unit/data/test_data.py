@@ -416,6 +416,20 @@ def test_problems_of_demonstrations_are_reported_at_once_by_row(renderer: ChatRe
     assert f"{path}, row 4: no assistant message to learn from" in report
 
 
+def test_only_the_chosen_demonstrations_are_tokenised_and_all_are_checked(
+    renderer: ChatRenderer, tmp_path: Path
+) -> None:
+    rng = random.Random(7)
+    rows = [demonstration(draw_basket(rng), rng) for _ in range(5)]
+    path = write_lines(tmp_path / "demos.jsonl", *rows)
+    everything = load_demonstrations([path], renderer)
+    chosen = load_demonstrations([path], renderer, choose=lambda number: [number - 1, 1, 1])
+    assert chosen == [[], everything[1], [], [], everything[4]]
+    bad = write_lines(tmp_path / "bad.jsonl", *rows, {"messages": [{"role": "user", "content": "a"}]})
+    with pytest.raises(DataError, match="row 5: no assistant message to learn from"):
+        load_demonstrations([bad], renderer, choose=lambda number: [0])
+
+
 def test_tools_of_a_demonstration_may_be_json_text(renderer: ChatRenderer, tmp_path: Path) -> None:
     rng = random.Random(7)
     row = demonstration(draw_basket(rng), rng)
