@@ -1,11 +1,13 @@
 """HTTP calls to one inference server. Every failure is a `ServerError` that says what the server did.
 
-`httpx` is imported here and nowhere else in this package.
+`aiohttp` is imported here and nowhere else in this package. Not `httpx`, whose pool looks at every connection for every
+request: with hundreds of open requests that is most of what one costs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +18,9 @@ from agent_r1.errors import MissingExtraError
 from agent_r1.types import SamplingParams, TokenIds
 
 try:
-    import httpx
+    import aiohttp
 except ImportError as error:
-    raise MissingExtraError("httpx", "servers", "an engine behind HTTP") from error
+    raise MissingExtraError("aiohttp", "servers", "an engine behind HTTP") from error
 
 CONNECT_SECONDS = 10.0
 """How long a connection may take."""
@@ -26,6 +28,9 @@ CONNECT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 2.0
 """How long an idle connection is kept. vLLM and SGLang close theirs after 5 s; a request on one that is being closed
 fails, and would count as a lost server."""
+
+LARGE_BODY = 1 << 20
+"""Bytes above which a body is sent in pieces, so that other requests are not held up."""
 
 RESUME_SECONDS = 30.0
 """How long a server that was paused is asked to resume."""
@@ -105,7 +110,7 @@ class Adapter(Protocol):
 class ServerClient:
     """Calls to one server."""
 
-    def __init__(self, url: str, http: httpx.AsyncClient, *, key: str | None = None) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession, *, key: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._http = http
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -125,20 +130,29 @@ class ServerClient:
         headers = self._headers if content is None else {**self._headers, "Content-Type": "application/json"}
         try:
             async with asyncio.timeout(seconds):
-                response = await self._http.request(
-                    method, self.url + path, content=content, params=params, headers=headers
-                )
+                async with self._http.request(
+                    method,
+                    self.url + path,
+                    data=_sendable(content),
+                    params=params,
+                    headers=headers,
+                    allow_redirects=False,
+                ) as response:
+                    status, text = response.status, (await response.read()).decode(errors="replace")
+        except aiohttp.ServerTimeoutError:
+            raise ServerError(f"{where}: no connection in {CONNECT_SECONDS:g} s", is_down=True) from None
         except TimeoutError:
             raise ServerError(f"{where}: no answer in {seconds:g} s") from None
-        except httpx.ConnectTimeout:
-            raise ServerError(f"{where}: no connection in {CONNECT_SECONDS:g} s", is_down=True) from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise ServerError(f"{where}: {type(error).__name__}: {error}", is_down=True) from None
-        return _read(where, response)
+        return _read(where, status, text)
 
 
-def _read(where: str, response: httpx.Response) -> Any:
-    status, text = response.status_code, response.text
+def _sendable(content: bytes | None) -> bytes | io.BytesIO | None:
+    return io.BytesIO(content) if content is not None and len(content) > LARGE_BODY else content
+
+
+def _read(where: str, status: int, text: str) -> Any:
     if status in (400, 413, 422):
         raise RequestRefusedError(f"{where}: {status} {text:.300}")
     if status in (401, 403, 404, 405):
@@ -153,12 +167,12 @@ def _read(where: str, response: httpx.Response) -> Any:
         raise ServerError(f"{where}: the answer is not JSON: {text!r:.100}") from None
 
 
-def make_http() -> httpx.AsyncClient:
+def make_http() -> aiohttp.ClientSession:
     """One pool of connections for all servers. How many requests run at once is the servers' business."""
-    return httpx.AsyncClient(
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS),
-        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-        trust_env=False,
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
     )
 
 

@@ -214,7 +214,7 @@ class ServersEngine:
             if self._pool is not None:
                 await self._pool.close()
             if self._http is not None:
-                await self._http.aclose()
+                await self._http.close()
         finally:
             self._pool, self._http, self._published = None, None, None
             await asyncio.to_thread(self._started_servers.stop)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def check_servers(config: Config) -> None:
     """Raise one `ConfigError` for everything in `engine.servers` that cannot work."""
-    require_installed("httpx", "httpx", "servers", f"engine={config.engine.name}")
+    require_installed("aiohttp", "aiohttp", "servers", f"engine={config.engine.name}")
     settings, rollout, problems = config.engine.servers, config.rollout, list[str]()
     if not settings.urls and not settings.start:
         problems.append(
