@@ -35,21 +35,24 @@ class MixingSampler(TaskSampler):
 
     def at(self, position: int) -> Task:
         """The task at a position: the next of the source that is furthest behind its share there."""
-        while len(self._places) <= position:
-            number = len(self._places) + 1
-            behind = [share * number - count for share, count in zip(self._shares, self._counts, strict=True)]
-            source = max(range(len(behind)), key=lambda index: round(behind[index], 9))
-            self._places.append((source, self._counts[source]))
-            self._counts[source] += 1
-        source, place = self._places[position]
+        source, place = self._place(position)
         return self._samplers[source].at(place)
 
     def extra(self, number: int, round_number: int, count: int) -> list[Task]:
         """Further tasks for batch `number`, in the same shares."""
         start = number * self._batch_size
         drawn = [sampler.extra(number, round_number, count) for sampler in self._samplers]
-        self.at(start + count)
-        return [drawn[self._places[start + index][0]][index] for index in range(count)]
+        return [drawn[self._place(start + index)[0]][index] for index in range(count)]
+
+    def _place(self, position: int) -> tuple[int, int]:
+        """The source of a position, and which of the source's tasks it is."""
+        while len(self._places) <= position:
+            number = len(self._places) + 1
+            behind = [share * number - count for share, count in zip(self._shares, self._counts, strict=True)]
+            source = max(range(len(behind)), key=lambda index: round(behind[index], 9))
+            self._places.append((source, self._counts[source]))
+            self._counts[source] += 1
+        return self._places[position]
 
 
 def _refuse_wrong_shares(shares: Mapping[str, float], sources: Mapping[str, Sequence[Task]]) -> None:
