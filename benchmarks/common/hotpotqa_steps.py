@@ -103,7 +103,7 @@ class StepFigures:
         }
 
 
-def measure_steps(plan: RunPlan, *, rounds: int) -> StepFigures:
+def measure_steps(plan: RunPlan, *, rounds: int, with_rollouts: bool = True) -> StepFigures:
     """Training steps in a real run, then rollouts and raw rates with its engine. Nothing is saved."""
     meter = _Meter(WARMUP + rounds)
     with recipe_folder(RECIPE), stop_signals(quiet=True) as stop, locked_run(plan.config) as lock:
@@ -131,7 +131,8 @@ def measure_steps(plan: RunPlan, *, rounds: int) -> StepFigures:
                 finally:
                     tracker.close()
                 figures = StepFigures(steps=meter.metrics[WARMUP:])
-                await _measure_rollouts(components, training, figures, rounds)
+                if with_rollouts:
+                    await _measure_rollouts(components, training, figures, rounds)
                 return figures
 
         return asyncio.run(run())

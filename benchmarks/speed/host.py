@@ -16,7 +16,8 @@ run in a real training run, from the recipe's warm start: seconds per step, roll
 of them sampled by the profiler, and the raw rate of the engine at the same lengths: the recorded prompts are sent
 straight to `engine.generate`, each to sample as many tokens as were sampled in the rollout, without stop ids, tools,
 templates or records. `at once` sends all of them together; `in turns` sends the next prompt of an episode when the last
-was answered. `ratio` is the rollouts' rate by the raw one.
+was answered. `ratio` is the rollouts' rate by the raw one. With `--steps-only` only the training steps are measured,
+also those of other engines: `--set engine.name=vllm engine.servers.urls=[http://127.0.0.1:8000]`.
 
 The data is made by the recipe (extra: search) in RUNS/hotpotqa_data once. Without `bm25s` a folder that was made
 elsewhere works too, with `--search stored`.
@@ -195,7 +196,7 @@ class HostBench:
                 watched.enter_context(profile.sampling())
             pending = None
             if hasattr(run_files, "PendingTrajectories"):
-                pending = run_files.PendingTrajectories(groups, policy_step=0)
+                pending = run_files.PendingTrajectories(groups, policy_step=0, path=path)
             else:  # a checkout that has none
                 run_files.write_trajectories(path, groups, policy_step=0)
         if pending is None:
@@ -205,7 +206,7 @@ class HostBench:
             watched.enter_context(clock.running())
             if profile is not None:
                 watched.enter_context(profile.sampling())
-            pending.write(path)
+            pending.publish()
         return clock.wall - wall
 
     @property
@@ -287,19 +288,21 @@ def step_figures(given: argparse.Namespace, runs: Path, scratch: Path) -> StepFi
     if (given.search or ("index" if find_spec("bm25s") else "stored")) == "stored":
         config = with_stored_search(config, read_demonstrations(config))
     config = replace(config, run=replace(config.run, folder=str(scratch), name="host"))
-    return measure_steps(recipe_plan(config), rounds=given.rounds)
+    return measure_steps(recipe_plan(config), rounds=given.rounds, with_rollouts=not given.steps_only)
 
 
 def show_steps(figures: StepFigures, say: Say) -> None:
     """Print the table."""
     median = figures.median
-    say(
-        f"{device_name()}: {figures.episodes} episodes, {median('calls'):.2f} calls and {median('tokens'):.0f} sampled "
-        f"tokens per episode, {median('prompt_tokens'):.0f} prompt tokens per call; medians of {len(figures.rollouts)}"
-    )
-    say("a training step, seconds")
-    for name in ("time/step", "time/rollout", "time/update"):
+    say(f"{device_name()}: a training step, seconds, medians of {len(figures.steps)}")
+    for name in ("time/step", "time/rollout", "time/update", "time/weight_sync"):
         say(f"  {name:44}{median(name):10.2f}")
+    if not figures.rollouts:
+        return
+    say(
+        f"{figures.episodes} episodes, {median('calls'):.2f} calls and {median('tokens'):.0f} sampled tokens per "
+        f"episode, {median('prompt_tokens'):.0f} prompt tokens per call; medians of {len(figures.rollouts)}"
+    )
     say("rollouts alone, and the recorded prompts and lengths straight through the engine")
     for name, words in ROLLOUT_ROWS:
         say(f"  {words:44}{median(name):10,.2f}")
@@ -344,6 +347,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each checkout, with --compare")
     parser.add_argument("--search", choices=("index", "stored"), help="on a GPU: default index, stored without bm25s")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of the recipe")
+    parser.add_argument("--steps-only", action="store_true", help="on a GPU: training steps alone, of any engine")
     parser.add_argument("--tiny", action="store_true", help="the recipe's sample, few episodes, a tokenizer made of it")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     given = parser.parse_args(arguments)
