@@ -46,15 +46,35 @@ def atomic_write(place: Path, *, partial: Path | None = None, num_bytes: int | N
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that readers, also after a crash, see either the old or the new content. Of two processes that
     write at once the later one wins."""
-    data = content.encode() if isinstance(content, str) else content
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with atomic_write(path, partial=partial, num_bytes=len(data)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+    PreparedFile(path, content).publish()
+
+
+class PreparedFile:
+    """The new content of a file, on the disk beside it: `publish` puts it in the place of the old one at once.
+
+    prepared = PreparedFile(path, content)  # the slow half of `write_atomically`
+    prepared.publish()                      # or prepared.discard()
+    """
+
+    def __init__(self, path: Path, content: str | bytes) -> None:
+        self.path = path
+        data = content.encode() if isinstance(content, str) else content
+        self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        with atomic_write(path, partial=self._partial, num_bytes=len(data)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self._partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def publish(self) -> None:
+        """Replace the file."""
+        with atomic_write(self.path, partial=self._partial):
+            self._partial.replace(self.path)
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        _remove(self._partial)
 
 
 def is_gguf(path: str | Path) -> bool:

@@ -98,6 +98,11 @@ class RunFolder:
         """The file with the rollouts of one training step."""
         return self.trajectories / f"{step}.jsonl"
 
+    def remove_unfinished_records(self) -> None:
+        """Remove rollouts that a killed run was writing: they take room."""
+        for left_behind in self.trajectories.glob(".*.partial"):
+            left_behind.unlink(missing_ok=True)
+
     def step_credit(self, step: int) -> Path:
         """The file with the credit of these rollouts, for a run with `tracking.record_credit`."""
         return self.credit / f"{step}.jsonl"

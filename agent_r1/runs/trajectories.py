@@ -15,10 +15,11 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Self
 
 from agent_r1.codec import (
     image_from_json,
@@ -29,7 +30,7 @@ from agent_r1.codec import (
     write_json_line,
 )
 from agent_r1.errors import AgentR1Error, DataError
-from agent_r1.files import write_atomically
+from agent_r1.files import PreparedFile
 from agent_r1.images import (
     Picture,
     PictureFolder,
@@ -48,7 +49,7 @@ RESTS = 2.0
 
 def write_trajectories(path: Path, groups: Iterable[Group], *, policy_step: int) -> None:
     """Write all trajectories of a batch to one file, and their pictures beside it."""
-    _Batch(groups, policy_step).write(path)
+    _Batch(groups, policy_step).prepare(path).publish()
 
 
 def picture_folder(path: Path) -> PictureFolder:
@@ -71,53 +72,56 @@ class _Batch:
         self._pictures[image.content_hash] = image
         return {"picture": image.content_hash, "width": image.width, "height": image.height}
 
-    def write_pictures(self, path: Path) -> None:
-        """Write the pictures that are not beside `path` yet."""
+    def prepare(self, path: Path) -> PreparedFile:
+        """Write the file beside its place, after the pictures that are not there yet: no line refers to a missing
+        one."""
         picture_folder(path).write(self._pictures.values())
-
-    def write(self, path: Path) -> None:
-        """Write the file; its pictures first, so that no line refers to one that is not there."""
-        self.write_pictures(path)
-        write_atomically(path, "".join(self._lines))
+        return PreparedFile(path, "".join(self._lines))
 
 
 class PendingTrajectories:
-    """The trajectories of a batch, encoded in a thread while others, such as the learner, work.
+    """The trajectories of a batch, encoded and written in a thread while others, such as the learner, work.
 
-        pending = PendingTrajectories(groups, policy_step=3, path=path)
-        ...                               # update the policy
-        pending.write(path)               # waits for the thread if it must
+        with PendingTrajectories(groups, policy_step=3, path=path) as pending:
+            ...                           # update the policy
+            pending.publish()             # waits for the thread if it must
 
-    The file is the one of `write_trajectories`. A batch that is never written leaves no trace but, with `path`, its
-    pictures, which the thread writes.
+    The file is the one of `write_trajectories`. It is there from `publish` on; a batch that is never published leaves
+    no trace but its pictures.
 
-    Until `write` is called, the thread rests after each trajectory: it would otherwise hold the interpreter's lock for
-    milliseconds each time that the learner, which starts thousands of kernels, gives it up.
+    Until `publish` is called, the thread rests after each trajectory: it would otherwise hold the interpreter's lock
+    for milliseconds each time that the learner, which starts thousands of kernels, gives it up.
     """
 
-    def __init__(self, groups: Sequence[Group], *, policy_step: int, path: Path | None = None) -> None:
+    def __init__(self, groups: Sequence[Group], *, policy_step: int, path: Path) -> None:
         self._groups, self._policy_step, self._path = groups, policy_step, path
         self._is_awaited = Event()
-        self._batch = _encoding_thread().submit(self._encode)
+        self._prepared = _recording_thread().submit(self._prepare)
 
-    def _encode(self) -> _Batch:
-        batch = _Batch(self._groups, self._policy_step, rest=self._is_awaited.wait)
-        if self._path is not None:
-            batch.write_pictures(self._path)
-        return batch
+    def __enter__(self) -> Self:
+        return self
 
-    def write(self, path: Path) -> None:
-        """Write the file."""
+    def __exit__(self, *_: object) -> None:
+        self._is_awaited.set()
+        with suppress(Exception):  # what failed in the thread was raised by `publish`, or is not asked for
+            self._prepared.result().discard()
+
+    def publish(self) -> None:
+        """Put the file in its place."""
         self._is_awaited.set()
         try:
-            batch = self._batch.result()
+            prepared = self._prepared.result()
         except Exception:  # noqa: BLE001 - what shares a record with this thread may change it; now nothing does
-            batch = self._encode()
-        batch.write(path)
+            prepared = self._prepare()
+        prepared.publish()
+
+    def _prepare(self) -> PreparedFile:
+        batch = _Batch(self._groups, self._policy_step, rest=self._is_awaited.wait)
+        return batch.prepare(self._path)
 
 
 @cache
-def _encoding_thread() -> ThreadPoolExecutor:
+def _recording_thread() -> ThreadPoolExecutor:
     """One thread: batches are encoded in order."""
     return ThreadPoolExecutor(1, thread_name_prefix="record")
 

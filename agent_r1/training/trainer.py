@@ -33,7 +33,7 @@ from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import RunPlan
 from agent_r1.training.run_log import RunLog
 from agent_r1.training.summary import Summary
-from agent_r1.types import SamplingParams, TrajectoryCredit
+from agent_r1.types import Group, SamplingParams, TrajectoryCredit
 
 
 class Trainer:
@@ -146,24 +146,21 @@ class Trainer:
         self._ranks.agree_now(self.folder.ensure_owned)
         experience = gather_experience(groups, self.shaping, self.critic_view)
         credit: list[TrajectoryCredit] | None = [] if self._records_credit(step + 1) else None
-        record: PendingTrajectories | None = None
-        if _is_due(step + 1, self.config.tracking.record_every) and self._ranks.is_first:
-            path = self.folder.step_trajectories(step + 1)
-            record = PendingTrajectories(groups, policy_step=step, path=path)
-        async with self.engine.paused():
-            async with self._ranks.collective(f"the update of step {step + 1}"):
-                with self._paused_clock(), explain_cuda_oom(self.config):
-                    learned = await self.learner.learn(
-                        experience, step=step, on_credit=None if credit is None else credit.extend
-                    )
-                self.learner.check_growth()
-            updated = time.perf_counter()
-            self._progress.step += 1
-            self._last_step.note()
-            await self._push_weights()
-        synchronised = time.perf_counter()
-        if record is not None:
-            self._record(record, credit)
+        with self._recording(groups) as record:
+            async with self.engine.paused():
+                async with self._ranks.collective(f"the update of step {step + 1}"):
+                    with self._paused_clock(), explain_cuda_oom(self.config):
+                        learned = await self.learner.learn(
+                            experience, step=step, on_credit=None if credit is None else credit.extend
+                        )
+                    self.learner.check_growth()
+                updated = time.perf_counter()
+                self._progress.step += 1
+                self._last_step.note()
+                await self._push_weights()
+            synchronised = time.perf_counter()
+            if record is not None:
+                self._publish(record, credit)
         finished = time.perf_counter()
         self._progress.train_seconds += finished - started
         metrics = {
@@ -208,15 +205,20 @@ class Trainer:
 
         await self._ranks.gather(push)
 
-    def _record(self, record: PendingTrajectories, credit: Sequence[TrajectoryCredit] | None) -> None:
-        """Write the rollouts of the step, their credit first: whoever finds the rollouts finds it too. They were
-        encoded during the update; what is left is to write them, so that whoever finds the step's metrics finds them
-        too."""
+    def _recording(self, groups: Sequence[Group]) -> AbstractContextManager[PendingTrajectories | None]:
+        """The rollouts of the step that begins, recorded during its update; None when they are not recorded."""
         step = self._progress.step
+        if not (_is_due(step + 1, self.config.tracking.record_every) and self._ranks.is_first):
+            return nullcontext()
+        return PendingTrajectories(groups, policy_step=step, path=self.folder.step_trajectories(step + 1))
+
+    def _publish(self, record: PendingTrajectories, credit: Sequence[TrajectoryCredit] | None) -> None:
+        """Put the rollouts of the step in their place, their credit first: whoever finds the rollouts finds it too.
+        They were written during the update; whoever finds the step's metrics finds them."""
         with self._log.tolerate_storage_errors("error/failed_records"):
             if credit is not None:
-                write_credit(self.folder.step_credit(step), credit)
-            record.write(self.folder.step_trajectories(step))
+                write_credit(self.folder.step_credit(self._progress.step), credit)
+            record.publish()
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -294,6 +296,7 @@ class Trainer:
         self._progress.step = checkpoint.step
         self._progress.train_seconds = float(checkpoint.state["train_seconds"])
         self._last_step.note()
+        self._ranks.by_first(self.folder.remove_unfinished_records)
         self._ranks.by_first(self._write_config)
         self.console.info(f"resuming from step {checkpoint.step} of {self.folder.path}")
 

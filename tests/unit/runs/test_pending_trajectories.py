@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from dataclasses import replace
@@ -84,8 +85,7 @@ class Note:
 
 def test_the_thread_rests_only_until_it_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.runs.trajectories.RESTS", 1e6)
-    pending = PendingTrajectories([group(), group()], policy_step=3)
-    pending.write(tmp_path / "pending.jsonl")
+    PendingTrajectories([group(), group()], policy_step=3, path=tmp_path / "pending.jsonl").publish()
     write_trajectories(tmp_path / "at_once.jsonl", [group(), group()], policy_step=3)
     assert (tmp_path / "pending.jsonl").read_text() == (tmp_path / "at_once.jsonl").read_text()
 
@@ -93,47 +93,58 @@ def test_the_thread_rests_only_until_it_is_waited_for(tmp_path: Path, monkeypatc
 def test_the_file_is_the_one_that_is_written_at_once(tmp_path: Path) -> None:
     groups = [group(metrics={"a": 1.0}), group()]
     write_trajectories(tmp_path / "at_once.jsonl", groups, policy_step=3)
-    PendingTrajectories(groups, policy_step=3).write(tmp_path / "later.jsonl")
+    PendingTrajectories(groups, policy_step=3, path=tmp_path / "later.jsonl").publish()
     assert (tmp_path / "later.jsonl").read_bytes() == (tmp_path / "at_once.jsonl").read_bytes()
     assert list(read_trajectories(tmp_path / "later.jsonl")) == [t for some in groups for t in some]
 
 
 def test_others_work_while_it_is_encoded(tmp_path: Path) -> None:
     note = Note(may=threading.Event())
-    pending = PendingTrajectories([group(note=note)], policy_step=0)  # returns although nothing can be encoded yet
+    pending = PendingTrajectories([group(note=note)], policy_step=0, path=tmp_path / "1.jsonl")  # returns at once
     assert note.may is not None
     note.may.set()
-    pending.write(tmp_path / "1.jsonl")
+    pending.publish()
     assert {thread.name.partition("_")[0] for thread in note.threads} == {"record"}
     assert (tmp_path / "1.jsonl").read_text().count("noted") == 3
 
 
 def test_what_changed_while_it_was_encoded_is_encoded_again(tmp_path: Path) -> None:
     note = Note(failures=2)  # the second: an entry that orjson cannot write is written without it
-    PendingTrajectories([group(note=note)], policy_step=0).write(tmp_path / "1.jsonl")
+    PendingTrajectories([group(note=note)], policy_step=0, path=tmp_path / "1.jsonl").publish()
     assert note.threads[-1] is threading.current_thread()
     assert (tmp_path / "1.jsonl").read_text().count("noted") == 3
 
 
 def test_what_cannot_be_encoded_is_an_error_where_it_is_written(tmp_path: Path) -> None:
-    pending = PendingTrajectories([group(note=Note(failures=99))], policy_step=0)
+    pending = PendingTrajectories([group(note=Note(failures=99))], policy_step=0, path=tmp_path / "1.jsonl")
     with pytest.raises(RuntimeError, match="changed size"):
-        pending.write(tmp_path / "1.jsonl")
+        pending.publish()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_a_storage_error_where_it_is_written(tmp_path: Path) -> None:
-    pending = PendingTrajectories([group(text="x" * 5000)], policy_step=0)
-    with files_of_at_most(1000), pytest.raises(StorageError, match=r"1\.jsonl cannot be written"):
-        pending.write(tmp_path / "1.jsonl")
-    assert half_written(tmp_path) == []
+def test_a_full_disk_is_a_storage_error_where_it_is_published(tmp_path: Path) -> None:
+    with files_of_at_most(1000):
+        pending = PendingTrajectories([group(text="x" * 5000)], policy_step=0, path=tmp_path / "1.jsonl")
+        with pytest.raises(StorageError, match=r"1\.jsonl cannot be written"):
+            pending.publish()
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_batch_that_is_never_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    PendingTrajectories([group()], policy_step=0)
-    PendingTrajectories([group()], policy_step=0).write(tmp_path / "2.jsonl")  # one thread: the first has ended
-    assert [path.name for path in tmp_path.iterdir()] == ["2.jsonl"]
+def test_the_file_is_there_from_its_publication_on(tmp_path: Path) -> None:
+    with PendingTrajectories([group()], policy_step=0, path=tmp_path / "1.jsonl") as pending:
+        PendingTrajectories([group()], policy_step=0, path=tmp_path / "2.jsonl").publish()  # the same thread, later
+        assert [path.name for path in half_written(tmp_path)] == [f".1.jsonl.{os.getpid()}.partial"]
+        assert not (tmp_path / "1.jsonl").exists()
+        pending.publish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.jsonl", "2.jsonl"]
+
+
+def test_a_batch_that_is_never_published_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), PendingTrajectories([group()], policy_step=0, path=tmp_path / "1.jsonl"):
+        raise ZeroDivisionError
+    with PendingTrajectories([group(note=Note(failures=99))], policy_step=0, path=tmp_path / "2.jsonl"):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- in a run -------------------------------------------------------------------------------------------------------
@@ -179,3 +190,38 @@ def test_a_run_that_is_killed_right_after_a_step_has_lost_nothing_of_it(tmp_path
         assert {"1.jsonl", "2.jsonl"} <= {path.name for path in (folder / name).iterdir()}
     assert len(list(read_trajectories(folder / "trajectories" / "2.jsonl"))) > 0
     assert half_written(folder) == []
+
+
+KILLED_IN_AN_UPDATE = """
+import os, signal, sys
+from pathlib import Path
+from agent_r1.learner.learner import TorchLearner
+from tests.helpers import commands
+from tests.helpers.full_disks import half_written
+from tests.helpers.tiny_runs import score_variety
+
+learn = TorchLearner.learn
+
+async def learn_or_die(self, experience, *, step, on_credit=None):
+    while step == 1:
+        if half_written(Path(sys.argv[1])):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return await learn(self, experience, step=step, on_credit=on_credit)
+
+TorchLearner.learn = learn_or_die
+commands.train(*sys.argv[2:], quiet=True, reward=score_variety)
+"""
+
+
+@pytest.mark.whole
+def test_what_a_run_that_was_killed_in_an_update_had_written_is_gone_when_it_resumes(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    overrides = [*tiny_overrides(tmp_path, model_folder), "trainer.steps=2", "trainer.save_every=1"]
+    folder, root = tmp_path / "tiny", Path(__file__).parents[3]
+    done = run_python("-c", KILLED_IN_AN_UPDATE, str(folder), *overrides, cwd=root)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(half_written(folder)) == 1
+    commands.train(*overrides, quiet=True, reward=score_variety)
+    assert half_written(folder) == []
+    assert {path.name for path in folder.glob("trajectories/[0-9]*.jsonl")} == {"1.jsonl", "2.jsonl"}
