@@ -139,10 +139,10 @@ def test_a_file_that_is_there_is_not_written_again(tmp_path: Path) -> None:
 
 def test_pictures_are_written_while_others_work(tmp_path: Path) -> None:
     pending = PendingTrajectories([group_of(RED, BLUE)], policy_step=0, path=tmp_path / "1.jsonl")
-    pending._batch.result()
+    pending._prepared.result()
     assert len(files_in(tmp_path)) == 2
     assert not (tmp_path / "1.jsonl").exists()
-    pending.write(tmp_path / "1.jsonl")
+    pending.publish()
     assert list(read_trajectories(tmp_path / "1.jsonl")) == list(group_of(RED, BLUE))
 
 
@@ -155,13 +155,13 @@ def test_a_full_disk_is_one_storage_error_and_leaves_no_line_without_its_picture
         return opened(self, mode, *more, **named)
 
     opened = Path.open
-    pending = PendingTrajectories([group_of(RED)], policy_step=0)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", full)
+        pending = PendingTrajectories([group_of(RED)], policy_step=0, path=tmp_path / "1.jsonl")
         with pytest.raises(StorageError, match=r"\.png.*No space left"):
-            pending.write(tmp_path / "1.jsonl")
+            pending.publish()
     assert not (tmp_path / "1.jsonl").exists()
-    pending.write(tmp_path / "1.jsonl")
+    pending.publish()
     assert list(read_trajectories(tmp_path / "1.jsonl")) == list(group_of(RED))
 
 
