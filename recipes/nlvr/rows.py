@@ -118,9 +118,11 @@ def _episode(
 
 
 def conclusion(meaning: Meaning, notes: Sequence[Note]) -> str:
-    """The notes of all boxes, what they add up to, what that had to be, and the answer: "1 1 0 = 2 == 2 | true"."""
+    """The notes of all boxes, what they add up to, what that had to be, whether it is, and the answer:
+    "1 1 0 = 2 == 2 yes | true"."""
     tally = meaning.tally(notes)
-    return " ".join([*map(str, notes), "=", *map(str, tally), meaning.wanted, "|", str(meaning.decide(tally)).lower()])
+    verdict, answer = ("yes", "true") if meaning.decide(tally) else ("no", "false")
+    return " ".join([*map(str, notes), "=", *map(str, tally), meaning.wanted, verdict, "|", answer])
 
 
 def _user(picture: Image.Image, text: str) -> dict[str, Any]:

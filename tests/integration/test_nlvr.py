@@ -397,7 +397,7 @@ def test_a_demonstration_counts_notes_and_adds_up() -> None:
         "boxes with a black item >= 2 : == 2",
         "tower black a1 yellow black a2 = a2 >= 2 yes , 1",
         "tower blue = a0 >= 2 no , 0",
-        "tower black a1 black a2 = a2 >= 2 yes , 1 | 1 0 1 = 2 == 2 | true",
+        "tower black a1 black a2 = a2 >= 2 yes , 1 | 1 0 1 = 2 == 2 yes | true",
     ]
 
 
