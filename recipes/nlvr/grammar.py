@@ -29,11 +29,12 @@ from .properties import (
     of_towers_too,
 )
 from .scenes import NUM_BOXES
+from .wording import reworded, roughened
 
 WITH = "[with|with|with|that has|which has|having|that have|that contains|that contain|which contains|containing]"
 HAS = "[%has|%has|contains|contain]"
-_SLIPS = 0.04
-"""How often a word has a slip of the finger."""
+_JOINED = 0.2
+"""How often a sentence joins two properties that no rule has together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +172,13 @@ OF_TOWERS = (
     Rule(
         "there %be <q:count> towers [with|of|that have] the same height",
         (True,),
-        lambda v: m.counted_note(m.is_like(), m.most_alike, lambda tally: v["q"].holds(tally[0])),
+        lambda v: m.counted_note("alike", m.is_like(), m.most_alike, v["q"]),
         2,
     ),
     Rule(
         "there %be <q:count> towers [which has|that have|with] the same <e:end> color",
         (True,),
-        lambda v: Meaning(lambda box: m.end_color(box, v["e"]), m.most_alike, lambda tally: v["q"].holds(tally[0])),
+        lambda v: m.end_noted("alike", v["e"], m.most_alike, v["q"]),
         2,
     ),
 )
@@ -199,26 +200,19 @@ OF_ITEMS = (
     Rule(
         "[|the ]<c:color> <s:shape>s are<w:place>",
         (False,),
-        lambda v: m.items_amount(
-            lambda item: m.is_like(v["c"], v["s"])(item) and not m.is_at(item, v["w"]), Amount("==", 0)
-        ),
+        lambda v: m.items_amount(m.is_like(v["c"], v["s"], None, m.opposite(v["w"])), Amount("==", 0)),
         1,
     ),
     Rule(
         "there %be <q:count> <c:color> or <d:color> <s:shape>%s<w:maybe_place>",
         (False,),
-        lambda v: m.items_amount(
-            lambda item: m.is_like(v["c"], v["s"], None, v["w"])(item) or m.is_like(v["d"], v["s"], None, v["w"])(item),
-            v["q"],
-        ),
+        lambda v: m.items_amount(m.is_like(f"{v['c']} or {v['d']}", v["s"], None, v["w"]), v["q"]),
         5,
     ),
     Rule(
         "there %be <q:count> <s:shape>%s<w:place> that is not <c:color>",
         (False,),
-        lambda v: m.items_amount(
-            lambda item: m.is_like(None, v["s"], None, v["w"])(item) and not m.is_like(v["c"])(item), v["q"]
-        ),
+        lambda v: m.items_amount(m.is_like(f"not {v['c']}", v["s"], None, v["w"]), v["q"]),
         3,
     ),
     Rule(
@@ -230,17 +224,13 @@ OF_ITEMS = (
     Rule(
         "all <c:maybe_color><s:shape>s are in the same box",
         (False,),
-        lambda v: m.counted_note(
-            like(v), lambda notes: (sum(bool(note) for note in notes),), lambda tally: tally == (1,)
-        ),
+        lambda v: m.counted_note("filled", like(v), m.num_nonzero, Amount("==", 1)),
         4,
     ),
     Rule(
         "all [the |]<c:maybe_color><s:shape>s are<w:place>",
         (False,),
-        lambda v: m.items_amount(
-            lambda item: m.is_like(v["c"], v["s"])(item) and not m.is_at(item, v["w"]), Amount("==", 0)
-        ),
+        lambda v: m.items_amount(m.is_like(v["c"], v["s"], None, m.opposite(v["w"])), Amount("==", 0)),
         4,
     ),
 )
@@ -263,6 +253,8 @@ TOWER_ITEMS = (
         "[there %be |]only <k:number> <c:color> and <j:number> <d:color> [item|square]%s are touching the wall",
         (True,),
         lambda v: Meaning(
+            f"count {v['c']} {v['d']} base",
+            f"== {v['k']} {v['j']}",
             lambda box: m.end_color(box, "base"),
             lambda notes: (notes.count(v["c"]), notes.count(v["d"])),
             lambda tally: tally == (v["k"], v["j"]) and sum(tally) == NUM_BOXES,
@@ -278,9 +270,7 @@ TOWER_ITEMS = (
     Rule(
         "there %be [|a |only ]one color touching the wall",
         (True,),
-        lambda v: Meaning(
-            lambda box: m.end_color(box, "base"), lambda notes: (len(set(notes)),), lambda tally: tally == (1,)
-        ),
+        lambda v: m.end_noted("different", "base", m.num_different, Amount("==", 1)),
         0.5,
     ),
 )
@@ -297,6 +287,8 @@ def rules() -> tuple[Rule, ...]:
         *_grouped("box", BOX_PROPERTIES, (False,), 0.5),
         *_grouped("box", of_towers_too(BOX_PROPERTIES), (True,), 0.1),
         *_grouped("box", STACK_PROPERTIES, (True,), 0.15),
+        *_grouped("tower", of_towers_too(BOX_PROPERTIES), (True,), 0.04),
+        *_grouped("box", TOWER_PROPERTIES, (True,), 0.03),
     )
 
 
@@ -312,10 +304,51 @@ def understand(sentence: str, *, towers: bool) -> Meaning | None:
 
 def random_statement(rng: random.Random) -> Statement:
     """A sentence that the rules write."""
+    text, towers, meaning = _of_a_rule(rng)
+    return Statement(roughened(text, rng), towers, meaning)
+
+
+def varied_statement(rng: random.Random) -> Statement:
+    """A sentence of a rule, or of two properties, often with other words for the same. Not all can be read."""
+    text, towers, meaning = _of_two_properties(rng) if rng.random() < _JOINED else _of_a_rule(rng)
+    blocks = towers and not any(word in text for word in ("box", "square"))
+    return Statement(roughened(reworded(text, rng, blocks=blocks), rng), towers, meaning)
+
+
+def _of_a_rule(rng: random.Random) -> tuple[str, bool, Meaning]:
     chosen, limits = _weighted()
     rule = rng.choices(chosen, cum_weights=limits)[0]
     text, values = write(rule.template, rng)
-    return Statement(roughened(text, rng), rng.choice(rule.towers), rule.meaning(values))
+    return text, rng.choice(rule.towers), rule.meaning(values)
+
+
+_OF_A_TOWER = "there %be <q:count> <c:color> block%s {AT} <e:end> of [a|the] tower {WITH} "
+_JOINTS = (" and ", " and ", " and ", ", ", " with ", " which has ", " that has ", " having ", " but ")
+
+
+def _of_two_properties(rng: random.Random) -> tuple[str, bool, Meaning]:
+    towers = rng.random() < 0.75
+    properties = [*TOWER_PROPERTIES, *STACK_PROPERTIES] if towers else BOX_PROPERTIES
+    weights = [prop.weight**0.5 for prop in properties]
+    group = "tower" if towers and rng.random() < 0.8 else "box"
+    while True:
+        one, other = rng.choices(properties, weights, k=2)
+        if group == "tower" and rng.random() < 0.2:
+            text, values = write(_OF_A_TOWER.format(AT=AT, WITH=WITH), rng)
+            test = m.end_is(values["e"], values["c"])
+            joint, count = " ", values["q"]
+        else:
+            frame, kind, _ = rng.choices(GROUP_FRAMES, [often for _, _, often in GROUP_FRAMES])[0]
+            nouns = {"group": f"{group}%s", "groups": "towers" if group == "tower" else "boxes"}
+            text, values = write(frame.format(**nouns, WITH=WITH, HAS=HAS, text=one.template), rng)
+            test = one.test(values)
+            joint = rng.choice(_JOINTS)
+            count = {"all": Amount(">=", NUM_BOXES), "any": ONE}.get(kind) or values["q"]
+        more, more_values = write(other.template, rng)
+        test = m.both(test, other.test(more_values))
+        told = [part.counted.told if part.counted else part.name for part in test.parts]
+        if len(set(told)) == len(told) <= 3:
+            return " ".join(f"{text}{joint}{more}".split()), towers, m.boxes_amount(test, count)
 
 
 @cache
@@ -325,26 +358,3 @@ def _weighted() -> tuple[list[Rule], list[float]]:
         total += rule.weight
         limits.append(total)
     return list(rules()), limits
-
-
-def roughened(text: str, rng: random.Random) -> str:
-    """A sentence as people left it: with or without a capital and a period, now and then with a slip of the finger. The
-    corpus has lost the first letter of sentences that begin with A."""
-    headless = text.startswith("a")
-    text = text[headless:].strip()
-    if rng.random() < _SLIPS:
-        words = text.split()
-        place = rng.randrange(len(words))
-        words[place] = _slipped(words[place], rng)
-        text = " ".join(words)
-    if rng.random() < 0.7 and not headless:
-        text = text[:1].upper() + text[1:]
-    return text + "." * (rng.random() < 0.45)
-
-
-def _slipped(word: str, rng: random.Random) -> str:
-    if len(word) < 4:
-        return word
-    place = rng.randrange(1, len(word) - 2)
-    swapped = word[:place] + word[place + 1] + word[place] + word[place + 2 :]
-    return rng.choice((swapped, word[:place] + word[place + 1 :], word[:place] + word[place] + word[place:]))

@@ -33,6 +33,9 @@ class Amount:
     sign: str
     number: int
 
+    def __str__(self) -> str:
+        return f"{self.sign} {self.number}"
+
     def holds(self, count: int) -> bool:
         """Whether a count is such an amount."""
         if self.sign == "==":

@@ -9,7 +9,7 @@ from typing import Any
 from agent_r1.config import Config
 from agent_r1.training import tiny_start
 
-INPUT_BYTES = 6 * 2**30
+INPUT_BYTES = 9 * 2**30
 """What the processed images of the warm start may take: each is seen many times and takes milliseconds to process."""
 TOKENIZER_ROWS, SENTENCES_PER_ROW = 400, 50
 """The tokenizer reads so many demonstrations and, in rows of so many, the sentences of others: their rarer words would

@@ -86,7 +86,7 @@ TOWER_PROPERTIES = (
     Property("only <c:color> and <d:color> [blocks|items]", lambda v: m.only_colors(v["c"], v["d"]), 0.6),
     Property("only <c:color> [blocks|items]", lambda v: m.only_colors(v["c"]), 0.6),
     Property("only one color", lambda v: m.num_colors(1), 0.5),
-    Property("<n:number> [different|] colors", lambda v: m.num_colors(v["n"]), 0.3),
+    Property("<n:number> [different |]colors", lambda v: m.num_colors(v["n"]), 0.3),
     Property(
         "a <c:color> <e:end> and a <d:color> [block|object] [at the|on] top",
         lambda v: m.both(m.end_is(v["e"], v["c"]), m.end_is("top", v["d"])),
@@ -101,7 +101,7 @@ TOWER_PROPERTIES = (
 _ANY_ITEM = "[item|item|object|block]"
 STACK_PROPERTIES = (
     Property(
-        f"<k:count> {_ANY_ITEM}%s and [a|the|] <c:color> [one|item|block] [|is ][on top|at the top]",
+        f"<k:count> {_ANY_ITEM}%s and [a |the |]<c:color> [one|item|block] [|is ][on top|at the top]",
         lambda v: m.both(m.has(v["k"], m.is_like()), m.end_is("top", v["c"])),
         2,
     ),

@@ -1,13 +1,13 @@
 """What the model of nlvr reads: tasks, captions of boxes, demonstrations.
 
-A demonstration looks at one box after the other, says what is in it and what that means for the sentence (a note), and
-decides by the notes. In a demonstration without pictures the tool answers with what is in the box, as text: it teaches
-what sentences mean, and costs little. Images are PIL images in these rows; `write_rows` stores them beside the file.
+A demonstration says what the sentence means (its plan), looks at one box after the other, says what is in it and what
+that means for the plan (a note), and decides by the notes. In a demonstration without pictures the tool answers with
+what is in the box, as text: it teaches what sentences mean, and costs little. Images are PIL images in these rows;
+`write_rows` stores them beside the file.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,7 +104,7 @@ def demonstration_in_words(sentence: str, scene: Scene, meaning: Meaning) -> dic
 def _episode(
     opening: list[dict[str, Any]], answer_of_tool: Callable[[int], Any], scene: Scene, meaning: Meaning
 ) -> dict[str, Any]:
-    messages, words, notes = opening, "", []
+    messages, words, notes = opening, meaning.plan, []
     for number in range(1, NUM_BOXES + 1):
         function = {"name": crop.name, "arguments": {"box": number}}
         call = {"type": "function", "function": function}
@@ -118,15 +118,11 @@ def _episode(
 
 
 def conclusion(meaning: Meaning, notes: Sequence[Note]) -> str:
-    """The notes of all boxes, what they add up to, and the answer: "1 1 0 = 2 | true"."""
+    """The notes of all boxes, what they add up to, what that had to be, whether it is, and the answer:
+    "1 1 0 = 2 == 2 yes | true"."""
     tally = meaning.tally(notes)
-    return " ".join([*map(str, notes), "=", *map(str, tally), "|", str(meaning.decide(tally)).lower()])
-
-
-def guess(sentence: str, picture: Image.Image, rng: random.Random) -> dict[str, Any]:
-    """An episode that answers at once, without a look, and is right half of the time."""
-    answer = {"role": "assistant", "content": rng.choice(("true", "false"))}
-    return {"messages": [*prompt(sentence, picture), answer], "tools": [dict(crop.tool_schema)]}
+    verdict, answer = ("yes", "true") if meaning.decide(tally) else ("no", "false")
+    return " ".join([*map(str, notes), "=", *map(str, tally), meaning.wanted, verdict, "|", answer])
 
 
 def _user(picture: Image.Image, text: str) -> dict[str, Any]:

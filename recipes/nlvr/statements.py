@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from functools import cached_property
 
-from .grammar import Statement, random_statement
+from .grammar import Statement, varied_statement
 from .meaning import Note
 from .scenes import NUM_BOXES, Box, Scene, changed, random_box, random_tower
 
@@ -47,7 +47,7 @@ class PairMaker:
         """A sentence, a scene that it is true of and one that it is false of."""
         while True:
             known = self._rng.random() < self._share
-            statement = self._rng.choice(self._known) if known else random_statement(self._rng)
+            statement = self._rng.choice(self._known) if known else varied_statement(self._rng)
             scenes = self._scenes(statement)
             if scenes is not None:
                 return statement, *scenes

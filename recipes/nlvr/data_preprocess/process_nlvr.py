@@ -32,8 +32,6 @@ with recipe_folder(Path(__file__).resolve().parents[1]):
     corpus, grammar, rows, scenes = (load_module(name) for name in ("corpus", "grammar", "rows", "scenes"))
     statements, tools = load_module("statements"), load_module("tools")
 
-GUESSES = 0.1
-"""The share of demonstrations that answer without looking at the boxes."""
 KNOWN = 0.3
 """The share of drawn rows whose sentence is one of the training rows."""
 MAX_POOL = 2000
@@ -46,9 +44,9 @@ class Amounts:
 
     demonstrations: int = 8000
     """Of the warm start, in pairs of a true and a false scene for a sentence."""
-    sentences: int = 40000
+    sentences: int = 24000
     """Demonstrations without pictures, in such pairs."""
-    tasks: int = 2400
+    tasks: int = 800
     """To train on, in such pairs."""
     workers: int = min(16, os.cpu_count() or 1)
     """Processes that draw. Each draws rows of its own, so other numbers give other rows."""
@@ -83,14 +81,14 @@ def understood(examples: Sequence[Any]) -> list[tuple[Any, Any]]:
     return found
 
 
-def real_rows(examples: Sequence[Any], rng: random.Random) -> Iterator[dict[str, Any]]:
+def real_rows(examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """Warm-start rows of training examples: captions of all, demonstrations of those that the grammar understands."""
     for example in examples:
         picture = example.picture()
         crops = [tools.box_of(picture, number) for number in range(1, tools.NUM_BOXES + 1)]
         yield rows.caption_row(list(zip(crops, example.boxes, strict=True)))
     for example, meaning in understood(examples):
-        yield _demonstration(example.sentence, example.picture(), example.boxes, meaning, rng)
+        yield rows.demonstration(example.sentence, example.picture(), example.boxes, meaning)
 
 
 def drawn_rows(maker: Any, rng: random.Random, num_pairs: int) -> Iterator[dict[str, Any]]:
@@ -99,7 +97,7 @@ def drawn_rows(maker: Any, rng: random.Random, num_pairs: int) -> Iterator[dict[
         statement, *pair = maker.pair()
         for scene in pair:
             picture = scenes.draw_picture(scene)
-            yield _demonstration(statement.sentence, picture, scene, statement.meaning, rng)
+            yield rows.demonstration(statement.sentence, picture, scene, statement.meaning)
         boxes = scenes.random_scene(rng, towers=False)
         picture = scenes.draw_picture(boxes)
         yield rows.caption_row([(tools.box_of(picture, place + 1), box) for place, box in enumerate(boxes)])
@@ -121,12 +119,6 @@ def drawn_tasks(maker: Any, num_pairs: int) -> Iterator[dict[str, Any]]:
         yield rows.synthetic_row(statement.sentence, false, False)
 
 
-def _demonstration(sentence: str, picture: Any, scene: Any, meaning: Any, rng: random.Random) -> dict[str, Any]:
-    if rng.random() < GUESSES:
-        return dict(rows.guess(sentence, picture, rng))
-    return dict(rows.demonstration(sentence, picture, scene, meaning))
-
-
 def write_data(folder: Path, local_dataset_path: Path | None = None, amounts: Amounts | None = None) -> None:
     """Write `warm_start.jsonl` (of training examples and drawn scenes), `test.jsonl`, `validation.jsonl` and
     `train.jsonl`."""
@@ -143,7 +135,7 @@ def write_data(folder: Path, local_dataset_path: Path | None = None, amounts: Am
     for old in folder.glob("*.part*.jsonl"):
         old.unlink()
     with _drawing(folder, list(sentences), amounts):
-        write_rows(folder / "warm_start.part_real.jsonl", real_rows(train, random.Random("nlvr")))
+        write_rows(folder / "warm_start.part_real.jsonl", real_rows(train))
         write_rows(folder / "train.part_real.jsonl", (_real_task(example, "train") for example in train))
         for name in ("test", "validation"):
             tasks = (_real_task(example, name) for example in splits[name][: amounts.limit])
