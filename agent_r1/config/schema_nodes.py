@@ -92,7 +92,7 @@ def _quick_loader() -> Any:
     if not yaml.__with_libyaml__:
         return loader
 
-    class Loader(yaml.cyaml.CParser, loader):  # type: ignore[misc]
+    class Loader(yaml.cyaml.CParser, loader):  # type: ignore[misc, valid-type]
         def __init__(self, stream: Any) -> None:
             yaml.cyaml.CParser.__init__(self, stream)
             yaml.constructor.SafeConstructor.__init__(self)
