@@ -21,6 +21,7 @@ from agent_r1.config.hydra_compose import PACKAGE_FOLDER, REFUSALS, composed
 from agent_r1.config.overrides import Overrides, override_texts
 from agent_r1.config.quoting import readable
 from agent_r1.config.schema import Config
+from agent_r1.config.schema_nodes import on_schema, read_yaml
 from agent_r1.constraints import field_problems, unusable_parts
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 from agent_r1.paths import cache_dir
@@ -168,7 +169,7 @@ def to_yaml(config: Config) -> str:
 
 def _node(config: Config) -> DictConfig:
     """The configuration for OmegaConf, which knows the schema but no `Part`."""
-    return _on_schema(to_plain(config))
+    return on_schema(to_plain(config))
 
 
 def _pickled_node(config: Config) -> bytes:
@@ -176,22 +177,12 @@ def _pickled_node(config: Config) -> bytes:
     try:
         return _pickled_on_schema(pickle.dumps(plain, -1))
     except (pickle.PicklingError, TypeError, AttributeError):  # OmegaConf says which value it cannot hold
-        return pickle.dumps(_on_schema(plain), -1)
+        return pickle.dumps(on_schema(plain), -1)
 
 
 @lru_cache(maxsize=128)
 def _pickled_on_schema(plain: bytes) -> bytes:
-    return pickle.dumps(_on_schema(pickle.loads(plain)), -1)
-
-
-def _on_schema(values: Any) -> DictConfig:
-    return cast(DictConfig, OmegaConf.unsafe_merge(pickle.loads(_pickled_schema()), values))
-
-
-@cache
-def _pickled_schema() -> bytes:
-    """The schema as a node. Unpickling is the fastest copy."""
-    return pickle.dumps(OmegaConf.structured(Config), -1)
+    return pickle.dumps(on_schema(pickle.loads(plain)), -1)
 
 
 def value_problems(config: Config) -> list[str]:
@@ -208,7 +199,7 @@ def value_problems(config: Config) -> list[str]:
 def from_yaml(text: str) -> Config:
     """The configuration that `to_yaml` wrote."""
     try:
-        return cast(Config, OmegaConf.to_object(_on_schema(OmegaConf.create(text))))
+        return cast(Config, OmegaConf.to_object(read_yaml(text)))
     except ConfigKeyError as error:
         raise ConfigError(
             f"a saved configuration has the key '{error.full_key}', which this version does not know: it was written "
