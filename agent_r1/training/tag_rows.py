@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from agent_r1.chat import Tokenizer
+from agent_r1.data import DemonstrationRow
 
 _MIN_COSINE = 0.9999
 """Of rows that are equal but for rounding. In SmolLM2, rows of trained tokens and of unused ones have up to 0.993."""
@@ -71,4 +72,35 @@ def describe_shared(rows: Sequence[SharedRow]) -> str:
     return (
         f"{first} has the same row of the output head as {others}{rest}: the model was never trained to write "
         f"{'them' if more else 'it'}, and cannot tell such tokens apart"
+    )
+
+
+def warm_start_warning(
+    policy: nn.Module,
+    tokenizer: Tokenizer,
+    conversations: Iterable[Sequence[DemonstrationRow]],
+    *,
+    steps: int,
+    learning_rate: float,
+) -> str | None:
+    """A warning when demonstrations have tags that the model was never trained to write, and the warm start cannot
+    teach them: all its steps together move a weight by less than the weights of such rows measure."""
+    rows = [row for conversation in conversations for row in conversation]
+    written = {row.token_ids[position] for row in rows for position in row.actions}
+    shared = shared_rows(policy, tokenizer, written)
+    if not shared:
+        return None
+    if not any(parameter.requires_grad for parameter in cast(Any, policy).get_output_embeddings().parameters()):
+        return (
+            f"{describe_shared(shared)}. Adapters do not change that row: tune without them (model.lora.rank=0), or "
+            "start from a model that was trained to write these tags"
+        )
+    scale = shared[0].scale
+    if steps * learning_rate >= scale:
+        return None
+    return (
+        f"{describe_shared(shared)}. This warm start is too small to teach them: Adam moves a weight by about the "
+        f"learning rate per step, sft.steps={steps} x sft.learning_rate={learning_rate:g} make "
+        f"{steps * learning_rate:.2g}, and weights of such rows are about {scale:.2g}. Raise them, or "
+        "start from a model that was trained to write these tags"
     )

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from agent_r1.training.tag_rows import SharedRow, describe_shared, shared_rows
+from agent_r1.data import DemonstrationRow
+from agent_r1.training.tag_rows import SharedRow, describe_shared, shared_rows, warm_start_warning
 from tests.conftest import tiny_config
 
 UNUSED = ("<tool_call>", "</tool_call>", "<tool_response>")
@@ -88,3 +89,29 @@ def test_the_words_name_the_tags_and_count_the_others() -> None:
     )
     two = describe_shared([replace(row, num_others=12), replace(row, text="<b>", token_id=8, num_others=12)])
     assert "as 12 other added tokens, '<b>' (token 8) the same as 12: the model was never trained to write them" in two
+
+
+def demonstrations(token_id: int) -> list[list[DemonstrationRow]]:
+    """One that writes this token, and none that the warm start will not use."""
+    return [[], [DemonstrationRow(token_ids=(1, 2, token_id), actions=(2,))]]
+
+
+def test_a_warm_start_that_moves_weights_too_little_is_warned_of(tiny_model: Any, tokenizer: Any) -> None:
+    [opening] = ids_of(tokenizer, UNUSED[0])
+    conversations = demonstrations(opening)
+    assert warm_start_warning(tiny_model, tokenizer, conversations, steps=60, learning_rate=1e-5) is None
+    with_equal_rows(tiny_model, tokenizer)
+    warning = warm_start_warning(tiny_model, tokenizer, conversations, steps=60, learning_rate=1e-5)
+    assert warning is not None
+    assert "sft.steps=60 x sft.learning_rate=1e-05 make 0.0006" in warning
+    assert warm_start_warning(tiny_model, tokenizer, conversations, steps=60, learning_rate=1e-2) is None
+    others = demonstrations(tokenizer.eos_token_id)
+    assert warm_start_warning(tiny_model, tokenizer, others, steps=60, learning_rate=1e-5) is None
+
+
+def test_a_head_that_is_not_trained_is_warned_of_at_every_learning_rate(tiny_model: Any, tokenizer: Any) -> None:
+    with_equal_rows(tiny_model, tokenizer).requires_grad_(False)
+    [opening] = ids_of(tokenizer, UNUSED[0])
+    warning = warm_start_warning(tiny_model, tokenizer, demonstrations(opening), steps=60, learning_rate=1.0)
+    assert warning is not None
+    assert "model.lora.rank=0" in warning
