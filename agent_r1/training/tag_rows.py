@@ -83,7 +83,7 @@ def warm_start_warning(
     steps: int,
     learning_rate: float,
 ) -> str | None:
-    """A warning when demonstrations have tags that the model was never trained to write, and the warm start cannot
+    """A warning when demonstrations have tags that the model was never trained to write, and the warm start may not
     teach them: all its steps together move a weight by less than the weights of such rows measure."""
     rows = [row for conversation in conversations for row in conversation]
     written = {row.token_ids[position] for row in rows for position in row.actions}
@@ -99,7 +99,7 @@ def warm_start_warning(
     if steps * learning_rate >= scale:
         return None
     return (
-        f"{describe_shared(shared)}. This warm start is too small to teach them: Adam moves a weight by about the "
+        f"{describe_shared(shared)}. This warm start may be too small to teach them: Adam moves a weight by about the "
         f"learning rate per step, sft.steps={steps} x sft.learning_rate={learning_rate:g} make "
         f"{steps * learning_rate:.2g}, and weights of such rows are about {scale:.2g}. Raise them, or "
         "start from a model that was trained to write these tags"

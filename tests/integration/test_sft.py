@@ -107,7 +107,7 @@ def test_a_warm_start_warns_of_tags_that_it_cannot_teach(
     model.save_pretrained(untrained)
     tokenizer.save_pretrained(untrained)
     commands.sft(*recipe, f"model.path={untrained}", "sft.learning_rate=1e-5", quiet=True)
-    assert "This warm start is too small to teach" in caplog.text
+    assert "This warm start may be too small to teach" in caplog.text
     caplog.clear()
     commands.sft(*recipe, f"model.path={untrained}", quiet=True)
     assert "too small" not in caplog.text
