@@ -1,20 +1,21 @@
 """Checks of the chat template and the tool format: are earlier turns preserved, and are the model's calls parsed?
 
 Template, tool format and tools come from different authors, and a mismatch raises no error: calls are not recognised,
-or every turn is tokenised again.
+or every turn is tokenised again. A model that was never trained to write the tags of calls raises none either.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from agent_r1.chat import ChatRenderer, Prompt, tool_formats
-from agent_r1.errors import ConfigError
+from agent_r1.errors import AgentR1Error, ConfigError
 from agent_r1.findings import Finding
 from agent_r1.tools import example_arguments
-from agent_r1.types import Action, Message, Observation, ToolCall, common_prefix
+from agent_r1.training import describe_shared, shared_rows
+from agent_r1.types import Action, Message, Observation, TokenIds, ToolCall, common_prefix
 
 _THINKING = "<think>\nLet me see.\n</think>\n\n"
 
@@ -130,6 +131,47 @@ def _template_calls(renderer: ChatRenderer, observation: Observation) -> list[Fi
     observed = f"the template writes a call as {_short(text)}, which this tool format does not read"
     fix = f"Set model.tool_format={readers[0]}" if readers else "Register a tool format that reads it"
     return [Finding(rule="the template's calls are read by the tool format", observed=observed, fix=fix)]
+
+
+def tag_findings(renderer: ChatRenderer, observation: Observation, policy: Any) -> list[Finding]:
+    """Whether the model was trained to write the tags of its turn: those of a call, and its end."""
+    shared = shared_rows(policy, renderer.tokenizer, _example_turn(renderer, observation))
+    if not shared:
+        return []
+    unusable = {row.token_id for row in shared}
+    names = [name for name in tool_formats.names() if _avoids(renderer, name, observation, unusable)]
+    other_format = f"; or set model.tool_format={' or '.join(names)}, whose tags are ordinary text" if names else ""
+    fix = (
+        f"Warm-start it (agent-r1 sft) with sft.steps x sft.learning_rate above {shared[0].scale:.2g}, which is what "
+        "weights of such rows measure: Adam moves a weight by about the learning rate per step"
+        f"{other_format}; or use a model that was trained to write these tags"
+    )
+    rule = "the model was trained to write its tags"
+    return [Finding(rule=rule, observed=describe_shared(shared), fix=fix, severity="warning")]
+
+
+def _example_turn(renderer: ChatRenderer, observation: Observation) -> TokenIds:
+    """The tokens of a plausible turn; none where the template writes none, which `template_findings` reports."""
+    if observation.messages is None:
+        return ()
+    try:
+        return renderer.encode_turn(renderer.render(observation), _reply(observation).as_message())
+    except (AgentR1Error, ValueError):
+        return ()
+
+
+def _avoids(renderer: ChatRenderer, name: str, observation: Observation, unusable: Collection[int]) -> bool:
+    """Whether a turn in another tool format has a call that is read back, and none of these tokens."""
+    if not observation.tools:
+        return False
+    try:
+        other = ChatRenderer(renderer.tokenizer, name, stop_ids=renderer.stop_ids)
+    except AgentR1Error:
+        return False
+    ids = _example_turn(other, observation)
+    if not ids or not set(ids).isdisjoint(unusable):
+        return False
+    return _reads(other.format, other.text_of(ids), _example_call(observation.tools[0]))
 
 
 def _reads(tool_format: Any, text: str, call: ToolCall) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agent_r1.checks.chat import call_findings, template_findings
+from agent_r1.checks.chat import call_findings, tag_findings, template_findings
 from agent_r1.checks.images import has_images, image_findings, tool_image_findings
 from agent_r1.checks.plans import plans_result
 from agent_r1.checks.report import Report, Result, without_repeats
@@ -189,6 +189,9 @@ def _about(shown: Sequence[Observation], title: str, findings_of: Callable[[Obse
 
 def _trials(plan: RunPlan, model: CheckedModel, console: RunConsole, groups: int, members: int) -> Iterator[Result]:
     components = load_components(plan, model)
+    if components.policy is not None:
+        shown = [first_observation(plan, task) for task in distinct_setups([*plan.train_tasks, *plan.eval_tasks])]
+        yield _about(shown, "tags", lambda observation: tag_findings(model.renderer, observation, components.policy))
     tasks = (plan.train_tasks or plan.eval_tasks)[:groups]
     with console.progress("trial episodes", len(tasks) * members) as bar:
 

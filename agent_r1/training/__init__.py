@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agent_r1.training.prepare import dry_run, ensure_model, prepare_model, prepare_plan
     from agent_r1.training.run import eval_run, eval_trained, sft_run, train_run
     from agent_r1.training.summary import Summary
+    from agent_r1.training.tag_rows import describe_shared, shared_rows
 
 _HOMES = {
     "checkpoints.files": ("load_checkpoint",),
@@ -47,6 +48,7 @@ _HOMES = {
     "prepare": ("dry_run", "ensure_model", "prepare_model", "prepare_plan"),
     "run": ("eval_run", "eval_trained", "sft_run", "train_run"),
     "summary": ("Summary",),
+    "tag_rows": ("describe_shared", "shared_rows"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -59,6 +61,7 @@ __all__ = [
     "check_model",
     "check_model_exists",
     "context_length_of",
+    "describe_shared",
     "distinct_setups",
     "dry_run",
     "ensure_model",
@@ -73,6 +76,7 @@ __all__ = [
     "prepare_plan",
     "renderer_of",
     "sft_run",
+    "shared_rows",
     "tool_policies",
     "tools_in_use",
     "train_run",

@@ -44,6 +44,7 @@ from agent_r1.training.model_check import check_model
 from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import make_plan
 from agent_r1.training.prepare import started_config
+from agent_r1.training.tag_rows import warm_start_warning
 
 _INTERRUPTED = "A warm start has no checkpoints: run the same command again to start it over."
 
@@ -74,6 +75,11 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
         add_adapters(policy, config.model.lora, seed=config.trainer.seed, vision=config.model.train_vision)
     compute = replace(make_compute(config, policy), temperature=1.0)
     tune_layers(config, Models(policy=policy, reference=None, critic=None, compute=compute))
+    warning = warm_start_warning(
+        policy, renderer.tokenizer, conversations, steps=settings.steps, learning_rate=settings.learning_rate
+    )
+    if warning is not None:
+        console.warn(warning)
     growth = WeightGrowth(policy)
     with (
         open_trackers(config, folder, console.warn) as tracker,

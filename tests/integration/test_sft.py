@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.config import from_yaml, load_config
 from agent_r1.console import RunConsole
@@ -95,6 +95,22 @@ def test_a_warm_start_recomputes_activations_where_the_run_does(
     made = commands.sft(*recipe, f"sft.folder={tmp_path}/frugal", "trainer.gradient_checkpointing=true", quiet=True)
     assert len(recomputed) == 1
     torch.testing.assert_close(weights_of(made), plain, atol=1e-6, rtol=0)
+
+
+def test_a_warm_start_warns_of_tags_that_it_cannot_teach(
+    recipe: list[str], tmp_path: Path, model_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    untrained = tmp_path / "untrained"
+    model, tokenizer = (kind.from_pretrained(model_folder) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    head = model.get_output_embeddings().weight.data
+    head[tokenizer.pad_token_id] = head[tokenizer.eos_token_id]
+    model.save_pretrained(untrained)
+    tokenizer.save_pretrained(untrained)
+    commands.sft(*recipe, f"model.path={untrained}", "sft.learning_rate=1e-5", quiet=True)
+    assert "This warm start may be too small to teach" in caplog.text
+    caplog.clear()
+    commands.sft(*recipe, f"model.path={untrained}", quiet=True)
+    assert "too small" not in caplog.text
 
 
 @pytest.mark.slow

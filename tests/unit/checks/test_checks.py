@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.checks import Report, Result
-from agent_r1.checks.chat import call_findings, template_findings
+from agent_r1.checks.chat import call_findings, tag_findings, template_findings
 from agent_r1.checks.rows import gold_result, room_findings
 from agent_r1.checks.trials import Trials, episodes_result
 from agent_r1.cli import app
@@ -116,6 +116,51 @@ def test_a_tool_the_format_cannot_write_is_found(tokenizer: Any) -> None:
 def test_a_tool_that_is_not_the_one_a_format_knows_is_found(tokenizer: Any) -> None:
     [finding] = call_findings(ChatRenderer(copy.deepcopy(tokenizer), "retool"), shop(price))
     assert "writes calls of code_interpreter" in finding.observed
+
+
+def with_equal_tags(model: Any, tokenizer: Any) -> Any:
+    """The model with one row of the head for the tags of calls and of results, as when none of them was trained."""
+    head = model.get_output_embeddings().weight.data
+    ids = tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>", "<tool_response>"])
+    head[ids] = head[ids[0]].clone()
+    return model
+
+
+def test_tags_that_the_model_was_never_trained_to_write_are_found(
+    renderer: ChatRenderer, tokenizer: Any, tiny_model: Any
+) -> None:
+    assert tag_findings(renderer, shop(price), tiny_model) == []
+    with_equal_tags(tiny_model, tokenizer)
+    [finding] = tag_findings(renderer, shop(price), tiny_model)
+    opening, closing = tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+    assert (finding.rule, finding.severity) == ("the model was trained to write its tags", "warning")
+    assert f"'<tool_call>' (token {opening}) has the same row of the output head as 2 other" in finding.observed
+    assert f"'</tool_call>' (token {closing})" in finding.observed
+    assert "Adam moves a weight by about the learning rate per step" in finding.fix
+    assert "set model.tool_format=react, whose tags are ordinary text" in finding.fix
+    assert tag_findings(renderer, shop(), tiny_model) == []  # without tools it writes no call
+
+
+def test_an_end_of_turn_that_was_never_trained_is_found_where_no_other_format_helps(
+    renderer: ChatRenderer, tokenizer: Any, tiny_model: Any
+) -> None:
+    head = tiny_model.get_output_embeddings().weight.data
+    head[tokenizer.pad_token_id] = head[tokenizer.eos_token_id]
+    for observation in (shop(), shop(price)):
+        [finding] = tag_findings(renderer, observation, tiny_model)
+        assert f"(token {tokenizer.eos_token_id}) has the same row of the output head as 1 other" in finding.observed
+        assert "model.tool_format" not in finding.fix
+
+
+def test_tags_of_ordinary_text_need_no_row_of_their_own(tokenizer: Any, tiny_model: Any) -> None:
+    with_equal_tags(tiny_model, tokenizer)
+    assert tag_findings(ChatRenderer(copy.deepcopy(tokenizer), "react"), shop(price), tiny_model) == []
+
+
+def test_a_turn_that_the_template_does_not_write_is_left_to_its_own_check(tokenizer: Any, tiny_model: Any) -> None:
+    with_equal_tags(tiny_model, tokenizer)
+    assert tag_findings(with_template(tokenizer, NEVER_ENDS), shop(price), tiny_model) == []
+    assert tag_findings(with_template(tokenizer, FORGETS), Observation(token_ids=(1, 2)), tiny_model) == []
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -288,7 +333,7 @@ def test_a_random_model_is_told_that_it_never_calls_a_tool_and_nothing_else_is_w
 ) -> None:
     results = check("rollout.max_tokens=24")
     assert rules(list(results["tool use"].findings)) == ["tools are called"]
-    good = ("configuration and data", "tools", "model", "context", "chat template", "calls", "rewards")
+    good = ("configuration and data", "tools", "model", "context", "chat template", "calls", "tags", "rewards")
     good += ("tokens in the loss", "engine and trainer", "environment")
     assert {title: results[title].status for title in good} == dict.fromkeys(good, "ok")
 
