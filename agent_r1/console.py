@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.panel import Panel
@@ -28,6 +28,8 @@ from rich.text import Text
 from agent_r1.findings import Finding
 from agent_r1.metric_names import ACTION_TOKENS, ENTROPY, OUTCOME, PROCESS, SUCCESS, TOOL_CALLS
 from agent_r1.types import Trajectory, content_text
+
+Item = TypeVar("Item")
 
 _LINE = (
     ("reward", OUTCOME),
@@ -135,6 +137,13 @@ class RunConsole:
             self._bars.remove_task(task)
             if not self._bars.tasks:
                 self._bars.stop()
+
+    def tracked(self, title: str, items: Sequence[Item]) -> Iterator[Item]:
+        """The items one by one, under a progress bar of those that are done."""
+        with self.progress(title, len(items)) as bar:
+            for item in items:
+                yield item
+                bar.advance()
 
     def check_line(self, result: CheckedResult) -> None:
         """Print one check: its status, what was seen, and every finding below it."""

@@ -38,9 +38,10 @@ def load_demonstrations(
     renderer: ChatRenderer,
     *,
     choose: Callable[[int], Iterable[int]] = range,
+    tracked: Callable[[Sequence[int]], Iterable[int]] = lambda indices: indices,
 ) -> list[list[DemonstrationRow]]:
     """The rows of each conversation in the files. All are checked; of their number, `choose` gives the indices of those
-    to tokenise, and the others are empty."""
+    to tokenise, and the others are empty. `tracked` passes these indices on, one when the last is done."""
     checked: list[tuple[str, list[Message], list[Mapping[str, Any]], bool]] = []
     problems: dict[str, str] = {}
     for path in map(Path, paths):
@@ -53,7 +54,7 @@ def load_demonstrations(
     if not checked and not problems:
         problems[""] = f"no rows in {', '.join(map(str, paths)) or 'sft.data, which is empty'}"
     conversations: list[list[DemonstrationRow]] = [[] for _ in checked]
-    for index in sorted(set(choose(len(checked)))):
+    for index in tracked(sorted(set(choose(len(checked))))):
         where, messages, tools, trusts = checked[index]
         try:
             conversations[index] = tokenise_conversation(renderer, messages, tools, control_tokens=trusts)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from agent_r1.config import AlgorithmConfig, Config, OptimizerConfig, RunConfig, from_yaml
 from agent_r1.console import RunConsole
@@ -58,21 +60,15 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     shape = {"steps": settings.steps, "batch_size": settings.batch_size, "seed": config.trainer.seed}
     # A short run trains on few of them, and tokenising all would take longer than its steps.
     conversations = load_demonstrations(
-        settings.data, renderer, choose=lambda number: chain.from_iterable(demonstration_batches(number, **shape))
+        settings.data,
+        renderer,
+        choose=lambda number: chain.from_iterable(demonstration_batches(number, **shape)),
+        tracked=partial(console.tracked, "tokenising demonstrations"),
     )
     device = choose_device(config.trainer.device)
     # A warm start has no checkpoints to resume from, and must not write into a run that has.
     folder, _ = open_run(replace(config, run=replace(config.run, resume="never")), say=console.info, lock=lock)
-    policy = load_policy(
-        config.model.path,
-        dtype=config.model.dtype,
-        device=device,
-        attention=TRIE_ATTENTION,
-        trust_remote_code=config.model.trust_remote_code,
-    )
-    freeze_vision(policy, config.model.train_vision)
-    if config.model.lora.rank:
-        add_adapters(policy, config.model.lora, seed=config.trainer.seed, vision=config.model.train_vision)
+    policy = _load_untuned(config, device)
     compute = replace(make_compute(config, policy), temperature=1.0)
     tune_layers(config, Models(policy=policy, reference=None, critic=None, compute=compute))
     warning = warm_start_warning(
@@ -107,6 +103,21 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     if rounding is not None:
         console.info(f"{rounding}")
     return folder.model
+
+
+def _load_untuned(config: Config, device: torch.device) -> nn.Module:
+    """The model, with what is to be trained of it."""
+    policy = load_policy(
+        config.model.path,
+        dtype=config.model.dtype,
+        device=device,
+        attention=TRIE_ATTENTION,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    freeze_vision(policy, config.model.train_vision)
+    if config.model.lora.rank:
+        add_adapters(policy, config.model.lora, seed=config.trainer.seed, vision=config.model.train_vision)
+    return policy
 
 
 def ensure_warm_start(config: Config, console: RunConsole) -> Config:

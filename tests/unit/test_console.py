@@ -50,3 +50,11 @@ def test_work_of_less_than_a_minute_leaves_no_line(clock: list[float], capsys: p
             clock[0] += 1
             bar.advance()
     assert capsys.readouterr().out == ""
+
+
+def test_items_that_are_tracked_come_in_order_and_count_when_they_are_done(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for item in RunConsole().tracked("tokenising demonstrations", "abc"):
+        clock[0] += {"a": 30, "b": 40, "c": 10}[item]
+    assert capsys.readouterr().out == "tokenising demonstrations: 2 of 3 after 1 min\n"

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -423,8 +424,16 @@ def test_only_the_chosen_demonstrations_are_tokenised_and_all_are_checked(
     rows = [demonstration(draw_basket(rng), rng) for _ in range(5)]
     path = write_lines(tmp_path / "demos.jsonl", *rows)
     everything = load_demonstrations([path], renderer)
-    chosen = load_demonstrations([path], renderer, choose=lambda number: [number - 1, 1, 1])
+    tracked: list[int] = []
+
+    def track(indices: Sequence[int]) -> Iterator[int]:
+        for index in indices:
+            yield index
+            tracked.append(index)
+
+    chosen = load_demonstrations([path], renderer, choose=lambda number: [number - 1, 1, 1], tracked=track)
     assert chosen == [[], everything[1], [], [], everything[4]]
+    assert tracked == [1, 4]
     bad = write_lines(tmp_path / "bad.jsonl", *rows, {"messages": [{"role": "user", "content": "a"}]})
     with pytest.raises(DataError, match="row 5: no assistant message to learn from"):
         load_demonstrations([bad], renderer, choose=lambda number: [0])
