@@ -142,8 +142,8 @@ def tag_findings(renderer: ChatRenderer, observation: Observation, policy: Any) 
     names = [name for name in tool_formats.names() if _avoids(renderer, name, observation, unusable)]
     other_format = f"; or set model.tool_format={' or '.join(names)}, whose tags are ordinary text" if names else ""
     fix = (
-        f"Warm-start it (agent-r1 sft) with sft.steps x sft.learning_rate above {shared[0].scale:.2g}, which is what "
-        "weights of such rows measure: Adam moves a weight by about the learning rate per step"
+        f"Warm-start it (agent-r1 sft) with sft.steps x sft.learning_rate of {shared[0].enough:.2g} or more: Adam "
+        "moves a weight by about the learning rate per step"
         f"{other_format}; or use a model that was trained to write these tags"
     )
     rule = "the model was trained to write its tags"
