@@ -14,8 +14,6 @@ another --out. `--smoke` is the whole path with a tiny model on the recipes' sam
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -26,25 +24,12 @@ if str(Path(__file__).resolve().parents[2]) not in sys.path:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when it is run as a script
 
 from agent_r1.errors import AgentR1Error
-from benchmarks.claims.study.forks import ForkedProcess
-from benchmarks.claims.study.plan import MODEL, ROOT, SEEDS, TASKS, Run, Settings, make_plan
-from benchmarks.claims.study.processes import Job, Place, Starter, current_commit, run_jobs, start_process
+from benchmarks.claims.study.place import Place
+from benchmarks.claims.study.plan import MODEL, SEEDS, TASKS, Run, make_plan
 from benchmarks.claims.study.results import Start, Trained, append_result, results_of
-
-SMOKE = {
-    "rollout.groups_per_step": "2",
-    "rollout.group_size": "2",
-    "rollout.max_steps": "2",
-    "rollout.max_tokens": "8",
-    "trainer.steps": "1",
-    "sft.steps": "2",
-    "sft.batch_size": "2",
-    "eval.max_tasks": "4",
-    "engine.kv_memory": "20000",
-    "rollout.concurrency": "8",
-    "rollout.context_length": "512",
-}
-"""A tiny model learns nothing, quickly."""
+from benchmarks.common.forks import ForkedProcess
+from benchmarks.common.processes import ROOT, Job, Starter, current_commit, run_jobs, start_process
+from benchmarks.common.recipe_runs import TINY_MODEL, Settings, smoke_settings
 
 
 def say(text: str) -> None:
@@ -117,7 +102,7 @@ class Study:
                 Job(
                     name=f"{task}, warm start",
                     command=place.prepare_command(self.bases[task]),
-                    log=place.folder / "logs" / "warm_start.log",
+                    log=place.log("warm_start"),
                     begin=place.forget_start,
                     finish=partial(self._started, starts, task),
                 )
@@ -164,25 +149,14 @@ class Study:
         jobs = [
             Job(
                 name=f"{run.task}, {run.variant.name}, seed {run.seed}",
-                command=self.places[run.task].train_command(run),
-                log=self.places[run.task].folder / "logs" / f"{run.name}.log",
-                begin=partial(self.places[run.task].clear, run),
+                command=self.places[run.task].train_command(run.name, run.seed, run.settings),
+                log=self.places[run.task].log(run.name),
+                begin=partial(self.places[run.task].clear, run.name),
                 finish=partial(finish, run),
             )
             for run in left
         ]
         return run_jobs(jobs, at_once=at_once, say=say, deadline=deadline, start=self.start_process)
-
-
-def smoke_settings(work: Path) -> dict[str, str]:
-    """Tiny models and few, short episodes on the samples of the recipes."""
-    data = work / "samples"
-    shutil.rmtree(data, ignore_errors=True)
-    data.mkdir(parents=True)
-    for task in TASKS:
-        (data / task).symlink_to(ROOT / "recipes" / task / "sample")
-    os.environ["AGENT_R1_DATA"] = str(data)
-    return {**SMOKE, "trainer.device": "cpu", "model.prepare": "agent_r1.training.tiny_start:make_warm_start"}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -214,7 +188,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def make_study(chosen: argparse.Namespace, start: Starter = start_process) -> Study:
     """The study that a command line means."""
     work: Path = chosen.work.resolve()
-    smoke = smoke_settings(work) if chosen.smoke else {}
+    samples = {task: ROOT / "recipes" / task / "sample" for task in TASKS}
+    smoke = smoke_settings(work, samples) if chosen.smoke else {}
     settings = {**smoke, **dict(text.split("=", 1) for text in chosen.set)}
     if chosen.model and not Path(chosen.model).exists():
         raise SystemExit(f"--model {chosen.model}: there is no such folder")
@@ -222,7 +197,7 @@ def make_study(chosen: argparse.Namespace, start: Starter = start_process) -> St
         make_plan(tasks=chosen.only, variants=chosen.variants, seeds=chosen.seeds, settings=settings),
         work=work,
         out=(chosen.out or work / "results").resolve(),
-        model="${run.folder}/tiny/hf" if chosen.smoke else chosen.model,
+        model=TINY_MODEL if chosen.smoke else chosen.model,
         label="tiny" if chosen.smoke else chosen.name,
         start=start,
     )

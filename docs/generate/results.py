@@ -48,6 +48,12 @@ Made by `python -m docs.generate.results` from the files in `docs/generate/publi
 of tasks solved greedily, in percent, with its 95 % interval over tasks. A *gain* is the difference task by task, with
 its 95 % interval and p-value ([evaluation.md](evaluation.md#gains)); runs that differ in their seed only are one row.
 Minutes count training steps, not evaluations, and are those of a GPU that other runs may have shared.
+
+One command makes the runs, several at a time; what is published already is not made again. `--list` prints which runs
+there are, and their settings are in `benchmarks/claims/published/plan.py`:
+
+    python benchmarks/claims/results.py --model FOLDER --name Qwen2.5-Coder-1.5B-Instruct --jobs 2
+    python -m docs.generate.results
 """
 
 

@@ -18,7 +18,6 @@ from agent_r1.metric_names import ENTROPY, SUCCESS, TOOL_CALLS
 from agent_r1.runs import Gain, describe_gain, draw_curves, paired_gain, save_figure
 from benchmarks.claims.study.plan import (
     MODEL,
-    NO_WASTE,
     QUESTIONS,
     SEEDS,
     TASKS,
@@ -29,6 +28,7 @@ from benchmarks.claims.study.plan import (
     variants_of,
 )
 from benchmarks.claims.study.results import Results, Trained, mean_record, read_results
+from benchmarks.common.recipe_runs import NO_WASTE
 
 DOCS = Path(__file__).parents[1]
 PAGE, IMAGES = DOCS / "what_works.md", DOCS / "images"

@@ -18,11 +18,11 @@ from agent_r1.registry import recipe_folder
 from agent_r1.runs import EvaluationRecord, RunFolder, write_evaluation
 from agent_r1.training.plan import check_config
 from benchmarks.claims import what_works
-from benchmarks.claims.study import forks as study_forks
 from benchmarks.claims.study.plan import QUESTIONS, TASKS, make_plan, variants_of
-from benchmarks.claims.study.processes import Job, run_jobs
 from benchmarks.claims.study.results import read_results, results_of
-from tests.helpers.forks import Forked, forks
+from benchmarks.common import forks as common_forks
+from benchmarks.common.processes import Job, run_jobs
+from tests.helpers.benchmark_jobs import Ended, ForkedCommand
 
 MODEL = "SmolLM2-135M-Instruct"
 VALIDATION = ["a", "b", "c", "d"]
@@ -82,24 +82,6 @@ def test_each_variant_differs_from_the_base_in_the_keys_that_it_names_and_in_no_
 
 
 # --- resuming -------------------------------------------------------------------------------------------------------
-
-
-class Ended:
-    """A process that has ended."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-    def poll(self) -> int:
-        return self.code
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self.code
-
-    def terminate(self) -> None:
-        raise AssertionError("it has ended")
-
-    kill = terminate
 
 
 class Machine:
@@ -281,13 +263,13 @@ def test_no_run_starts_when_the_time_is_up(tmp_path: Path) -> None:
 
 @pytest.mark.whole
 def test_a_forked_command_has_its_log_its_exit_code_and_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study_forks, "PRELOADED", [])
+    monkeypatch.setattr(common_forks, "PRELOADED", [])
     for name in os.environ:
         monkeypatch.setenv(name, os.environ[name])  # a fork sets the environment of this process
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "restored")
 
-    def start(*command: str) -> study_forks.ForkedProcess:
-        return study_forks.ForkedProcess(command, tmp_path / "log", os.environ)
+    def start(*command: str) -> common_forks.ForkedProcess:
+        return common_forks.ForkedProcess(command, tmp_path / "log", os.environ)
 
     assert start("train", "--help").wait(60) == 0
     assert "resumes from it" in (tmp_path / "log").read_text()
@@ -302,28 +284,6 @@ def test_a_forked_command_has_its_log_its_exit_code_and_an_end(tmp_path: Path, m
 
 
 # --- the whole ------------------------------------------------------------------------------------------------------
-
-
-class ForkedCommand:
-    """A command of the study without the time for imports."""
-
-    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        self.log = log
-        self.running: Forked = forks().start(["agent-r1", *command], Path.cwd(), environment, merged=True)
-
-    def poll(self) -> int | None:
-        code = self.running.poll()
-        if code is not None and not self.running.stdout.closed:
-            self.log.write_text(self.running.communicate()[0])
-        return code
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self.running.wait(timeout)
-
-    def terminate(self) -> None:
-        self.running.kill()
-
-    kill = terminate
 
 
 @pytest.mark.whole

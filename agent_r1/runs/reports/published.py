@@ -217,7 +217,7 @@ def _train_command(config: Config, recipe: str, model: str) -> str:
     preset = config.algorithm.preset
     words = [] if preset is None else [f"algorithm={preset}"]
     try:
-        base = load_config(config.recipe, words)
+        base = load_config(config.recipe, [*words, *override_texts({"run.folder": config.run.folder})])
     except AgentR1Error:  # the recipe is gone, or has changed
         base = None
     if base is not None:
@@ -228,8 +228,14 @@ def _train_command(config: Config, recipe: str, model: str) -> str:
             if old.get(key) != value and not key.startswith(_NOT_IN_COMMANDS) and value is not None
         }
         words += override_texts({key: _without_folders(value) for key, value in changed.items()})
-    words = [f"run.name={config.run.name}", *words, f"model.path={model}", f"trainer.seed={config.trainer.seed}"]
+    named = [] if base is not None and _makes_its_model(base, config) else [f"model.path={model}"]
+    words = [f"run.name={config.run.name}", *words, *named, f"trainer.seed={config.trainer.seed}"]
     return f"agent-r1 train recipes/{recipe} {shlex.join(words)}"
+
+
+def _makes_its_model(recipe: Config, config: Config) -> bool:
+    """Whether a run started from the model that its recipe makes, given the recipe in the run's folder."""
+    return recipe.model.prepare is not None and recipe.model.path == config.model.path
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -5,16 +5,12 @@ The sizes below are those of the published runs. Results of other sizes are anot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from types import MappingProxyType
 
-ROOT = Path(__file__).resolve().parents[3]
-
-Settings = Mapping[str, str]
-"""Keys of the configuration with their values, as on a command line."""
+from benchmarks.common.recipe_runs import Settings
 
 TASKS = ("alfworld", "hotpotqa")
 SEEDS = (0, 1, 2)
@@ -40,17 +36,6 @@ _SHARED = {
     "engine.kv_memory": "300000",
     "engine.compile": "false",
 }
-
-NO_WASTE = MappingProxyType(
-    {
-        "eval.before": "false",  # the warm start is evaluated once, for all runs
-        "eval.every": "0",
-        "trainer.save_every": "100000",  # only the last step, which is always saved
-        "trainer.keep_checkpoints": "1",
-        "tracking.record_every": "0",
-    }
-)
-"""Settings that change nothing of what is learned."""
 
 
 def base_settings(task: str) -> dict[str, str]:

@@ -158,6 +158,24 @@ def test_figures_of_the_older_protocol_are_marked_as_such() -> None:
     assert "| PPO, 40 steps | **59.6**" in older
 
 
+def test_paths_in_the_folder_of_runs_are_no_changes(tmp_path: Path) -> None:
+    moved = a_run(tmp_path / "grpo", f"run.folder={SECRET}", after=[1, 1, 1, 1])
+    [run] = read_runs([moved])
+    command = publish_run(run, model="Tiny-1B").commands[0]
+    assert command == (
+        "agent-r1 train recipes/quickstart run.name=grpo algorithm=grpo model.path=Tiny-1B trainer.seed=0"
+    )
+
+
+def test_a_model_that_the_recipe_makes_is_not_named_in_its_command(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "grpo", after=[1, 1, 1, 1])
+    own = load_config("recipes/quickstart", ["run.name=grpo", f"run.folder={SECRET}"])
+    RunFolder(folder).config.write_text(to_yaml(own))
+    [run] = read_runs([folder])
+    command = publish_run(run, model="tiny").commands[0]
+    assert command == "agent-r1 train recipes/quickstart run.name=grpo algorithm=grpo trainer.seed=0"
+
+
 def test_only_evaluations_with_the_settings_of_the_run_are_published(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "grpo", after=[1, 1, 1, 1])
     changed = replace(evaluation([0, 0, 0, 0]), settings=("rollout.max_steps=8",))

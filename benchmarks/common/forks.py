@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.claims.study.plan import ROOT
+from benchmarks.common.processes import ROOT
 
 PRELOADED = [
     "agent_r1.cli",
@@ -60,7 +60,7 @@ class ForkedProcess:
 
 def _become(command: Sequence[str], log: str, environment: Mapping[str, str]) -> None:
     """Run a command as it would run from the command line."""
-    os.setsid()  # Ctrl-C reaches the study alone
+    os.setsid()  # Ctrl-C reaches the process that started it alone
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for number in (1, 2):
         os.dup2(output, number)

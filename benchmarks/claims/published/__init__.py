@@ -1,0 +1,1 @@
+"""The runs of docs/results.md: their plan (`benchmarks/claims/results.py` makes them)."""
