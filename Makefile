@@ -129,12 +129,13 @@ lint: $(SETUP)
 	$(BIN)/mypy --num-workers 2 || { test $$? = 2 && $(BIN)/mypy; }
 
 # uv is faster and is used where it is installed. It does not read the settings of pip: of these, find-links (such as a
-# folder with a wheel of torch for CPUs) are handed to it, and pip follows where uv cannot install.
+# folder with a wheel of torch for CPUs) are handed to it, and pip follows where uv cannot install, or not even put pip
+# into the environment (behind a proxy whose certificate only pip knows).
 # $(call install,EXTRAS)
 define install
 	@echo "setting up .venv; the first time this takes some minutes"
 	@if command -v $(UV) >/dev/null 2>&1; then test -x $(BIN)/python || $(UV) venv --quiet --seed --python $(PYTHON) .venv; fi; \
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@links=$$($(BIN)/python -m pip config get :env:.find-links 2>/dev/null || $(BIN)/python -m pip config get global.find-links 2>/dev/null); \
 	links=$$(echo $$links | tr ' ' ','); test -z "$$links" || export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$links}"; \
 	if command -v $(UV) >/dev/null 2>&1 && $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt -e ".$(1)"; \

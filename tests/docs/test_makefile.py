@@ -14,11 +14,13 @@ _MAKE_VENV = "mkdir -p .venv/bin && cp bin/python bin/agent-r1 .venv/bin/"
 PROGRAMS = {
     "python": (
         f'#!/bin/sh\nif [ "$3" = config ]; then test "$5" = global.find-links && echo $PIP_FILE_LINKS; exit; fi\n'
-        f'echo "python $*" >>calls\nif [ "$2" = venv ]; then {_MAKE_VENV}; fi\n'
+        'if [ "$3" = --version ]; then test ! -e .venv/without_pip; exit; fi\n'
+        f'echo "python $*" >>calls\nif [ "$2" = venv ]; then rm -rf .venv; {_MAKE_VENV}; fi\n'
     ),
     "uv": (
-        f'#!/bin/sh\necho "uv $*" >>calls\ncase $1 in venv) {_MAKE_VENV};; '
-        "pip) echo $UV_FIND_LINKS >>links; exit $UV_FAILS;; esac\n"
+        f'#!/bin/sh\necho "uv $*" >>calls\ncase $1 in '
+        f'venv) {_MAKE_VENV}; if [ "$UV_FAILS" = venv ]; then touch .venv/without_pip; exit 1; fi;; '
+        'pip) echo $UV_FIND_LINKS >>links; test -z "$UV_FAILS"; exit;; esac\n'
     ),
     "agent-r1": '#!/bin/sh\necho "agent-r1 $*" >>calls\n',
 }
@@ -26,8 +28,9 @@ PROGRAMS = {
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
-def calls(folder: Path, *targets: str, uv: bool, uv_fails: bool = False) -> list[str]:
-    """The programs that `make TARGETS` calls, in a folder in which nothing is set up."""
+def calls(folder: Path, *targets: str, uv: bool, uv_fails: str = "") -> list[str]:
+    """The programs that `make TARGETS` calls, in a folder in which nothing is set up. `uv_fails`: from which command
+    on uv fails, `venv` or `pip`."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
     (folder / "bin").mkdir()
@@ -35,7 +38,7 @@ def calls(folder: Path, *targets: str, uv: bool, uv_fails: bool = False) -> list
         if name != "uv" or uv:
             (folder / "bin" / name).write_text(text)
             (folder / "bin" / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder / 'bin'}:/usr/bin:/bin", "UV_FAILS": str(int(uv_fails))}
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}:/usr/bin:/bin", "UV_FAILS": uv_fails}
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "UV_FIND_LINKS"):
         environment.pop(name, None)
     done = subprocess.run(
@@ -49,7 +52,7 @@ def test_train_installs_the_core_alone_with_pip_where_there_is_no_uv(tmp_path: P
     if shutil.which("uv", path="/usr/bin:/bin"):
         pytest.skip("uv is installed for everyone here")
     made, installed, trained = calls(tmp_path, "train", "algorithm=ppo", uv=False)
-    assert made == "python -m venv .venv"
+    assert made == "python -m venv --clear .venv"
     assert installed == "python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ."
     assert trained == "agent-r1 train recipes/quickstart algorithm=ppo"
 
@@ -68,8 +71,15 @@ def test_uv_is_told_where_pip_finds_wheels(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_pip_follows_where_uv_fails(tmp_path: Path) -> None:
-    made, tried, installed, _ = calls(tmp_path, "train", uv=True, uv_fails=True)
+    made, tried, installed, _ = calls(tmp_path, "train", uv=True, uv_fails="pip")
     assert (made.split()[0], tried.split()[:2]) == ("uv", ["uv", "pip"])
+    assert installed.startswith("python -m pip install ")
+
+
+def test_an_environment_in_which_uv_could_not_put_pip_is_made_anew(tmp_path: Path) -> None:
+    _, made, tried, installed, _ = calls(tmp_path, "train", uv=True, uv_fails="venv")
+    assert made == "python -m venv --clear .venv"
+    assert tried.startswith("uv pip install ")
     assert installed.startswith("python -m pip install ")
 
 
