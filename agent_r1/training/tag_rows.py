@@ -22,7 +22,7 @@ _MIN_COSINE = 0.9999
 
 _TAUGHT_BY = 0.2
 """The share of such a row's weights that a warm start should move them by. With Qwen2.5-Coder-1.5B-Instruct, whose rows
-measure 0.015, 60 steps at 5e-5 (a share of 0.2) taught the tags; after 60 at 1e-5 (0.04) the model made hardly any call."""
+measure 0.015, 60 steps at 5e-5 (a share of 0.2) taught the tags; 60 at 1e-5 (0.04) left it with hardly any call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
