@@ -51,7 +51,7 @@ def _warm_start(*, steps: int, rate: str) -> dict[str, str]:
     return {"sft.steps": str(steps), "sft.learning_rate": rate}
 
 
-# The token <tool_call> was never trained in Qwen2.5-Coder: after a warm start with a rate of 1e-5 there is hardly a call
+# The token <tool_call> was never trained in Qwen2.5-Coder: after a warm start at a rate of 1e-5 there is hardly a call
 # (1.03 model calls per episode on hotpotqa), after one with 5e-5 there are two (2.99).
 _TOOL_TAGS = _warm_start(steps=60, rate="5e-5")
 _COMMANDS = _warm_start(steps=24, rate="1e-5")  # plain text, which the model can write already
