@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from agent_r1.version import __version__
 
 if TYPE_CHECKING:
-    from agent_r1.api import check, evaluate, evaluate_run, replay, sft, train
+    from agent_r1.api import check, demonstrate, evaluate, evaluate_run, replay, sft, train
     from agent_r1.config import Config, load_config
     from agent_r1.engines import Engine, ScriptedEngine
     from agent_r1.envs import AgentEnv, ToolEnv, check_env
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "agent_r1.api": ("check", "evaluate", "evaluate_run", "replay", "sft", "train"),
+    "agent_r1.api": ("check", "demonstrate", "evaluate", "evaluate_run", "replay", "sft", "train"),
     "agent_r1.config": ("Config", "load_config"),
     "agent_r1.engines": ("Engine", "ScriptedEngine"),
     "agent_r1.envs": ("AgentEnv", "ToolEnv", "check_env"),
@@ -121,6 +121,7 @@ __all__ = [
     "check",
     "check_env",
     "check_tool",
+    "demonstrate",
     "evaluate",
     "evaluate_run",
     "load_config",

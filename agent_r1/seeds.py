@@ -21,6 +21,8 @@ class Stream(IntEnum):
     """Of the run's seed: episodes of evaluations."""
     EVALUATION_SAMPLES = 1
     """Of an evaluation's seed: its sampled episodes, beside the greedy ones."""
+    DEMONSTRATIONS = 5
+    """Of the run's seed: episodes that may become demonstrations."""
     EXTRA_TASKS = 1
     """Of the run's seed, after the batch and the round: tasks that refill a batch. Comes last, not second."""
     REVIEW = 3

@@ -1,4 +1,4 @@
-"""Agent-R1 from Python: `train`, `evaluate`, `sft`, `check` and `replay`, as on the command line.
+"""Agent-R1 from Python: `train`, `evaluate`, `sft`, `demonstrate`, `check` and `replay`, as on the command line.
 
     agent_r1.train("recipes/quickstart", overrides={"algorithm": "ppo", "trainer.steps": 20})
     agent_r1.train(model="Qwen/Qwen3-0.6B", data=rows, tools=[stock], reward=score, overrides=["trainer.steps=20"])
@@ -12,7 +12,7 @@ from agent_r1.api.arguments import Recipe, Reward, RewardTerm, ToolLike, folder_
 from agent_r1.api.checks import check
 from agent_r1.api.evaluation import BASELINES, SPLITS, evaluate, evaluate_run, evaluations_of
 from agent_r1.api.replays import replay
-from agent_r1.api.training import sft, train
+from agent_r1.api.training import demonstrate, sft, train
 
 __all__ = [
     "BASELINES",
@@ -22,6 +22,7 @@ __all__ = [
     "RewardTerm",
     "ToolLike",
     "check",
+    "demonstrate",
     "evaluate",
     "evaluate_run",
     "evaluations_of",

@@ -1,4 +1,4 @@
-"""`train`, and `sft` for a warm start before it."""
+"""`train`, `sft` for a warm start before it, and `demonstrate`, which samples demonstrations for that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_r1.api.arguments import Recipe, Reward, ToolLike, folder_of, resolve, rows_folder
-from agent_r1.config import Overrides
+from agent_r1.config import Overrides, override_texts
 from agent_r1.console import RunConsole
 from agent_r1.data import Rows, row_files
 from agent_r1.envs import AgentEnv
@@ -16,7 +16,7 @@ from agent_r1.event_loop import callable_in_event_loop
 from agent_r1.registry import recipe_folder
 
 if TYPE_CHECKING:
-    from agent_r1.training import Summary
+    from agent_r1.training import SampledDemonstrations, Summary
 
 
 @callable_in_event_loop
@@ -107,3 +107,60 @@ def sft(
         config.sft.data = row_files(demonstrations, rows_folder(config), "demonstrations")
     with no_exit("the code of the recipe"), recipe_folder(folder_of(config)):
         return sft_run(config, RunConsole(quiet=quiet))
+
+
+@callable_in_event_loop
+def demonstrate(
+    config_or_recipe: Recipe = None,
+    *,
+    model: str | Path | None = None,
+    data: Rows | None = None,
+    eval_data: Rows | None = None,
+    tools: Sequence[ToolLike] | None = None,
+    env: type[AgentEnv] | str | None = None,
+    reward: Reward | None = None,
+    out: str | Path,
+    tasks: int = 512,
+    samples: int = 4,
+    keep: int = 2,
+    temperature: float = 0.8,
+    overrides: Overrides = (),
+    quiet: bool = False,
+) -> SampledDemonstrations:
+    """Sample demonstrations from the model itself: its solved episodes on training tasks, for a warm start with `sft`.
+    Held-out rows are never sampled.
+
+    Args:
+        config_or_recipe: As for `train`.
+        model: The model to sample, as it is: without the recipe's warm start, unless `overrides` set `sft.folder`.
+        data: As for `train`.
+        eval_data: As for `train`.
+        tools: As for `train`.
+        env: As for `train`.
+        reward: As for `train`; it decides what is solved.
+        out: The file to write, `.jsonl` or `.parquet`. One that is there is replaced.
+        tasks: Training tasks, drawn with `trainer.seed`.
+        samples: Episodes per task.
+        keep: Maximum episodes kept per task, shortest first, without duplicates.
+        temperature: Sampling temperature.
+        overrides: As for `train`, for example `["sft.from_episode=demos:own_episode"]`.
+        quiet: Print nothing.
+    """
+    from agent_r1.training import Sampling, demonstrate_run
+
+    texts = override_texts(overrides)
+    if not any(text.lstrip("+~").partition("=")[0] == "sft.folder" for text in texts):
+        texts = [*texts, "sft.folder=null"]
+    config = resolve(
+        config_or_recipe,
+        model=model,
+        data=data,
+        eval_data=eval_data,
+        tools=tools,
+        env=env,
+        reward=reward,
+        overrides=texts,
+    )
+    sampling = Sampling(tasks=tasks, samples=samples, keep=keep, temperature=temperature)
+    with no_exit("the code of the recipe"), recipe_folder(folder_of(config)):
+        return demonstrate_run(config, Path(out), sampling, RunConsole(quiet=quiet))

@@ -14,7 +14,7 @@ from agent_r1.cli.environments import serve
 from agent_r1.cli.export import export
 from agent_r1.cli.help_text import help_text
 from agent_r1.cli.indexes import index, search
-from agent_r1.cli.recipes import check, evaluate, sft, train
+from agent_r1.cli.recipes import check, demonstrate, evaluate, sft, train
 from agent_r1.cli.reports import plot, replay, table
 from agent_r1.cli.scaffold import copy, init, list_recipes
 from agent_r1.cli.scaling.plan import plan
@@ -76,6 +76,7 @@ _add(recipes_app, "copy", copy)
 app.add_typer(recipes_app, name="recipes", rich_help_panel="Recipes")
 _add(app, "check", check, "Recipes")
 _add(app, "train", train, "Recipes")
+_add(app, "demonstrate", demonstrate, "Recipes")
 _add(app, "sft", sft, "Recipes")
 _add(app, "eval", evaluate, "Recipes")
 _add(app, "plan", plan, "Recipes")

@@ -1,4 +1,4 @@
-"""`agent-r1 train`, `sft`, `eval` and `check`: the commands that run a recipe."""
+"""`agent-r1 train`, `sft`, `demonstrate`, `eval` and `check`: the commands that run a recipe."""
 
 from __future__ import annotations
 
@@ -110,6 +110,38 @@ def sft(recipe: Recipe, overrides: Overrides = None) -> None:
         say_which(recipe)
         folder = api.sft(named, overrides=changes)
         typer.echo(f"model: {folder}")
+
+
+def demonstrate(
+    recipe: Recipe,
+    out: Annotated[Path, typer.Option(help="The file to write, .jsonl or .parquet.", metavar="FILE")],
+    overrides: Overrides = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Training tasks to sample, drawn with trainer.seed.")] = 512,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 4,
+    keep: Annotated[int, typer.Option(min=1, help="Maximum episodes kept per task, shortest first.")] = 2,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 0.8,
+) -> None:
+    """Sample demonstrations from the model itself: its own solved episodes on training tasks (rejection sampling).
+
+    Writes rows with `messages` and `tools`, as sft.data reads them: solved episodes without malformed turns, or what
+    the recipe's sft.from_episode makes of an episode. The model is sampled as it is, without the recipe's warm start,
+    unless sft.folder is given. Held-out rows are never sampled.
+
+    Examples:
+
+      agent-r1 demonstrate recipes/quickstart --out own.jsonl model.path=MODEL
+      agent-r1 demonstrate recipes/quickstart --out own.jsonl --tasks 2000 --samples 8 --keep 1 model.path=MODEL
+      agent-r1 sft recipes/quickstart model.path=MODEL sft.data=[own.jsonl] run.name=warm
+      agent-r1 train recipes/quickstart model.path=runs/warm/hf
+    """
+    from agent_r1 import api
+
+    with readable_errors():
+        named, changes = split_arguments(recipe, overrides)
+        say_which(recipe)
+        api.demonstrate(
+            named, out=out, tasks=tasks, samples=samples, keep=keep, temperature=temperature, overrides=changes
+        )
 
 
 def evaluate(

@@ -266,7 +266,7 @@ class TrackingConfig:
 
 @dataclass
 class SftConfig:
-    """A warm start on demonstrations (`agent-r1 sft`)."""
+    """A warm start on demonstrations (`agent-r1 sft`), and where they come from (`agent-r1 demonstrate`)."""
 
     folder: Optional[PathText] = None
     """Set in a recipe: runs start from the model in this folder, which the first run makes by tuning `model.path` on
@@ -279,6 +279,10 @@ class SftConfig:
     """Conversations per optimizer step."""
     learning_rate: Positive = 1e-3
     """Peak learning rate; it rises over the first tenth of the steps and falls to a tenth."""
+    from_episode: Optional[str] = None
+    """`module:function` of (task, trajectory), may be async: the demonstration that an episode becomes, a row with
+    `messages` and optional `tools`, or None. null: solved episodes without malformed turns, as they are. Only
+    `agent-r1 demonstrate` reads it."""
 
 
 @dataclass

@@ -7,6 +7,7 @@ the very tokens that reinforcement learning sees later.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import Any
 from agent_r1.chat import ChatRenderer, Prompt
 from agent_r1.codec import read_json
 from agent_r1.constraints import unusable_parts
-from agent_r1.data.row_images import has_images, row_images, with_row_images, without_images
-from agent_r1.data.tasks import checked_messages, read_rows, wants_control_tokens
+from agent_r1.data.row_images import has_images, row_images, with_row_images, with_stored_images, without_images
+from agent_r1.data.tasks import checked_messages, read_rows, wants_control_tokens, write_rows
 from agent_r1.errors import DataError, report_problems
 from agent_r1.types import Action, Message, Observation, TokenIds
 
@@ -105,21 +106,42 @@ def tokenise_conversation(
     return [*rows, DemonstrationRow(token_ids=ids, actions=tuple(actions))]
 
 
+def write_demonstrations(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows with `messages` and optional `tools`. Parquet gives a column one type, and the arguments of calls have
+    many: there, both columns are JSON text."""
+    if path.suffix == ".parquet":
+        rows = [_with_columns_as_text(with_stored_images(row, path.parent)) for row in rows]
+    write_rows(path, rows)
+
+
+def _with_columns_as_text(row: Mapping[str, Any]) -> dict[str, Any]:
+    columns = {column: row[column] for column in ("messages", "tools") if not isinstance(row.get(column, ""), str)}
+    return {**row, **{column: json.dumps(value, ensure_ascii=False) for column, value in columns.items()}}
+
+
+def check_demonstration(row: Any, *, folder: Path | None = None) -> None:
+    """Raise a `ValueError` that says why a row is not a demonstration. Paths of images are relative to `folder`."""
+    _checked(row, folder or Path())
+    wants_control_tokens(row)
+
+
 def _checked(row: Any, folder: Path) -> tuple[list[Message], list[Mapping[str, Any]]]:
     if isinstance(row, ValueError):
         raise row
-    if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
-        found = ", ".join(sorted(row)) if isinstance(row, dict) else type(row).__name__
+    given = row.get("messages") if isinstance(row, dict) else None
+    given = read_json(given) if isinstance(given, str) else given
+    if not isinstance(given, list):
+        found = ", ".join(sorted(map(str, row))) if isinstance(row, dict) else type(row).__name__
         raise ValueError(f"a demonstration needs 'messages', a list; found: {found}")
     tools = row.get("tools") or []
     tools = read_json(tools) if isinstance(tools, str) else tools
-    for column, value in (("messages", without_images(row["messages"])), ("tools", tools)):
+    for column, value in (("messages", without_images(given)), ("tools", tools)):
         problem = next(unusable_parts(value, f"'{column}'"), None)
         if problem is not None:
             raise ValueError(problem)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError(f"'tools' must be a list of schemas, which are objects; found {tools!r:.80}")
-    messages = checked_messages(row["messages"], "'messages'")
+    messages = checked_messages(given, "'messages'")
     if not any(message["role"] == "assistant" for message in messages):
         raise ValueError(_NOTHING_TO_LEARN)
     if has_images(row, messages):

@@ -145,6 +145,7 @@ def _essence(config: Config) -> Config:
     essence.run = type(config.run)()
     essence.tracking = type(config.tracking)()
     essence.algorithm.preset = None  # only a name: what it set is compared key by key
+    essence.sft.from_episode = None  # a run does not read it
     essence.trainer.steps = essence.trainer.save_every = essence.trainer.keep_checkpoints = 0
     essence.trainer.sharding = type(config.trainer.sharding)()  # a run resumes on any number of ranks
     return essence

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agent_r1.training.checkpoints.files import load_checkpoint
     from agent_r1.training.components import RunComponents, load_components, make_rollout
+    from agent_r1.training.demonstrations import SampledDemonstrations, Sampling, demonstrate_run
     from agent_r1.training.model_check import (
         CheckedModel,
         check_model,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "checkpoints.files": ("load_checkpoint",),
     "components": ("RunComponents", "load_components", "make_rollout"),
+    "demonstrations": ("SampledDemonstrations", "Sampling", "demonstrate_run"),
     "model_check": ("CheckedModel", "check_model", "check_model_exists", "context_length_of", "renderer_of"),
     "plan": (
         "RunPlan",
@@ -56,11 +58,14 @@ __all__ = [
     "CheckedModel",
     "RunComponents",
     "RunPlan",
+    "SampledDemonstrations",
+    "Sampling",
     "Summary",
     "check_config",
     "check_model",
     "check_model_exists",
     "context_length_of",
+    "demonstrate_run",
     "describe_shared",
     "distinct_setups",
     "dry_run",

@@ -26,9 +26,9 @@ from agent_r1.runs import (
     read_evaluation,
     write_evaluation,
 )
+from agent_r1.training.checkpoints.disk_space import disk_space_warning
 from agent_r1.training.checkpoints.resume import resume_run
 from agent_r1.training.components import RunComponents, load_components, make_training_components
-from agent_r1.training.disk_space import disk_space_warning
 from agent_r1.training.evaluations import evaluate_policy, record_of, settings_of
 from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan, check_trainable

@@ -161,7 +161,7 @@ def warm_start_recipe(config: Config, folder: Path) -> Config:
         algorithm=AlgorithmConfig(),
         optimizer=OptimizerConfig(),
         trainer=replace(config.trainer, seed=0),
-        sft=replace(config.sft, folder=None),
+        sft=replace(config.sft, folder=None, from_episode=None),
     )
 
 

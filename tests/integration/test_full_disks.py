@@ -27,8 +27,8 @@ from agent_r1.models.lora import add_adapters
 from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.runs.folder import RunFolder
 from agent_r1.runs.tracking import JsonlTracker, read_metrics
+from agent_r1.training.checkpoints.disk_space import disk_space_warning
 from agent_r1.training.checkpoints.files import save_checkpoint
-from agent_r1.training.disk_space import disk_space_warning
 from tests.helpers import commands
 from tests.helpers.full_disks import files_of_at_most, half_written, small_disk
 from tests.helpers.hand_made import TOKEN_GAE, experience_of, make_learner, random_group

@@ -20,11 +20,12 @@ from agent_r1.data.tasks import read_rows
 from agent_r1.engines import ScriptedEngine
 from agent_r1.errors import DataError
 from agent_r1.models.tiny import build_tiny_model, train_tokenizer
-from agent_r1.registry import recipe_folder
+from agent_r1.registry import load_function, recipe_folder
 from agent_r1.rewards import score_episode
 from agent_r1.training import prepare_plan
+from agent_r1.training.demonstrations import Rule, choose_rows
 from agent_r1.types import Action, Group, StopReason, Task, Trajectory
-from recipes.math_code import grading, prompts, reward_fn, sample_demonstrations
+from recipes.math_code import grading, own_episodes, prompts, reward_fn
 from recipes.math_code.code_blocks import CodeBlocks
 from recipes.math_code.data_preprocess import process_math_code as process
 from recipes.math_code.data_preprocess import sources
@@ -318,6 +319,17 @@ def test_every_demonstration_solves_its_task_as_a_rollout_would_show_it(run: Sam
     assert not [row for row in run.demonstrations if row["messages"][1]["content"] in held_out]
 
 
+def kept_rows(group: Group, keep: int) -> list[dict[str, Any]]:
+    return asyncio.run(choose_rows([group], keep, Rule(own_episodes.own_episode))).rows
+
+
+def test_the_recipe_names_its_rule_for_own_episodes() -> None:
+    _, config = commands.resolve([str(RECIPE)])
+    with recipe_folder(RECIPE):
+        rule = load_function(str(config.sft.from_episode), kind="sft.from_episode")
+    assert rule.__name__ == own_episodes.own_episode.__name__
+
+
 @pytest.mark.whole
 def test_sampled_episodes_are_kept_when_their_program_printed_the_right_answer(run: SampleRun) -> None:
     row = next(task for task in run.plan.train_tasks if task.ground_truth == "3")
@@ -329,10 +341,10 @@ def test_sampled_episodes_are_kept_when_their_program_printed_the_right_answer(r
     wrong = answers(run, row, "```python\nprint(3)\n```", r"So \boxed{4}.")
     malformed = answers(run, row, "```python\nprint(3)", "```python\nprint(3)\n```", final)
     group = Group(task=row, group_id=0, trajectories=(longer, guessed, unrelated, wrong, malformed, kept, kept))
-    rows = asyncio.run(sample_demonstrations.kept_rows([group], keep=5))
+    rows = kept_rows(group, keep=5)
     said = [[m["content"] for m in entry["messages"] if m["role"] == "tool"] for entry in rows]
     assert said == [["x = 3"], ["(no output)", "3"]]
-    assert asyncio.run(sample_demonstrations.kept_rows([group], keep=1)) == rows[:1]
+    assert kept_rows(group, keep=1) == rows[:1]
     [turns] = [list(demonstrated_turns(run.renderer, rows[0]))]
     assert len(turns) == 2
 

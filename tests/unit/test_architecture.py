@@ -54,8 +54,8 @@ PACKAGES: dict[str, str] = {
     "evaluation": "errors metric_names rollout seeds types",
     "planning": "config console errors metric_names rollout runs types",
     "training": (
-        "algorithms chat config console data engines envs errors evaluation event_loop files flows gateway images "
-        "interrupts learner metric_names models registry rewards rollout runs seeds tools types"
+        "algorithms chat config console constraints data engines envs errors evaluation event_loop files flows gateway "
+        "images interrupts learner metric_names models registry rewards rollout runs seeds tools types"
     ),
     # What people call.
     "inference": (
