@@ -55,13 +55,14 @@ def test_importing_the_package_is_fast_and_needs_no_torch() -> None:
 
 def test_every_exported_name_exists_and_is_typed() -> None:
     names = set(agent_r1.__all__)
-    assert {"train", "evaluate", "check", "replay", "sft", "Config", "load_config", "load_trajectories"} < names
+    assert {"train", "evaluate", "check", "replay", "sft", "demonstrate"} < names
+    assert {"Config", "load_config", "load_trajectories"} < names
     assert {"RewardFunction", "Group", "SamplingParams", "Completion", "ToolCall"} < names
     assert all(getattr(agent_r1, name) is not None for name in names)
     assert dir(agent_r1) == sorted(names)
 
 
-ON_RECIPES = [agent_r1.train, agent_r1.evaluate, agent_r1.sft, agent_r1.check]
+ON_RECIPES = [agent_r1.train, agent_r1.evaluate, agent_r1.sft, agent_r1.demonstrate, agent_r1.check]
 ON_RUNS = [agent_r1.evaluate_run, agent_r1.replay]
 
 

@@ -11,7 +11,10 @@ from typer.testing import CliRunner
 from agent_r1.cli import app
 from agent_r1.cli.help_text import help_text
 
-COMMANDS = ("train", "sft", "eval", "check", "plot", "table", "index", "search", "init", "recipes copy", "env serve")
+COMMANDS = (
+    *("train", "demonstrate", "sft", "eval", "check", "plot", "table", "index", "search", "init", "recipes copy"),
+    "env serve",
+)
 
 
 def help_of(command: str) -> str:

@@ -397,6 +397,7 @@ def test_there_are_no_more_than_ninety_keys_to_tune() -> None:
     written_by_load_config = {"recipe", "algorithm.preset"}
     seams_for_code_of_your_own = {
         *("engine.name", "engine.arguments", "reward.functions", "algorithm.group_plan", "tracking.trackers"),
+        "sft.from_episode",
         *(key for key in known_keys() if key.startswith("agent.")),  # how a program of your own is reached
         *(key for key in known_keys() if key.startswith(("rollout.ray.", "rollout.processes."))),
         *(key for key in known_keys() if key.startswith(("rollout.workers", "trainer.sharding."))),
