@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,11 +40,13 @@ from agent_r1.runs import (
 from benchmarks.claims.published.plan import (
     ALGORITHMS,
     MODEL,
+    OWN_EPISODES,
     OWN_MODELS,
     REACT,
     RECIPES,
     SEEDS,
     TEST_ROWS,
+    OwnEpisodes,
     PlannedRun,
     make_plan,
 )
@@ -74,8 +76,17 @@ def say(text: str) -> None:
 class Campaign:
     """The runs of a command line, where they are made and where they are published."""
 
-    def __init__(self, plan: Sequence[PlannedRun], *, work: Path, out: Path, model: str | None, label: str) -> None:
-        self.plan, self.out = plan, out
+    def __init__(
+        self,
+        plan: Sequence[PlannedRun],
+        *,
+        work: Path,
+        out: Path,
+        model: str | None,
+        label: str,
+        own_episodes: Mapping[str, OwnEpisodes] = OWN_EPISODES,
+    ) -> None:
+        self.plan, self.out, self.own_episodes = plan, out, own_episodes
         self.places = {
             run.recipe: RecipeRuns(work, run.recipe, None, OWN_MODELS[run.recipe], makes_model=True)
             if run.recipe in OWN_MODELS
@@ -119,7 +130,10 @@ class Campaign:
         return jobs
 
     def _start_jobs(self, run: PlannedRun) -> list[Job]:
-        place, settings = self.places[run.recipe], {**run.base, **TEST_ROWS}
+        place, settings, title = self.places[run.recipe], {**run.base, **TEST_ROWS}, _start_title(run)
+        own = self.own_episodes.get(run.recipe)
+        if own is not None:
+            settings["sft.data"] = f"[{place.own_episodes}]"
         if place.read_evaluation(settings) is not None:
             return []
 
@@ -131,7 +145,16 @@ class Campaign:
             return f"{sum(solved) / len(solved):.1%} of {len(solved)} test tasks solved, {seconds:.0f} s"
 
         command = place.prepare_command(settings)
-        return [self._job(_start_title(run), place, "warm_start", command, begin=place.forget_start, finish=finish)]
+        warm_start = partial(self._job, title, place, "warm_start", command, begin=place.forget_start, finish=finish)
+        if own is None or place.own_episodes.is_file():
+            return [warm_start()]
+        first = f"{run.recipe}, demonstrations of its own"
+
+        def sampled(seconds: float) -> str:
+            return f"{_last_line(place.log('own_episodes'))}, {seconds:.0f} s"
+
+        sampling = place.demonstrate_command({**run.settings, **own.settings}, *own.options)
+        return [self._job(first, place, "own_episodes", sampling, finish=sampled), warm_start(needs=[first])]
 
     def _react_job(self, run: PlannedRun) -> Job:
         place = self.places[run.recipe]
@@ -208,6 +231,10 @@ class Campaign:
         return f"{before}{_share(result, 'after'):.1%} of {len(result.tasks)} test tasks solved{other}"
 
 
+def _last_line(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1]
+
+
 def _start_title(run: PlannedRun) -> str:
     return f"{run.recipe}, warm start"
 
@@ -271,6 +298,7 @@ def make_campaign(chosen: argparse.Namespace) -> Campaign:
         out=(chosen.out or (work / "published" if chosen.smoke else PUBLISHED)).resolve(),
         model=TINY_MODEL if chosen.smoke else chosen.model and str(Path(chosen.model).resolve()),
         label="tiny" if chosen.smoke else chosen.name,
+        own_episodes={} if chosen.smoke else OWN_EPISODES,  # a tiny model solves nothing
     )
 
 

@@ -61,6 +61,7 @@ class RecipeRuns:
         self.folder = work / label / recipe
         self.warm_start = self.folder / f"{recipe}_warm_start"
         self.evaluation = self.folder / "warm_start.json"
+        self.own_episodes = self.folder / "own_episodes.jsonl"
 
     def log(self, name: str) -> Path:
         """Where the output of a process goes."""
@@ -75,6 +76,12 @@ class RecipeRuns:
         """Makes the data and the warm start, and evaluates it."""
         place = {} if self.makes_model else {"sft.folder": str(self.warm_start)}
         return self.eval_command(self.evaluation, {**base, **place})
+
+    def demonstrate_command(self, settings: Settings, *options: str) -> list[str]:
+        """Makes demonstrations of what the untrained model solves."""
+        given = {**settings, "run.folder": str(self.folder), **self._model_setting()}
+        recipe = str(ROOT / "recipes" / self.recipe)
+        return ["demonstrate", recipe, "--out", str(self.own_episodes), *options, *overrides(given)]
 
     def _model_setting(self) -> dict[str, str]:
         return {} if self.model is None else {"model.path": self.model}

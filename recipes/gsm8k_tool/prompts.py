@@ -9,10 +9,17 @@ SYSTEM = (
     "End with a line that has #### and the answer as a number: #### 42"
 )
 
+PLAIN = r"Solve the problem step by step. Put the answer, a number, in a box: \boxed{42}"
+
 
 def question(text: str) -> list[dict[str, Any]]:
     """The messages an episode begins with."""
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+
+
+def plain_question(text: str) -> list[dict[str, Any]]:
+    """The messages of an episode without tools."""
+    return [{"role": "system", "content": PLAIN}, {"role": "user", "content": text}]
 
 
 def call(words: str, name: str, **arguments: Any) -> dict[str, Any]:

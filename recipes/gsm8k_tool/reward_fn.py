@@ -6,8 +6,13 @@ an answer. Where the tool format has a mark of its own for the answer (`Final An
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
+
 from agent_r1.rewards import find_last_number, find_marked_number, needs_ground_truth, number_matches, number_text
 from agent_r1.types import Episode, Task
+
+_BOX = re.compile(r"\\boxed\{(?P<inside>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 
 
 @needs_ground_truth("number")
@@ -22,6 +27,27 @@ def score(task: Task, episode: Episode) -> dict[str, float | str]:
         "flexible": float(number_matches(find_last_number(text), task.ground_truth)),
         "answer": "" if strict is None else number_text(strict),
     }
+
+
+@needs_ground_truth("number")
+def score_boxed(task: Task, episode: Episode) -> dict[str, float | str]:
+    r"""1 when the last `\boxed{}` has the right number: for episodes without tools (`env=gsm8k_plain`)."""
+    found = boxed_number(episode.answer)
+    return {
+        "score": float(number_matches(found, task.ground_truth)),
+        "flexible": float(number_matches(find_last_number(episode.answer), task.ground_truth)),
+        "answer": "" if found is None else number_text(found),
+    }
+
+
+def boxed_number(text: str) -> Fraction | None:
+    r"""The number in the last box of a text.
+
+    >>> boxed_number(r"That is \boxed{\$1,200} in 2 days.")
+    Fraction(1200, 1)
+    """
+    boxes = _BOX.findall(text)
+    return find_last_number(boxes[-1]) if boxes else None
 
 
 def gold_answer(task: Task) -> str:

@@ -57,6 +57,40 @@ _TOOL_TAGS = _warm_start(steps=60, rate="5e-5")
 _COMMANDS = _warm_start(steps=24, rate="1e-5")  # plain text, which the model can write already
 _CODE_BLOCKS = _warm_start(steps=40, rate="2e-5")
 
+
+@dataclass(frozen=True, kw_only=True)
+class OwnEpisodes:
+    """A warm start on what the untrained model solves by itself (`agent-r1 demonstrate`)."""
+
+    tasks: int
+    """Training tasks that it tries."""
+    samples: int
+    """Episodes of each."""
+    keep: int
+    """Solved ones of each that become demonstrations."""
+    settings: Settings
+    """Settings of these episodes alone."""
+
+    @property
+    def options(self) -> list[str]:
+        """The options of `agent-r1 demonstrate`."""
+        return [f"--tasks={self.tasks}", f"--samples={self.samples}", f"--keep={self.keep}"]
+
+
+OWN_EPISODES = MappingProxyType(
+    {
+        # Without tools, in its own words; recipes/gsm8k_tool/own_words.py makes the calculations calls.
+        "gsm8k_tool": OwnEpisodes(
+            tasks=2000,
+            samples=2,
+            keep=2,
+            settings={"env": "gsm8k_plain", "rollout.max_tokens": "512"},
+        ),
+        "math_code": OwnEpisodes(tasks=700, samples=3, keep=2, settings={}),
+    }
+)
+"""Recipes whose warm start is on the model's own episodes."""
+
 RECIPES: dict[str, dict[str, str]] = {
     # 94 steps of warm start solve 99 % of the validation games, which leaves nothing to learn; 8 steps solve 59 %.
     "alfworld": {**_warm_start(steps=8, rate="1e-5"), **_rollouts(steps=14, groups=24)},
@@ -64,10 +98,7 @@ RECIPES: dict[str, dict[str, str]] = {
     "webshop": {**_COMMANDS, **_rollouts(steps=14, groups=32)},
     "gsm8k_tool": {**_TOOL_TAGS, **_rollouts(steps=40, groups=40)},
     "paper_search": {**_TOOL_TAGS, **_rollouts(steps=14, groups=32)},
-    "math_code": {
-        **_CODE_BLOCKS,
-        **_rollouts(steps=16, groups=32),
-    },  # demonstrations: proposed programs, see its README
+    "math_code": {**_CODE_BLOCKS, **_rollouts(steps=20, groups=32)},
     "tables": {**_CODE_BLOCKS, **_rollouts(steps=16, groups=32)},
     "tau_retail": {**_TOOL_TAGS, **_rollouts(steps=16, groups=32)},
     "forecasting": {**_TOOL_TAGS, **_rollouts(steps=16, groups=32)},
