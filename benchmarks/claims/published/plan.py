@@ -93,11 +93,11 @@ OWN_EPISODES = MappingProxyType(
 
 RECIPES: dict[str, dict[str, str]] = {
     # 94 steps of warm start solve 99 % of the validation games, which leaves nothing to learn; 8 steps solve 59 %.
-    "alfworld": {**_warm_start(steps=8, rate="1e-5"), **_rollouts(steps=14, groups=24)},
-    "hotpotqa": {**_TOOL_TAGS, **_rollouts(steps=20, groups=64)},
-    "webshop": {**_COMMANDS, **_rollouts(steps=14, groups=32)},
-    "gsm8k_tool": {**_TOOL_TAGS, **_rollouts(steps=40, groups=40)},
-    "paper_search": {**_TOOL_TAGS, **_rollouts(steps=14, groups=32)},
+    "alfworld": {**_warm_start(steps=8, rate="1e-5"), **_rollouts(steps=18, groups=24)},
+    "hotpotqa": {**_TOOL_TAGS, **_rollouts(steps=24, groups=64)},
+    "webshop": {**_COMMANDS, **_rollouts(steps=18, groups=32)},
+    "gsm8k_tool": {**_TOOL_TAGS, "sft.batch_size": "32", **_rollouts(steps=40, groups=40)},
+    "paper_search": {**_TOOL_TAGS, **_rollouts(steps=16, groups=32)},
     "math_code": {**_CODE_BLOCKS, **_rollouts(steps=20, groups=32)},
     "tables": {**_CODE_BLOCKS, **_rollouts(steps=16, groups=32)},
     "tau_retail": {**_TOOL_TAGS, **_rollouts(steps=16, groups=32)},

@@ -33,7 +33,7 @@ _SHARED = {
     "trainer.steps": str(STEPS),
     # Several runs share a GPU, and a run of a minute must not spend half of it compiling.
     "trainer.micro_batch_tokens": "8192",
-    "engine.kv_memory": "300000",
+    "engine.kv_memory": "150000",
     "engine.compile": "false",
 }
 
