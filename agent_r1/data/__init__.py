@@ -1,6 +1,7 @@
 """Data: rows as tasks, demonstrations, and downloads of the public files that recipes use."""
 
 from agent_r1.data.curriculum import Curriculum
+from agent_r1.data.demonstration_workers import MAX_WORKERS, DemonstrationWorkers
 from agent_r1.data.demonstrations import DemonstrationRow, load_demonstrations, tokenise_conversation
 from agent_r1.data.downloads import DATA_VARIABLE, find_files, locate, read_raw
 from agent_r1.data.given_rows import Rows, row_files
@@ -12,8 +13,10 @@ from agent_r1.data.tasks import load_tasks, read_rows, task_from_row, write_rows
 
 __all__ = [
     "DATA_VARIABLE",
+    "MAX_WORKERS",
     "Curriculum",
     "DemonstrationRow",
+    "DemonstrationWorkers",
     "MixingSampler",
     "RevisitingSampler",
     "Rows",
