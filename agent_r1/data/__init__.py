@@ -1,6 +1,7 @@
 """Data: rows as tasks, demonstrations, and downloads of the public files that recipes use."""
 
 from agent_r1.data.curriculum import Curriculum
+from agent_r1.data.demonstration_workers import MAX_WORKERS, DemonstrationWorkers
 from agent_r1.data.demonstrations import (
     DemonstrationRow,
     check_demonstration,
@@ -19,8 +20,10 @@ from agent_r1.data.tasks import load_tasks, read_rows, task_from_row, write_rows
 
 __all__ = [
     "DATA_VARIABLE",
+    "MAX_WORKERS",
     "Curriculum",
     "DemonstrationRow",
+    "DemonstrationWorkers",
     "MixingSampler",
     "RevisitingSampler",
     "Rows",

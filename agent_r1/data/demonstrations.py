@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from agent_r1.chat import ChatRenderer, Prompt
 from agent_r1.codec import read_json
@@ -34,33 +34,86 @@ class DemonstrationRow:
     """Positions of the tokens that the assistant says, its end-of-turn tokens included."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawDemonstration:
+    """A row of a file, as it was read."""
+
+    where: str
+    """The file and the number of the row, for messages."""
+    content: Any
+    """The row, or the error that it is instead of one."""
+    folder: Path
+    """Where the paths of its images begin."""
+
+    def checked(self) -> CheckedDemonstration:
+        """The conversation in it; a ValueError says what is wrong with it."""
+        messages, tools = _checked(self.content, self.folder)
+        return CheckedDemonstration(messages=messages, tools=tools, control_tokens=wants_control_tokens(self.content))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedDemonstration:
+    """A conversation that can be rendered, with its images read."""
+
+    messages: list[Message]
+    tools: list[Mapping[str, Any]]
+    control_tokens: bool
+    """Whether control tokens in the messages count."""
+
+    def tokenised(self, renderer: ChatRenderer) -> list[DemonstrationRow]:
+        """Its rows of tokens; a ValueError says why there are none."""
+        return tokenise_conversation(renderer, self.messages, self.tools, control_tokens=self.control_tokens)
+
+
+Tracked = Callable[[Sequence[int]], Iterable[int]]
+"""Passes indices on, one when the last is done."""
+
+
+class Accelerator(Protocol):
+    """Checks and tokenises demonstrations faster than one process does it alone."""
+
+    def tokenise(
+        self, rows: Sequence[RawDemonstration], chosen: Sequence[int], renderer: ChatRenderer, tracked: Tracked
+    ) -> dict[int, list[DemonstrationRow]]:
+        """By index, the tokens of chosen rows, and nothing for others that are in order. Rows that are missing have
+        errors, or were too few to make a difference: the caller looks at them."""
+        ...
+
+
 def load_demonstrations(
     paths: Sequence[str | Path],
     renderer: ChatRenderer,
     *,
     choose: Callable[[int], Iterable[int]] = range,
-    tracked: Callable[[Sequence[int]], Iterable[int]] = lambda indices: indices,
+    tracked: Tracked = lambda indices: indices,
+    accelerator: Accelerator | None = None,
 ) -> list[list[DemonstrationRow]]:
     """The rows of each conversation in the files. All are checked; of their number, `choose` gives the indices of those
     to tokenise, and the others are empty. `tracked` passes these indices on, one when the last is done."""
-    checked: list[tuple[str, list[Message], list[Mapping[str, Any]], bool]] = []
+    rows = [
+        RawDemonstration(where=f"{path}, row {number}", content=content, folder=path.parent)
+        for path in map(Path, paths)
+        for number, content in enumerate(read_rows(path))
+    ]
+    known: dict[int, list[DemonstrationRow]] = {}
+    if accelerator is not None:
+        known = accelerator.tokenise(rows, sorted(set(choose(len(rows)))), renderer, tracked)
+    checked: list[tuple[int, CheckedDemonstration | None]] = []
     problems: dict[str, str] = {}
-    for path in map(Path, paths):
-        for number, row in enumerate(read_rows(path)):
-            where = f"{path}, row {number}"
-            try:
-                checked.append((where, *_checked(row, path.parent), wants_control_tokens(row)))
-            except ValueError as error:
-                problems[where] = f"{where}: {error}"
-    if not checked and not problems:
-        problems[""] = f"no rows in {', '.join(map(str, paths)) or 'sft.data, which is empty'}"
-    conversations: list[list[DemonstrationRow]] = [[] for _ in checked]
-    for index in tracked(sorted(set(choose(len(checked))))):
-        where, messages, tools, trusts = checked[index]
+    for index, row in enumerate(rows):
         try:
-            conversations[index] = tokenise_conversation(renderer, messages, tools, control_tokens=trusts)
+            checked.append((index, None if index in known else row.checked()))
         except ValueError as error:
-            problems[where] = f"{where}: {error}"
+            problems[row.where] = f"{row.where}: {error}"
+    if not rows:
+        problems[""] = f"no rows in {', '.join(map(str, paths)) or 'sft.data, which is empty'}"
+    conversations = [known.get(index, []) for index, _ in checked]
+    for number in tracked([number for number in sorted(set(choose(len(checked)))) if not conversations[number]]):
+        index, demonstration = checked[number]
+        try:
+            conversations[number] = (demonstration or rows[index].checked()).tokenised(renderer)
+        except ValueError as error:
+            problems[rows[index].where] = f"{rows[index].where}: {error}"
     report_problems(list(problems.values())[:10], DataError, "the demonstrations cannot be used:")
     return conversations
 

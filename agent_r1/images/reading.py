@@ -137,7 +137,7 @@ def _decode(content: bytes, limits: ImageLimits, where: str) -> Picture:
             _check_size(*image.size, limits, where)
             image.load()
             is_plain = image.format == "PNG" and image.mode == "RGB" and not image.info and not image.getexif()
-            return Picture.from_rgb(_as_rgb(image, where), content if is_plain else None)
+            return Picture.from_rgb(image, content) if is_plain else Picture.from_rgb(_as_rgb(image, where))
     except UnidentifiedImageError as error:
         raise ImageError(f"{where} is no image in a format that is read ({', '.join(FORMATS)})") from error
     except Exception as error:  # Pillow raises errors of many kinds for broken files

@@ -19,7 +19,7 @@ from torch import nn
 
 from agent_r1.config import AlgorithmConfig, Config, OptimizerConfig, RunConfig, from_yaml
 from agent_r1.console import RunConsole
-from agent_r1.data import load_demonstrations
+from agent_r1.data import MAX_WORKERS, DemonstrationWorkers, load_demonstrations
 from agent_r1.errors import ConfigError
 from agent_r1.files import write_atomically
 from agent_r1.interrupts import stop_signals
@@ -42,12 +42,15 @@ from agent_r1.runs import (
     open_run,
     open_trackers,
 )
+from agent_r1.tools import num_cores
 from agent_r1.training.model_check import check_model
 from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import make_plan
 from agent_r1.training.prepare import started_config
 from agent_r1.training.tag_rows import warm_start_warning
 
+_MAX_RESULT_BYTES = 2**30
+"""Of some tokenised demonstrations: their images come along."""
 _INTERRUPTED = "A warm start has no checkpoints: run the same command again to start it over."
 
 
@@ -64,6 +67,7 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
         renderer,
         choose=lambda number: chain.from_iterable(demonstration_batches(number, **shape)),
         tracked=partial(console.tracked, "tokenising demonstrations"),
+        accelerator=_demonstration_workers(config, console),
     )
     device = choose_device(config.trainer.device)
     # A warm start has no checkpoints to resume from, and must not write into a run that has.
@@ -103,6 +107,16 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     if rounding is not None:
         console.info(f"{rounding}")
     return folder.model
+
+
+def _demonstration_workers(config: Config, console: RunConsole) -> DemonstrationWorkers | None:
+    """Worker processes for the cores of this machine; None where there are none."""
+    try:
+        from agent_r1.tools.workers import WorkerPool
+    except ImportError:  # Windows
+        return None
+    pool = WorkerPool(min(num_cores(), MAX_WORKERS), max_result_bytes=_MAX_RESULT_BYTES)
+    return DemonstrationWorkers(workers=pool, tool_format=config.model.tool_format, warn=console.warn)
 
 
 def _load_untuned(config: Config, device: torch.device) -> nn.Module:

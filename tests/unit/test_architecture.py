@@ -40,7 +40,7 @@ PACKAGES: dict[str, str] = {
     "tools": "codec constraints errors event_loop files findings images registry seeds types",
     "rewards": "constraints errors registry types",
     "envs": "codec constraints errors event_loop findings images registry rewards tools types version web",
-    "data": "chat codec console constraints errors files images paths seeds types",
+    "data": "chat codec console constraints errors event_loop files images paths seeds types",
     "algorithms": "config constraints errors images registry rewards types",
     # What runs them.
     "models": "chat config errors files images paths types",

@@ -1,9 +1,25 @@
 """Calls in processes that can be killed, and in threads beside the event loop."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from agent_r1.tools.workers.function_ref import FunctionRef
 from agent_r1.tools.workers.threads import call_off_loop
 
+if TYPE_CHECKING:
+    from agent_r1.tools.workers.pool import WorkerPool
+
 __all__ = [
     "FunctionRef",
+    "WorkerPool",
     "call_off_loop",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "WorkerPool":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from agent_r1.tools.workers.pool import WorkerPool  # not for Windows, where it is an ImportError
+
+    return WorkerPool
