@@ -126,7 +126,7 @@ class Campaign:
             if run.recipe in trained - prepared:
                 prepared.add(run.recipe)
                 jobs += self._start_jobs(run)
-            jobs += [self._react_job(run)] if run.is_untrained else self._run_jobs(run)
+            jobs += [self._untrained_job(run)] if run.is_untrained else self._run_jobs(run)
         return jobs
 
     def _start_jobs(self, run: PlannedRun) -> list[Job]:
@@ -156,17 +156,20 @@ class Campaign:
         sampling = place.demonstrate_command({**run.settings, **own.settings}, *own.options)
         return [self._job(first, place, "own_episodes", sampling, finish=sampled), warm_start(needs=[first])]
 
-    def _react_job(self, run: PlannedRun) -> Job:
+    def _untrained_job(self, run: PlannedRun) -> Job:
         place = self.places[run.recipe]
-        file = place.folder / f"{REACT}.json"
+        file = place.folder / f"{run.algorithm}.json"
+        is_react = run.algorithm == REACT
 
         def finish(seconds: float) -> str:
-            result = publish_evaluation(file, model=place.label)
+            title = None if is_react else run.algorithm.replace("_", " ")
+            result = publish_evaluation(file, model=place.label, title=title)
             return f"{self._publish(result)}, {seconds:.0f} s"
 
-        command = place.eval_command(file, {**run.settings, **TEST_ROWS}, "--baseline", REACT)
+        options = ("--baseline", REACT) if is_react else ()
+        command = place.eval_command(file, {**run.settings, **TEST_ROWS}, *options)
         # The job of the warm start makes the data, too, which one process has to do.
-        return self._job(run.title, place, REACT, command, finish=finish, needs=[_start_title(run)])
+        return self._job(run.title, place, run.algorithm, command, finish=finish, needs=[_start_title(run)])
 
     def _run_jobs(self, run: PlannedRun) -> list[Job]:
         """Trains, then evaluates and publishes."""

@@ -9,7 +9,7 @@ of an older protocol, is written by hand: docs/generate/older_results.markdown.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from textwrap import wrap
@@ -17,7 +17,16 @@ from typing import Any
 
 from agent_r1.evaluation.metrics import interval
 from agent_r1.metric_names import ACTION_TOKENS, ENTROPY, EVAL_GREEDY, SUCCESS, TOOL_CALLS
-from agent_r1.runs import Gain, Published, describe_gain, draw_curves, paired_gain, read_published, save_figure
+from agent_r1.runs import (
+    Gain,
+    Published,
+    RunRecord,
+    describe_gain,
+    draw_curves,
+    paired_gain,
+    read_published,
+    save_figure,
+)
 
 DOCS = Path(__file__).parents[1]
 PAGE, IMAGES = DOCS / "results.md", DOCS / "images"
@@ -36,9 +45,11 @@ _COUNTED = {"rows", "failed", "greedy", "reward", "steps", "tool_calls", "respon
 _KEYS = (SUCCESS, EVAL_GREEDY, TOOL_CALLS, ACTION_TOKENS, ENTROPY)
 
 _COLUMNS = (
-    *("row", "seeds", "solved", "gain over the start", "gain over ReAct"),
-    *("calls", "steps", "minutes", "GPU GB"),
+    *("row", "seeds", "solved", "gain over the start", "gain over ReAct", "gain over no tools"),
+    *("score", "calls", "steps", "minutes", "GPU GB"),
 )
+NO_TOOLS = "no tools"
+"""The title of the untrained model that solves the same tasks without tools, in its own words."""
 
 _INTRODUCTION = """# Results
 
@@ -47,6 +58,8 @@ Made by `python -m docs.generate.results` from the files in `docs/generate/publi
 **test** rows, which nothing was chosen on ([evaluation.md](evaluation.md#validation-and-test)). *Solved* is the share
 of tasks solved greedily, in percent, with its 95 % interval over tasks. A *gain* is the difference task by task, with
 its 95 % interval and p-value ([evaluation.md](evaluation.md#gains)); runs that differ in their seed only are one row.
+*Score* is the mean reward, where that is not the share solved; *no tools* is the untrained model that reasons in its
+own words and calls nothing.
 Minutes count training steps, not evaluations, and are those of a GPU that other runs may have shared.
 
 One command makes the runs, several at a time; what is published already is not made again. `--list` prints which runs
@@ -105,12 +118,12 @@ def _indented(command: str) -> str:
 
 def _table(source: str | None, runs: Sequence[Published], bases: Sequence[Published], *, is_only: bool) -> str:
     """The rows of one data source: untrained, before training, and each algorithm."""
-    react = next((base.solved("after", source) for base in bases if base.baseline == "react"), None)
+    untrained = {_gain_column(base): base.solved("after", source) for base in bases}
     own = _own_figures([*runs, *bases], source or "all")
-    rows = [{"row": _name_of(base), **_figures([base], "after", source, None, own)} for base in bases]
+    rows = [{"row": _name_of(base), **_figures([base], "after", source, {}, own)} for base in bases]
     if runs:
         title = "warm start" if all(run.warm_start for run in runs) else "before training"
-        rows.append({"row": title, **_figures(runs, "before", source, react, own)})
+        rows.append({"row": title, **_figures(runs, "before", source, untrained, own)})
     for (algorithm, steps), members in _grouped(runs, lambda run: (run.algorithm, run.steps)):
         pairs = [(run.solved("before", source), run.solved("after", source)) for run in members]
         peaks = [run.peak_gpu_gb for run in members if run.peak_gpu_gb is not None]
@@ -119,7 +132,7 @@ def _table(source: str | None, runs: Sequence[Published], bases: Sequence[Publis
                 "row": algorithm,
                 "seeds": ", ".join(str(run.seed) for run in members),
                 "gain over the start": describe_gain(paired_gain(pairs)),
-                **_figures(members, "after", source, react, own),
+                **_figures(members, "after", source, untrained, own),
                 "steps": str(steps),
                 "minutes": f"{fmean(run.minutes for run in members):.1f}",
                 "GPU GB": f"{max(peaks):.1f}" if peaks else "",
@@ -127,27 +140,39 @@ def _table(source: str | None, runs: Sequence[Published], bases: Sequence[Publis
         )
     tasks = len((runs or bases)[0].solved("after", source))
     title = f"{tasks} test tasks:" if is_only else f"**{source or 'all'}**, {tasks} test tasks:"
-    columns = [*_COLUMNS, *own]
+    filled = {column for row in rows for column, text in row.items() if text}
+    columns = [*(column for column in _COLUMNS if column in filled), *own]
     alignment = ["---" if column in ("row", "seeds") else "---:" for column in columns]
     lines = [columns, alignment, *([row.get(column, "") for column in columns] for row in rows)]
     return f"{title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def _figures(
-    results: Sequence[Published], stage: str, source: str | None, react: dict[str, float] | None, own: Sequence[str]
+    results: Sequence[Published],
+    stage: str,
+    source: str | None,
+    untrained: Mapping[str, dict[str, float]],
+    own: Sequence[str],
 ) -> dict[str, str]:
-    """The figures of some evaluations, over all seeds."""
+    """The figures of some evaluations, over all seeds, with their gains over those of `untrained` models."""
     solved = [result.solved(stage, source) for result in results]
+    score = _mean(results, stage, "reward", source)
     return {
         "solved": _share(solved),
-        "gain over ReAct": _gain_over(react, solved),
+        **{column: _gain_over(before, solved) for column, before in untrained.items()},
+        "score": "" if score == _mean(results, stage, "greedy", source) else score,
         "calls": _mean(results, stage, "tool_calls", source),
         **{name: _mean(results, stage, name, source) for name in own},
     }
 
 
 def _name_of(base: Published) -> str:
-    return "untrained (ReAct)" if base.baseline == "react" else "untrained"
+    kind = "ReAct" if base.baseline == "react" else base.title
+    return f"untrained ({kind})" if kind else "untrained"
+
+
+def _gain_column(base: Published) -> str:
+    return "gain over ReAct" if base.baseline == "react" else f"gain over {base.title or 'untrained'}"
 
 
 def _share(solved: Sequence[dict[str, float]]) -> str:
@@ -158,11 +183,11 @@ def _share(solved: Sequence[dict[str, float]]) -> str:
     return f"{100 * fmean(by_task):.1f}{shown}"
 
 
-def _gain_over(react: dict[str, float] | None, solved: Sequence[dict[str, float]]) -> str:
+def _gain_over(before: dict[str, float], solved: Sequence[dict[str, float]]) -> str:
     """The gain over the untrained model, where it was evaluated on the same tasks."""
-    if react is None or any(seed.keys() != react.keys() for seed in solved):
+    if any(seed.keys() != before.keys() for seed in solved):
         return ""
-    gain: Gain = paired_gain([(react, seed) for seed in solved])
+    gain: Gain = paired_gain([(before, seed) for seed in solved])
     return describe_gain(gain)
 
 
@@ -197,11 +222,15 @@ def draw_pictures(folder: Path = PUBLISHED, images: Path = IMAGES) -> list[Path]
     runs = [result for result in read_published(folder) if result.kind == "run" and result.split == "test"]
     for (recipe, model), members in _grouped(filter(_has_curves, runs), lambda run: (run.recipe, run.model)):
         records = [run.record(f"{run.algorithm}, seed {run.seed}") for run in members]
-        logged = {key for record in records for key in record.metric_names}
         file = images / _picture(recipe, model)
-        save_figure(draw_curves(records, [key for key in _KEYS if key in logged]), file)
+        save_figure(draw_curves(records, [key for key in _KEYS if _changes(records, key)]), file)
         written.append(file)
     return written
+
+
+def _changes(records: Sequence[RunRecord], key: str) -> bool:
+    """Whether a metric was logged more than once in some run, and not always with the same value."""
+    return any(len({line[key] for line in record.lines if key in line}) > 1 for record in records)
 
 
 def main() -> None:

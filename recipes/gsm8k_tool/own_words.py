@@ -1,6 +1,7 @@
 r"""Demonstrations in a model's own words: the calculations of a solution that it wrote become calls.
 
-    agent-r1 demonstrate recipes/gsm8k_tool --out own.jsonl --keep 1 env=gsm8k_plain rollout.max_tokens=512 model.path=MODEL
+    agent-r1 demonstrate recipes/gsm8k_tool --out own.jsonl model.path=MODEL env=gsm8k_plain \
+        reward.function=reward_fn:score_boxed rollout.max_tokens=512
     agent-r1 train recipes/gsm8k_tool model.path=MODEL 'sft.data=[own.jsonl]'
 
 Without tools the model solves training problems in one turn, as it learned to. What it wrote is kept when the number in
@@ -40,7 +41,7 @@ _ANY_FRACTION = re.compile(r"\\d?frac\{([^{}]*)\}\{([^{}]*)\}")
 _OPENING = re.compile(r"\\\[|\\\(")
 _CLOSING = re.compile(r"\s*[.,]?\s*(?:\\\]|\\\))")
 _ENDS = (r"\]", r"\)")
-_BOX = re.compile(r"(?:\\\(|\\\[|\$)?\s*\\boxed\{(?P<inside>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}\s*(?:\\\)|\\\]|\$)?")
+_BOX = re.compile(r"(?:(?:\\\(|\\\[|\$)\s*)?\\boxed\{(?P<inside>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}(?:\s*(?:\\\)|\\\]|\$))?")
 _TEXT = re.compile(r"\s*\\text\{\s*([^{}]*?)\s*\}")
 
 

@@ -18,9 +18,9 @@ from agent_r1.errors import DataError
 from agent_r1.flows import AgentEnvLoop, try_flow
 from agent_r1.tools import CallOutcome, ToolContext, calculate, run_call, try_tool
 from agent_r1.tools.builtin.calculator import evaluate
-from agent_r1.types import Episode, StopReason, Task, ToolCall
+from agent_r1.types import Action, Episode, StopReason, Task, ToolCall
 from recipes.gsm8k.data_preprocess import process_gsm8k as gsm8k
-from recipes.gsm8k_tool import reward_fn, tools
+from recipes.gsm8k_tool import own_words, plain_env, prompts, reward_fn, tools
 from recipes.gsm8k_tool.data_preprocess import process_gsm8k_tool as process
 from tests.helpers import commands
 from tests.helpers.fuzzing import cases
@@ -293,6 +293,101 @@ def useful_marks(problem: gsm8k.Problem) -> list[bool]:
         tools.is_useful(expression, results[index], given=numbers, earlier=results[:index], solution=results)
         for index, expression in enumerate(expressions)
     ]
+
+
+# --- demonstrations in a model's own words --------------------------------------------------------------------------
+
+OWN_WORDS = r"""To find the clips, we follow these steps:
+
+1. Clips in May:
+   \[
+   \frac{48}{2} = 24 \text{ clips}
+   \]
+2. All clips:
+   \[ \text{Total} = 48 \text{ clips} + 24 = 72 \]
+
+Natalia sold \(\boxed{72}\) clips in 2 months."""
+
+
+def test_the_calculations_of_a_solution_become_calls() -> None:
+    row = own_words.demonstration(prompts.question("How many?"), OWN_WORDS, "72")
+    assert row is not None
+    said = [(message["role"], message["content"]) for message in row["messages"][2:]]
+    assert said == [
+        ("assistant", "To find the clips, we follow these steps:\n\n1. Clips in May:"),
+        ("tool", "24"),
+        ("assistant", "24 clips\n2. All clips:"),
+        ("tool", "72"),
+        ("assistant", "72\n\nNatalia sold 72 clips in 2 months.\n#### 72"),
+    ]
+    calls = [
+        message["tool_calls"][0]["function"]["arguments"] for message in row["messages"] if "tool_calls" in message
+    ]
+    assert calls == [{"expression": "48 / 2"}, {"expression": "48 + 24"}]
+    assert row["messages"][0]["content"] == prompts.SYSTEM
+    assert [schema["function"]["name"] for schema in row["tools"]] == ["calculate", "check_answer"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expressions"),
+    [
+        (r"$5 \times 4 = \$20", ["5 * 4"]),
+        (r"\(1,200 \div 3 = 400\)", ["1200 / 3"]),
+        (r"20\% \times 50 = 10", ["(20/100) * 50"]),
+        (r"(3 + 4) * 2 = 14 and \frac{3 + 5}{2} = 4", ["(3 + 4) * 2", "(3 + 5) / 2"]),
+        (r"10 / 3 = 3.33", ["10 / 3"]),
+        ("1 + 1 = 3", []),  # wrong
+        ("x + 1 = 3, 7 = 7", []),  # nothing to calculate
+        ("2 + 3 = 4 + 1", []),  # no result
+        ("5 / 0 = 0", []),
+    ],
+)
+def test_calculations_are_read_as_models_write_them(text: str, expressions: list[str]) -> None:
+    assert [found.expression for found in own_words.equations(text)] == expressions
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [(OWN_WORDS, "71"), (OWN_WORDS.replace(r"\boxed{72}", "72"), "72"), (r"It is \(\boxed{72}\).", "72")],
+)
+def test_a_wrong_solution_or_one_without_a_box_or_a_calculation_is_left_out(solution: str, answer: str) -> None:
+    assert own_words.demonstration(prompts.question("How many?"), solution, answer) is None
+
+
+def test_the_longest_calculations_become_calls_where_an_episode_has_too_few_steps() -> None:
+    sums = " ".join(f"{first} + {'1 + ' * first}0 = {2 * first}" for first in range(1, 7))
+    row = own_words.demonstration(prompts.question("How many?"), rf"{sums} \boxed{{12}}", "12")
+    assert row is not None
+    calls = [
+        message["tool_calls"][0]["function"]["arguments"] for message in row["messages"] if "tool_calls" in message
+    ]
+    assert [call["expression"][0] for call in calls] == ["3", "4", "5", "6"]
+    assert "1 + 1 + 0 = 2 2 + 1 + 1 + 0 = 4" in row["messages"][2]["content"]
+
+
+def test_a_demonstration_in_own_words_is_what_a_rollout_shows(run: SampleRun) -> None:
+    question = run.plan.train_tasks[0]
+    answer = str(question.ground_truth)
+    solution = rf"First \( {answer} + 1 - 1 = {answer} \), so it is \boxed{{{answer}}}."
+    row = own_words.demonstration(question.prompt, solution, answer)
+    assert row is not None
+    turns = list(demonstrated_turns(run.renderer, row))
+    engine = ScriptedEngine([said for _, said in turns])
+    trajectory = play(run, question, engine)
+    assert (trajectory.outcome_reward, trajectory.stop_reason) == (1.0, StopReason.DONE), trajectory.error
+    assert [prompt for prompt, _ in engine.requests] == [prompt for prompt, _ in turns]
+
+
+def test_without_tools_one_boxed_answer_ends_the_episode() -> None:
+    async def play_plain() -> tuple[str, bool]:
+        env = plain_env.PlainEnv()
+        shown = await env.reset(task())
+        step = await env.step(Action(text=r"\boxed{72}"))
+        return str((shown.messages or ())[0]["content"]), step.done
+
+    assert asyncio.run(play_plain()) == (prompts.PLAIN, True)
+    for text, score in ((r"\boxed{71} or \boxed{\$72}, in 2 months", 1.0), ("#### 72", 0.0), (r"\boxed{71}: 72", 0.0)):
+        assert reward_fn.score_boxed(task(), answer_episode(text))["score"] == score
 
 
 @pytest.mark.whole

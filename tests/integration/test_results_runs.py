@@ -14,7 +14,15 @@ from agent_r1.registry import recipe_folder
 from agent_r1.runs import EvaluationRecord, RunFolder, read_evaluation, read_published, write_evaluation
 from agent_r1.training.plan import check_config
 from benchmarks.claims import results
-from benchmarks.claims.published.plan import COMPARED, COMPARED_ON, OWN_MODELS, REACT, RECIPES, make_plan
+from benchmarks.claims.published.plan import (
+    COMPARED,
+    COMPARED_ON,
+    OWN_EPISODES,
+    OWN_MODELS,
+    RECIPES,
+    WITHOUT_TOOLS,
+    make_plan,
+)
 from benchmarks.common.recipe_runs import NO_WASTE, overrides
 from tests.helpers.benchmark_jobs import Ended, ForkedCommand
 
@@ -27,15 +35,15 @@ TEST = ["a", "b", "c", "d"]
 
 def test_every_recipe_comes_once_before_the_algorithms_and_these_before_further_seeds() -> None:
     plan = make_plan()
-    count = 2 * len(RECIPES) - len(OWN_MODELS)
+    count = 2 * len(RECIPES) - len(OWN_MODELS) + len(WITHOUT_TOOLS)
     assert {run.recipe for run in plan[:count]} == set(RECIPES)
     assert [run.algorithm for run in plan[:4]] == ["react", "grpo", "react", "grpo"]
-    stages = [(run.seed, run.algorithm in ("grpo", REACT)) for run in plan]
+    stages = [(run.seed, run.is_untrained or run.algorithm == "grpo") for run in plan]
     assert [stage for stage, _ in groupby(stages)] == [(0, True), (0, False), (1, True), (2, True)]
     compared = [run for run in plan if run.algorithm in COMPARED]
     assert {run.recipe for run in compared} == set(COMPARED_ON)
     assert [run.recipe for run in compared if run.algorithm == "gigpo"] == ["alfworld"]
-    assert len({run.name(MODEL) for run in plan}) == len(plan) == 50
+    assert len({run.name(MODEL) for run in plan}) == len(plan) == 52
 
 
 def test_a_recipe_with_a_model_of_its_own_has_its_own_settings_and_one_seed() -> None:
@@ -51,6 +59,16 @@ def test_some_recipes_algorithms_and_seeds_can_be_chosen() -> None:
     ]
     [changed] = make_plan(recipes=["games"], algorithms=["react"], settings={"engine.kv_memory": "9", "sft.steps": "1"})
     assert changed.settings == {"model.prepare": "null", "engine.kv_memory": "9", "rollout.concurrency": "256"}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("recipe", OWN_EPISODES)
+def test_own_episodes_are_sampled_with_keys_of_the_recipe(recipe: str) -> None:
+    own, [run] = OWN_EPISODES[recipe], make_plan(recipes=[recipe], algorithms=["grpo"], seeds=[0])
+    config = load_config(f"recipes/{recipe}", overrides({**run.settings, **own.settings, "model.path": "somewhere"}))
+    with recipe_folder(Path("recipes") / recipe):
+        check_config(config)
+    assert config.sft.from_episode is not None
 
 
 @pytest.mark.whole
@@ -82,7 +100,10 @@ class Machine:
         if log.stem in self.fails:
             log.write_text("some lines\nerror: the disk is full\n")
             return Ended(2)
-        if command[0] == "train":
+        if command[0] == "demonstrate":
+            Path(command[command.index("--out") + 1]).write_text("{}\n")
+            log.write_text("4 episodes of 2 tasks: 3 solved, 2 kept\n")
+        elif command[0] == "train":
             self._train(RunFolder(Path(given["run.folder"]) / given["run.name"]), command, given)
         elif "--json" in command:
             self._evaluate(command, given)
@@ -94,7 +115,7 @@ class Machine:
         return Ended(0)
 
     def _evaluate(self, command: Sequence[str], given: Mapping[str, str]) -> None:
-        if "--baseline" not in command:
+        if "sft.folder" in given:
             weights = RunFolder(Path(given["sft.folder"])).model
             weights.mkdir(parents=True, exist_ok=True)
             (weights / "model.safetensors").write_bytes(b"weights")
@@ -164,6 +185,30 @@ def test_what_is_published_is_never_repeated_and_its_weights_are_gone(
     assert "missing  hotpotqa, rloo, seed 0 " in printed
     assert "6 runs, 3 missing in" in printed
     assert len(machine.made) == 6
+
+
+def test_a_warm_start_on_own_episodes_waits_for_them_and_makes_them_once(
+    tmp_path: Path, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ["--only", "gsm8k_tool", "--algorithms", "no_tools"]
+    assert make(tmp_path, machine, *chosen, "grpo") == 0
+    assert logs_of(*machine.made) == [
+        "own_episodes",
+        "warm_start",
+        "no_tools",
+        *(f"gsm8k_tool_grpo_0_{part}" for part in ("train", "eval")),
+    ]
+    assert "demonstrations of its own: 4 episodes of 2 tasks: 3 solved, 2 kept, 0 s" in capsys.readouterr().out
+    untrained = next(found for found in read_published(tmp_path / "out") if found.kind == "evaluation")
+    assert (untrained.title, untrained.baseline) == ("no tools", None)
+    assert untrained.name == f"gsm8k_tool_no_tools_{MODEL}"
+    assert "env=gsm8k_plain" in untrained.commands[0]
+    assert "--baseline" not in untrained.commands[0]
+    place = tmp_path / "work" / MODEL / "gsm8k_tool"
+    given = json.loads((place / "warm_start.json").read_text())["overrides"]
+    assert f"sft.data=[{place / 'own_episodes.jsonl'}]" in given
+    assert make(tmp_path, machine, *chosen, "ppo", "grpo", "--seeds", "0", "1") == 0
+    assert machine.made.count("own_episodes") == machine.made.count("warm_start") == 1
 
 
 def test_an_interrupted_run_begins_again(tmp_path: Path, machine: Machine) -> None:

@@ -16,6 +16,7 @@ An evaluation of an untrained model (`agent-r1 eval RECIPE --baseline react --js
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,6 +77,8 @@ class Published:
     """Whether the run started from a model that was tuned on demonstrations."""
     baseline: str | None = None
     """Of an evaluation: `react` for the untrained model in the ReAct format."""
+    title: str | None = None
+    """Of an evaluation: what tables call it, where that is not said by `baseline`."""
     curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     """Logged metrics as pairs of step and value."""
 
@@ -152,8 +155,8 @@ def publish_run(run: RunRecord, *, split: str = "test", model: str | None = None
     )
 
 
-def publish_evaluation(file: Path, *, model: str | None = None) -> Published:
-    """What is published of the result of `agent-r1 eval --json`."""
+def publish_evaluation(file: Path, *, model: str | None = None, title: str | None = None) -> Published:
+    """What is published of the result of `agent-r1 eval --json`; tables call it by its `title`."""
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         overrides = [text for text in found["overrides"] if not text.startswith(("eval.split=", *_NOT_IN_COMMANDS))]
@@ -162,9 +165,10 @@ def publish_evaluation(file: Path, *, model: str | None = None) -> Published:
         recipe = Path(str(found["recipe"])).name
         options = f" --baseline {found['baseline']}" if found["baseline"] else ""
         changes = shlex.join([*overrides, f"model.path={named}"])
+        kind = found["baseline"] or re.sub(r"[^a-z0-9]+", "_", (title or "model").lower())
         return Published(
             kind="evaluation",
-            name=f"{recipe}_{found['baseline'] or 'model'}_{named}",
+            name=f"{recipe}_{kind}_{named}",
             recipe=recipe,
             model=named,
             split=found["split"],
@@ -173,6 +177,7 @@ def publish_evaluation(file: Path, *, model: str | None = None) -> Published:
             sources=found["sources"],
             after={"solved": [_short(value) for value in found["solved"]], "metrics": _rounded(found["metrics"])},
             baseline=found["baseline"],
+            title=title,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(

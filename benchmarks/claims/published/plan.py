@@ -5,7 +5,7 @@ The settings were chosen on training and validation rows, before any test row wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -19,7 +19,9 @@ COMPARED = ("gigpo", "ppo", "steppo", "rloo", "reinforce_pp")
 COMPARED_ON = ("alfworld", "hotpotqa")
 WITHOUT_ANCHORS = ("hotpotqa",)
 """Its observations have no anchor, which `gigpo` compares."""
-ALGORITHMS = (REACT, FIRST, *COMPARED)
+NO_TOOLS = "no_tools"
+"""The untrained model in its own words, without tools."""
+ALGORITHMS = (REACT, NO_TOOLS, FIRST, *COMPARED)
 SEEDS = (0, 1, 2)
 
 OWN_MODELS = MappingProxyType({"nlvr": "SmolVLM-6M"})
@@ -84,12 +86,28 @@ OWN_EPISODES = MappingProxyType(
             tasks=2000,
             samples=2,
             keep=2,
-            settings={"env": "gsm8k_plain", "rollout.max_tokens": "512"},
+            settings={
+                "env": "gsm8k_plain",
+                "reward.function": "reward_fn:score_boxed",
+                "rollout.max_tokens": "512",
+            },
         ),
         "math_code": OwnEpisodes(tasks=700, samples=3, keep=2, settings={}),
     }
 )
 """Recipes whose warm start is on the model's own episodes."""
+
+WITHOUT_TOOLS: Mapping[str, Settings] = MappingProxyType(
+    {
+        "gsm8k_tool": {
+            "env": "gsm8k_plain",
+            "reward.function": "reward_fn:score_boxed",
+            "rollout.max_tokens": "512",
+        },
+        "math_code": {"env": "plain", "model.tool_format": "hermes", "rollout.max_tokens": "1024"},
+    }
+)
+"""Recipes whose tasks can be solved without tools, and how."""
 
 RECIPES: dict[str, dict[str, str]] = {
     # 94 steps of warm start solve 99 % of the validation games, which leaves nothing to learn; 8 steps solve 59 %.
@@ -123,7 +141,7 @@ class PlannedRun:
     recipe: str
     """Its recipe."""
     algorithm: str
-    """Its algorithm; `react` for the untrained model."""
+    """Its algorithm; `react` or `no_tools` for the untrained model."""
     seed: int
     """Its seed."""
     base: Settings
@@ -132,7 +150,7 @@ class PlannedRun:
     @property
     def is_untrained(self) -> bool:
         """Whether nothing is trained."""
-        return self.algorithm == REACT
+        return self.algorithm in (REACT, NO_TOOLS)
 
     @property
     def title(self) -> str:
@@ -143,12 +161,13 @@ class PlannedRun:
     def settings(self) -> dict[str, str]:
         """All its settings but the seed: those that an evaluation has, when nothing is trained."""
         if self.is_untrained:
-            return {key: value for key, value in self.base.items() if key.startswith(_OF_EVALUATIONS)}
+            kept = {key: value for key, value in self.base.items() if key.startswith(_OF_EVALUATIONS)}
+            return {**kept, **(WITHOUT_TOOLS[self.recipe] if self.algorithm == NO_TOOLS else {})}
         return {"algorithm": self.algorithm, **self.base}
 
     def name(self, model: str) -> str:
         """The name of its folder and of its published file."""
-        kind = REACT if self.is_untrained else f"{self.algorithm}_{self.seed}"
+        kind = self.algorithm if self.is_untrained else f"{self.algorithm}_{self.seed}"
         return f"{self.recipe}_{kind}_{model}"
 
 
@@ -178,7 +197,9 @@ def make_plan(
 
 
 def _first_algorithms(recipe: str) -> tuple[str, ...]:
-    return (FIRST,) if recipe in OWN_MODELS else (REACT, FIRST)
+    if recipe in OWN_MODELS:
+        return (FIRST,)
+    return (REACT, NO_TOOLS, FIRST) if recipe in WITHOUT_TOOLS else (REACT, FIRST)
 
 
 def _suits(recipe: str, algorithm: str) -> bool:
