@@ -54,7 +54,7 @@ class Equation:
     start: int
     """Where the words before it end."""
     end: int
-    """Where the words after it go on, which begin with the written result."""
+    """Where the words after it continue, which begin with the written result."""
     written: str
     """The written result."""
 
