@@ -262,6 +262,9 @@ class TrackingConfig:
     """Training steps between recorded batches of trajectories; 0: none are recorded."""
     record_credit: bool = False
     """Record with them what the learner made of each token: advantage, ratio, entropy, value."""
+    profile_step: CountOrZero = 0
+    """The training step that is profiled: which operations and GPU kernels its time goes to; 0: none. Choose one after
+    the first, which compiles."""
 
 
 @dataclass

@@ -41,6 +41,7 @@ RUN_FILES = {
     "view_index.sqlite",
     "checkpoints",
     "evaluations",
+    "profile",
     "hf",
     "summary.json",
     "tensorboard",
@@ -62,6 +63,7 @@ class RunFolder:
         self.warnings = path / "warnings.jsonl"
         self.checkpoints = path / "checkpoints"
         self.evaluations = path / "evaluations"
+        self.profile = path / "profile"
         self.model = path / "hf"
         self.summary = path / "summary.json"
         self.tensorboard = path / "tensorboard"

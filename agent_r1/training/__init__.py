@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         tools_in_use,
     )
     from agent_r1.training.prepare import dry_run, ensure_model, prepare_model, prepare_plan
+    from agent_r1.training.reporting.summary import Summary
     from agent_r1.training.run import eval_run, eval_trained, sft_run, train_run
-    from agent_r1.training.summary import Summary
     from agent_r1.training.tag_rows import describe_shared, shared_rows
 
 _HOMES = {

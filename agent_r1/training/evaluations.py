@@ -17,7 +17,7 @@ from agent_r1.rollout import Rollout
 from agent_r1.runs import EvaluationRecord, RunFolder, write_evaluation, write_trajectories
 from agent_r1.seeds import Stream, mix_seed
 from agent_r1.training.checkpoints.last_step import Progress
-from agent_r1.training.run_log import RunLog
+from agent_r1.training.reporting.run_log import RunLog
 from agent_r1.types import SamplingParams, Task, Trajectory
 
 _EVALUABLE = (

@@ -34,8 +34,8 @@ from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan, check_trainable
 from agent_r1.training.prepare import ensure_model, expand_env, prepare_model, prepare_plan, prepare_run
 from agent_r1.training.ranks import check_ranks, config_of_rank, engine_of_rank, is_coordinated, share_rollout
+from agent_r1.training.reporting.summary import Summary
 from agent_r1.training.sft import ensure_warm_start, tune
-from agent_r1.training.summary import Summary
 from agent_r1.training.trainer import Trainer
 
 

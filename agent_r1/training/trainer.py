@@ -8,8 +8,8 @@ counters.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -31,8 +31,9 @@ from agent_r1.training.components import RunComponents, TrainingComponents
 from agent_r1.training.evaluations import Baseline, RunEvaluations
 from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import RunPlan
-from agent_r1.training.run_log import RunLog
-from agent_r1.training.summary import Summary
+from agent_r1.training.reporting.profile import profile_step, profiled_part
+from agent_r1.training.reporting.run_log import RunLog
+from agent_r1.training.reporting.summary import Summary
 from agent_r1.types import Group, SamplingParams, TrajectoryCredit
 
 
@@ -117,7 +118,8 @@ class Trainer:
         with self.console.progress("training", total, done=self._progress.step, in_logs=False) as bar:
             while self._progress.step < total:
                 await self._ranks.check(self.stop)
-                metrics = await self._step()
+                with self._profiled():
+                    metrics = await self._step()
                 bar.advance(f"reward {metrics['reward/outcome']:.3f}")
                 if self._due(self.config.trainer.save_every) or self._progress.step == total:
                     with self.rollout.clock_stopped():
@@ -139,7 +141,8 @@ class Trainer:
     async def _step(self) -> dict[str, float]:
         started = time.perf_counter()
         step = self._progress.step
-        with self._interruptible(), self.console.progress("rollout", self.collector.rollouts_per_batch) as bar:
+        progress = self.console.progress("rollout", self.collector.rollouts_per_batch)
+        with profiled_part("rollout"), self._interruptible(), progress as bar:
             collected = await self.collector.collect(step, on_finished=lambda trajectory: bar.advance())
         groups = collected.groups
         rolled_out = time.perf_counter()
@@ -149,7 +152,7 @@ class Trainer:
         with self._recording(groups) as record:
             async with self.engine.paused():
                 async with self._ranks.collective(f"the update of step {step + 1}"):
-                    with self._paused_clock(), explain_cuda_oom(self.config):
+                    with profiled_part("update"), self._paused_clock(), explain_cuda_oom(self.config):
                         learned = await self.learner.learn(
                             experience, step=step, on_credit=None if credit is None else credit.extend
                         )
@@ -157,7 +160,8 @@ class Trainer:
                 updated = time.perf_counter()
                 self._progress.step += 1
                 self._last_step.note()
-                await self._push_weights()
+                with profiled_part("weight update"):
+                    await self._push_weights()
             synchronised = time.perf_counter()
             if record is not None:
                 self._publish(record, credit)
@@ -180,6 +184,17 @@ class Trainer:
             metrics[PEAK_GPU_GB] = peak
         self._log.step(metrics, num_steps=self.config.trainer.steps, seconds=finished - started)
         return metrics
+
+    @contextmanager
+    def _profiled(self) -> Iterator[None]:
+        """Inside, the step that begins is profiled, if it is the one to be profiled."""
+        step = self._progress.step + 1
+        if step != self.config.tracking.profile_step or not self._ranks.is_first:
+            yield
+            return
+        tolerant = self._log.tolerate_storage_errors("error/failed_profiles")
+        with tolerant, profile_step(self.folder.profile, step, say=self.console.info):
+            yield
 
     def _paused_clock(self) -> AbstractContextManager[None]:
         """Stops the deadlines of episodes in which nothing is sampled during an update."""
