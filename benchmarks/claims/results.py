@@ -6,10 +6,11 @@
 
 Recipes, settings and order are in published/plan.py: the untrained model and GRPO on every recipe first, then the other
 algorithms on two of them, then further seeds of GRPO. The runs of a recipe start from one warm start, which is made and
-evaluated before the first of them. `--jobs` processes share the GPU, each with a log in WORK/NAME/RECIPE/logs. A
-published run is one file in --out; its weights are deleted, and a run that was interrupted begins again. The settings
-are those of a model of 1.5 billion parameters; `--set` changes them for all runs, for example where memory is short.
-`--smoke` is the whole path with a tiny model on the recipes' samples.
+evaluated before the first of them. `--jobs` processes share the GPU, each with a log in WORK/NAME/RECIPE/logs; with
+`--jobs 2 --trainings 1` one trains while another is evaluated. A published run is one file in --out; its weights are
+deleted, and a run that was interrupted begins again. The settings are those of a model of 1.5 billion parameters;
+`--set` changes them for all runs, for example where memory is short. `--smoke` is the whole path with a tiny model on
+the recipes' samples.
 """
 
 from __future__ import annotations
@@ -145,7 +146,9 @@ class Campaign:
             return f"{sum(solved) / len(solved):.1%} of {len(solved)} test tasks solved, {seconds:.0f} s"
 
         command = place.prepare_command(settings)
-        warm_start = partial(self._job, title, place, "warm_start", command, begin=place.forget_start, finish=finish)
+        warm_start = partial(
+            self._job, title, place, "warm_start", command, begin=place.forget_start, finish=finish, trains=True
+        )
         if own is None or place.own_episodes.is_file():
             return [warm_start()]
         first = f"{run.recipe}, demonstrations of its own"
@@ -189,6 +192,7 @@ class Campaign:
             begin=partial(place.clear, name),
             finish=trained,
             needs=[_start_title(run)],
+            trains=True,
         )
 
         def share_start() -> None:
@@ -216,12 +220,21 @@ class Campaign:
         finish: Callable[[float], str],
         begin: Callable[[], None] = lambda: None,
         needs: Sequence[str] = (),
+        trains: bool = False,
     ) -> Job:
         def begin_aloud() -> None:
             begin()
             say(f"{title}: started, log in {place.log(log)}")
 
-        return Job(name=title, command=command, log=place.log(log), finish=finish, begin=begin_aloud, needs=needs)
+        return Job(
+            name=title,
+            command=command,
+            log=place.log(log),
+            finish=finish,
+            begin=begin_aloud,
+            needs=needs,
+            trains=trains,
+        )
 
     def _publish(self, result: Published) -> str:
         """Write a result; returns what is reported of it."""
@@ -269,6 +282,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--algorithms", nargs="+", default=ALGORITHMS, choices=ALGORITHMS, metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, choices=SEEDS, metavar="SEED")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default: 1)")
+    parser.add_argument("--trainings", type=int, help="processes of these that may train at a time (default: all)")
     parser.add_argument("--fork", action="store_true", help="import once, and fork every process from there")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all runs")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "results", help="data, warm starts and runs")
@@ -276,8 +290,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the plan and what is published")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, few episodes, on a CPU")
     chosen = parser.parse_args(arguments)
-    if chosen.jobs < 1:
-        parser.error(f"--jobs {chosen.jobs}: at least 1 process at a time")
+    for option, number in (("--jobs", chosen.jobs), ("--trainings", chosen.trainings)):
+        if number is not None and number < 1:
+            parser.error(f"{option} {number}: at least 1 process at a time")
     wrong = [text for text in chosen.set if "=" not in text]
     if wrong:
         parser.error(f"--set {wrong[0]}: expected KEY=VALUE")
@@ -315,7 +330,7 @@ def main(arguments: Sequence[str] | None = None, *, start: Starter = start_proce
             return 0
         say(f"{len(campaign.missing)} of {len(campaign.plan)} runs to make, {chosen.jobs} at a time")
         starter = ForkedProcess if chosen.fork else start
-        problems = run_jobs(campaign.jobs(), at_once=chosen.jobs, say=say, start=starter)
+        problems = run_jobs(campaign.jobs(), at_once=chosen.jobs, trainings=chosen.trainings, say=say, start=starter)
     except AgentR1Error as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:

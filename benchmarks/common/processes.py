@@ -38,6 +38,8 @@ class Job:
     """Called before it starts."""
     needs: Sequence[str] = ()
     """The names of jobs that have to succeed before; a name that no job has is no obstacle."""
+    trains: bool = False
+    """Whether it trains a model, which takes more of a GPU than an evaluation."""
 
 
 class Process(Protocol):
@@ -92,13 +94,14 @@ def run_jobs(
     jobs: Sequence[Job],
     *,
     at_once: int,
+    trainings: int | None = None,
     say: Callable[[str], None],
     deadline: float | None = None,
     start: Starter = start_process,
 ) -> list[str]:
-    """Run all jobs in their order, `at_once` at a time, each when those that it needs have succeeded; returns what
-    failed, one line each. After the `deadline` (of `time.monotonic`) no job starts. An interrupt ends the processes,
-    then raises."""
+    """Run all jobs in their order, `at_once` at a time, of which `trainings` (None: all) may train, each when those
+    that it needs have succeeded; returns what failed, one line each. After the `deadline` (of `time.monotonic`) no job
+    starts. An interrupt ends the processes, then raises."""
     waiting, running, problems = list(jobs), list[_Running](), list[str]()
     failed: set[str] = set()
     with _ended(running):
@@ -106,7 +109,11 @@ def run_jobs(
             if deadline is not None and time.monotonic() > deadline and waiting:
                 say(f"the time is up: {len(waiting)} were not started; run the same command again")
                 waiting.clear()
-            while len(running) < at_once and (job := _next_job(waiting, running, failed)) is not None:
+            while len(running) < at_once:
+                may_train = sum(process.job.trains for process in running) < (trainings or at_once)
+                job = _next_job(waiting, running, failed, may_train=may_train)
+                if job is None:
+                    break
                 waiting.remove(job)
                 with _noting(job, problems, failed, say):
                     job.begin()
@@ -122,10 +129,10 @@ def run_jobs(
     return problems
 
 
-def _next_job(waiting: Sequence[Job], running: Sequence[_Running], failed: set[str]) -> Job | None:
-    """The first job whose needs have all succeeded."""
+def _next_job(waiting: Sequence[Job], running: Sequence[_Running], failed: set[str], *, may_train: bool) -> Job | None:
+    """The first job whose needs have all succeeded, and that may run now."""
     obstacles = {job.name for job in (*waiting, *(process.job for process in running))} | failed
-    return next((job for job in waiting if obstacles.isdisjoint(job.needs)), None)
+    return next((job for job in waiting if obstacles.isdisjoint(job.needs) and (may_train or not job.trains)), None)
 
 
 def _drop_hopeless(waiting: list[Job], failed: set[str], say: Callable[[str], None]) -> None:

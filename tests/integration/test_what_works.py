@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -252,6 +253,39 @@ def test_an_interrupt_ends_the_processes(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_jobs([job("a", tmp_path), job("b", tmp_path, begin=interrupt)], at_once=2, say=print, start=start)
     assert [process.returncode for process in started] == [-15]
+
+
+def test_one_job_trains_while_others_do_not(tmp_path: Path) -> None:
+    busy, most = set[str](), list[int]()
+
+    class Process(Ended):
+        """Ends when it is asked for the third time."""
+
+        def __init__(self, name: str) -> None:
+            super().__init__(0)
+            self.name, self.left = name, 3
+            busy.add(name)
+            most.append(sum(one.startswith("train") for one in busy))
+
+        def poll(self) -> int | None:  # type: ignore[override]
+            self.left -= 1
+            if self.left <= 0:
+                busy.discard(self.name)
+            return 0 if self.left <= 0 else None
+
+    started: list[str] = []
+
+    def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Process:
+        started.append(command[0])
+        return Process(command[0])
+
+    jobs = [
+        replace(job(name, tmp_path), command=[name], trains=name.startswith("train"), needs=needs)
+        for name, needs in (("train 1", []), ("train 2", []), ("eval 1", ["train 1"]), ("eval 2", []))
+    ]
+    assert run_jobs(jobs, at_once=2, trainings=1, say=lambda text: None, start=start) == []
+    assert started == ["train 1", "eval 2", "train 2", "eval 1"]
+    assert max(most) == 1
 
 
 def test_no_run_starts_when_the_time_is_up(tmp_path: Path) -> None:
