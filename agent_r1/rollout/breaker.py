@@ -29,7 +29,6 @@ class CircuitBreaker:
             reasons = ", ".join(f"{reason} {count}" for reason, count in self._reasons.most_common())
             self._reasons.clear()
             raise RolloutsFailingError(
-                f"{self._limit} rollouts in a row failed ({reasons}), so the run stops. Fix what is broken and start "
-                "it again: training resumes from its last checkpoint. The last failure, on "
-                f"task '{trajectory.task_id}':\n{trajectory.error}"
+                f"{self._limit} rollouts in a row failed ({reasons}), so the run stops. Fix what is broken and run "
+                f"the same command again. The last failure, on task '{trajectory.task_id}':\n{trajectory.error}"
             )

@@ -418,7 +418,7 @@ def test_failures_in_a_row_stop_the_run_and_say_what_and_why(renderer: ChatRende
     rollout = rollout_with(renderer, make_env=lambda task: BreaksOn(), retries=0, max_failures_in_a_row=3)
     with pytest.raises(RolloutsFailingError, match=r"3 rollouts in a row failed \(env_error 3\)") as caught:
         run(rollout, task("good"), *(task(f"broken-{number}") for number in range(8)))
-    assert "resumes from its last checkpoint" in str(caught.value)
+    assert "Fix what is broken and run the same command again" in str(caught.value)
     assert "the door is stuck" in str(caught.value)
 
 
