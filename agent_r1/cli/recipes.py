@@ -63,7 +63,7 @@ def train(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False) 
 
     The run's folder (runs/<name>) holds config.yaml, metrics.jsonl, trajectories/, checkpoints/, the trained model in
     hf/ and summary.json. Ctrl-C, SIGTERM and SIGHUP save a checkpoint of the last finished step; the same command
-    resumes from it.
+    resumes from it. With trainer.keep_checkpoints=0 no checkpoint is written and nothing can be resumed.
 
     Examples:
 

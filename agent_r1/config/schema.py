@@ -222,9 +222,10 @@ class TrainerConfig:
     max_skipped_updates: Count = 5
     """The run stops after this many non-finite updates in a row."""
     save_every: Count = 10
-    """Training steps between checkpoints; the last step is always saved."""
-    keep_checkpoints: Count = 2
-    """Checkpoints to keep; there is one more while a new one is written."""
+    """Training steps between checkpoints; the last step is saved too."""
+    keep_checkpoints: CountOrZero = 2
+    """Checkpoints to keep; there is one more while a new one is written. 0: none is written, not even when the run is
+    interrupted or fails, so it cannot be resumed."""
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
     """Several GPUs."""
 

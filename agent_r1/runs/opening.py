@@ -44,19 +44,20 @@ def plan_opening(config: Config) -> Opening:
         raise ConfigError(f"run.resume is '{mode}'; known: auto, never, must")
     steps = [step for step, _ in list_checkpoints(folder.checkpoints)]
     if mode == "must" and not steps:
-        raise CheckpointError(f"run.resume=must, but there is no checkpoint in {folder.checkpoints}")
+        raise CheckpointError(f"run.resume=must, but there is no checkpoint in {folder.checkpoints}{_why_none(folder)}")
     if not folder.path.exists():
         return Opening(resumes=False, story="")
     _check_is_run(folder.path)
     aside = f"It is moved to {_free_name(folder.path)}, and a new run starts."
     if mode == "never":
         return Opening(resumes=False, story=f"{folder.path} holds a run, and run.resume=never. {aside}")
-    if not steps:
-        return Opening(resumes=False, story=f"{folder.path} holds a run without a checkpoint. {aside}")
     summary = folder.read_summary()
     finished = summary is not None and summary["steps"] >= config.trainer.steps and not _lacks_export(summary)
     if mode == "auto" and finished:
         return Opening(resumes=False, story=f"{folder.path} holds a finished run. {aside}")
+    if not steps:
+        why = _why_none(folder)
+        return Opening(resumes=False, story=f"{folder.path} holds a run without a checkpoint{why}. {aside}")
     changed, replaced = _differences(folder, config)
     if mode == "must":
         return _must_resume(folder, changed, replaced)
@@ -69,6 +70,14 @@ def plan_opening(config: Config) -> Opening:
         f"back and restore what differs"
         + (", or resume it with the new configuration: run.resume=must" if not replaced else ""),
     )
+
+
+def _why_none(folder: RunFolder) -> str:
+    """Why there is no checkpoint, where the run's configuration says it."""
+    try:
+        return " (its trainer.keep_checkpoints is 0)" if not folder.read_config().trainer.keep_checkpoints else ""
+    except ConfigError:
+        return ""
 
 
 def _must_resume(folder: RunFolder, changed: list[str], replaced: list[str]) -> Opening:

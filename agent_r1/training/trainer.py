@@ -87,8 +87,8 @@ class Trainer:
         """Train to the last step; with `resume`, from a checkpoint that the learner has loaded.
 
         A run that ends early leaves a checkpoint of its last finished step, whether an error or a signal ended it (a
-        signal raises `RunInterrupted`). When an essential file cannot be written or the model cannot be exported, the
-        error says what is kept.
+        signal raises `RunInterrupted`), unless it writes none (`trainer.keep_checkpoints=0`). When an essential file
+        cannot be written or the model cannot be exported, the error says what is kept.
         """
         self._ranks.on_exit(outcome=self._last_step.outcome, release=self.folder.release)
         with self.stop.deferred():
@@ -109,6 +109,11 @@ class Trainer:
         logged = self._ranks.by_first(self.folder.read_metrics)
         if resume is not None:
             self._load(resume, logged)
+        if not self._last_step.may_save:
+            self.console.info(
+                "trainer.keep_checkpoints=0: this run writes no checkpoints, and its steps are lost when it is "
+                "interrupted or fails"
+            )
         self._evaluations.restore(logged)
         await self._push_weights()
         before = await self._evaluations.before()
@@ -121,7 +126,7 @@ class Trainer:
                 with self._profiled():
                     metrics = await self._step()
                 bar.advance(f"reward {metrics['reward/outcome']:.3f}")
-                if self._due(self.config.trainer.save_every) or self._progress.step == total:
+                if self._saves_this_step():
                     with self.rollout.clock_stopped():
                         self._save()
                 await self._evaluations.when_due()
@@ -202,6 +207,10 @@ class Trainer:
 
     def _due(self, every: int) -> bool:
         return _is_due(self._progress.step, every)
+
+    def _saves_this_step(self) -> bool:
+        is_last = self._progress.step == self.config.trainer.steps
+        return self._last_step.may_save and (is_last or self._due(self.config.trainer.save_every))
 
     def _records_credit(self, step: int) -> bool:
         tracking = self.config.tracking

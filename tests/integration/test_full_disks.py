@@ -398,6 +398,13 @@ def test_a_run_with_too_little_room_is_told_both_figures_and_the_keys(tmp_path: 
     assert "\n" not in said
 
 
+def test_a_run_without_checkpoints_needs_room_for_its_model_alone(tmp_path: Path) -> None:
+    said = foreseen(tmp_path, 10**15, keep_checkpoints=0)
+    assert said is not None
+    assert f"the run will need 4000 TB in {tmp_path} for its model and " in said
+    assert "for checkpoints" not in said
+
+
 def test_a_run_with_enough_room_is_told_nothing(tmp_path: Path) -> None:
     assert foreseen(tmp_path, 1000) is None
 

@@ -18,7 +18,7 @@ from agent_r1.cli import app
 from agent_r1.config import from_yaml
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, RolloutsFailingError, UnknownNameError
-from agent_r1.runs import read_trajectories
+from agent_r1.runs import plan_opening, read_trajectories
 from tests.helpers import commands
 from tests.helpers.forks import forks, run_python
 from tests.helpers.tiny_runs import score_variety, tiny_overrides, write_tasks
@@ -106,6 +106,21 @@ def test_a_run_folder_is_complete(run: list[str], tmp_path: Path) -> None:
     episodes = list(read_trajectories(folder / "trajectories" / "1.jsonl"))
     assert len(episodes) == 8
     assert all(len(step.action_ids) == len(step.rollout_logprobs) for t in episodes for step in t.steps)
+
+
+@pytest.mark.parametrize("adapters", [0, pytest.param(2, marks=pytest.mark.whole)])
+def test_a_run_without_checkpoints_has_its_model_and_its_summary_and_is_finished(
+    run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], adapters: int
+) -> None:
+    run = [*run, f"model.lora.rank={adapters}", "trainer.keep_checkpoints=0", "trainer.steps=2"]
+    summary = commands.train(*run, reward=score_variety)
+    assert summary.steps == 2
+    assert summary.warnings == []
+    assert {path.name for path in (tmp_path / "tiny").iterdir()} >= {"hf", "summary.json", "metrics.jsonl"}
+    assert not (tmp_path / "tiny" / "checkpoints").exists()
+    assert "this run writes no checkpoints" in capsys.readouterr().out
+    again = plan_opening(commands.resolve(run)[1])
+    assert again.story.startswith(f"{tmp_path / 'tiny'} holds a finished run. It is moved to {tmp_path / 'tiny.1'}")
 
 
 @pytest.mark.whole

@@ -1,10 +1,12 @@
-"""Ctrl-C, SIGTERM, SIGHUP and errors: whatever ends a run leaves a checkpoint of its last finished step."""
+"""Ctrl-C, SIGTERM, SIGHUP and errors: whatever ends a run leaves a checkpoint of its last finished step, unless the run
+writes none."""
 
 from __future__ import annotations
 
 import json
 import os
 import pty
+import re
 import signal
 import threading
 import time
@@ -142,6 +144,35 @@ def test_a_run_that_never_resumes_is_told_how_to(run: list[str]) -> None:
         commands.train(*run, "run.resume=never", quiet=True, reward=Sends(signal.SIGTERM, at=8 + 3))
 
 
+WITHOUT_CHECKPOINTS = "trainer.keep_checkpoints=0"
+NOTHING_KEPT = r"No checkpoint was written \(trainer\.keep_checkpoints=0\), so nothing can be resumed: the same command"
+
+
+def test_a_signal_ends_a_run_without_checkpoints_and_the_same_command_starts_over(
+    run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], uninterrupted: Callable[..., Path]
+) -> None:
+    run = [*run, WITHOUT_CHECKPOINTS]
+    with pytest.raises(RunInterrupted, match=rf"Interrupted by SIGTERM\. {NOTHING_KEPT} starts over$"):
+        commands.train(*run, reward=Sends(signal.SIGTERM, at=2 * 8 + 3))
+    told = capsys.readouterr().out
+    assert told.count("trainer.keep_checkpoints=0: this run writes no checkpoints") == 1
+    assert "saved" not in told
+    assert not (tmp_path / "tiny" / "checkpoints").exists()
+    commands.train(*run, reward=score_variety)
+    assert "holds a run without a checkpoint (its trainer.keep_checkpoints is 0)" in capsys.readouterr().out
+    assert [line["step"] for line in logged_lines(tmp_path / "tiny")] == [1, 2, 3, 4]
+    assert same_weights(uninterrupted(), tmp_path / "tiny")
+
+
+def test_a_signal_after_the_last_step_of_a_run_without_checkpoints_names_the_exported_model(
+    run: list[str], tmp_path: Path
+) -> None:
+    run = [*run, f"data.eval=[{write_tasks(tmp_path / 'held_out.jsonl', count=3)}]", "eval.before=false"]
+    with pytest.raises(RunInterrupted, match=rf"{NOTHING_KEPT} starts over; the trained model is in .*/tiny/hf$"):
+        commands.train(*run, WITHOUT_CHECKPOINTS, quiet=True, reward=Sends(signal.SIGTERM, at=4 * 8 + 1))
+    assert (tmp_path / "tiny" / "hf" / "model.safetensors").is_file()
+
+
 def test_a_second_signal_ends_the_run_after_the_update_and_saves_nothing(
     run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +296,29 @@ def test_an_error_leaves_a_checkpoint_of_the_last_finished_step(
     monkeypatch.undo()
     assert saved_steps(tmp_path / "tiny") == [2]
     commands.train(*run, quiet=True, reward=score_variety)
+    assert same_weights(uninterrupted(), tmp_path / "tiny")
+
+
+def test_an_error_of_a_run_without_checkpoints_says_that_nothing_is_kept(
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(TorchLearner, "learn_sync", calling(TorchLearner.learn_sync, 3, raise_error))
+    with pytest.raises(ValueError, match="nobody thought of"):
+        commands.train(*run, WITHOUT_CHECKPOINTS, reward=score_variety)
+    assert len(re.findall(NOTHING_KEPT, " ".join(capsys.readouterr().out.split()))) == 1
+    assert not (tmp_path / "tiny" / "checkpoints").exists()
+
+
+def test_a_resumed_run_that_writes_no_more_checkpoints_leaves_those_that_are_there(
+    run: list[str], tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
+    commands.train(*run, "trainer.steps=1", quiet=True, reward=score_variety)
+    more = [*run, WITHOUT_CHECKPOINTS, "run.resume=must"]
+    with pytest.raises(RunInterrupted, match="The last checkpoint is that of step 1: the same command resumes"):
+        commands.train(*more, quiet=True, reward=Sends(signal.SIGTERM, at=2 * 8 + 3))
+    assert saved_steps(tmp_path / "tiny") == [1]
+    commands.train(*more, quiet=True, reward=score_variety)
+    assert saved_steps(tmp_path / "tiny") == [1]
     assert same_weights(uninterrupted(), tmp_path / "tiny")
 
 

@@ -103,6 +103,18 @@ def test_a_signal_saves_the_last_step_on_all_ranks(arguments: Callable[..., list
 
 
 @pytest.mark.slow
+def test_a_signal_ends_all_ranks_of_a_run_without_checkpoints(
+    arguments: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    with Torchrun(*arguments("stopped", "trainer.steps=400", "trainer.keep_checkpoints=0")) as run:
+        run.wait_for(r"step +2/400")
+        os.kill(run.process_of(1), signal.SIGTERM)
+        assert run.finish(seconds=60) != 0
+    assert not (tmp_path / "stopped" / "checkpoints").exists()
+    assert run.text.count("Interrupted by SIGTERM. No checkpoint was written (trainer.keep_checkpoints=0)") == 1
+
+
+@pytest.mark.slow
 def test_an_error_of_one_rank_in_an_update_ends_all(arguments: Callable[..., list[str]]) -> None:
     with Torchrun(
         *arguments("broken", "trainer.steps=400", "trainer.micro_batch_tokens=384", f"algorithm.loss={{name: {LOSS}}}")

@@ -12,17 +12,23 @@ def disk_space_warning(config: Config, learner: Learner, folder: RunFolder) -> s
     """The warning for a run without enough disk space; None where there is enough.
 
     With keep_checkpoints=2 there are three while the third is written, then two and the exported model. A resumed run
-    already has some of them.
+    already has some of them. With keep_checkpoints=0 there is only the model.
     """
     settings = config.trainer
     there = [step for step, _ in list_checkpoints(folder.checkpoints)]
     to_come = range(max(there, default=0) + 1, settings.steps + 1)
     num_saves = sum(step % settings.save_every == 0 or step == settings.steps for step in to_come)
-    num_more = max(0, min(settings.keep_checkpoints + 1 - len(there), num_saves))
+    at_once = settings.keep_checkpoints + 1 if settings.keep_checkpoints else 0
+    num_more = max(0, min(at_once - len(there), num_saves))
     checkpoint, model = learner.checkpoint_bytes(), learner.model_bytes()
     needed, free = num_more * checkpoint + model, free_bytes(folder.path)
     if needed <= free:
         return None
+    if not settings.keep_checkpoints:
+        return (
+            f"the run will need {size_in_words(needed)} in {folder.path} for its model and {size_in_words(free)} are "
+            "free there. The model may be missing at the end: make room"
+        )
     return (
         f"the run will need {size_in_words(needed)} in {folder.path} ({num_more} x {size_in_words(checkpoint)} for "
         f"checkpoints, {size_in_words(model)} for the model) and {size_in_words(free)} are free there. Checkpoints "

@@ -3,6 +3,9 @@
 A step in progress changes more than the weights: counters of skipped updates, the balance of process rewards, which
 groups were started. These are recorded whenever a step is finished. The weights are too large to copy: an update that
 fails after it has changed some of them loses the steps since the last checkpoint.
+
+A run with `trainer.keep_checkpoints=0` saves nothing here either: a disk that has no room for checkpoints has none when
+a run fails, and a run that needs none should stop at once.
 """
 
 from __future__ import annotations
@@ -65,6 +68,11 @@ class LastStep:
         self._ranks = ranks or Ranks()
         self._snapshot = self._now()
 
+    @property
+    def may_save(self) -> bool:
+        """Whether the run writes checkpoints."""
+        return self._config.trainer.keep_checkpoints > 0
+
     def note(self) -> None:
         """A step is finished, or a checkpoint was loaded."""
         self._snapshot = self._now()
@@ -97,6 +105,10 @@ class LastStep:
         step = self.progress.step
         if step <= self._ranks.from_first(self.last_saved()):
             return
+        if not self.may_save:
+            if is_error:
+                console.info(self.outcome())
+            return
         if not self._is_intact():
             console.warn(f"step {step} cannot be saved: the update after it failed when it had changed some weights")
             return
@@ -125,6 +137,12 @@ class LastStep:
     def outcome(self) -> str:
         """What a run that ends early leaves, for the user."""
         saved = self.last_saved()
+        if not saved and not self.may_save:
+            model = f"; the trained model is in {self._folder.model}" if self._folder.has_model else ""
+            return (
+                "No checkpoint was written (trainer.keep_checkpoints=0), so nothing can be resumed: the same command "
+                f"starts over{model}"
+            )
         if not saved:
             return "There is no checkpoint: the same command starts over"
         return f"The last checkpoint is that of step {saved}: {self._how_to_resume()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -312,7 +313,14 @@ def test_a_finished_run_goes_on_when_more_steps_are_asked_for(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "override", ["trainer.save_every=3", "trainer.keep_checkpoints=7", "tracking.record_every=2", "run.resume=must"]
+    "override",
+    [
+        "trainer.save_every=3",
+        "trainer.keep_checkpoints=7",
+        "trainer.keep_checkpoints=0",
+        "tracking.record_every=2",
+        "run.resume=must",
+    ],
 )
 def test_what_a_run_only_writes_may_change_between_its_parts(tmp_path: Path, override: str) -> None:
     start_run(tmp_path)
@@ -351,6 +359,33 @@ def test_a_run_killed_before_its_first_checkpoint_starts_afresh(tmp_path: Path) 
     assert not goes_on
     assert not again.metrics.exists()
     assert (tmp_path / "run.1" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("finished", "steps", "told"),
+    [
+        (True, 10, "holds a finished run. It is moved"),
+        (True, 20, "holds a run without a checkpoint (its trainer.keep_checkpoints is 0). It is moved"),
+        (False, 10, "holds a run without a checkpoint (its trainer.keep_checkpoints is 0). It is moved"),
+    ],
+)
+def test_a_run_that_writes_no_checkpoints_is_moved_aside_and_the_reason_is_told(
+    tmp_path: Path, finished: bool, steps: int, told: str
+) -> None:
+    shutil.rmtree(start_run(tmp_path, "trainer.keep_checkpoints=0", finished=finished).checkpoints)
+    again = config_of(tmp_path, "trainer.keep_checkpoints=0", f"trainer.steps={steps}")
+    said: list[str] = []
+    folder, resumes = open_run(again, say=said.append)
+    assert not resumes
+    assert told in said[0]
+    assert not folder.summary.exists()
+    assert (tmp_path / "run.1" / "metrics.jsonl").exists()
+
+
+def test_a_run_that_writes_no_checkpoints_cannot_be_made_to_resume(tmp_path: Path) -> None:
+    shutil.rmtree(start_run(tmp_path, "trainer.keep_checkpoints=0", finished=True).checkpoints)
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* \(its trainer\.keep_checkpoints is 0\)$"):
+        open_run(config_of(tmp_path, "run.resume=must"))
 
 
 def test_never_starts_afresh_and_keeps_the_old_run(tmp_path: Path) -> None:
