@@ -153,9 +153,14 @@ def _checkpoint(folder: RunFolder, step: int | None) -> tuple[int, Path]:
         damages.append(f"{path} ({damage})")
     if damages:
         raise CheckpointError(f"every checkpoint that could be used is damaged: {'; '.join(damages)}")
+    if folder.has_model:
+        raise CheckpointError(
+            f"the run {folder.path} has its model (hf/) and no checkpoint, which this needs: train it with "
+            "trainer.keep_checkpoints=1 or more"
+        )
     raise CheckpointError(
-        f"the run {folder.path} has neither an exported model (hf/) nor a checkpoint: it has not saved a step yet, or "
-        "they were deleted. Train it first, or name a model"
+        f"the run {folder.path} has neither an exported model (hf/) nor a checkpoint: it has not saved a step yet, "
+        "writes no checkpoints (trainer.keep_checkpoints=0), or they were deleted. Train it first, or name a model"
     )
 
 

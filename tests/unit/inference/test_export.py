@@ -171,6 +171,12 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(run: Path, model_fol
     assert not out.exists()
 
 
+def test_adapters_of_a_run_without_checkpoints_are_refused_with_the_reason(lora_run: Path, tmp_path: Path) -> None:
+    shutil.rmtree(lora_run / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"has its model \(hf/\) and no checkpoint, .*keep_checkpoints=1"):
+        export_agent(lora_run, tmp_path / "out", lora="apart")
+
+
 def test_an_export_that_fails_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(source: Any, target: Any) -> None:
         raise OSError(28, "No space left on device")
