@@ -303,10 +303,12 @@ def _trainer(config: Config, settings: VerlSettings) -> None:
     trackers = [name for name in config.tracking.trackers if name in TRACKERS]
     for name in set(config.tracking.trackers) - set(trackers):
         settings.notes.append(f"the tracker {name} is ours; verl logs to its own (trainer.logger)")
+    if not config.trainer.keep_checkpoints:
+        settings.notes.append("trainer.keep_checkpoints=0: verl saves the model in its checkpoints, so none is saved")
     settings.overrides |= {
         "trainer.total_training_steps": config.trainer.steps,
         "trainer.total_epochs": 1_000_000,
-        "trainer.save_freq": config.trainer.save_every,
+        "trainer.save_freq": config.trainer.save_every if config.trainer.keep_checkpoints else -1,
         "trainer.max_actor_ckpt_to_keep": config.trainer.keep_checkpoints,
         "trainer.test_freq": config.eval.every or -1,
         "trainer.val_before_train": config.eval.before and bool(config.data.eval),

@@ -38,6 +38,13 @@ def test_grpo_in_verls_keys() -> None:
     assert found["trainer.n_gpus_per_node"] == 2
 
 
+def test_without_checkpoints_verl_saves_none_and_the_script_says_that_the_model_is_lost() -> None:
+    found = settings_of("trainer.keep_checkpoints=0")
+    assert found.overrides["trainer.save_freq"] == -1
+    assert any("verl saves the model in its checkpoints, so none is saved" in note for note in found.notes)
+    assert settings_of().overrides["trainer.save_freq"] == 10
+
+
 def test_a_recipe_with_a_critic_gets_verls_own_gae() -> None:
     found = settings_of("algorithm=ppo", "algorithm.critic.kind=own", "algorithm.critic.warmup_steps=3").overrides
     assert (found["algorithm.adv_estimator"], found["algorithm.lam"], found["trainer.critic_warmup"]) == ("gae", 1.0, 3)
