@@ -180,17 +180,13 @@ class Campaign:
         folder = RunFolder(place.folder / name)
         trains, evaluates = f"{run.title}, training", f"{run.title}, evaluation"
 
-        def trained(seconds: float) -> str:
-            shutil.rmtree(folder.checkpoints, ignore_errors=True)  # the model is in another folder
-            return f"ended, {seconds:.0f} s"
-
         train = self._job(
             trains,
             place,
             f"{name}_train",
             place.train_command(name, run.seed, run.settings),
             begin=partial(place.clear, name),
-            finish=trained,
+            finish=lambda seconds: f"ended, {seconds:.0f} s",
             needs=[_start_title(run)],
             trains=True,
         )

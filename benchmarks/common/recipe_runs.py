@@ -21,8 +21,7 @@ NO_WASTE: Settings = MappingProxyType(
     {
         "eval.before": "false",  # the warm start is evaluated once, for all runs
         "eval.every": "0",
-        "trainer.save_every": "100000",  # only the last step, which is always saved
-        "trainer.keep_checkpoints": "1",
+        "trainer.keep_checkpoints": "0",  # an interrupted run begins again
         "tracking.record_every": "0",
     }
 )

@@ -128,8 +128,8 @@ class Machine:
     def _train(self, run: RunFolder, command: Sequence[str], given: Mapping[str, str]) -> None:
         assert not run.path.exists()
         assert given["model.path"].endswith("_warm_start/hf")
-        for folder in (run.model, run.checkpoints):
-            folder.mkdir(parents=True)
+        assert given["trainer.keep_checkpoints"] == "0"
+        run.model.mkdir(parents=True)
         run.config.write_text(f"recipe: {command[1]}\nrun: {{name: {run.path.name}}}\nmodel: {{path: m}}\n")
         run.metrics.write_text('{"step": 1, "reward/success": 0.5, "time/step": 60.0}\n')
         run.write_summary({"steps": 1, "algorithm": given["algorithm"], "base_model": "somewhere"})
@@ -174,7 +174,6 @@ def test_what_is_published_is_never_repeated_and_its_weights_are_gone(
     left = RunFolder(tmp_path / "work" / MODEL / "hotpotqa" / run.name)
     assert left.metrics.is_file()
     assert not left.model.exists()
-    assert not left.checkpoints.exists()
 
     assert make(tmp_path, machine, "--algorithms", "react", "grpo", "ppo") == 0  # from the same warm start
     assert logs_of(*machine.made[4:]) == ["hotpotqa_ppo_0_train", "hotpotqa_ppo_0_eval"]
