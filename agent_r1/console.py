@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1.findings import Finding
-from agent_r1.metric_names import ACTION_TOKENS, ENTROPY, OUTCOME, PROCESS, SUCCESS, TOOL_CALLS
+from agent_r1.metric_names import ACTION_TOKENS, COMPILE_SECONDS, ENTROPY, OUTCOME, PROCESS, SUCCESS, TOOL_CALLS
 from agent_r1.types import Trajectory, content_text
 
 Item = TypeVar("Item")
@@ -47,6 +47,8 @@ _SECONDS_BETWEEN_LINES = 60.0
 """Between lines of a log, where there is no terminal for a progress bar."""
 
 _SECONDS_BETWEEN_UPDATES = 0.2
+_MENTIONED_SHARE = 0.1
+"""Of a step's seconds: compiling for longer is said, since later steps do not."""
 _NOTEBOOK_WIDTH = 110
 """Characters per line of tables in the output of a notebook's cell."""
 
@@ -159,7 +161,9 @@ class RunConsole:
     def step_line(self, step: int, total: int, metrics: Mapping[str, float], seconds: float) -> None:
         """Print the main numbers of one training step."""
         numbers = "  ".join(f"{name} {metrics[key]:.3g}" for name, key in _LINE if key in metrics)
-        self.info(f"step {step:>{len(str(total))}}/{total}  {numbers}  {seconds:.1f} s")
+        compiling = metrics.get(COMPILE_SECONDS, 0.0)
+        of_these = f", {compiling:.1f} of them compiling" if compiling > _MENTIONED_SHARE * seconds else ""
+        self.info(f"step {step:>{len(str(total))}}/{total}  {numbers}  {seconds:.1f} s{of_these}")
 
     def before_after(self, before: Mapping[str, float] | None, after: Mapping[str, float]) -> None:
         """Print the evaluation before and after training, side by side."""

@@ -28,6 +28,8 @@ SFT_LOSS = "loss/sft"
 """Of a warm start, which logs nothing else."""
 
 STEP_SECONDS = "time/step"
+COMPILE_SECONDS = "time/compile"
+"""Of runs that compile: in the first steps, and when sizes are met for the first time."""
 PEAK_GPU_GB = "perf/peak_gpu_gb"
 
 USAGE_PREFIX = "usage/"

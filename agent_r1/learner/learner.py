@@ -164,6 +164,7 @@ class TorchLearner:
         sums, peers = MetricSums(), self.models.compute.peers
         for micro in self.models.compute.micro_batches(minibatch.samples, minibatch.indices):
             sums.add(update.backward(micro))
+            sums.add({"perf/update_tokens": torch.full((), float(micro.input_ids.numel()), device=self.device)})
         images.backward()
         norm = guarded_step(
             self.policy_optimizer,

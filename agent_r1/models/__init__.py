@@ -2,6 +2,7 @@
 
 from agent_r1.files import is_gguf
 from agent_r1.models.attention_features import check_attention, layer_windows, refuse_features
+from agent_r1.models.compile_clock import compile_seconds, watch_compilation
 from agent_r1.models.export import Rounding, copy_model, export_adapters, export_model, export_policy, stored_bytes
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.gc_tuning import freeze_gc
@@ -69,6 +70,7 @@ __all__ = [
     "checkpoint_layers",
     "choose_device",
     "compile_layers",
+    "compile_seconds",
     "convert_gguf",
     "copy_model",
     "decoder_inputs",
@@ -101,4 +103,5 @@ __all__ = [
     "unpack_gguf",
     "vision_family",
     "vision_of",
+    "watch_compilation",
 ]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.errors import EngineError, raising
+from agent_r1.models.compile_clock import watch_compilation
 
 CHUNK_LOGITS = {"cpu": 2**26, "cuda": 2**28}
 """Logits in memory at once: on a CPU few enough for its caches, on a GPU enough for large matrix products."""
@@ -207,6 +208,7 @@ def _slope(
 
 @lru_cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    watch_compilation()
     return torch.compile(function, dynamic=True)
 
 

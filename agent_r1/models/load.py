@@ -16,6 +16,7 @@ from agent_r1.errors import CheckpointError, ConfigError, EngineError
 from agent_r1.files import is_gguf
 from agent_r1.images import load_image_processor
 from agent_r1.models.attention_features import check_attention
+from agent_r1.models.compile_clock import watch_compilation
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.gguf import unpack_gguf
 from agent_r1.models.lm_head import check_head
@@ -149,6 +150,7 @@ def compile_layers(decoder: nn.Module) -> None:
 
     Projections of the same input are fused first: in compiled code, joining their weights costs nothing.
     """
+    watch_compilation()
     fuse_projections(decoder, trained=True)
     # The layers of all models of a run share one code object: leave room for its variants (with and without gradient,
     # adapters on and off, one shape and any shape).

@@ -22,8 +22,15 @@ from agent_r1.files import write_atomically
 from agent_r1.interrupts import RunInterrupted, StopSignals
 from agent_r1.learner import gather_experience
 from agent_r1.learner.sharded import Ranks, alike
-from agent_r1.metric_names import EVAL_GREEDY, EVAL_TOOL_CALLS, PEAK_GPU_GB, STEP_SECONDS, TOOL_CALLS
-from agent_r1.models import Rounding
+from agent_r1.metric_names import (
+    COMPILE_SECONDS,
+    EVAL_GREEDY,
+    EVAL_TOOL_CALLS,
+    PEAK_GPU_GB,
+    STEP_SECONDS,
+    TOOL_CALLS,
+)
+from agent_r1.models import Rounding, compile_seconds
 from agent_r1.runs import PendingTrajectories, RunFolder, Tracker, base_model, write_credit, write_fingerprints
 from agent_r1.training.checkpoints.files import Checkpoint
 from agent_r1.training.checkpoints.last_step import LastStep
@@ -144,7 +151,7 @@ class Trainer:
     # --- one step --------------------------------------------------------------------------------------------------
 
     async def _step(self) -> dict[str, float]:
-        started = time.perf_counter()
+        started, compiled = time.perf_counter(), compile_seconds()
         step = self._progress.step
         progress = self.console.progress("rollout", self.collector.rollouts_per_batch)
         with profiled_part("rollout"), self._interruptible(), progress as bar:
@@ -187,6 +194,8 @@ class Trainer:
         peak = self.learner.memory()
         if peak is not None:
             metrics[PEAK_GPU_GB] = peak
+        if compile_seconds():
+            metrics[COMPILE_SECONDS] = compile_seconds() - compiled
         self._log.step(metrics, num_steps=self.config.trainer.steps, seconds=finished - started)
         return metrics
 

@@ -175,6 +175,16 @@ def test_a_later_turn_finds_the_earlier_one_in_the_cache_and_reads_it_right() ->
     assert worst_difference(model, [(longer, sampling)], [second]) < 2e-3
 
 
+def test_captured_graphs_are_counted_once_with_the_seconds_that_they_took() -> None:
+    engine = plain_engine(make_model())
+    answers(engine, requests(4))
+    metrics = engine.metrics()
+    assert metrics["perf/captured_graphs"] >= 1
+    assert metrics["time/capture"] > 0
+    answers(engine, requests(4))  # decodes with the graphs that are there
+    assert engine.metrics()["perf/captured_graphs"] < metrics["perf/captured_graphs"]
+
+
 def test_a_small_pool_makes_requests_wait_and_start_again_but_not_fail() -> None:
     model, prompts = make_model(), requests(40)
     engine = plain_engine(model, max_requests=32, kv_memory=512)

@@ -366,6 +366,7 @@ def test_compiled_layers_learn_what_plain_ones_learn(tmp_path: Path, model_folde
         commands.train(*tiny_overrides(folder, model_folder, *settings, f"trainer.compile={compiled}"), quiet=True)
         lines = [json.loads(line) for line in (folder / "tiny" / "metrics.jsonl").read_text().splitlines()]
         norms.append([(line["policy/gradient_norm"], line["critic/gradient_norm"]) for line in lines])
+        assert (lines[0].get("time/compile", 0.0) > 1) == (compiled == "true")
     assert len(norms[0]) == 2
     for plain, found in zip(*norms, strict=True):
         assert found == pytest.approx(plain, rel=1e-3)

@@ -44,6 +44,13 @@ def test_quiet_work_and_work_with_lines_of_its_own_say_nothing(
     assert capsys.readouterr().out == ""
 
 
+def test_a_step_that_compiled_for_long_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """From a tenth of its seconds on."""
+    for compiling, expected in ((60.0, "74.2 s, 60.0 of them compiling"), (7.0, "74.2 s"), (0.0, "74.2 s")):
+        RunConsole().step_line(1, 18, {"reward/outcome": 0.5, "time/compile": compiling}, 74.2)
+        assert capsys.readouterr().out.strip().endswith(expected)
+
+
 def test_work_of_less_than_a_minute_leaves_no_line(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with RunConsole().progress("rollout", 59) as bar:
         for _ in range(59):

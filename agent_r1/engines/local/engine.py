@@ -139,7 +139,7 @@ class LocalEngine:
         )
 
     def metrics(self) -> dict[str, float]:
-        """The images encoded since the last call, for a model that reads images."""
+        """Counts since the last call: encoded images of a model that reads images, captured graphs on a GPU."""
         return self._runner.read_metrics()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:

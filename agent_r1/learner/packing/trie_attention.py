@@ -20,7 +20,13 @@ from transformers.modeling_utils import AttentionInterface
 
 from agent_r1.learner.packing.flex_attention import LARGE_BLOCK, block_tokens, kernel_options
 from agent_r1.learner.packing.samples import MicroBatch
-from agent_r1.models import decoder_inputs, layer_windows, places_in_two_dimensions, refuse_features
+from agent_r1.models import (
+    decoder_inputs,
+    layer_windows,
+    places_in_two_dimensions,
+    refuse_features,
+    watch_compilation,
+)
 
 TRIE_ATTENTION = "agent_r1_trie"
 """The attention that takes block masks (FlexAttention) as well as dense ones (SDPA)."""
@@ -132,6 +138,7 @@ def _flex() -> Callable[..., Tensor]:
 
 @lru_cache
 def _compiled_flex() -> Callable[..., Tensor]:
+    watch_compilation()
     return cast(Callable[..., Tensor], torch.compile(flex_attention))
 
 

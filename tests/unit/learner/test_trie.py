@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -331,6 +332,21 @@ def test_the_gradient_of_a_trie_equals_that_of_padded_rows(
     assert_same_gradients(gradients, expected, tolerance=1e-4)
     for name in ("loss/policy", "policy/entropy", "policy/gradient_norm"):
         assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-4, abs=1e-6)
+
+
+def test_an_update_says_how_many_tokens_it_computed(policy: LlamaForCausalLM) -> None:
+    """On tries each prefix once; on rows every prompt again, and the padding behind the shorter ones."""
+    experience = experience_of(*mixed_batch(policy))
+    lengths = [len(sample) for sample in experience.samples]
+    together = [path for sample in experience.samples for path in accumulate(sample.token_ids, lambda a, b: (a, b))]
+    metrics = make_learner(copy.deepcopy(policy), packer=partial(pack_tries, max_tokens=4096)).learn_sync(
+        experience, step=0
+    )
+    assert metrics["perf/update_tokens"] == len(set(together))
+    metrics = make_learner(copy.deepcopy(policy), packer=partial(pack, max_tokens=100_000)).learn_sync(
+        experience, step=0
+    )
+    assert metrics["perf/update_tokens"] == max(lengths) * len(lengths)
 
 
 def test_a_group_of_long_episodes_costs_a_fraction_of_its_padded_rows(policy: LlamaForCausalLM) -> None:

@@ -6,6 +6,7 @@ addresses, so inputs, KV caches and weights are only ever changed in place.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -47,6 +48,13 @@ class GraphCache:
         self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self._uses: Counter[GraphKey] = Counter()
         self._pool: Any = None
+        self._num_read, self._capture_seconds = 0, 0.0
+
+    def read_metrics(self) -> dict[str, float]:
+        """The graphs captured since the last call, and the seconds that this took."""
+        fresh, seconds = len(self._graphs) - self._num_read, self._capture_seconds
+        self._num_read, self._capture_seconds = len(self._graphs), 0.0
+        return {"perf/captured_graphs": float(fresh), "time/capture": seconds}
 
     def count_use(self, key: GraphKey) -> bool:
         """Count a use of a size of prompts; returns whether it has a graph, or was used often enough to get one."""
@@ -59,6 +67,7 @@ class GraphCache:
 
     def capture(self, key: GraphKey, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Capture a step."""
+        started = time.perf_counter()
         # Warm up on a side stream, as capturing requires: kernels are compiled and libraries initialised there.
         side_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side_stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -72,6 +81,7 @@ class GraphCache:
             step()
         self._pool = self._pool or graph.pool()
         self._graphs[key] = graph
+        self._capture_seconds += time.perf_counter() - started
         return graph
 
 

@@ -37,7 +37,7 @@ from agent_r1.engines.local.images.prompt_images import has_image_tokens
 from agent_r1.engines.local.request import Request
 from agent_r1.engines.local.runner import ModelRunner, PendingSample, Sampled
 from agent_r1.engines.local.scheduler import Chunk
-from agent_r1.models import freeze_gc, fuse_projections
+from agent_r1.models import freeze_gc, fuse_projections, watch_compilation
 from agent_r1.types import SamplingParams
 
 
@@ -68,6 +68,10 @@ class CudaRunner(ModelRunner):
             with torch.cuda.device(self._device):
                 self._compile()
         freeze_gc()
+
+    def read_metrics(self) -> dict[str, float]:
+        """Counts since the last call: encoded images, and captured graphs."""
+        return {**super().read_metrics(), **self._graphs.read_metrics()}
 
     def clear_cache(self) -> None:
         """Empty the KV cache in place: graphs hold its address."""
@@ -186,6 +190,7 @@ class CudaRunner(ModelRunner):
 
     def _compile(self) -> None:
         """Compile the decoder layers; a model that cannot be compiled runs uncompiled."""
+        watch_compilation()
         # The layers of one model share a code object, also with the trainer's: leave room for all their variants.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         for keys, values in self._caches:
