@@ -1,4 +1,5 @@
-"""The warm start of a tiny model, for recipes that train immediately and offline."""
+"""Tiny models, made on the spot for a recipe's demonstrations: for recipes that train immediately and offline, and to
+try any recipe on a laptop (`model=tiny`)."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ from typing import Any
 from agent_r1.config import Config, ModelConfig
 from agent_r1.console import RunConsole
 from agent_r1.data import read_rows
-from agent_r1.errors import DataError
+from agent_r1.errors import ConfigError, DataError
 from agent_r1.types import media_in
+
+LEAST_CONTEXT = 512
+"""Tokens that a tiny model can read, or more where `rollout.context_length` is larger."""
 
 
 def make_warm_start(config: Config, *, build: Callable[[Sequence[dict[str, Any]], Path], None] | None = None) -> None:
@@ -22,18 +26,39 @@ def make_warm_start(config: Config, *, build: Callable[[Sequence[dict[str, Any]]
     start from the same weights.
     """
     # A recipe imports this module for a dry run too, which needs no torch.
-    from agent_r1.models import build_tiny_model, build_tiny_vision_model
     from agent_r1.training.run import sft_run
     from agent_r1.training.sft import warm_start_recipe
 
     warm = Path(config.model.path).parent
     untrained = warm.with_name(f"{warm.name}_untrained")
-    demonstrations = _read_demonstrations(config.sft.data)
-    sees = any("image" in media_in(row["messages"]) for row in demonstrations)
-    (build or (build_tiny_vision_model if sees else build_tiny_model))(demonstrations, untrained)
+    _build(config, untrained, build)
     # A vision tower with random weights is trained too, whatever the run that follows trains.
     tiny = ModelConfig(path=str(untrained), tool_format=config.model.tool_format, train_vision="all")
     sft_run(warm_start_recipe(replace(config, model=tiny), warm), RunConsole())
+
+
+def make_untrained(config: Config) -> None:
+    """Make `model.path`: a tiny model with random weights, for the demonstrations in `sft.data`. The recipe's own warm
+    start, in `sft.folder`, trains it."""
+    if config.sft.folder is None:
+        raise ConfigError(
+            "model=tiny has random weights and needs a warm start: the recipe sets no sft.folder. Set sft.folder and "
+            "sft.data, or choose a trained model with model.path"
+        )
+    _build(config, Path(config.model.path), None)
+
+
+def _build(config: Config, folder: Path, build: Callable[[Sequence[dict[str, Any]], Path], None] | None) -> None:
+    """A model with room for a whole episode, or what `build` makes."""
+    from agent_r1.models import build_tiny_model, build_tiny_vision_model
+
+    demonstrations = _read_demonstrations(config.sft.data)
+    if build is not None:
+        build(demonstrations, folder)
+        return
+    sees = any("image" in media_in(row["messages"]) for row in demonstrations)
+    make = build_tiny_vision_model if sees else build_tiny_model
+    make(demonstrations, folder, context_length=max(LEAST_CONTEXT, config.rollout.context_length or 0))
 
 
 def _read_demonstrations(paths: Sequence[str]) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 
 
-def build_tiny_model(demonstrations: Sequence[dict[str, Any]], folder: Path) -> None:
+def build_tiny_model(demonstrations: Sequence[dict[str, Any]], folder: Path, *, context_length: int = 512) -> None:
     """Train a tokenizer on the demonstrations' text and write it with a randomly initialised model to `folder`."""
     tokenizer = train_tokenizer(demonstrations)
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def build_tiny_model(demonstrations: Sequence[dict[str, Any]], folder: Path) -> 
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=512,
+        max_position_embeddings=context_length,
         tie_word_embeddings=True,
         # 1 / sqrt(hidden size): with the usual 0.02 attention starts out nearly uniform in a model this narrow, and
         # learning to copy takes many times longer.
