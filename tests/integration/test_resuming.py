@@ -19,7 +19,7 @@ from agent_r1.cli import app
 from agent_r1.config import Config, config_differences
 from agent_r1.errors import AgentR1Error, CheckpointError, ConfigError, DataError
 from agent_r1.runs import fingerprints, read_runs
-from agent_r1.runs.checkpoints import list_checkpoints
+from agent_r1.runs.checkpoints import list_checkpoints, seal_state
 from agent_r1.runs.fingerprints import fingerprint, model_fingerprints
 from agent_r1.runs.tracking import read_metrics
 from tests.conftest import tiny_config
@@ -251,6 +251,7 @@ def all_corrupt(folder: Path) -> None:
 def foreign_checkpoint(folder: Path) -> None:
     newest = list_checkpoints(folder / "checkpoints")[-1][1]
     torch.save({"weights": torch.ones(1)}, newest / "state.pt")
+    seal_state(newest)
 
 
 def checkpoint_without_collector(folder: Path) -> None:
@@ -259,6 +260,7 @@ def checkpoint_without_collector(folder: Path) -> None:
     state = torch.load(newest / "state.pt", weights_only=True)
     del state["collector"]
     torch.save(state, newest / "state.pt")
+    (newest / "state.json").unlink()
 
 
 @pytest.mark.parametrize("mode", ["auto", "must"])
