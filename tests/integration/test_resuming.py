@@ -238,6 +238,11 @@ def metrics_not_utf8(folder: Path) -> None:
     (folder / "metrics.jsonl").write_bytes(b"\xff\xfe" + content)
 
 
+def metrics_nested_too_deeply(folder: Path) -> None:
+    content = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(b"[" * 100_000 + b"\n" + content)
+
+
 def metrics_without_steps(folder: Path) -> None:
     content = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(b"{}\n" + content)
@@ -270,6 +275,7 @@ def checkpoint_without_collector(folder: Path) -> None:
         (empty_summary, CheckpointError, ["summary.json is not the summary of a run", "delete it"]),
         (summary_without_steps, CheckpointError, ["summary.json is not the summary of a run"]),
         (metrics_not_utf8, DataError, ["line 1 of", "metrics.jsonl", "UTF-8"]),
+        (metrics_nested_too_deeply, DataError, ["line 1 of", "metrics.jsonl"]),
         (metrics_without_steps, DataError, ["line 1 of", "metrics.jsonl", "with a step"]),
         (all_corrupt, CheckpointError, ["every checkpoint is damaged", "step_2", "run.resume=never"]),
         (foreign_checkpoint, CheckpointError, ["is not the checkpoint of a run"]),
