@@ -32,6 +32,7 @@ A message says what was wrong, what was found and what to do.
 from __future__ import annotations
 
 import asyncio
+import os
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -172,6 +173,9 @@ class boundary:  # noqa: N801 - it is used like a function
     """Turn any exception of user code into `EpisodeError(reason)`; the one broad `except` of the rollout. Only
     `INTERRUPTIONS` and the loss of the engine pass.
 
+    A process that this code forked ends here when it comes back, also by `sys.exit`: it would continue the run as a
+    second one.
+
     It is a class because a context manager made from a generator lets `StopIteration` pass.
 
     >>> with boundary(StopReason.ENV_ERROR, "reset of env 'shop'"):
@@ -183,6 +187,7 @@ class boundary:  # noqa: N801 - it is used like a function
     def __init__(self, reason: StopReason, where: str) -> None:
         self._reason = reason
         self._where = where
+        self._process = os.getpid()
 
     def __enter__(self) -> None:
         return None
@@ -190,6 +195,8 @@ class boundary:  # noqa: N801 - it is used like a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._process:
+            os._exit(0)
         if error is None or isinstance(error, (EpisodeError, EngineLostError, *INTERRUPTIONS)):
             return
         raise EpisodeError(self._reason, self._where, _traceback(error)) from error

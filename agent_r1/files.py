@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -121,6 +121,22 @@ def _lock(descriptor: int, *, wait: bool) -> bool:
     except (ImportError, OSError):
         return False
     return True
+
+
+@contextmanager
+def kept_working_folder() -> Iterator[Callable[[], None]]:
+    """For foreign code: after the block, or a call of what it gives, the working folder is the one from before. A
+    tool that has changed it must not move the files of a run, whose paths may be relative."""
+    before = Path.cwd()
+
+    def restore() -> None:
+        with suppress(OSError):  # it was deleted
+            os.chdir(before)
+
+    try:
+        yield restore
+    finally:
+        restore()
 
 
 def flush(path: Path) -> None:

@@ -9,7 +9,7 @@ from agent_r1.codec.records import (
     observation_to_json,
 )
 from agent_r1.codec.row_files import COMPRESSED, FileRow, iterate_rows
-from agent_r1.codec.strict_json import read_json, write_json, write_json_line
+from agent_r1.codec.strict_json import is_deeper_than, read_json, write_json, write_json_line
 
 __all__ = [
     "COMPRESSED",
@@ -18,6 +18,7 @@ __all__ = [
     "image_from_json",
     "image_to_json",
     "integer",
+    "is_deeper_than",
     "iterate_rows",
     "mapping",
     "messages_to_json",

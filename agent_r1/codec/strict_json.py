@@ -47,6 +47,23 @@ def _explain_digits(message: str) -> str:
     return "an integer of thousands of digits; write it as text" if "integer string conversion" in message else message
 
 
+def is_deeper_than(value: Any, depth: int) -> bool:
+    """Whether objects and lists are nested more than `depth` levels. Not recursive: the value may be of any depth.
+
+    >>> is_deeper_than({"a": [1]}, 2), is_deeper_than({"a": [[]]}, 2)
+    (False, True)
+    """
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        level = [
+            entry
+            for container in level
+            for entry in (container.values() if isinstance(container, dict) else container)
+            if isinstance(entry, dict | list)
+        ]
+    return bool(level)
+
+
 def write_json(value: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
     """JSON text with null for numbers that are not finite, which JSON cannot hold. `default` converts what JSON does
     not know, as in `json.dumps`.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from agent_r1.constraints import reward_problem
@@ -109,7 +110,7 @@ def as_step_result(returned: Any) -> StepResult:
 def unpack_step(returned: Any) -> StepResult:
     """What `step` returned as a `StepResult`. Checks its form, not its observation or the size of its reward."""
     if isinstance(returned, StepResult):
-        return returned
+        return _plain_result(returned)
     if isinstance(returned, tuple) and len(returned) == 4:
         observation, reward, done, info = returned
         flags = {"done": done}
@@ -126,7 +127,7 @@ def unpack_step(returned: Any) -> StepResult:
         raise _wrong_entry("info", "a mapping", info, len(returned))
     try:
         number = float(reward)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise _wrong_entry("reward", "a number", reward, len(returned)) from None
     return StepResult(
         observation=observation,
@@ -137,12 +138,32 @@ def unpack_step(returned: Any) -> StepResult:
     )
 
 
+def _plain_result(result: StepResult) -> StepResult:
+    """The result with its reward as a float and its flags as booleans: numpy's are recorded as text."""
+    if type(result.reward) is float and type(result.done) is type(result.truncated) is bool:
+        return result
+    for name in ("done", "truncated"):
+        if not _is_flag(getattr(result, name)):
+            raise _wrong_field(name, "True or False", getattr(result, name))
+    try:
+        reward = float(result.reward)
+    except (TypeError, ValueError, OverflowError):
+        raise _wrong_field("reward", "a number", result.reward) from None
+    return replace(result, reward=reward, done=bool(result.done), truncated=bool(result.truncated))
+
+
 def _is_flag(value: Any) -> bool:
     """True, False, 0 or 1, also as numpy writes them."""
     try:
         return bool(value in (0, 1))
     except (TypeError, ValueError):  # an array has no single truth
         return False
+
+
+def _wrong_field(name: str, expected: str, value: Any) -> ConfigError:
+    return ConfigError(
+        f"the {name} of the StepResult that AgentEnv.step returned must be {expected}, got {type(value).__name__}"
+    )
 
 
 def _wrong_entry(name: str, expected: str, value: Any, length: int) -> ConfigError:

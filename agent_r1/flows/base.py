@@ -29,6 +29,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from agent_r1.chat import ChatRenderer, Prompt, TextStream
+from agent_r1.constraints import reward_problem
 from agent_r1.engines import Engine, MessageEngine, stream_completion
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError, EngineError, boundary
@@ -242,14 +243,17 @@ class AgentFlowBase(ABC):
         episode that branches, `parent` is the index of the step that it continues, -1 for none; without it, it
         continues the step before."""
         info = info or {}
+        problem = reward_problem(reward)
+        if problem is not None:
+            raise ValueError(f"the reward of a step that {type(self).__name__} recorded {problem}")
         step = Step(
             observation=turn.prompt.observation,
             prompt_ids=turn.prompt.token_ids,
             action=turn.action,
             action_ids=turn.completion.token_ids,
             rollout_logprobs=turn.completion.logprobs,
-            reward=reward,
-            done=done,
+            reward=float(reward),
+            done=bool(done),
             policy_versions=turn.completion.policy_versions,
             info=info,
             timings={"wait": turn.waited, "generate": turn.seconds, "env": env_seconds},

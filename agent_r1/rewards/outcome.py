@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from agent_r1.constraints import reward_problem
@@ -91,7 +91,8 @@ async def score_episode(function: RewardFunction, task: Task, episode: Episode) 
         if inspect.isawaitable(returned):
             returned = await returned
         if isinstance(returned, Score):
-            return returned
+            checked = {name: _finite(name, value) for name, value in returned.parts.items()}
+            return replace(returned, value=_finite("score", returned.value), parts=checked)
         parts = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
         if "score" not in parts:
             raise ValueError(f"a reward mapping needs the key 'score', found {sorted(parts)}")

@@ -216,6 +216,7 @@ class Rollout:
         flow: AgentFlowBase | None = None
         try:
             with boundary(StopReason.FLOW_ERROR, f"making flow '{task.agent_name}'"):
+                task = task.with_own_values()
                 flow = AgentFlowBase.registry.get(task.agent_name)(context)
             return await self._attempt(flow, task, group_id, number, reward)
         except EpisodeError as failure:

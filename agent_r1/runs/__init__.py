@@ -1,6 +1,13 @@
 """Run folders: their layout, opening and following them, metrics and trajectories, curves and tables. No torch."""
 
-from agent_r1.runs.checkpoints import SHARDS, SHARDS_LIST, find_damage, list_checkpoints, newest_readable
+from agent_r1.runs.checkpoints import (
+    SHARDS,
+    SHARDS_LIST,
+    find_damage,
+    list_checkpoints,
+    newest_readable,
+    seal_state,
+)
 from agent_r1.runs.credit import parse_credit, read_credit, write_credit
 from agent_r1.runs.evaluations import EvaluationPair, EvaluationRecord, read_evaluation, write_evaluation
 from agent_r1.runs.fingerprints import fingerprint_differences, read_fingerprints, run_fingerprints
@@ -83,6 +90,7 @@ __all__ = [
     "read_with_prompts",
     "run_fingerprints",
     "save_figure",
+    "seal_state",
     "table_rows",
     "tracker_factories",
     "trajectory_lines",

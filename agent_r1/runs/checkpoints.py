@@ -10,9 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent_r1.errors import CheckpointError
+from agent_r1.files import write_atomically
 
 SHARDS, SHARDS_LIST = "shards", "shards.json"
 """In a checkpoint of several ranks: the folder of their shards, and the sizes and checksums of the files in there."""
+
+STATE, STATE_DIRECTORY = "state.pt", "state.json"
+"""In every checkpoint: the state, a zip archive, and the checksum of its directory."""
 
 _NAME = re.compile(r"step_(\d+)$")
 
@@ -48,13 +52,34 @@ def newest_readable(folder: Path, say: Callable[[str], None] = lambda text: None
 def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint's files, in a few words; None when they are undamaged."""
     try:
-        with zipfile.ZipFile(path / "state.pt") as file:
+        if (path / STATE_DIRECTORY).exists():
+            known = json.loads((path / STATE_DIRECTORY).read_text(encoding="utf-8"))
+            if known != _directory(path / STATE, known["start"]):
+                return f"the checksum of the directory of {STATE} is wrong"
+        with zipfile.ZipFile(path / STATE) as file:
             bad = file.testzip()
         if bad is None and (path / SHARDS_LIST).exists():
             bad = _damaged_shard(path)
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         return str(error) or type(error).__name__
+    except (TypeError, LookupError, AttributeError) as error:  # JSON of another form
+        return f"its checksums cannot be read ({type(error).__name__})"
     return None if bad is None else f"the checksum of {bad} is wrong"
+
+
+def seal_state(path: Path) -> None:
+    """Write the checksum of the directory of `state.pt` beside it. The directory holds the checksums of the parts and
+    none of its own: with one wrong bit in it, torch leaves a part out and its tensor is whatever was in memory."""
+    with zipfile.ZipFile(path / STATE) as file:
+        start = file.start_dir
+    write_atomically(path / STATE_DIRECTORY, json.dumps(_directory(path / STATE, start)) + "\n")
+
+
+def _directory(file: Path, start: int) -> dict[str, int]:
+    """Where the directory of an archive starts, which is at its end, and the checksum of the rest of the file."""
+    with file.open("rb") as opened:
+        opened.seek(start)
+        return {"start": start, "checksum": zlib.crc32(opened.read())}
 
 
 def _damaged_shard(path: Path) -> str | None:

@@ -6,7 +6,8 @@ runs/<name>/config.yaml               the resolved configuration
             trajectories/<n>.jsonl    the rollouts of step n; eval_before.jsonl, eval_after.jsonl
             credit/<n>.jsonl          what the learner made of them, on request
             warnings.jsonl            warnings of the health monitor, each with its step
-            checkpoints/step_<n>/     state to resume from: state.pt, and shards/ of a run on several ranks
+            checkpoints/step_<n>/     state to resume from: state.pt with state.json, and shards/ of a run on several
+                                      ranks
             evaluations/              how well each task was solved: <split>_before.json, <split>_after.json; with
                                       settings other than the run's, <split>_<hash of them>_before.json
             hf/                       the trained model

@@ -43,6 +43,8 @@ from agent_r1.images import (
 from agent_r1.runs.observation_deltas import NOTHING_SEEN, observation_delta, whole_observation
 from agent_r1.types import Action, FailedAttempt, Group, Message, Step, StopReason, ToolCall, Trajectory, common_prefix
 
+_MAX_DEPTH, _MAX_BITS = 100, 10_000
+"""Of what is recorded where JSON, or Python's limit of digits, refuses the whole."""
 RESTS = 2.0
 """Time in which the encoding thread rests, in units of the time in which it works."""
 
@@ -141,7 +143,7 @@ def trajectory_lines(
             started = time.perf_counter()
             prompt = messages_to_json(group.task.prompt, write_image)
             entry = {"policy_step": policy_step, "prompt": prompt, **_as_json(trajectory, write_image)}
-            lines.append(write_json_line(entry, default=_in_words))
+            lines.append(_line(entry))
             if rest is not None:
                 rest(RESTS * (time.perf_counter() - started))
     return lines
@@ -171,6 +173,30 @@ def read_with_prompts(path: Path) -> Iterator[tuple[list[Message], Trajectory]]:
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise DataError(f"{path}, line {number}: not a trajectory ({type(error).__name__}: {error})") from error
             yield prompt, trajectory
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    """The entry as a line. What an environment notes may be nothing that JSON can hold, and must not end a run."""
+    try:
+        return write_json_line(entry, default=_in_words)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, a cycle, thousands of digits
+        return write_json_line(_plain(entry), default=_in_words)
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """The same with text for keys, for integers of too many digits and for what is nested too deeply."""
+    if isinstance(value, Mapping | list | tuple) and depth > _MAX_DEPTH:
+        return f"<a {type(value).__name__} nested too deeply>"
+    if isinstance(value, Mapping):
+        return {_in_words(_plain_number(key)): _plain(entry, depth + 1) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry, depth + 1) for entry in value]
+    return _plain_number(value)
+
+
+def _plain_number(value: Any) -> Any:
+    is_long = isinstance(value, int) and value.bit_length() > _MAX_BITS
+    return f"<an integer of {value.bit_length():,} bits>" if is_long else value
 
 
 def _as_json(trajectory: Trajectory, write_image: Callable[[Any], Any] | None) -> dict[str, Any]:

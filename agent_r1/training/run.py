@@ -12,6 +12,7 @@ from agent_r1.config import Config
 from agent_r1.console import RunConsole
 from agent_r1.errors import ConfigError
 from agent_r1.evaluation import Evaluation, sample_eval_tasks
+from agent_r1.files import kept_working_folder
 from agent_r1.interrupts import StopSignals, stop_signals
 from agent_r1.learner.sharded import Ranks, open_ranks, refuse_ranks
 from agent_r1.models import choose_device
@@ -128,7 +129,7 @@ async def _evaluate(plan: RunPlan, model: CheckedModel, console: RunConsole, sto
     tasks = sample_eval_tasks(plan.eval_tasks or plan.train_tasks, config.eval.max_tasks)
     with console.progress("evaluating", len(tasks) * (1 + config.eval.samples)) as bar:
         async with components.opened():
-            with stop.cancelling():
+            with stop.cancelling(), kept_working_folder():
                 return await evaluate_policy(
                     config, components.rollout, tasks, on_finished=lambda trajectory: bar.advance()
                 )

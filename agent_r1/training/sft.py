@@ -183,9 +183,9 @@ def _is_made(folder: RunFolder, config: Config) -> bool:
     """Whether a folder holds what this configuration would make: same model, demonstrations and settings."""
     recipe = warm_start_recipe(config, folder.path)
     try:
-        present = from_yaml(folder.config.read_text())
-        digest = folder.demonstrations_digest.read_text()
-    except (OSError, ConfigError):
+        present = from_yaml(folder.config.read_text(encoding="utf-8"))
+        digest = folder.demonstrations_digest.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ConfigError):
         return False
     same_model = replace(present.model, prepare=None) == replace(recipe.model, prepare=None)
     known = fingerprints.read_fingerprints(folder.path)

@@ -18,7 +18,7 @@ from agent_r1.console import RunConsole, pick_pair
 from agent_r1.engines import engine_metrics
 from agent_r1.errors import AgentR1Error, ExportError, RankError, StorageError
 from agent_r1.evaluation import Evaluation, rollout_metrics, sample_eval_tasks
-from agent_r1.files import write_atomically
+from agent_r1.files import kept_working_folder, write_atomically
 from agent_r1.interrupts import RunInterrupted, StopSignals
 from agent_r1.learner import gather_experience
 from agent_r1.learner.sharded import Ranks, alike
@@ -141,12 +141,18 @@ class Trainer:
         await self._ranks.check(self.stop)
         return await self._finish(before, metrics)
 
-    def _interruptible(self) -> AbstractContextManager[None]:
-        """Inside, a signal saves the last finished step, then cancels the rollouts: they may take long to stop. Several
-        ranks save it together, when all have stopped."""
-        if self._ranks.size > 1:
-            return self.stop.cancelling()
-        return self.stop.cancelling(lambda: self._last_step.save_if_missing(self.console, is_error=False))
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Inside, where foreign code runs, a signal saves the last finished step, then cancels the rollouts: they may
+        take long to stop. Several ranks save it together, when all have stopped."""
+        with kept_working_folder() as restore:
+
+            def save() -> None:
+                restore()
+                self._last_step.save_if_missing(self.console, is_error=False)
+
+            with self.stop.cancelling(save) if self._ranks.size == 1 else self.stop.cancelling():
+                yield
 
     # --- one step --------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,15 @@ be written and tested without torch.
 
 from agent_r1.types.credit import LOG_RATIO_BOUND, Numbers, StepCredit, TrajectoryCredit
 from agent_r1.types.episodes import Episode, FailedAttempt, Group, StopReason, Trajectory
-from agent_r1.types.messages import TEXT_ARGUMENT, Message, TokenIds, ToolSchema, content_text, media_in
+from agent_r1.types.messages import (
+    MAX_ARGUMENT_DEPTH,
+    TEXT_ARGUMENT,
+    Message,
+    TokenIds,
+    ToolSchema,
+    content_text,
+    media_in,
+)
 from agent_r1.types.pickling import quickly_pickled
 from agent_r1.types.sampling import Completion, FinishReason, SamplingParams
 from agent_r1.types.sequences import common_prefix
@@ -21,6 +29,7 @@ from agent_r1.types.tasks import Task
 
 __all__ = [
     "LOG_RATIO_BOUND",
+    "MAX_ARGUMENT_DEPTH",
     "TEXT_ARGUMENT",
     "Action",
     "Completion",

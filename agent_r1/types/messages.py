@@ -13,6 +13,10 @@ Message = Mapping[str, Any]
 ToolSchema = Mapping[str, Any]
 """A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
+MAX_ARGUMENT_DEPTH = 100
+"""Nesting of a call's arguments. No tool needs as much, and whatever renders, sends or records a call walks through
+it."""
+
 TEXT_ARGUMENT = "input"
 """The name of the argument that holds plain text, in formats whose calls may have text instead of named arguments."""
 

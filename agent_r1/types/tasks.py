@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_r1.types.messages import Message
@@ -41,3 +41,22 @@ class Task:
     def ground_truth(self) -> Any:
         """`reward_model["ground_truth"]`, or None when the row has none."""
         return self.reward_model.get("ground_truth")
+
+    def with_own_values(self) -> Task:
+        """The same task with lists and objects of its own: code that changes them changes no other rollout's task."""
+        return replace(
+            self,
+            prompt=_own(self.prompt),
+            reward_model=_own(self.reward_model),
+            env_kwargs=_own(self.env_kwargs),
+            extra_info=_own(self.extra_info),
+        )
+
+
+def _own(value: Any) -> Any:
+    """A copy of lists, tuples and dicts at every level; whatever else they hold is shared."""
+    if type(value) is dict:
+        return {key: _own(entry) for key, entry in value.items()}
+    if type(value) is list:
+        return [_own(entry) for entry in value]
+    return tuple(map(_own, value)) if type(value) is tuple else value

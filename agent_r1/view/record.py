@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -126,8 +125,8 @@ def _action_tokens(
 
 
 def number(value: Any) -> float | int | None:
-    """A finite number, else None."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    """A finite number, else None; an integer of hundreds of digits is none."""
+    return value if isinstance(value, int | float) and abs(value) < 1e300 else None
 
 
 def _step(steps: Sequence[Mapping[str, Any]], index: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ _MAX_CONFIG = 256 << 10
 _MAX_SETTINGS = 5_000
 _NEEDED_SECTIONS = ("model", "rollout", "algorithm", "trainer")
 """What the labels of a run are derived from."""
-_STEP_WARNING = re.compile(r"step (\d+): (.*)", re.DOTALL)
+_STEP_WARNING = re.compile(r"step (\d{1,15}): (.*)", re.DOTALL)
 _OF_ONE_RUN = ("trainer.seed", "run.", "tracking.")
 """Keys in which the runs of a family differ."""
 _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -116,7 +115,8 @@ class ViewedRun:
         if text:
             stored: list[dict[str, Any]] = self._derived("warnings", text, _parse_warnings)
             return stored
-        found = [_STEP_WARNING.fullmatch(str(entry)) for entry in self.summary().get("warnings") or []]
+        listed = self.summary().get("warnings")
+        found = [_STEP_WARNING.fullmatch(str(entry)) for entry in listed] if isinstance(listed, list) else []
         return [{"step": int(match[1]), "rule": "", "text": match[2]} for match in found if match]
 
     def _read(self, name: str) -> str:
@@ -326,7 +326,7 @@ def _parse_warnings(text: str) -> list[dict[str, Any]]:
 
 def _finite(value: Any) -> Any:
     """Metrics are numbers; anything else in their place is nothing."""
-    return value if isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1e300 else None
+    return value if isinstance(value, int | float) and abs(value) < 1e300 else None
 
 
 def _attempt(make: Callable[[], str]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent_r1.codec import read_json
+from agent_r1.codec import is_deeper_than, read_json
 from agent_r1.web.refusals import RefusedError
 
 if TYPE_CHECKING:
@@ -56,21 +56,9 @@ def read_object(content: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]
         raise RefusedError(400, "bad_request", f"the body cannot be read: {str(error)[:1000]}") from None
     if not isinstance(value, dict):
         raise RefusedError(400, "bad_request", f"the body must be a JSON object, found {type(value).__name__}")
-    if content.count(b"{") + content.count(b"[") > max_depth and _is_deeper_than(value, max_depth):
+    if content.count(b"{") + content.count(b"[") > max_depth and is_deeper_than(value, max_depth):
         raise RefusedError(400, "bad_request", f"the body is nested more than {max_depth} levels deep")
     return value
-
-
-def _is_deeper_than(value: Any, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth):
-        level = [
-            entry
-            for container in level
-            for entry in (container.values() if isinstance(container, dict) else container)
-            if isinstance(entry, dict | list)
-        ]
-    return bool(level)
 
 
 async def while_connected(request: Request, call: Awaitable[_T]) -> _T:

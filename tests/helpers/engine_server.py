@@ -59,7 +59,7 @@ class Fault:
 
     path: str
     kind: str
-    """500, garbage, half, late, hang, die, abort, wrong_version, keep_head, keep_weights."""
+    """500, garbage, half, late, hang, die, abort, unknown_id, wrong_version, keep_head, keep_weights."""
     times: int = 1
     seconds: float = 0.0
     after: int = 0
@@ -243,6 +243,8 @@ async def _sample(
     finally:
         state.running -= 1
     labels = [state.labels[version] for version in versions]
+    if fault is not None and fault.kind == "unknown_id":
+        tokens[-1] = 10**6
     if fault is not None and fault.kind == "wrong_version":
         labels = ["another-run.7" for _ in labels]
     spans: list[dict[str, Any]] = []

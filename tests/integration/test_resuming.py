@@ -19,7 +19,7 @@ from agent_r1.cli import app
 from agent_r1.config import Config, config_differences
 from agent_r1.errors import AgentR1Error, CheckpointError, ConfigError, DataError
 from agent_r1.runs import fingerprints, read_runs
-from agent_r1.runs.checkpoints import list_checkpoints
+from agent_r1.runs.checkpoints import list_checkpoints, seal_state
 from agent_r1.runs.fingerprints import fingerprint, model_fingerprints
 from agent_r1.runs.tracking import read_metrics
 from tests.conftest import tiny_config
@@ -238,6 +238,11 @@ def metrics_not_utf8(folder: Path) -> None:
     (folder / "metrics.jsonl").write_bytes(b"\xff\xfe" + content)
 
 
+def metrics_nested_too_deeply(folder: Path) -> None:
+    content = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(b"[" * 100_000 + b"\n" + content)
+
+
 def metrics_without_steps(folder: Path) -> None:
     content = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(b"{}\n" + content)
@@ -251,6 +256,7 @@ def all_corrupt(folder: Path) -> None:
 def foreign_checkpoint(folder: Path) -> None:
     newest = list_checkpoints(folder / "checkpoints")[-1][1]
     torch.save({"weights": torch.ones(1)}, newest / "state.pt")
+    seal_state(newest)
 
 
 def checkpoint_without_collector(folder: Path) -> None:
@@ -259,6 +265,7 @@ def checkpoint_without_collector(folder: Path) -> None:
     state = torch.load(newest / "state.pt", weights_only=True)
     del state["collector"]
     torch.save(state, newest / "state.pt")
+    (newest / "state.json").unlink()
 
 
 @pytest.mark.parametrize("mode", ["auto", "must"])
@@ -268,6 +275,7 @@ def checkpoint_without_collector(folder: Path) -> None:
         (empty_summary, CheckpointError, ["summary.json is not the summary of a run", "delete it"]),
         (summary_without_steps, CheckpointError, ["summary.json is not the summary of a run"]),
         (metrics_not_utf8, DataError, ["line 1 of", "metrics.jsonl", "UTF-8"]),
+        (metrics_nested_too_deeply, DataError, ["line 1 of", "metrics.jsonl"]),
         (metrics_without_steps, DataError, ["line 1 of", "metrics.jsonl", "with a step"]),
         (all_corrupt, CheckpointError, ["every checkpoint is damaged", "step_2", "run.resume=never"]),
         (foreign_checkpoint, CheckpointError, ["is not the checkpoint of a run"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Callable
@@ -61,6 +62,22 @@ def test_a_preparation_may_have_an_event_loop_of_its_own(hook: str, tmp_path: Pa
 @pytest.fixture
 def run(tmp_path: Path, model_folder: Path) -> list[str]:
     return tiny_overrides(tmp_path, model_folder)
+
+
+def test_a_reward_that_changes_the_working_folder_moves_no_file_of_the_run(
+    run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wander(task: Any, episode: Any) -> float:
+        os.chdir(tmp_path / "elsewhere")
+        return score_variety(task, episode)
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    commands.train(*run, "run.folder=.", "trainer.steps=2", quiet=True, reward=wander)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    written = {path.name for path in (tmp_path / "tiny").iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "trajectories", "checkpoints", "hf", "summary.json"} <= written
+    assert len(list((tmp_path / "tiny" / "trajectories").glob("*.jsonl"))) == 2
 
 
 def test_a_run_that_fails_before_its_first_step_closes_its_engine(

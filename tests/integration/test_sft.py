@@ -78,6 +78,15 @@ def test_a_warm_start_made_otherwise_is_moved_aside_and_made_anew(
     assert (made / "model.safetensors").stat().st_mtime_ns != written
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "demonstrations.sha256"])
+def test_a_warm_start_whose_files_are_no_text_is_made_anew(recipe: list[str], tmp_path: Path, name: str) -> None:
+    made = commands.sft(*recipe, quiet=True)
+    (tmp_path / "warm" / name).write_bytes(b"\xff\xfe")
+    assert commands.sft(*recipe, quiet=True) == made
+    assert (tmp_path / "warm.1" / name).read_bytes() == b"\xff\xfe"
+    assert (tmp_path / "warm" / name).read_text()
+
+
 def test_a_warm_start_that_was_interrupted_is_made_anew(recipe: list[str], tmp_path: Path) -> None:
     (tmp_path / "warm").mkdir()
     (tmp_path / "warm" / "metrics.jsonl").write_text('{"step": 1, "loss/sft": 3.0}\n')

@@ -36,7 +36,7 @@ PACKAGES: dict[str, str] = {
     "web": "codec errors",
     # What users extend: tools, environments, flows, rewards, formats, estimators.
     "config": "constraints errors paths registry shipped",
-    "chat": "errors images registry types",
+    "chat": "codec errors images registry types",
     "tools": "codec constraints errors event_loop files findings images registry seeds types",
     "rewards": "constraints errors registry types",
     "envs": "codec constraints errors event_loop findings images registry rewards tools types version web",
@@ -44,9 +44,9 @@ PACKAGES: dict[str, str] = {
     "algorithms": "config constraints errors images registry rewards types",
     # What runs them.
     "models": "chat config errors files images paths types",
-    "engines": "chat config errors files images models registry seeds types web",
+    "engines": "chat codec config errors files images models registry seeds types web",
     "openai_api": "chat codec engines errors images seeds types web",
-    "flows": "chat engines envs errors event_loop images metric_names registry seeds tools types",
+    "flows": "chat constraints engines envs errors event_loop images metric_names registry seeds tools types",
     "gateway": "chat codec config errors flows images openai_api registry tools types web",
     "runs": "codec config errors files images metric_names registry types",
     "rollout": "chat config data engines envs errors flows images metric_names registry rewards seeds tools types",

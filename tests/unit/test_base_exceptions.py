@@ -4,6 +4,7 @@ as any other exception is; only interrupts and cancellations go through."""
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -376,3 +377,29 @@ def test_what_a_future_carries_keeps_its_cause() -> None:
     assert portable(kept) is kept
     carried = portable(SystemExit(3))
     assert (type(carried), str(carried), type(carried.__cause__)) == (RuntimeError, "SystemExit: 3", SystemExit)
+
+
+# --- processes that foreign code forks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", [lambda: None, lambda: sys.exit(0), lambda: 1 / 0], ids=["returns", "exits", "raises"])
+def test_a_forked_process_that_comes_back_does_not_continue_the_run(
+    renderer: ChatRenderer, ends: Callable[[], Any]
+) -> None:
+    test, codes = os.getpid(), list[int]()
+
+    def score(task: Task, episode: Episode) -> float:
+        child = os.fork()
+        if child == 0:
+            ends()
+        else:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return 1.0
+
+    try:
+        trajectory = played(renderer, reward=score)
+    finally:
+        if os.getpid() != test:
+            os._exit(99)
+    assert codes == [0]
+    assert trajectory.outcome_reward == 1.0

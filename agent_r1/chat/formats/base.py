@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent_r1.chat.formats.near_json import MISSING_BRACE, dump_json
+from agent_r1.codec import is_deeper_than
 from agent_r1.errors import ConfigError
 from agent_r1.registry import Registry
-from agent_r1.types import ToolCall, ToolSchema
+from agent_r1.types import MAX_ARGUMENT_DEPTH, ToolCall, ToolSchema
 
 THINK, THINK_END = "<think>", "</think>"
 THINKING = {THINK: THINK_END}
@@ -167,6 +168,9 @@ class CallParser:
         """Add a call; `is_cut` says that the text was cut where the call ends."""
         if is_cut and MISSING_BRACE in repairs:
             self.malformed(CUT)
+            return
+        if is_deeper_than(dict(arguments), MAX_ARGUMENT_DEPTH):
+            self.malformed(f"its arguments are nested more than {MAX_ARGUMENT_DEPTH} levels deep")
             return
         if repairs:
             self._repairs.append(f"call {len(self.calls) + 1}: {', '.join(repairs)}")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from agent_r1.engines.http.images import ServerPrompt
-from agent_r1.errors import MissingExtraError
+from agent_r1.errors import MissingExtraError, described
 from agent_r1.types import SamplingParams, TokenIds
 
 try:
@@ -163,8 +164,17 @@ def _read(where: str, status: int, text: str) -> Any:
         return None
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ServerError(f"{where}: the answer is not JSON: {text!r:.100}") from None
+
+
+@contextmanager
+def reading_answer(where: str) -> Iterator[None]:
+    """Within the block, JSON of another form than expected is a `ServerError`: a number in place of a list, say."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        raise ServerError(f"{where}: the answer has an unexpected form ({described(error):.200})") from error
 
 
 def make_http() -> aiohttp.ClientSession:
@@ -218,7 +228,7 @@ def _labels(where: str, spans: Any, count: int) -> tuple[str, ...] | None:
     for span in spans if isinstance(spans, list) else [spans]:
         try:
             version, start, end = str(span["version"]), int(span["start"]), int(span["end"])
-        except (TypeError, KeyError, ValueError):
+        except (TypeError, KeyError, ValueError, OverflowError):
             raise ServerError(f"{where}: weight versions that cannot be read: {spans!r:.200}") from None
         if start != len(labels) or not start <= end <= count:
             raise ServerError(f"{where}: weight versions with gaps for {count} tokens: {spans!r:.200}")

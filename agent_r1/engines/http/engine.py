@@ -48,7 +48,6 @@ class EngineSettings:
 
     urls: tuple[str, ...]
     servers: ServerSettings
-    vocabulary: int
     concurrency: int
     retries: int
     lost_seconds: float
@@ -97,10 +96,9 @@ class ServersEngine:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion."""
-        prompt = self._settings.servers.prompt(prompt_ids)
-        _check_request(
-            prompt.expanded, sampling, context_length=self.context_length, vocabulary=self._settings.vocabulary
-        )
+        servers = self._settings.servers
+        prompt = servers.prompt(prompt_ids)
+        _check_request(prompt.expanded, sampling, context_length=self.context_length, vocabulary=servers.vocabulary)
         pool = await self._started()
         request = _Request(tuple(prompt_ids), prompt, sampling)
         num_failures = 0

@@ -84,7 +84,7 @@ def make_servers_engine(config: Config, policy: Any, context_length: int) -> Eng
     from agent_r1.engines.http.processes import start_servers
     from agent_r1.engines.http.server import ServerSettings, image_problem
 
-    settings, vocabulary = config.engine.servers, vocabulary_of(policy)
+    settings = config.engine.servers
     dtype = server_dtype(config, policy)
     images = ServerImages.of_model(config.model.path)
     problem = None if images is None else image_problem(config.engine.name, images.family)
@@ -94,6 +94,7 @@ def make_servers_engine(config: Config, policy: Any, context_length: int) -> Eng
         kind=config.engine.name,
         model=settings.model,
         context_length=context_length,
+        vocabulary=vocabulary_of(policy),
         timeout=settings.timeout,
         admin_timeout=settings.admin_timeout,
         images=images,
@@ -103,7 +104,6 @@ def make_servers_engine(config: Config, policy: Any, context_length: int) -> Eng
         EngineSettings(
             urls=(*settings.urls, *started.urls),
             servers=shared,
-            vocabulary=vocabulary,
             concurrency=settings.concurrency,
             retries=settings.retries,
             lost_seconds=max(settings.lost_seconds, settings.start_timeout if started.urls else 0.0),

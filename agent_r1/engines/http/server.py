@@ -81,6 +81,8 @@ class ServerSettings:
     """vllm, sglang, or http: the server is asked."""
     model: str | None
     context_length: int
+    vocabulary: int
+    """How many ids the policy knows."""
     timeout: float
     admin_timeout: float
     images: ServerImages | None = None
@@ -149,6 +151,7 @@ class Server:
             )
             if not self._reports_labels and self._num_updates != updates and answer.finish != "abort":
                 raise ServerError(f"{self.url}: its weights changed during the request, and it does not say when")
+            self._check_known(answer)
         except RequestRefusedError:
             raise
         except ServerError as error:
@@ -158,6 +161,12 @@ class Server:
         self.has_answered = True
         self.counts["tokens"] += len(answer.token_ids)
         return answer, label
+
+    def _check_known(self, answer: Answer) -> None:
+        """Raise `ServerError` for ids that the policy does not have: it can neither continue nor train them."""
+        largest, known = max(answer.token_ids, default=0), self.settings.vocabulary
+        if largest >= known:
+            raise ServerError(f"{self.url} sampled the id {largest}, and the policy knows 0 to {known - 1}")
 
     def note_failure(self, error: ServerError) -> None:
         """Count a failure; too many, or a lost connection, and the server gets no requests until it is well."""

@@ -23,6 +23,7 @@ from agent_r1.engines.http.client import (
     ServerUnusableError,
     checked_answer,
     images_differ,
+    reading_answer,
 )
 from agent_r1.engines.http.images import ServerPrompt
 from agent_r1.types import SamplingParams
@@ -91,12 +92,13 @@ class SglangAdapter:
             raise ServerError(f"{where}: the answer has no meta_info: {found!r:.200}")
         if prompt.pictures and meta.get("prompt_tokens") != len(prompt.expanded):
             raise RequestRefusedError(images_differ(where, prompt, meta.get("prompt_tokens")))
-        token_ids = found.get("output_ids") or []
-        pairs = meta.get("output_token_logprobs") or []
-        if not all(isinstance(pair, list) and len(pair) >= 2 for pair in pairs):
-            raise ServerError(f"{where}: the answer has log-probs that cannot be read: {pairs!r:.200}")
-        if [pair[1] for pair in pairs] != token_ids:
-            raise ServerError(f"{where}: the log-probs are not those of the {len(token_ids)} tokens")
+        with reading_answer(where):
+            token_ids = found.get("output_ids") or []
+            pairs = meta.get("output_token_logprobs") or []
+            if not all(isinstance(pair, list) and len(pair) >= 2 for pair in pairs):
+                raise ServerError(f"{where}: the answer has log-probs that cannot be read: {pairs!r:.200}")
+            if [pair[1] for pair in pairs] != token_ids:
+                raise ServerError(f"{where}: the log-probs are not those of the {len(token_ids)} tokens")
         reason = meta.get("finish_reason")
         return checked_answer(
             where,

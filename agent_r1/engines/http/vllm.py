@@ -25,6 +25,7 @@ from agent_r1.engines.http.client import (
     ServerUnusableError,
     checked_answer,
     images_differ,
+    reading_answer,
 )
 from agent_r1.engines.http.images import ServerPrompt
 from agent_r1.types import SamplingParams
@@ -97,14 +98,16 @@ class VllmAdapter:
         if len(choices) != 1:
             raise ServerError(f"{where}: the answer has {len(choices)} choices: {found!r:.200}")
         choice = choices[0]
-        token_ids = choice.get("token_ids") or []
-        content = (choice.get("logprobs") or {}).get("content") or []
-        if [_token_of(entry) for entry in content] != token_ids:
-            raise ServerError(f"{where}: the log-probs are not those of the {len(token_ids)} tokens")
+        with reading_answer(where):
+            token_ids = choice.get("token_ids") or []
+            content = (choice.get("logprobs") or {}).get("content") or []
+            if [_token_of(entry) for entry in content] != token_ids:
+                raise ServerError(f"{where}: the log-probs are not those of the {len(token_ids)} tokens")
+            logprobs = [entry.get("logprob") for entry in content]
         return checked_answer(
             where,
             token_ids=token_ids,
-            logprobs=[entry.get("logprob") for entry in content],
+            logprobs=logprobs,
             finish=choice.get("finish_reason"),
             spans=choice.get("weight_versions"),
             sampling=sampling,

@@ -198,7 +198,7 @@ def _answer(address: str, status: int, body: str, headers: Mapping[str, str]) ->
     """The JSON object of an answer. Raises `PassingError` or `EngineRequestError` when it is none."""
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if status == 200:
         if isinstance(answer, dict):
@@ -232,7 +232,7 @@ def _seconds(text: str | None) -> float | None:
 def _chunk(data: str, url: str) -> Mapping[str, Any]:
     try:
         chunk = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         chunk = None
     if not isinstance(chunk, dict):
         raise PassingError(f"{url} sent an event that is not a JSON object: {data!r:.200}")

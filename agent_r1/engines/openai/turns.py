@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_r1.chat import orphan_tool_results_as_user
+from agent_r1.codec import is_deeper_than
 from agent_r1.errors import EngineError, EngineRequestError
 from agent_r1.images import normal_observation, openai_messages
-from agent_r1.types import Action, Completion, FinishReason, Observation, SamplingParams, ToolCall
+from agent_r1.types import MAX_ARGUMENT_DEPTH, Action, Completion, FinishReason, Observation, SamplingParams, ToolCall
 
 
 def request_fields(observation: Observation, sampling: SamplingParams) -> dict[str, Any]:
@@ -56,7 +57,7 @@ class Reply:
         """Take a whole answer or one chunk; returns its text. Raises `EngineError` for what is no such answer."""
         try:
             return self._add(part)
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise EngineError(f"the server's answer has an unexpected form: {json.dumps(part)[:300]}") from error
 
     def _add(self, part: Mapping[str, Any]) -> str:
@@ -89,12 +90,15 @@ class Reply:
         for number, call in sorted(self.calls.items()):
             try:
                 arguments = json.loads(call["arguments"] or "{}")
-            except ValueError:
+            except (ValueError, RecursionError):
                 arguments = None
-            if isinstance(arguments, dict):
+            if isinstance(arguments, dict) and not is_deeper_than(arguments, MAX_ARGUMENT_DEPTH):
                 calls.append(ToolCall(name=call["name"], arguments=arguments, call_id=call["id"] or f"call{number}"))
             else:
-                problem = f"the arguments of {call['name']} are not a JSON object: {call['arguments']!r:.200}"
+                problem = (
+                    f"the arguments of {call['name']} are not a JSON object of at most {MAX_ARGUMENT_DEPTH} levels: "
+                    f"{call['arguments']!r:.200}"
+                )
         if problem is not None:
             calls = []
         written = "".join(f"\n{call['name']}({call['arguments']})" for call in self.calls.values())

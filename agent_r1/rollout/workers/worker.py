@@ -193,7 +193,7 @@ class RolloutWorker:
 def _pickled(trajectory: Trajectory) -> bytes:
     try:
         return pickle.dumps(trajectory, protocol=pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"a rollout of task '{trajectory.task_id}' cannot be sent from its worker to the trainer: {error}. "
             "Something in the observations, messages or `info` of its steps cannot be pickled; put plain values there"

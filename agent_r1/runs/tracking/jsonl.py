@@ -13,6 +13,7 @@ from typing import Any
 from agent_r1.errors import DataError
 from agent_r1.files import atomic_write
 
+_MAX_STEP = 2**53
 NOT_FINITE = "error/non_finite_metrics"
 """How many metrics of a step were NaN or infinite."""
 
@@ -69,6 +70,7 @@ def parse_metrics_line(text: bytes) -> dict[str, Any] | None:
     """The metrics of one line; None when it is not JSON in UTF-8 with a step."""
     try:
         line = json.loads(text.decode("utf-8"))
-    except ValueError:  # no JSON, or not UTF-8
+    except (ValueError, RecursionError):  # no JSON, or not UTF-8
         return None
-    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
+    step = line.get("step") if isinstance(line, dict) else None
+    return line if isinstance(step, int) and abs(step) < _MAX_STEP else None

@@ -2,7 +2,7 @@
 
 A checkpoint is written into a temporary folder beside its place, flushed to disk, and renamed, so every `step_<n>` was
 complete when it was written. Later damage is detected before a checkpoint is used: the file holds a checksum of each of
-its parts.
+its parts, and `state.json` beside it that of its directory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent_r1.errors import CheckpointError
 from agent_r1.files import atomic_write, replace_folder
 from agent_r1.learner.sharded import Ranks
 from agent_r1.models import stored_bytes
-from agent_r1.runs import SHARDS_LIST, list_checkpoints
+from agent_r1.runs import SHARDS_LIST, list_checkpoints, seal_state
 from agent_r1.training.checkpoints.shards import MakeShard, read_shards, write_shards
 
 
@@ -63,6 +63,7 @@ def _write_whole(beside: Path, place: Path, state: Mapping[str, Any]) -> None:
             torch.save(dict(state), file)
             file.flush()
             os.fsync(file.fileno())
+        seal_state(beside)
         replace_folder(beside, place)
 
 

@@ -1,6 +1,6 @@
 """Checkpoints of several ranks: each writes its own shards, with `torch.distributed.checkpoint`.
 
-step_<n>/state.pt       everything but the shards, which it names, as the checkpoint of one process has it
+step_<n>/state.pt       everything but the shards, which it names, as the checkpoint of one process has it; state.json
          shards/        the shards of all ranks
          shards.json    sizes and checksums of the files in there
 
@@ -25,7 +25,7 @@ from agent_r1.errors import CheckpointError
 from agent_r1.files import atomic_write, flush, replace_folder
 from agent_r1.learner.sharded import Ranks
 from agent_r1.models import stored_bytes
-from agent_r1.runs import SHARDS, SHARDS_LIST
+from agent_r1.runs import SHARDS, SHARDS_LIST, seal_state
 
 MakeShard = Callable[[torch.Size, torch.dtype], Tensor]
 """An empty sharded tensor of a whole tensor's shape and type."""
@@ -56,6 +56,7 @@ def write_shards(beside: Path, place: Path, state: Mapping[str, Any], ranks: Ran
             known[".metadata"] = _checksum(beside / SHARDS / ".metadata")
             (beside / SHARDS_LIST).write_text(json.dumps(known, indent=2) + "\n")
             torch.save(rest, beside / "state.pt")
+            seal_state(beside)
             for file in (beside / SHARDS_LIST, beside / "state.pt", beside / SHARDS, beside):
                 flush(file)
             replace_folder(beside, place)

@@ -48,6 +48,21 @@ def test_there_are_seven_formats() -> None:
     assert set(FORMATS) <= set(tool_formats.names())
 
 
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"retool"}))
+def test_arguments_are_nested_to_a_bounded_depth(name: str) -> None:
+    """Deeper ones could be parsed, but not pickled for a worker or written to a record."""
+    for depth in (90, 300, 960, 100_000):
+        deep = "[" * depth + "]" * depth
+        text = format_of(name).call_text([ToolCall(name="price", arguments={"item": "X", "a": "Y"})], "")
+        parsed = parse(name, text.replace('"Y"', deep).replace("\nY\n", f"\n{deep}\n"))
+        if depth == 90:
+            assert calls_of(parsed) == [("price", {"item": "X", "a": json.loads(deep)})]
+        elif parsed.tool_calls:  # a parameter that is no JSON is text
+            assert (name, calls_of(parsed)) == ("qwen3_coder", [("price", {"item": "X", "a": deep})])
+        else:
+            assert "nested" in str(parsed.parse_error)
+
+
 # Several calls with text around them
 
 PRICES = [("price", {"item": "apple"}), ("price", {"item": "pear"})]

@@ -6,12 +6,17 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 pytest.importorskip("aiohttp", reason="the engine needs the extra 'servers'")
 
-from agent_r1.engines.http.client import LARGE_BODY, ServerClient, make_http
+from agent_r1.engines.http.client import LARGE_BODY, ServerClient, ServerError, make_http
+from agent_r1.engines.http.images import ServerPrompt
+from agent_r1.engines.http.sglang import SglangAdapter
+from agent_r1.engines.http.vllm import VllmAdapter
+from agent_r1.types import SamplingParams
 
 Handler = Callable[[bytes], Awaitable[bytes]]
 
@@ -64,5 +69,50 @@ def test_bodies_of_any_size_arrive_whole(size: int) -> None:
 
     async def use(client: ServerClient) -> None:
         assert await client.call("POST", "/x", body={"text": "a" * size}, seconds=60) == size
+
+    asyncio.run(with_server(handler, use))
+
+
+def vllm_choice(**fields: Any) -> bytes:
+    entry = {"token_id": 7, "logprob": -1.0}
+    choice = {"token_ids": [7], "logprobs": {"content": [entry]}, "finish_reason": "stop", **fields}
+    return json.dumps({"choices": [choice]}).encode()
+
+
+def sglang_answer(ids: Any = (7,), **meta: Any) -> bytes:
+    full = {"output_token_logprobs": [[-1.0, 7, None]], "finish_reason": {"type": "stop"}, **meta}
+    return json.dumps({"output_ids": ids, "meta_info": full}).encode()
+
+
+DEEP = b"[" * 100_000
+INFINITE_SPAN = [{"version": "a", "start": float("inf"), "end": 1}]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "answer"),
+    [
+        (VllmAdapter, DEEP),
+        (VllmAdapter, vllm_choice(logprobs=[1])),
+        (VllmAdapter, vllm_choice(logprobs={"content": 3})),
+        (VllmAdapter, vllm_choice(logprobs={"content": [None]})),
+        (VllmAdapter, vllm_choice(logprobs={"content": [{"token": "token_id:" + "9" * 5000}]})),
+        (VllmAdapter, vllm_choice(token_ids=3)),
+        (VllmAdapter, vllm_choice(weight_versions=INFINITE_SPAN)),
+        (SglangAdapter, DEEP),
+        (SglangAdapter, sglang_answer(ids=3)),
+        (SglangAdapter, sglang_answer(output_token_logprobs=3)),
+        (SglangAdapter, sglang_answer(weight_versions=INFINITE_SPAN)),
+    ],
+)
+def test_an_answer_of_any_form_is_read_or_a_server_error(
+    adapter: type[VllmAdapter] | type[SglangAdapter], answer: bytes
+) -> None:
+    async def handler(body: bytes) -> bytes:
+        return answer
+
+    async def use(client: ServerClient) -> None:
+        prompt, sampling = ServerPrompt.of_text([1]), SamplingParams(max_tokens=4)
+        with pytest.raises(ServerError, match=r"/generate: "):
+            await adapter(client).generate(prompt, sampling, request_id="a", seconds=10)
 
     asyncio.run(with_server(handler, use))

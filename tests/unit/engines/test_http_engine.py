@@ -367,6 +367,7 @@ def test_a_server_that_does_not_report_versions_is_emptied_before_an_update(
     "fault",
     [
         "half",
+        "unknown_id",
         *(pytest.param(fault, marks=pytest.mark.whole) for fault in ("wrong_version", "500", "garbage", "nonsense")),
     ],
 )

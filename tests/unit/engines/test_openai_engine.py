@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from agent_r1.engines.openai import OpenAIEngine, ServerSettings
+from agent_r1.engines.openai.servers import _answer
+from agent_r1.engines.openai.turns import Reply
 from agent_r1.errors import EngineError, EngineRequestError
 from agent_r1.flows import FlowEvent, TokensSampled
 from agent_r1.inference import ChatSession, connect_agent
@@ -121,6 +123,29 @@ def test_arguments_that_are_no_json_object_are_a_parse_error_that_the_model_read
     assert action.tool_calls == ()
     assert "arguments of look_up are not a JSON object" in action.parse_error
     assert completion.finish_reason == "stop"
+
+
+def test_arguments_that_are_nested_too_deeply_are_a_parse_error(server: ChatServer) -> None:
+    for depth in (500, 100_000):
+        arguments = '{"item": ' + "[" * depth + "]" * depth + "}"
+        deep = {"delta": {"tool_calls": [{"index": 0, "function": {"name": "look_up", "arguments": arguments}}]}}
+        server.replies = [[deep, {"delta": {}, "finish_reason": "tool_calls"}]]
+        _, action = ask(server.url, streamed=True)
+        assert action.tool_calls == ()
+        assert "are not a JSON object of at most 100 levels" in action.parse_error
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[" * 100_000,
+        '{"choices": {"a": 1}}',
+        '{"choices": [{"message": {"tool_calls": [{"index": Infinity}]}, "finish_reason": "stop"}]}',
+    ],
+)
+def test_an_answer_of_another_form_is_one_error(body: str) -> None:
+    with pytest.raises(EngineError, match=r"did not answer with a JSON object|unexpected form"):
+        Reply().add(_answer("http://a/v1/chat/completions", 200, body, {}))
 
 
 def test_a_turn_that_the_server_cuts_is_cut(server: ChatServer) -> None:

@@ -193,6 +193,17 @@ def test_gymnasiums_tuple_of_five_is_a_step_result(terminated: bool, truncated: 
     assert type(as_step_result((observation, 0, terminated, truncated, {})).done) is bool
 
 
+def test_numpys_numbers_in_a_step_result_become_pythons() -> None:
+    """A recorder would write them as text, and the text "False" is true."""
+    result = as_step_result(
+        StepResult(observation=Observation(text="more"), reward=np.float64(0.5), done=np.False_, truncated=np.True_)  # type: ignore[arg-type]
+    )
+    assert (result.reward, result.done, result.truncated) == (0.5, False, True)
+    assert {type(value) for value in (result.done, result.truncated)} == {bool}
+    assert type(result.reward) is float
+    assert type(as_step_result(StepResult(observation=None, reward=1, done=True)).reward) is float
+
+
 @pytest.mark.parametrize(
     ("returned", "form"),
     [(None, "NoneType"), (1.0, "float"), ((None, 1.0, True), "a tuple of 3"), ((None,) * 6, "6")],
@@ -211,6 +222,9 @@ def test_anything_else_from_step_is_refused(returned: Any, form: str) -> None:
         ((None, 1.0, None, False, {}), "the terminated in the tuple of 5 .* must be True or False, got NoneType"),
         ((None, 1.0, np.array([True, False]), False, {}), "the terminated .* got ndarray"),
         ((None, "much", True, False, {}), "the reward in the tuple of 5 .* must be a number, got str"),
+        ((None, 10**400, True, {}), "the reward in the tuple of 4 .* must be a number, got int"),
+        (StepResult(observation=None, reward="much", done=True), "the reward of the StepResult .* a number, got str"),  # type: ignore[arg-type]
+        (StepResult(observation=None, done="no"), "the done of the StepResult .* True or False, got str"),  # type: ignore[arg-type]
         (("text", 1.0, True, {}), "a str as observation"),
         (StepResult(observation=("a message",)), "a tuple as observation"),  # type: ignore[arg-type]
     ],

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agent_r1.chat import ChatRenderer
@@ -324,6 +325,18 @@ def test_flow_of_ones_own_is_found_by_name_and_decides_what_is_recorded(renderer
     draft = reply(renderer, "a long draft")
     first = engine.requests[0][0]
     assert step.prompt_ids[: len(first) + len(draft)] == first + draft
+
+
+def test_a_reward_that_a_flow_records_is_a_finite_number(renderer: ChatRenderer) -> None:
+    async def record(reward: Any) -> Any:
+        flow = SingleStepFlow(context_of(renderer, script(renderer, "21")))
+        turn = await flow.act(flow.render(Observation(messages=TASK.prompt)))
+        return flow.record(turn, reward=reward, done=True).reward
+
+    assert type(asyncio.run(record(np.float32(0.5)))) is float
+    for reward in (math.nan, math.inf, 1e300):
+        with pytest.raises(ValueError, match=r"that SingleStepFlow recorded is .*; rewards must be finite"):
+            asyncio.run(record(reward))
 
 
 def test_both_built_in_flows_have_names() -> None:

@@ -12,7 +12,7 @@ import pytest
 from agent_r1.checks.rows import answer_episode, gold_result
 from agent_r1.errors import DataError, EpisodeError
 from agent_r1.evaluation.metrics import majority
-from agent_r1.rewards import RewardFunction, Score, in_workers, reward_functions, score_episode
+from agent_r1.rewards import RewardFunction, Score, find_reward, in_workers, reward_functions, score_episode
 from agent_r1.scaffold.templates.common import reward_fn as scaffold
 from agent_r1.tools.workers.pool import WorkerPool
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task, ToolCall, Trajectory
@@ -176,6 +176,29 @@ def test_a_run_refuses_rows_that_its_reward_cannot_score_before_it_trains(
     assert all(problem in str(refused.value) for problem in problems)
     report = commands.check(*overrides, quiet=True, trials=False)
     assert "cannot score 2 of 3 rows" in report.problems[0].observed
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        (Score(value=float("nan"), answer="12"), "'score' is nan; rewards must be finite"),
+        (Score(value=1e300, answer="12"), "'score' is 1e\\+300"),
+        (Score(value=1.0, answer="12", parts={"style": float("inf")}), "'style' is inf"),
+    ],
+)
+def test_a_score_is_checked_like_a_number(returned: Score, problem: str) -> None:
+    with pytest.raises(EpisodeError, match=problem):
+        scored(lambda task, episode: returned, "12", ending("12"))
+
+
+def test_a_sum_whose_weights_make_it_infinite_is_no_reward() -> None:
+    large = find_reward("", [("agent_r1.rewards.outcome:no_outcome_reward", 1.0), (f"{__name__}:large_reward", 1e300)])
+    with pytest.raises(EpisodeError, match="'score' is 1e\\+308"):
+        scored(large, "12", ending("12"))
+
+
+def large_reward(task: Task, episode: Episode) -> float:
+    return 1e8
 
 
 def test_a_reward_in_a_worker_process_keeps_what_it_needs() -> None:

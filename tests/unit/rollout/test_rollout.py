@@ -109,6 +109,32 @@ def run(rollout: Rollout, *tasks: Task, group_size: int = 1, seed: int = 0, **mo
     return asyncio.run(bounded())
 
 
+class Spoils(OneStep):
+    """Changes its task, as a careless environment may."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    async def reset(self, task: Task) -> Observation:
+        self.seen.append((task.prompt[0]["content"], task.env_kwargs["walls"][:], task.ground_truth))
+        first = await super().reset(task)
+        task.prompt[0]["content"] = "spoilt"  # type: ignore[index]
+        task.env_kwargs["walls"].pop()
+        task.reward_model.clear()  # type: ignore[attr-defined]
+        if len(self.seen) < 3:
+            raise ConnectionError("the door is stuck")
+        return first
+
+
+def test_what_one_rollout_changes_in_its_task_no_other_attempt_or_member_sees(renderer: ChatRenderer) -> None:
+    seen: list[Any] = []
+    given = task("a", env_kwargs={"walls": [1, 2]}, reward_model={"ground_truth": "21"})
+    rollout = rollout_with(renderer, make_env=lambda task: Spoils(seen), retries=2, concurrency=1)
+    [group] = run(rollout, given, group_size=2)
+    assert seen == [("Task a.", [1, 2], "21")] * 4
+    assert group.task == given == task("a", env_kwargs={"walls": [1, 2]}, reward_model={"ground_truth": "21"})
+
+
 # Groups
 
 

@@ -115,6 +115,42 @@ def test_what_changed_while_it_was_encoded_is_encoded_again(tmp_path: Path) -> N
     assert (tmp_path / "1.jsonl").read_text().count("noted") == 3
 
 
+def cycle() -> dict[str, Any]:
+    notes: dict[str, Any] = {}
+    notes["self"] = notes
+    return notes
+
+
+def deep(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("note", "found"),
+    [
+        ({(1, 2): 3, b"x": 4}, {"(1, 2)": 3, "<1 bytes>": 4}),
+        ({10**5000: 1}, {"<an integer of 16,610 bits>": 1}),
+        ([10**5000, float("nan")], ["<an integer of 16,610 bits>", None]),
+        (deep(3000), None),
+        ([deep(600), float("inf")], None),
+        (cycle(), None),
+    ],
+    ids=["keys", "long key", "long integer", "deep", "deep and not finite", "cycle"],
+)
+def test_what_an_environment_notes_never_ends_a_run(tmp_path: Path, note: Any, found: Any) -> None:
+    PendingTrajectories([group(note=note)], policy_step=0, path=tmp_path / "1.jsonl").publish()
+    for trajectory in read_trajectories(tmp_path / "1.jsonl"):
+        [step] = trajectory.steps
+        assert (step.action_ids, step.rollout_logprobs) == ((4, 5), (-0.25, -0.125))
+        if found is None:
+            assert "nested too deeply" in str(step.info["note"])
+        else:
+            assert step.info["note"] == found
+
+
 def test_what_cannot_be_encoded_is_an_error_where_it_is_written(tmp_path: Path) -> None:
     pending = PendingTrajectories([group(note=Note(failures=99))], policy_step=0, path=tmp_path / "1.jsonl")
     with pytest.raises(RuntimeError, match="changed size"):

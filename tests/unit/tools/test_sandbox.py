@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import pytest
 from agent_r1.errors import ConfigError, EpisodeError
 from agent_r1.tools.builtin.python import _CELLS, PythonTool
 from agent_r1.tools.sandbox import probe
+from agent_r1.tools.sandbox.launch import open_channels
 from agent_r1.tools.sandbox.layers import Layers, SandboxLimits
 from agent_r1.tools.sandbox.sandbox import Sandbox
 from agent_r1.tools.sandbox.session import OwnGuard, SandboxReply
@@ -100,6 +102,20 @@ def test_sandbox_that_cannot_be_built_is_not_the_programs_fault(sandbox: Sandbox
     crowded = Sandbox(sandbox.describe().kind, SandboxLimits(memory_mb=1 << 50))
     with pytest.raises(EpisodeError, match="a sandbox failed"):
         attempt(crowded, "1")
+
+
+def test_too_few_descriptors_are_not_the_programs_fault_and_none_is_left_open(sandbox: Sandbox) -> None:
+    before, limits = len(list(Path("/proc/self/fd").iterdir())), resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = os.dup(0)  # the lowest that is free
+    for room in (1, 3, 5):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken + room, limits[1]))
+        try:
+            with pytest.raises(EpisodeError, match="Too many open files"):
+                open_channels(sandbox._layers, sandbox.limits)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    os.close(taken)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_program_cannot_pretend_that_the_sandbox_failed(sandbox: Sandbox) -> None:
@@ -385,6 +401,7 @@ raised
 def test_rights_cannot_be_regained(sandbox: Sandbox) -> None:
     regain = """
 import os
+import resource
 regained = []
 for call in (lambda: os.chroot("/"), lambda: os.setuid(12345), lambda: os.nice(-5)):
     try: call(); regained.append(call)

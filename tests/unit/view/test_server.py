@@ -280,6 +280,30 @@ def test_a_damaged_run_is_shown_with_its_problems(tmp_path: Path) -> None:
         assert metrics["corrupt_lines"] == 2
 
 
+HUGE = b"9" * 4000
+DAMAGED = {
+    "metrics.jsonl": [
+        b'{"step": 3, "a": ' + b"[" * 100_000 + b"\n",
+        b'{"step": ' + HUGE + b"}\n",
+        b'{"step": 3, "time/step": ' + HUGE + b', "reward/outcome": 1e400}\n',
+    ],
+    "warnings.jsonl": [b"[" * 100_000 + b"\n"],
+    "summary.json": [b'{"steps": 1, "warnings": 5}', b'{"steps": 1, "warnings": ["step ' + HUGE * 2 + b': x"]}'],
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, text) for name, texts in DAMAGED.items() for text in texts])
+def test_one_damaged_run_hides_no_other(tmp_path: Path, name: str, content: bytes) -> None:
+    WrittenRun(tmp_path / "whole")
+    damaged = WrittenRun(tmp_path / "damaged")
+    (damaged.path / "warnings.jsonl").unlink(missing_ok=True)
+    (damaged.path / name).write_bytes(content)
+    with view_server([tmp_path]) as server:
+        assert {run["name"] for run in server.get("/api/runs")["runs"]} == {"damaged", "whole"}
+        for address in ("metrics", "config", "trajectories"):
+            server.get(f"/api/runs/damaged/{address}")
+
+
 def test_yaml_that_grows_without_end_is_bounded(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "run")
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
