@@ -127,6 +127,14 @@ def test_step_group_compares_with_other_members_at_the_same_depth_only() -> None
     assert_close(credit.advantages_N, [1, 1, 1, 1, -1, -1])
 
 
+def test_step_group_counts_a_member_once_however_many_branches_it_has() -> None:
+    """Returns-to-go at depth 0: (1.3, 1) with the mean 1.15, 0 and .5; at depth 1: (1.6, 1) with the mean 1.3, 0
+    and .5. Each is compared with the mean over the two other members."""
+    others = [make_trajectory([step(), step()], outcome) for outcome in (0.0, 0.5)]
+    credit = step_group(table(branched(1.0, (0, 0.6, 0, 0)), *others))
+    assert_close(credit.advantages_N, [1.05, 1.35, 0.75, 0.75, -0.825, -0.9, -0.075, -0.15])
+
+
 @pytest.mark.whole
 @settings(max_examples=cases(40), deadline=None)
 @given(batches(with_values=True))
