@@ -163,15 +163,29 @@ class StepTable:
     def step_values_S(self) -> Tensor:
         """The critic's value before each step's first token.
 
-        A step without tokens has the value of the next step of its trajectory, else that of `after_last_R`.
+        A step without tokens has the value of the step that continues it (where several do, their mean), else that of
+        `after_last_R`.
         """
-        values_N, owner_N = _required(self.values_N), self.trajectory_of_token_N
+        values_N = _required(self.values_N)
         values_S = self.after_last_R[self.trajectory_S].to(values_N.dtype)
+        if self.parent_S is not None:
+            return self._step_values_of_branches(self.parent_S, values_N, values_S)
+        owner_N = self.trajectory_of_token_N
         follows = self.first_token_S < self.num_tokens
         first = self.first_token_S.clamp(max=max(0, self.num_tokens - 1))
         if self.num_tokens:
             follows &= owner_N[first] == self.trajectory_S
             values_S = torch.where(follows, values_N[first], values_S)
+        return values_S
+
+    def _step_values_of_branches(self, parent_S: Tensor, values_N: Tensor, after_S: Tensor) -> Tensor:
+        has_tokens_S = self.lengths_S > 0
+        values_S = after_S.clone()
+        values_S[has_tokens_S] = values_N[self.first_token_S[has_tokens_S]]
+        for step in reversed((~has_tokens_S).nonzero().squeeze(1).tolist()):  # continuations come after it
+            continues_S = parent_S == step
+            if continues_S.any():
+                values_S[step] = values_S[continues_S].mean()
         return values_S
 
     @property

@@ -164,6 +164,13 @@ def test_tokens_pass_over_steps_without_any() -> None:
     assert_close(batch.per_token().rewards_S, [0.3, 1.0])
 
 
+def test_a_step_without_tokens_has_the_value_of_what_continues_it() -> None:
+    """Step 1 ends a branch, so nothing is left to earn; steps 3 and 4, of .2 and .4, continue step 2."""
+    lengths, parents = (1, 0, 0, 1, 1), (-1, 0, 0, 2, 2)
+    steps = [step(parent=parent, tokens=length) for length, parent in zip(lengths, parents, strict=True)]
+    assert_close(table(make_trajectory(steps, 1.0), values=[0.9, 0.2, 0.4]).step_values_S(), [0.9, 0, 0.3, 0.2, 0.4])
+
+
 def test_an_empty_table_has_no_branches() -> None:
     nothing = torch.zeros(0, dtype=torch.long)
     assert tree_scan(torch.zeros(0), 0.5, nothing).tolist() == []
