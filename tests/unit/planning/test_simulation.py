@@ -100,6 +100,24 @@ def test_overlap_hides_the_straggler() -> None:
     assert overlapping < 0.75 * waiting
 
 
+def test_episodes_that_are_alike_take_as_long_without_stragglers() -> None:
+    """The prompt of 100 tokens, which one member computed, is computed once per group."""
+    later = call(prompt_tokens=120, new_tokens=6)
+    first = episode(call(prompt_tokens=100, new_tokens=100), later)
+    others = episode(call(prompt_tokens=100, new_tokens=0), later)
+    alike, size = workload((first, others, others, others)), setup(groups_per_step=2, group_size=4)
+    expected, found = simulate(alike, size, steps=2), simulate(alike.without_stragglers(), size, steps=2)
+    assert found == expected
+    assert found.prompt_tokens == 2 * 2 * (100 + 4 * 6)
+
+
+def test_without_stragglers_every_episode_takes_the_mean() -> None:
+    """Actions of 4 and 12 tokens, tools of 1 and 5 s: 8 tokens for both at 0.2 s after the prompt, then 3 s."""
+    pair = (episode(call()), episode(call(new_tokens=0, action_tokens=12, env=5.0)))
+    [step] = simulate(workload(pair).without_stragglers(), setup(), steps=1).steps
+    assert step.collect == pytest.approx(0.1 + 8 * 0.2 + 3.0)
+
+
 def test_every_split_is_tried() -> None:
     found = [(one.engines, one.learners, one.shared) for one in splits_of(3, setup())]
     assert found == [(3, 3, True), (1, 2, False), (2, 1, False)]
