@@ -28,10 +28,16 @@ class Call:
     over_update: bool = False
     """The weights changed during the call, so that `generate` has the time of an update in it."""
 
-    @property
-    def uncached_tokens(self) -> int:
-        """Tokens to compute when the prefix cache has the call before or the prompt of the group."""
-        return self.new_tokens if self.new_tokens < self.prompt_tokens else 0
+    def tokens_to_compute(self, *, is_first: bool, is_cached: bool) -> int:
+        """Tokens of the prompt to compute; `is_cached` when the prefix cache has the call before, or for a first call
+        the prompt of the group.
+
+        The first call of the member that computed the prompt of its group has all of it as new tokens; in a group in
+        which another member did, it computes none.
+        """
+        if not is_cached:
+            return self.prompt_tokens
+        return 0 if is_first and self.new_tokens == self.prompt_tokens else self.new_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -83,6 +83,12 @@ def test_a_later_call_computes_only_what_is_new_in_its_prompt() -> None:
     assert step.collect == pytest.approx(0.1 + 0.6 + 1.0 + 0.16 + 0.6 + 1.0)
 
 
+def test_a_later_call_whose_prompt_shares_nothing_computes_all_of_it() -> None:
+    """As in environments whose next prompt is a new text."""
+    run = simulate(workload((episode(call(), call(prompt_tokens=30, new_tokens=30)),)), setup(group_size=1), steps=1)
+    assert run.prompt_tokens == 10 + 30
+
+
 def test_waits_and_the_cost_of_calls_delay_an_episode_and_keep_no_engine_busy() -> None:
     one = workload((episode(call(wait=2.0)),), rates=replace(RATES, per_call=0.25))
     run = simulate(one, setup(group_size=1), steps=1)
