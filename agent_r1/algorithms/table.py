@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent_r1.algorithms.branches import (
     depths,
+    first_tokens_after,
     mean_of_continuations,
     nearest_with_tokens,
     token_parents,
@@ -223,11 +224,12 @@ class StepTable:
         )
 
     def _per_token_of_branches(self, parent_S: Tensor) -> StepTable:
-        """`per_token` where episodes branch. An empty step's reward falls on the last token above it in its branch; a
-        branch without tokens carries none."""
+        """`per_token` where episodes branch. An empty step's reward falls on the last token above it in its branch,
+        else on the first one of what continues it; a branch without tokens carries none."""
         target_S = self.lengths_S.cumsum(0) - 1
         above_S = torch.tensor(nearest_with_tokens(parent_S, self.lengths_S), dtype=torch.long)
-        target_S = torch.where(self.lengths_S > 0, target_S, torch.where(above_S >= 0, target_S[above_S], -1))
+        after_S = torch.tensor(first_tokens_after(parent_S, self.lengths_S), dtype=torch.long)
+        target_S = torch.where(self.lengths_S > 0, target_S, torch.where(above_S >= 0, target_S[above_S], after_S))
         present = target_S >= 0
 
         def on_tokens(values_S: Tensor) -> Tensor:

@@ -144,9 +144,6 @@ def test_step_group_counts_a_member_once_however_many_branches_it_has() -> None:
 @given(batches(with_values=True))
 def test_branches_without_forks_are_the_plain_table(batch: list[Ragged]) -> None:
     """Every step continues the one before it: all estimators agree with the table that says nothing of parents."""
-    batch = [
-        replace(t, lengths=[max(1, length) for length in t.lengths], values=None, token_rewards=None) for t in batch
-    ]
     plain = table_of(batch)
     parents = [index - 1 if t else -1 for index, t in enumerate(plain.step_index_S.tolist())]
     told = replace(
@@ -156,6 +153,13 @@ def test_branches_without_forks_are_the_plain_table(batch: list[Ragged]) -> None
         expected, found = estimators.get(name)(plain), estimators.get(name)(told)
         assert_close(found.advantages_N, expected.advantages_N.tolist(), 1e-9)
         assert torch.equal(found.credited_N, expected.credited_N)
+
+
+def test_the_reward_of_empty_steps_before_any_token_falls_on_the_first_one() -> None:
+    """Steps 0 and 1 are empty; 2 and 3 continue step 1."""
+    lengths, parents, rewards = (0, 0, 2, 1), (-1, 0, 1, 1), (0.3, 0.2, 0, 0)
+    steps = [step(r, parent=p, tokens=n) for r, p, n in zip(rewards, parents, lengths, strict=True)]
+    assert_close(table(make_trajectory(steps, 0.0)).per_token().rewards_S, [0.5, 0, 0])
 
 
 def test_tokens_pass_over_steps_without_any() -> None:
