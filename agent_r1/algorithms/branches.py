@@ -78,6 +78,23 @@ def nearest_with_tokens(parents_S: Tensor, lengths_S: Tensor) -> list[int]:
     return above
 
 
+def first_tokens_after(parents_S: Tensor, lengths_S: Tensor) -> list[int]:
+    """For each step without tokens the first token of what continues it, of the earliest where several do; -1 for none,
+    and for steps that have tokens.
+
+    >>> first_tokens_after(torch.tensor([-1, 0, 1]), torch.tensor([0, 0, 2]))
+    [0, 0, -1]
+    """
+    parents, lengths = parents_S.tolist(), lengths_S.tolist()
+    starts = (lengths_S.cumsum(0) - lengths_S).tolist()
+    after = [-1] * len(parents)
+    for step in reversed(range(len(parents))):
+        parent, first = parents[step], starts[step] if lengths[step] else after[step]
+        if parent >= 0 and not lengths[parent] and first >= 0:
+            after[parent] = first
+    return after
+
+
 def _num_continuations(parents: Tensor) -> Tensor:
     return torch.bincount(parents[parents >= 0], minlength=len(parents))
 

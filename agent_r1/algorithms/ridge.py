@@ -184,7 +184,10 @@ class RidgeValues:
         errors = torch.zeros_like(self.errors)
         for fold, here in enumerate(folds):
             others = _widest([self.bounds, *bounds[:fold], *bounds[fold + 1 :]])
-            guesses = _values_by_ridge(features_M[here], total.plus(parts[fold], -1.0), others)
+            rest = total.plus(parts[fold], -1.0)
+            if not _can_be_fitted(rest):  # values of 0, which say nothing about any ridge
+                continue
+            guesses = _values_by_ridge(features_M[here], rest, others)
             values_M[here] = guesses[best]
             missed = (guesses - targets_M[here].double()).masked_fill(~finite_M[here], 0.0)
             errors += missed.square().sum(1)
@@ -204,10 +207,13 @@ class RidgeValues:
         self.errors, self.bounds = state["errors"].to(device), state["bounds"].to(device)
 
 
+def _can_be_fitted(moments: Moments) -> bool:
+    """Some state is left once a fold is taken out, up to rounding."""
+    return bool(moments.count > 0.5)
+
+
 def _values_by_ridge(features_M: Tensor, moments: Moments, bounds: Tensor) -> Tensor:
-    """[ridges, M] The values of states by the head of each ridge; 0 when there is nothing to fit a head to."""
-    if not bool(moments.count > 0.5):
-        return torch.zeros(len(RIDGES), len(features_M), dtype=torch.float64, device=features_M.device)
+    """[ridges, M] The values of states by the head of each ridge."""
     features_M = features_M.double()
     # A linear head is unbounded, returns are not.
     return torch.stack([head(features_M).clamp(*bounds) for head in solve(moments)])

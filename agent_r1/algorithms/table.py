@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent_r1.algorithms.branches import (
     depths,
+    first_tokens_after,
     mean_of_continuations,
     nearest_with_tokens,
     token_parents,
@@ -163,15 +164,29 @@ class StepTable:
     def step_values_S(self) -> Tensor:
         """The critic's value before each step's first token.
 
-        A step without tokens has the value of the next step of its trajectory, else that of `after_last_R`.
+        A step without tokens has the value of the step that continues it (where several do, their mean), else that of
+        `after_last_R`.
         """
-        values_N, owner_N = _required(self.values_N), self.trajectory_of_token_N
+        values_N = _required(self.values_N)
         values_S = self.after_last_R[self.trajectory_S].to(values_N.dtype)
+        if self.parent_S is not None:
+            return self._step_values_of_branches(self.parent_S, values_N, values_S)
+        owner_N = self.trajectory_of_token_N
         follows = self.first_token_S < self.num_tokens
         first = self.first_token_S.clamp(max=max(0, self.num_tokens - 1))
         if self.num_tokens:
             follows &= owner_N[first] == self.trajectory_S
             values_S = torch.where(follows, values_N[first], values_S)
+        return values_S
+
+    def _step_values_of_branches(self, parent_S: Tensor, values_N: Tensor, after_S: Tensor) -> Tensor:
+        has_tokens_S = self.lengths_S > 0
+        values_S = after_S.clone()
+        values_S[has_tokens_S] = values_N[self.first_token_S[has_tokens_S]]
+        for step in reversed((~has_tokens_S).nonzero().squeeze(1).tolist()):  # continuations come after it
+            continues_S = parent_S == step
+            if continues_S.any():
+                values_S[step] = values_S[continues_S].mean()
         return values_S
 
     @property
@@ -209,11 +224,12 @@ class StepTable:
         )
 
     def _per_token_of_branches(self, parent_S: Tensor) -> StepTable:
-        """`per_token` where episodes branch. An empty step's reward falls on the last token above it in its branch; a
-        branch without tokens carries none."""
+        """`per_token` where episodes branch. An empty step's reward falls on the last token above it in its branch,
+        else on the first one of what continues it; a branch without tokens carries none."""
         target_S = self.lengths_S.cumsum(0) - 1
         above_S = torch.tensor(nearest_with_tokens(parent_S, self.lengths_S), dtype=torch.long)
-        target_S = torch.where(self.lengths_S > 0, target_S, torch.where(above_S >= 0, target_S[above_S], -1))
+        after_S = torch.tensor(first_tokens_after(parent_S, self.lengths_S), dtype=torch.long)
+        target_S = torch.where(self.lengths_S > 0, target_S, torch.where(above_S >= 0, target_S[above_S], after_S))
         present = target_S >= 0
 
         def on_tokens(values_S: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ class _World:
             is_cached = (number, version) in group.prompts_at if index == 0 else cached_at == version
             if index == 0:
                 group.prompts_at.add((number, version))
-            tokens = call.uncached_tokens if is_cached else call.prompt_tokens
+            tokens = call.tokens_to_compute(is_first=index == 0, is_cached=is_cached)
             engine.submit(tokens, call.action_tokens, partial(answered, version))
 
         def answered(version: int) -> None:

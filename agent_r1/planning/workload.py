@@ -28,10 +28,16 @@ class Call:
     over_update: bool = False
     """The weights changed during the call, so that `generate` has the time of an update in it."""
 
-    @property
-    def uncached_tokens(self) -> int:
-        """Tokens to compute when the prefix cache has the call before or the prompt of the group."""
-        return self.new_tokens if self.new_tokens < self.prompt_tokens else 0
+    def tokens_to_compute(self, *, is_first: bool, is_cached: bool) -> int:
+        """Tokens of the prompt to compute; `is_cached` when the prefix cache has the call before, or for a first call
+        the prompt of the group.
+
+        The first call of the member that computed the prompt of its group has all of it as new tokens; in a group in
+        which another member did, it computes none.
+        """
+        if not is_cached:
+            return self.prompt_tokens
+        return 0 if is_first and self.new_tokens == self.prompt_tokens else self.new_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,17 +108,20 @@ class Workload:
 
     def without_stragglers(self) -> Workload:
         """The workload in which every call takes the mean of the calls with its place in the episode, and every episode
-        has the mean number of calls."""
+        has the mean number of calls. As in a record, the first member of a group computes the prompt that all share."""
         episodes = [episode for group in self.groups for episode in group]
         length = max(1, round(sum(len(episode.calls) for episode in episodes) / len(episodes)))
         calls = [call for episode in episodes for call in episode.calls]
-        typical = RecordedEpisode(
-            calls=tuple(
-                _mean([episode.calls[place] for episode in episodes if place < len(episode.calls)] or calls)
-                for place in range(length)
-            )
+        opening, *rest = (
+            _mean([episode.calls[place] for episode in episodes if place < len(episode.calls)] or calls)
+            for place in range(length)
         )
-        return replace(self, groups=tuple((typical,) * len(group) for group in self.groups))
+        others = [episode.calls[0] for group in self.groups for episode in group[1:]]
+        first = RecordedEpisode(calls=(replace(opening, new_tokens=opening.prompt_tokens), *rest))
+        other = (
+            RecordedEpisode(calls=(replace(opening, new_tokens=_mean(others).new_tokens), *rest)) if others else first
+        )
+        return replace(self, groups=tuple((first, *(other,) * (len(group) - 1)) for group in self.groups))
 
     def _with_calls(self, change: Callable[[Call], Call]) -> Workload:
         groups = tuple(

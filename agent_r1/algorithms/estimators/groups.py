@@ -67,7 +67,7 @@ def step_group(table: StepTable, *, gamma: Fraction = 1.0) -> Credit:
     The baseline of a step that no other member reached is 0, and nothing is divided by a std: a baseline made of other
     trajectories does not depend on this one's actions, so the gradient is unbiased even when the policy decides when to
     stop. Summing rewards normalised per turn index is not: it subtracts as many baselines as the trajectory itself has
-    turns.
+    turns. Of a member that branches, the mean of its steps at that depth counts.
 
     Rewards (.1, 1) and (0,) in one group: returns-to-go (1.1, 1) and (0,), advantages (1.1, 1) and (-1.1,).
     """
@@ -75,13 +75,12 @@ def step_group(table: StepTable, *, gamma: Fraction = 1.0) -> Credit:
     group_S = table.group_R[table.trajectory_S]
     longest = int(table.step_index_S.max()) + 1 if len(returns_to_go_S) else 1
     _, cell_S = torch.unique(group_S * longest + table.step_index_S, return_inverse=True)
-    statistics = group_statistics(returns_to_go_S, cell_S)
-    # Of the trajectory itself: several steps where it branches.
+    # A member that branches may reach a step several times: it counts once, with its mean.
     own = group_statistics(returns_to_go_S, cell_S * table.num_trajectories + table.trajectory_S)
-    others_S = statistics.size_R - own.size_R
-    total_S = statistics.mean_R * statistics.size_R
-    mean_of_others_S = (total_S - own.mean_R * own.size_R) / others_S.clamp(min=1)
-    baseline_S = torch.where(others_S > 0, mean_of_others_S, torch.zeros_like(returns_to_go_S))
+    zeros_S = torch.zeros_like(returns_to_go_S)
+    others_S = zeros_S.index_add(0, cell_S, 1 / own.size_R)[cell_S].round() - 1
+    total_S = zeros_S.index_add(0, cell_S, own.mean_R / own.size_R)[cell_S]
+    baseline_S = torch.where(others_S > 0, (total_S - own.mean_R) / others_S.clamp(min=1), zeros_S)
     # A single trajectory is compared with 0. A group has credit when its members differ in their returns, or in their
     # returns-to-go at some step.
     alone_R = group_statistics(table.returns_R, table.group_R).size_R < 2

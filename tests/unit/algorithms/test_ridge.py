@@ -111,6 +111,15 @@ def test_a_batch_of_one_unit_is_valued_by_earlier_batches_alone() -> None:
     assert torch.allclose(ridge.fit(features_M, returns_M, one), expected, atol=1e-9)
 
 
+def test_a_batch_of_one_unit_chooses_no_ridge_when_there_is_no_earlier_one() -> None:
+    """No candidate could be tried on returns that it was not fitted to."""
+    ridge = RidgeValues(3, decay=1.0, device=CPU)
+    features_M, returns_M, _ = batch_of(0, units=1)
+    ridge.fit(features_M, returns_M, torch.zeros(len(returns_M), dtype=torch.long))
+    assert ridge.is_fitted
+    assert ridge.best == FIRST_RIDGE
+
+
 def test_what_the_features_tell_is_explained_and_noise_is_not() -> None:
     generator = torch.Generator().manual_seed(0)
     told, noise = RidgeValues(20, decay=0.7, device=CPU), RidgeValues(20, decay=0.7, device=CPU)

@@ -83,6 +83,12 @@ def test_a_later_call_computes_only_what_is_new_in_its_prompt() -> None:
     assert step.collect == pytest.approx(0.1 + 0.6 + 1.0 + 0.16 + 0.6 + 1.0)
 
 
+def test_a_later_call_whose_prompt_shares_nothing_computes_all_of_it() -> None:
+    """As in environments whose next prompt is a new text."""
+    run = simulate(workload((episode(call(), call(prompt_tokens=30, new_tokens=30)),)), setup(group_size=1), steps=1)
+    assert run.prompt_tokens == 10 + 30
+
+
 def test_waits_and_the_cost_of_calls_delay_an_episode_and_keep_no_engine_busy() -> None:
     one = workload((episode(call(wait=2.0)),), rates=replace(RATES, per_call=0.25))
     run = simulate(one, setup(group_size=1), steps=1)
@@ -98,6 +104,24 @@ def test_overlap_hides_the_straggler() -> None:
     waiting = estimate_steps(work, setup(**sizes)).step_seconds
     overlapping = estimate_steps(work, setup(**sizes, max_staleness=2)).step_seconds
     assert overlapping < 0.75 * waiting
+
+
+def test_episodes_that_are_alike_take_as_long_without_stragglers() -> None:
+    """The prompt of 100 tokens, which one member computed, is computed once per group."""
+    later = call(prompt_tokens=120, new_tokens=6)
+    first = episode(call(prompt_tokens=100, new_tokens=100), later)
+    others = episode(call(prompt_tokens=100, new_tokens=0), later)
+    alike, size = workload((first, others, others, others)), setup(groups_per_step=2, group_size=4)
+    expected, found = simulate(alike, size, steps=2), simulate(alike.without_stragglers(), size, steps=2)
+    assert found == expected
+    assert found.prompt_tokens == 2 * 2 * (100 + 4 * 6)
+
+
+def test_without_stragglers_every_episode_takes_the_mean() -> None:
+    """Actions of 4 and 12 tokens, tools of 1 and 5 s: 8 tokens for both at 0.2 s after the prompt, then 3 s."""
+    pair = (episode(call()), episode(call(new_tokens=0, action_tokens=12, env=5.0)))
+    [step] = simulate(workload(pair).without_stragglers(), setup(), steps=1).steps
+    assert step.collect == pytest.approx(0.1 + 8 * 0.2 + 3.0)
 
 
 def test_every_split_is_tried() -> None:
