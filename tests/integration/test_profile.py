@@ -14,13 +14,13 @@ from agent_r1.runs.tracking import JsonlTracker, read_metrics
 from agent_r1.training.reporting import profile
 from agent_r1.training.reporting.profile import Operation, StepProfile, tables_of
 from tests.helpers import commands
-from tests.helpers.tiny_runs import tiny_overrides
+from tests.helpers.tiny_runs import score_variety, tiny_overrides
 
 
 def test_one_step_is_profiled_and_the_others_are_as_without(tmp_path: Path, model_folder: Path) -> None:
     overrides = [*tiny_overrides(tmp_path, model_folder), "trainer.steps=3"]
-    commands.train(*overrides, "run.name=profiled", "tracking.profile_step=2", quiet=True)
-    commands.train(*overrides, "run.name=plain", quiet=True)
+    commands.train(*overrides, "run.name=profiled", "tracking.profile_step=2", quiet=True, reward=score_variety)
+    commands.train(*overrides, "run.name=plain", quiet=True, reward=score_variety)
     folder = tmp_path / "profiled" / "profile"
     assert sorted(file.name for file in folder.iterdir()) == ["step_2.json.gz", "step_2.txt"]
     tables = (folder / "step_2.txt").read_text()
@@ -29,6 +29,7 @@ def test_one_step_is_profiled_and_the_others_are_as_without(tmp_path: Path, mode
     with gzip.open(folder / "step_2.json.gz") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert {"rollout", "update", "weight update"} <= names
+    assert "MmBackward0" in names  # of the update, which has a thread of its own
     learned = [
         [{name: value for name, value in line.items() if not name.startswith(("time/", "perf/"))} for line in lines]
         for lines in (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("profiled", "plain"))

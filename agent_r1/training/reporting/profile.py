@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, record_function
 
 from agent_r1.errors import StorageError
@@ -49,7 +50,8 @@ class StepProfile:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._profiler: Any = torch.profiler.profile(activities=activities)
+        all_threads = _ExperimentalConfig(profile_all_threads=True)  # an update is computed in the learner's own
+        self._profiler: Any = torch.profiler.profile(activities=activities, experimental_config=all_threads)
         self._started = self._seconds = 0.0
 
     def __enter__(self) -> Self:
