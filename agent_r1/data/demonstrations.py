@@ -188,7 +188,8 @@ def _checked(row: Any, folder: Path) -> tuple[list[Message], list[Mapping[str, A
     given = row.get("messages") if isinstance(row, dict) else None
     given = read_json(given) if isinstance(given, str) else given
     if not isinstance(given, list):
-        found = ", ".join(sorted(map(str, row))) if isinstance(row, dict) else type(row).__name__
+        columns = ", ".join(sorted(map(str, row))) if isinstance(row, dict) else type(row).__name__
+        found = columns if given is None else f"'messages' as {type(given).__name__}"
         raise ValueError(f"a demonstration needs 'messages', a list; found: {found}")
     tools = row.get("tools") or []
     tools = read_json(tools) if isinstance(tools, str) else tools

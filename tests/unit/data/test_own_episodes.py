@@ -211,6 +211,7 @@ def test_an_unfit_episode_of_a_function_that_only_adds_a_condition_is_counted_to
         (True, "found: bool"),
         ([OWN], "found: list"),
         ({"message": []}, "found: message"),
+        ({"messages": 5}, "found: 'messages' as int"),
         ({"messages": [{"role": "user", "content": "?"}]}, "no assistant message"),
         ({"messages": ["?"]}, "message 0 of 'messages' needs 'role'"),
         ({**OWN, "tools": "price"}, "not JSON"),
