@@ -206,7 +206,7 @@ class _Run:
             made: Sequence[Packed | None] = await self._given.workers.call(
                 tokenise_chunk, self._setup_file, rows, timeout=CALL_TIMEOUT
             )
-        except (AgentR1Error, TypeError) as error:
+        except (AgentR1Error, OSError, TypeError) as error:  # OSError: no process can be started
             if not self._has_failed:
                 self._has_failed = True
                 self._given.warn(f"demonstrations are tokenised by this process alone: {error}")

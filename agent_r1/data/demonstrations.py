@@ -173,9 +173,13 @@ def _with_columns_as_text(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_demonstration(row: Any, *, folder: Path | None = None) -> None:
-    """Raise a `ValueError` that says why a row is not a demonstration. Paths of images are relative to `folder`."""
+    """Raise a `ValueError` that says why a row is not a demonstration, or why it cannot be written as JSON. Paths of
+    images are relative to `folder`."""
     _checked(row, folder or Path())
     wants_control_tokens(row)
+    problem = next(unusable_parts(without_images(row), "the row"), None)
+    if problem is not None:
+        raise ValueError(problem)
 
 
 def _checked(row: Any, folder: Path) -> tuple[list[Message], list[Mapping[str, Any]]]:
@@ -184,7 +188,8 @@ def _checked(row: Any, folder: Path) -> tuple[list[Message], list[Mapping[str, A
     given = row.get("messages") if isinstance(row, dict) else None
     given = read_json(given) if isinstance(given, str) else given
     if not isinstance(given, list):
-        found = ", ".join(sorted(map(str, row))) if isinstance(row, dict) else type(row).__name__
+        columns = ", ".join(sorted(map(str, row))) if isinstance(row, dict) else type(row).__name__
+        found = columns if given is None else f"'messages' as {type(given).__name__}"
         raise ValueError(f"a demonstration needs 'messages', a list; found: {found}")
     tools = row.get("tools") or []
     tools = read_json(tools) if isinstance(tools, str) else tools

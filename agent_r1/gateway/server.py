@@ -113,7 +113,7 @@ class _Routes:
         unknown = sorted(body.keys() - {"reward", "step", "id", "index"})
         if unknown:
             raise RefusedError(
-                422, "unknown_field", f"a reward has no field {unknown[0]!r:.60}; known: reward, step, id"
+                422, "unknown_field", f"a reward has no field {unknown[0]!r:.60}; known: reward, step, id, index"
             )
         reward, step, response_id = body.get("reward"), body.get("step"), body.get("id")
         if isinstance(reward, bool) or not isinstance(reward, int | float):

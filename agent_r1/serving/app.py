@@ -118,6 +118,9 @@ def _posted(server: ModelServer, read: _Read, whole: _Whole, events: _Events) ->
             response = _json(error.body, error.status)
         except ClientDisconnect:
             response = Response(status_code=CLIENT_DISCONNECTED)
+        except Exception:  # `_broken` answers it
+            end(500)
+            raise
         end(response.status_code)
         return response
 

@@ -38,7 +38,7 @@ from agent_r1.training.components import RunComponents, TrainingComponents
 from agent_r1.training.evaluations import Baseline, RunEvaluations
 from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import RunPlan
-from agent_r1.training.reporting.profile import profile_step, profiled_part
+from agent_r1.training.reporting.profile import StepProfile, profiled_part
 from agent_r1.training.reporting.run_log import RunLog
 from agent_r1.training.reporting.summary import Summary
 from agent_r1.types import Group, SamplingParams, TrajectoryCredit
@@ -212,9 +212,10 @@ class Trainer:
         if step != self.config.tracking.profile_step or not self._ranks.is_first:
             yield
             return
-        tolerant = self._log.tolerate_storage_errors("error/failed_profiles")
-        with tolerant, profile_step(self.folder.profile, step, say=self.console.info):
+        with StepProfile() as profile:
             yield
+        with self._log.tolerate_storage_errors("error/failed_profiles"):
+            self.console.info(profile.write(self.folder.profile, step))
 
     def _paused_clock(self) -> AbstractContextManager[None]:
         """Stops the deadlines of episodes in which nothing is sampled during an update."""

@@ -28,14 +28,15 @@ MAX_CALLS = 4
 """The steps of an episode that leave one for the answer."""
 
 _UNIT = r"(?:\s*\\text\{[^{}]*\})?"
-_NUMBER = rf"\\?\$?\s*\d[\d,]*(?:\.\d+)?(?:\s*\\?%)?{_UNIT}"
+# Atomic, as sums are below: no match begins with a part of one, and trying the parts of a long sum takes too long.
+_NUMBER = rf"(?>(?:\\?\$\s*)?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?(?:\s*\\?%)?{_UNIT})"
 _SIGN = r"\s*(?:[-+*/\u00d7\u00f7\u2212]|\\times|\\div|\\cdot)\s*"
 _TERMS = rf"{_NUMBER}(?:{_SIGN}{_NUMBER})*"
 _FRACTION = rf"\\d?frac\{{\s*{_TERMS}\s*\}}\{{\s*{_TERMS}\s*\}}"
 _IN_BRACKETS = rf"(?:\\left)?(?<!\\)\(\s*{_TERMS}\s*(?:\\right|(?<!\\))\)"
 _FACTOR = rf"(?:{_FRACTION}|{_IN_BRACKETS}|{_NUMBER})"
 _EQUATION = re.compile(
-    rf"(?<![\w.,])(?P<left>{_FRACTION}|{_FACTOR}(?:{_SIGN}{_FACTOR})+)\s*=\s*(?P<right>{_NUMBER})(?![\d.]*\s*[-+*/\u00d7\u00f7=])"
+    rf"(?<![\w.,])(?P<left>{_FRACTION}|{_FACTOR}(?:{_SIGN}{_FACTOR})++)\s*=\s*(?P<right>{_NUMBER})(?![\d.]*\s*[-+*/\u00d7\u00f7=])"
 )
 _ANY_FRACTION = re.compile(r"\\d?frac\{([^{}]*)\}\{([^{}]*)\}")
 _OPENING = re.compile(r"\\\[|\\\(")

@@ -54,7 +54,11 @@ class Product:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Product:
-        """The product of a row; what is missing or null is empty."""
+        """The product of a row; what is missing or null is empty.
+
+        >>> Product.from_row({"asin": "A", "name": "n", "query": "q", "product_category": "c", "pricing": [3.5]}).price
+        3.5
+        """
         missing = [column for column in ("asin", "query") if not row.get(column)]
         if missing:
             raise DataError(f"a product needs {', '.join(missing)}; found: {', '.join(sorted(row))}")
@@ -90,11 +94,7 @@ class Product:
 
     @cached_property
     def price(self) -> float:
-        """What it costs. WebShop picks a price between the lowest and the highest at random, once; here the id decides.
-
-        >>> Product.from_row({"asin": "A", "name": "n", "query": "q", "product_category": "c", "pricing": [3.5]}).price
-        3.5
-        """
+        """What it costs. WebShop picks a price between the lowest and the highest at random; here the id decides."""
         if not self.pricing:
             return DEFAULT_PRICE
         return self.pricing[0] if len(self.pricing) == 1 else random.Random(self.asin).uniform(*self.pricing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from agent_r1.runs.folder import RUN_FILES
 from tests.unit.test_architecture import PACKAGES
 
 ROOT = Path(__file__).parents[2]
@@ -34,3 +35,9 @@ def test_every_file_that_the_page_names_by_its_path_exists() -> None:
     named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", TEXT))
     homes = (ROOT, ROOT / "agent_r1", ROOT / "agent_r1" / "engines" / "local")
     assert not [file for file in named if not any((home / file).is_file() for home in homes)]
+
+
+def test_the_page_names_every_file_of_a_run() -> None:
+    section = TEXT.partition("\n## A run's folder\n")[2].partition("\n## ")[0]
+    places = [line.split()[0].removeprefix("runs/<name>/") for line in section.splitlines() if line.startswith("    ")]
+    assert not RUN_FILES - {place.partition("/")[0] for place in places}

@@ -247,3 +247,8 @@ def forks(file: str) -> str:
         file: Where to write its number.
     """
     return fork_and_answer(file)
+
+
+def forget_waitid() -> None:
+    """Make this process one of a system whose Python has no `os.waitid`."""
+    del os.waitid

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from agent_r1.errors import StorageError
-from agent_r1.runs.tracking import read_metrics
+from agent_r1.runs.tracking import JsonlTracker, read_metrics
 from agent_r1.training.reporting import profile
-from agent_r1.training.reporting.profile import Operation, profile_step, tables_of
+from agent_r1.training.reporting.profile import Operation, StepProfile, tables_of
 from tests.helpers import commands
-from tests.helpers.tiny_runs import tiny_overrides
+from tests.helpers.tiny_runs import score_variety, tiny_overrides
 
 
 def test_one_step_is_profiled_and_the_others_are_as_without(tmp_path: Path, model_folder: Path) -> None:
     overrides = [*tiny_overrides(tmp_path, model_folder), "trainer.steps=3"]
-    commands.train(*overrides, "run.name=profiled", "tracking.profile_step=2", quiet=True)
-    commands.train(*overrides, "run.name=plain", quiet=True)
+    commands.train(*overrides, "run.name=profiled", "tracking.profile_step=2", quiet=True, reward=score_variety)
+    commands.train(*overrides, "run.name=plain", quiet=True, reward=score_variety)
     folder = tmp_path / "profiled" / "profile"
     assert sorted(file.name for file in folder.iterdir()) == ["step_2.json.gz", "step_2.txt"]
     tables = (folder / "step_2.txt").read_text()
@@ -28,6 +29,7 @@ def test_one_step_is_profiled_and_the_others_are_as_without(tmp_path: Path, mode
     with gzip.open(folder / "step_2.json.gz") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert {"rollout", "update", "weight update"} <= names
+    assert "MmBackward0" in names  # of the update, which has a thread of its own
     learned = [
         [{name: value for name, value in line.items() if not name.startswith(("time/", "perf/"))} for line in lines]
         for lines in (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("profiled", "plain"))
@@ -51,14 +53,25 @@ def test_a_profile_that_cannot_be_written_does_not_end_the_run(
     assert warning.endswith("The run continues without it")
 
 
-def test_nothing_is_written_of_a_step_that_failed(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), profile_step(tmp_path / "profile", 1, say=print):
-        _ = 1 / 0
-    assert not (tmp_path / "profile").exists()
+def test_a_file_that_the_run_needs_ends_it_in_the_step_that_is_profiled_too(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tracker: JsonlTracker, step: int, metrics: Mapping[str, float]) -> None:
+        raise StorageError("metrics.jsonl cannot be written (No space left on device)")
+
+    monkeypatch.setattr(JsonlTracker, "log", full)
+    overrides = tiny_overrides(tmp_path, model_folder, "trainer.steps=2", "tracking.profile_step=1")
+    with pytest.raises(StorageError, match=r"metrics\.jsonl cannot be written .*checkpoint is that of step 1"):
+        commands.train(*overrides, quiet=True)
+    assert not (tmp_path / "tiny" / "profile").exists()
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    refused = pytest.raises(StorageError, match="profile of step 7 could not be written")
-    with refused, profile_step(tmp_path / "file", 7, say=print):
+    with StepProfile() as profile:
         pass
+    with pytest.raises(StorageError, match="profile of step 7 could not be written"):
+        profile.write(tmp_path / "file", 7)
 
 
 def test_tables_say_what_took_longest_where() -> None:

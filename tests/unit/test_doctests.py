@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "agent_r1" / "scaffold" / "templates"
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    for path in (ROOT / "agent_r1").rglob("*.py")
+    for folder in ("agent_r1", "recipes")
+    for path in (ROOT / folder).rglob("*.py")
     if TEMPLATES not in path.parents and ">>> " in path.read_text()
 )
 

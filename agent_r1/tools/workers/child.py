@@ -123,7 +123,7 @@ def _call(reference: FunctionRef, args: tuple[Any, ...]) -> Any:
 def _children_left() -> bool:
     """Whether the call started processes that still run: the parent then kills this worker."""
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
         return False
     return True

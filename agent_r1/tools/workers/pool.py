@@ -220,6 +220,8 @@ class _Worker:
 
     def is_dead(self) -> bool:
         """Whether it ended while idle."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return self.process.poll() is not None
         if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return False
         self.kill()  # its children, before the id of their group can be reused

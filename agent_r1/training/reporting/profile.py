@@ -7,13 +7,15 @@ runs/NAME/profile/step_3.txt           operations and GPU kernels by the time th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, record_function
 
 from agent_r1.errors import StorageError
@@ -41,26 +43,40 @@ class Operation:
     """Seconds on the GPU, likewise."""
 
 
-@contextmanager
-def profile_step(folder: Path, step: int, *, say: Callable[[str], None]) -> Iterator[None]:
-    """Profile what runs inside, then write the trace and the tables and say where they are. Raises `StorageError` when
-    they cannot be written; nothing is written when the block raises."""
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    started = time.perf_counter()
-    with torch.profiler.profile(activities=activities) as profiler:
-        yield
-    seconds = time.perf_counter() - started
-    trace, tables = folder / f"step_{step}.json.gz", folder / f"step_{step}.txt"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(trace))
-        title = f"Step {step}, {seconds:.2f} s with the profiler, which takes time itself.\n"
-        write_atomically(tables, title + tables_of(list(map(_operation, profiler.key_averages()))))
-    except OSError as error:
-        raise StorageError(f"the profile of step {step} could not be written to {folder}: {error}") from error
-    say(f"profile of step {step}: {tables}; {trace} is for https://ui.perfetto.dev")
+class StepProfile:
+    """The profile of what runs inside a `with` block; `write` puts it into a folder."""
+
+    def __init__(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        all_threads = _ExperimentalConfig(profile_all_threads=True)  # an update is computed in the learner's own
+        self._profiler: Any = torch.profiler.profile(activities=activities, experimental_config=all_threads)
+        self._started = self._seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self._started = time.perf_counter()
+        self._profiler.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._profiler.__exit__(kind, error, trace)
+        self._seconds = time.perf_counter() - self._started
+
+    def write(self, folder: Path, step: int) -> str:
+        """Write the trace and the tables of step `step`; returns where they are, in words. Raises `StorageError` when
+        they cannot be written."""
+        trace, tables = folder / f"step_{step}.json.gz", folder / f"step_{step}.txt"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._profiler.export_chrome_trace(str(trace))
+            title = f"Step {step}, {self._seconds:.2f} s with the profiler, which takes time itself.\n"
+            write_atomically(tables, title + tables_of(list(map(_operation, self._profiler.key_averages()))))
+        except OSError as error:
+            raise StorageError(f"the profile of step {step} could not be written to {folder}: {error}") from error
+        return f"profile of step {step}: {tables}; {trace} is for https://ui.perfetto.dev"
 
 
 def profiled_part(name: str) -> AbstractContextManager[Any]:

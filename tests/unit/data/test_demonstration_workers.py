@@ -24,14 +24,14 @@ from recipes.quickstart.shop import demonstration, draw_basket
 class FakeWorkers:
     """Calls in this process, or failures."""
 
-    def __init__(self, failing: int | None = None) -> None:
+    def __init__(self, failing: int | None = None, error: Exception | None = None) -> None:
         self.size, self.num_calls, self.is_closed = 2, 0, False
-        self._failing = failing
+        self._failing, self._error = failing, error
 
     async def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
         self.num_calls += 1
-        if self.num_calls == self._failing:
-            raise AgentR1Error("the worker process was killed")
+        if self.num_calls == self._failing and self._error is not None:
+            raise self._error
         return function(*args)
 
     async def close(self) -> None:
@@ -105,11 +105,14 @@ def test_errors_are_those_of_the_plain_loop(renderer: ChatRenderer, rows: list[A
     assert workers.num_calls > 3
 
 
-def test_what_dead_workers_leave_is_tokenised_here(renderer: ChatRenderer, rows: list[Any], tmp_path: Path) -> None:
-    path, workers, warnings = write(tmp_path / "rows.jsonl", rows), FakeWorkers(failing=2), list[str]()
+@pytest.mark.parametrize("error", [AgentR1Error("the worker process was killed"), BlockingIOError("no more processes")])
+def test_what_dead_workers_leave_is_tokenised_here(
+    renderer: ChatRenderer, rows: list[Any], tmp_path: Path, error: Exception
+) -> None:
+    path, workers, warnings = write(tmp_path / "rows.jsonl", rows), FakeWorkers(2, error), list[str]()
     together = load_demonstrations([path], renderer, accelerator=workers_of(workers, warnings))
     assert together == load_demonstrations([path], renderer)
-    assert warnings == ["demonstrations are tokenised by this process alone: the worker process was killed"]
+    assert warnings == [f"demonstrations are tokenised by this process alone: {error}"]
     assert workers.is_closed
 
 

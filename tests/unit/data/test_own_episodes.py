@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -210,10 +211,12 @@ def test_an_unfit_episode_of_a_function_that_only_adds_a_condition_is_counted_to
         (True, "found: bool"),
         ([OWN], "found: list"),
         ({"message": []}, "found: message"),
+        ({"messages": 5}, "found: 'messages' as int"),
         ({"messages": [{"role": "user", "content": "?"}]}, "no assistant message"),
         ({"messages": ["?"]}, "message 0 of 'messages' needs 'role'"),
         ({**OWN, "tools": "price"}, "not JSON"),
         ({**OWN, "control_tokens": 1}, "must be true or false"),
+        ({**OWN, "score": {"half": Decimal("0.5")}}, r"the row\.score\.half is a Decimal, which JSON does not have"),
     ],
 )
 def test_a_function_that_returns_something_else_is_named_with_the_task(returned: Any, message: str) -> None:

@@ -208,6 +208,20 @@ def test_shutdown_ends_within_its_bound(model_folder: Path) -> None:
 # What the server tells
 
 
+def test_an_error_of_the_server_itself_is_counted_and_told_by_its_type(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*args: Any, **named: Any) -> None:
+        raise ZeroDivisionError("a secret of the server")
+
+    with served(tiny_agent(model_folder)) as running:
+        monkeypatch.setattr(running.server.model, "choice", broken)
+        answer = post(running, BODY)
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"] == "the server failed with a ZeroDivisionError"
+        assert dict(running.server.metrics.requests) == {("/v1/chat/completions", 500): 1}
+
+
 @pytest.mark.whole
 def test_metrics_count_requests_and_tokens(model_folder: Path) -> None:
     with served(tiny_agent(model_folder)) as running:

@@ -190,6 +190,20 @@ def test_a_worker_that_dies_while_idle_fails_no_call() -> None:
 
 
 @pytest.mark.whole
+def test_a_python_without_waitid_has_workers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "waitid")  # as on macOS before Python 3.13
+
+    async def body(pool: WorkerPool) -> list[Any]:
+        await pool.call(foreign_code.forget_waitid, timeout=20)
+        results = [await pool.call(foreign_code.double, 2, timeout=20)]
+        os.kill(await pool.call(foreign_code.own_pid, timeout=20), signal.SIGKILL)
+        await asyncio.sleep(0.1)
+        return [*results, await pool.call(foreign_code.double, 3, timeout=20)]
+
+    assert with_pool(body) == [4, 6]
+
+
+@pytest.mark.whole
 def test_a_memory_limit_turns_greed_into_an_error() -> None:
     with pytest.raises((WorkerRaisedError, WorkerDiedError)) as caught:
         call(foreign_code.eat_memory, memory_bytes=400 * 2**20)
