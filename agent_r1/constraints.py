@@ -220,6 +220,29 @@ def reward_problem(value: float) -> str | None:
     return f"is {value}; rewards must be finite and at most {MAX_REWARD:g} in size"
 
 
+def reward_number(value: Any) -> float:
+    """A reward as a float, also of numpy's and torch's numbers. A `ValueError` says what is wrong with it, in words
+    that continue "the reward".
+
+    >>> reward_number(True)
+    1.0
+    >>> reward_number("1")
+    Traceback (most recent call last):
+    ValueError: is '1' (str); rewards must be numbers
+    """
+    try:
+        plain = value.item() if hasattr(value, "item") else value  # float() of a tensor with a gradient warns
+        number = math.nan if isinstance(plain, str | bytes) else float(plain)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        plain, number = "", math.nan
+    if isinstance(plain, str | bytes):
+        raise ValueError(f"is {value!r:.60} ({type(value).__name__}); rewards must be numbers")
+    problem = reward_problem(number)
+    if problem is not None:
+        raise ValueError(problem)
+    return number
+
+
 @lru_cache(maxsize=256)
 def _checks_of_fields(schema: type) -> _Checks:
     hints = typing.get_type_hints(schema, include_extras=True)

@@ -36,6 +36,7 @@ import os
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from importlib.util import find_spec
 from types import TracebackType
@@ -223,6 +224,30 @@ def no_exit(where: str) -> Iterator[None]:
             f"{where} raised {described(error)}; code that a run calls must return, or raise an exception that says "
             "what is wrong"
         ) from error
+
+
+_importing: ContextVar[str | None] = ContextVar("importing", default=None)
+
+
+@contextmanager
+def importing(module: str) -> Iterator[None]:
+    """Inside, a run imports a module of its user, which must not start a run itself."""
+    token = _importing.set(module)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
+
+
+def refuse_run_in_import() -> None:
+    """Raise `ConfigError` inside `importing`: a run that a module starts while it is imported may wait for that import,
+    for ever."""
+    module = _importing.get()
+    if module is not None:
+        raise ConfigError(
+            f"the module '{module}' starts a run while a run imports it. Put the call under "
+            "`if __name__ == '__main__':`, or what the run names into a module of its own"
+        )
 
 
 def portable(error: BaseException) -> Exception:

@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from agent_r1.constraints import argument_problems
-from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean, no_exit
+from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean, importing, no_exit
 
 T = TypeVar("T")
 
@@ -77,6 +77,7 @@ class Registry(Generic[T]):
         passed to `agent_r1.train` are defined again and again in a notebook."""
         if ":" in name:
             raise ConfigError(f"a {self.kind} name may not contain ':', found '{name}'; ':' marks module:attribute")
+        self._refuse_other_kinds(name, entry)
         present = self._entries.get(name)
         may_replace = replaceable and name in self._replaceable
         if present is not None and not may_replace and _origin(present) != _origin(entry):
@@ -123,7 +124,8 @@ class Registry(Generic[T]):
     def _refuse_other_kinds(self, name: str, entry: Any) -> None:
         if not self._accepts(entry):
             kind = f"the class {entry.__name__}" if inspect.isclass(entry) else f"a {type(entry).__name__}"
-            raise ConfigError(f"{self.kind} '{name}' is {kind}; expected {self._expected}")
+            takes = f" of ({', '.join(inspect.signature(entry).parameters)})" if inspect.isfunction(entry) else ""
+            raise ConfigError(f"{self.kind} '{name}' is {kind}{takes}; expected {self._expected}")
 
 
 def _origin(entry: Any) -> str:
@@ -220,7 +222,7 @@ def find_module(name: str, purpose: str) -> ModuleType:
     folder = _recipe_folder.get()
     where = f" (looked in {folder} and among installed modules)" if folder else " (looked among installed modules)"
     try:
-        with no_exit(f"loading {purpose}: the module '{name}'"):
+        with importing(name), no_exit(f"loading {purpose}: the module '{name}'"):
             return load_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and not _is_same_module(error.name, name):
@@ -311,17 +313,15 @@ def check_arguments(target: Callable[..., Any], prefix: str, arguments: Mapping[
 
 
 def takes(num_arguments: int) -> Callable[[Any], bool]:
-    """For `Registry(accepts=...)`: whether an entry can be called with this many arguments, as far as it is known."""
+    """For `Registry(accepts=...)`: whether an entry takes this many positional arguments, as far as it is known."""
 
     def accepts(entry: Any) -> bool:
-        if not callable(entry):
-            return False
         try:
-            inspect.signature(entry).bind_partial(*([None] * num_arguments))
-        except TypeError:
-            return False
-        except ValueError:  # a function written in C, without a signature
-            return True
+            parameters = inspect.signature(entry).parameters.values()
+            positional = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+            inspect.Signature(positional).bind(*([None] * num_arguments))
+        except (TypeError, ValueError) as error:
+            return isinstance(error, ValueError)  # a function written in C, without a signature
         return True
 
     return accepts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agent_r1.algorithms.aggregation import Aggregation, aggregations
 from agent_r1.algorithms.estimators import Credit, estimators
@@ -175,6 +176,7 @@ def _rehearse(algorithm: Algorithm) -> None:
     logprobs_N, step_N = torch.full((6,), -1.0), table.step_of_token_N
     with _trying("estimator", settings.estimator):
         credit = algorithm.estimate(table)
+        _check_credit(credit, len(step_N))
     with _trying("loss", settings.loss):
         inputs = LossInputs(
             policy_logprobs_N=logprobs_N,
@@ -182,7 +184,7 @@ def _rehearse(algorithm: Algorithm) -> None:
             advantages_N=credit.advantages_N.float(),
             step_N=step_N,
         )
-        algorithm.loss(inputs)
+        _check_losses(algorithm.loss(inputs), len(step_N))
     with _trying("off_policy", settings.off_policy):
         algorithm.correct(logprobs_N, logprobs_N, step_N)
     with _trying("aggregation", settings.aggregation):
@@ -191,6 +193,37 @@ def _rehearse(algorithm: Algorithm) -> None:
         raise ConfigError(
             f"algorithm.critic.kind={settings.critic.kind}, but the estimator '{settings.estimator.name}' gives "
             "a critic nothing to learn; use token_gae or step_gae, or set algorithm.critic.kind=null"
+        )
+
+
+def _check_credit(credit: Any, num_tokens: int) -> None:
+    """Raise a TypeError or ValueError for something that no estimator may return: it would fail in the middle of a run,
+    or be broadcast to other tokens."""
+    if not isinstance(credit, Credit):
+        raise TypeError(f"it returned a {type(credit).__name__}; return Credit.of_trajectories(...) or Credit.of_steps")
+    for name in ("advantages_N", "credited_N", "returns_N", "valued_N", "observed_N"):
+        values = getattr(credit, name)
+        if values is not None or name in ("advantages_N", "credited_N"):
+            _check_tensor(f"Credit.{name}", values, num_tokens)
+    if credit.credited_N.dtype is not torch.bool:
+        raise TypeError(f"Credit.credited_N has the type {credit.credited_N.dtype}; it must be torch.bool")
+
+
+def _check_losses(losses: Any, num_tokens: int) -> None:
+    if not isinstance(losses, TokenLosses):
+        raise TypeError(f"it returned a {type(losses).__name__}; return TokenLosses(loss_N=...)")
+    _check_tensor("TokenLosses.loss_N", losses.loss_N, num_tokens)
+    for name, values in losses.metrics_N.items():
+        _check_tensor(f"TokenLosses.metrics_N[{name!r}]", values, num_tokens)
+
+
+def _check_tensor(what: str, values: Any, num_tokens: int) -> None:
+    if not isinstance(values, torch.Tensor):
+        raise TypeError(f"{what} is a {type(values).__name__}; it must be a tensor")
+    if tuple(values.shape) != (num_tokens,):
+        raise ValueError(
+            f"{what} has the shape {tuple(values.shape)}; it must have one number per action token, here "
+            f"({num_tokens},)"
         )
 
 

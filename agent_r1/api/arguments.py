@@ -9,15 +9,16 @@ from typing import Any
 from agent_r1.config import Config, Overrides, load_config, override_texts, quoted
 from agent_r1.data import Rows, row_files
 from agent_r1.envs import AgentEnv, run_name_of
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, refuse_run_in_import
 from agent_r1.registry import Registry
 from agent_r1.rewards import RewardFunction, reward_functions
-from agent_r1.tools import BaseTool, FunctionTool
+from agent_r1.tools import BaseTool, FunctionTool, check_form
 
 Recipe = str | Path | Config | None
 """A recipe folder, a configuration (`load_config`), or None for the defaults."""
-ToolLike = str | Mapping[str, Any] | BaseTool | Callable[..., Any]
-"""A tool, a typed function, a tool's name, or its entry in `env.tools`: `{"name": "search", "index": "wiki"}`."""
+ToolLike = str | Mapping[str, Any] | BaseTool | type[BaseTool] | Callable[..., Any]
+"""A tool, a tool class (instantiated for every episode), a typed function, a tool's name, or its entry in `env.tools`:
+`{"name": "search", "index": "wiki"}`."""
 RewardTerm = RewardFunction | str
 Reward = (
     RewardTerm
@@ -39,6 +40,7 @@ def resolve(
     overrides: Overrides = (),
 ) -> Config:
     """The configuration that the arguments of `train` describe. Objects are registered, and stand in it by name."""
+    refuse_run_in_import()
     texts = override_texts(overrides)
     if not isinstance(model, str | Path | None):
         raise ConfigError(f"model must be a folder, an id or a GGUF file, found {model!r:.80}")
@@ -52,6 +54,11 @@ def resolve(
         texts += override_texts({"env.tools": [_tool_entry(tool) for tool in tools]})
     if not isinstance(env, type | str | None):
         raise ConfigError(f"env must be an environment class or a name such as 'gym:FrozenLake-v1', found {env!r:.80}")
+    if isinstance(env, type) and not issubclass(env, AgentEnv):
+        raise ConfigError(
+            f"env is the class {env.__name__}, which is no subclass of AgentEnv. A Gymnasium environment is given by "
+            "its name: env='gym:my_envs:Maze', for the class Maze in my_envs.py"
+        )
     if env is not None:
         texts.append(f"env.name={quoted(env if isinstance(env, str) else _register(AgentEnv.registry, env))}")
     if reward is not None:
@@ -79,9 +86,11 @@ def rows_folder(config: Config) -> Path:
 def _tool_entry(tool: ToolLike) -> str | Mapping[str, Any]:
     if isinstance(tool, str | Mapping):
         return tool
-    registered = tool if isinstance(tool, BaseTool) else FunctionTool(tool)
+    is_class = isinstance(tool, type) and issubclass(tool, BaseTool)
+    registered: Any = tool if is_class or isinstance(tool, BaseTool) else FunctionTool(tool)
+    check_form(registered)
     BaseTool.registry.add(registered.name, registered, replaceable=True)
-    return registered.name
+    return str(registered.name)
 
 
 def reward_settings(reward: Reward) -> dict[str, object]:
@@ -96,6 +105,11 @@ def reward_settings(reward: Reward) -> dict[str, object]:
         function, *weight = term if isinstance(term, tuple) else (term, 1.0)
         if len(weight) != 1 or not isinstance(weight[0], int | float):
             raise ConfigError(f"a reward with a weight is a pair such as (format_ok, 0.2), found {term!r:.80}")
+        if not isinstance(function, str) and not callable(function):
+            raise ConfigError(
+                f"reward holds {function!r:.80}, which is neither a function nor the name of one. Several rewards are "
+                "a list, with a weight in a pair: reward=[correct, (format_ok, 0.2)]"
+            )
         functions.append({"name": _reward_name(function, name), "weight": float(weight[0])})
     if not functions:
         raise ConfigError("reward is empty; give a reward function, a list or a mapping of them")
@@ -107,6 +121,10 @@ def _reward_name(reward: RewardTerm, name: str = "") -> str:
 
 
 def _register(registry: Registry[Any], entry: Any, name: str = "") -> str:
+    if name and not name.isidentifier():
+        raise ConfigError(
+            f"a {registry.kind} is named {name!r:.80}; a name is letters, digits and _, such as format_ok"
+        )
     name = name or str(getattr(entry, "__name__", ""))
     if not name.isidentifier():
         raise ConfigError(

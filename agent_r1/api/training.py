@@ -40,7 +40,7 @@ def train(
         data: Rows to train on: a file, a list of files, or rows as dicts, `Task`s or a `datasets.Dataset`. A row has
             the columns of a data file, or just `prompt` (or `question`) and `answer`.
         eval_data: Held-out rows, in the same forms.
-        tools: Tools, typed functions or names of tools.
+        tools: Tools, tool classes, typed functions or names of tools.
         env: An environment class, its name, or one that you already have: `gym:FrozenLake-v1` brings its own tasks.
         reward: A reward function, or several with weights: `[correct, (format_ok, 0.2)]` or
             `{"correct": f, "format": (g, 0.2)}`. Each is logged as `reward/<name>`.

@@ -41,6 +41,8 @@ def iterate_rows(path: Path) -> Iterator[FileRow]:
     A line that is not JSON is a row with a `problem`, so that a caller can report all bad rows at once. A file that is
     missing, of another kind, truncated or damaged raises `DataError`.
     """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder, not a data file; name the .jsonl or .parquet files in it")
     if not path.is_file():
         nearby = [file.name for file in path.parent.glob("*") if file.is_file()] if path.parent.is_dir() else []
         raise DataError(f"there is no data file {path}. {did_you_mean(path.name, nearby)}")
@@ -48,7 +50,7 @@ def iterate_rows(path: Path) -> Iterator[FileRow]:
         return _parquet_rows(path)
     if (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix in JSON_LINES:
         return _json_rows(path)
-    raise DataError(f"{path} is neither .parquet nor .jsonl (nor .jsonl.xz, .jsonl.gz)")
+    raise DataError(f"{path} is neither .parquet nor .jsonl (nor .jsonl.xz, .jsonl.gz); write its rows as one of them")
 
 
 def _json_rows(path: Path) -> Iterator[FileRow]:

@@ -42,6 +42,10 @@ def row_files(rows: Rows, folder: Path, name: str) -> list[str]:
             f"{name} data must be a file, a list of files, or rows (a list of mappings or Tasks, or a "
             f"datasets.Dataset), found {rows!r:.80}"
         )
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # iterating over it gives the names of its columns
+        raise DataError(
+            f"{name} data is a {type(rows).__name__}; give its rows, as mappings: data=frame.to_dict('records')"
+        )
     entries = list(rows)
     if entries and all(isinstance(entry, str | Path) for entry in entries):
         return [str(entry) for entry in entries]

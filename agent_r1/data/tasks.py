@@ -134,7 +134,10 @@ def task_from_row(
     difficulty = _difficulty(row)
     row = _full_row(row)
     if "prompt" not in row:
-        raise ValueError(f"the column 'prompt' is missing. Found: {', '.join(sorted(map(str, row)))}")
+        raise ValueError(
+            "the column 'prompt' is missing; a row has 'prompt', or 'question' and 'answer'. Found: "
+            f"{', '.join(sorted(map(str, row)))}"
+        )
     for column in COLUMNS:
         value = row.get(column)
         value = without_images(value) if column == "prompt" and isinstance(value, list) and media_in(value) else value

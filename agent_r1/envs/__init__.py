@@ -1,6 +1,6 @@
 """Environments: `AgentEnv`, `make_env`, `ToolEnv`, adapters, wrappers, context policies and `check_env`."""
 
-from agent_r1.envs.base import AgentEnv, as_step_result
+from agent_r1.envs.base import AgentEnv, as_observation, as_step_result, awaited, check_metrics, checked_reward
 from agent_r1.envs.check import check_env
 from agent_r1.envs.context import ContextPolicy, Conversation, History, Messages, context_policies, make_policy
 from agent_r1.envs.grid_text import describe_grid
@@ -36,10 +36,14 @@ __all__ = [
     "StepLimit",
     "TimeLimit",
     "ToolEnv",
+    "as_observation",
     "as_step_result",
+    "awaited",
     "bind_wrapper",
     "check_env",
+    "check_metrics",
     "check_wrappers",
+    "checked_reward",
     "context_policies",
     "describe_grid",
     "env_kinds",

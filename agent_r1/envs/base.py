@@ -15,12 +15,12 @@ One environment object lives for one episode. The observation a step returns is 
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
-from agent_r1.constraints import reward_problem
+from agent_r1.constraints import reward_number, reward_problem
 from agent_r1.errors import ConfigError
 from agent_r1.registry import Registry
 from agent_r1.tools import ToolRunner
@@ -104,52 +104,102 @@ def as_step_result(returned: Any) -> StepResult:
         raise ValueError(f"the reward that AgentEnv.step returned {problem}")
     if observation is None and not (result.done or result.truncated):
         raise ConfigError("AgentEnv.step returned no observation although the episode is not done")
+    check_metrics(result.info, "AgentEnv.step returned")
     return result
+
+
+def as_observation(returned: Any) -> Observation:
+    """What an environment's `reset` returned, checked to be an observation."""
+    if isinstance(returned, Observation):
+        return returned
+    form = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
+    raise ConfigError(
+        f"AgentEnv.reset must return an Observation, and nothing beside it; got {form}. Return "
+        "Observation(messages=(*task.prompt, ...))"
+    )
+
+
+async def awaited(call: Any, where: str) -> Any:
+    """The result of an environment's method, which must be `async def`."""
+    if not inspect.isawaitable(call):
+        raise ConfigError(f"{where} is not async, but returned a {type(call).__name__}; write `async def`")
+    return await call
+
+
+def checked_reward(reward: Any, where: str) -> float:
+    """The reward of a step as a float of Python; a `ConfigError` says what is wrong with it."""
+    try:
+        return reward_number(reward)
+    except ValueError as error:
+        raise ConfigError(f"the reward that {where} {error}") from None
+
+
+def check_metrics(info: Mapping[str, Any], where: str) -> None:
+    """Raise `ConfigError` when the entry `metrics` of a step's info is no mapping of names to numbers."""
+    metrics = info.get("metrics")
+    if metrics is None:
+        return
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"{where} info['metrics']={metrics!r:.80}; it must be a mapping of names to numbers")
+    for name, value in metrics.items():
+        if isinstance(value, int | float):
+            continue
+        if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+            raise ConfigError(
+                f"{where} info['metrics'][{name!r}]={value!r:.80} ({type(value).__name__}); metrics are numbers"
+            )
 
 
 def unpack_step(returned: Any) -> StepResult:
     """What `step` returned as a `StepResult`. Checks its form, not its observation or the size of its reward."""
     if isinstance(returned, StepResult):
-        return _plain_result(returned)
-    if isinstance(returned, tuple) and len(returned) == 4:
+        if _is_plain(returned):
+            return returned
+        where, info = "StepResult", returned.info
+        observation, reward = returned.observation, returned.reward
+        flags = {"done": returned.done, "truncated": returned.truncated}
+    elif isinstance(returned, tuple) and len(returned) == 4:
         observation, reward, done, info = returned
-        flags = {"done": done}
+        where, flags = "tuple of 4", {"done": done}
     elif isinstance(returned, tuple) and len(returned) == 5:
         observation, reward, done, truncated, info = returned
-        flags = {"terminated": done, "truncated": truncated}
+        where, flags = "tuple of 5", {"terminated": done, "truncated": truncated}
     else:
         form = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
         raise ConfigError(f"AgentEnv.step must return {STEP_FORMS}; got {form}")
     for name, value in flags.items():
         if not _is_flag(value):
-            raise _wrong_entry(name, "True or False", value, len(returned))
+            raise _wrong_entry(name, "True or False", value, where)
     if not isinstance(info, Mapping):
-        raise _wrong_entry("info", "a mapping", info, len(returned))
-    try:
-        number = float(reward)
-    except (TypeError, ValueError, OverflowError):
-        raise _wrong_entry("reward", "a number", reward, len(returned)) from None
+        raise _wrong_entry("info", "a mapping", info, where)
     return StepResult(
         observation=observation,
-        reward=number,
-        done=bool(done),
+        reward=_as_float(reward, where),
+        done=bool(flags.get("done", flags.get("terminated"))),
         truncated=bool(flags.get("truncated", False)),
         info=info,
     )
 
 
-def _plain_result(result: StepResult) -> StepResult:
-    """The result with its reward as a float and its flags as booleans: numpy's are recorded as text."""
-    if type(result.reward) is float and type(result.done) is type(result.truncated) is bool:
-        return result
-    for name in ("done", "truncated"):
-        if not _is_flag(getattr(result, name)):
-            raise _wrong_field(name, "True or False", getattr(result, name))
+def _is_plain(result: StepResult) -> bool:
+    """Whether all entries have exactly the types of Python that records are written with; numpy's and torch's have
+    not."""
+    return (
+        type(result.reward) is float
+        and type(result.done) is bool
+        and type(result.truncated) is bool
+        and isinstance(result.info, Mapping)
+    )
+
+
+def _as_float(reward: Any, where: str) -> float:
     try:
-        reward = float(result.reward)
-    except (TypeError, ValueError, OverflowError):
-        raise _wrong_field("reward", "a number", result.reward) from None
-    return replace(result, reward=reward, done=bool(result.done), truncated=bool(result.truncated))
+        plain = reward.item() if hasattr(reward, "item") else reward  # float() of a tensor with a gradient warns
+        if not isinstance(plain, str | bytes):
+            return float(plain)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise _wrong_entry("reward", "a number", reward, where)
 
 
 def _is_flag(value: Any) -> bool:
@@ -160,14 +210,8 @@ def _is_flag(value: Any) -> bool:
         return False
 
 
-def _wrong_field(name: str, expected: str, value: Any) -> ConfigError:
+def _wrong_entry(name: str, expected: str, value: Any, where: str) -> ConfigError:
     return ConfigError(
-        f"the {name} of the StepResult that AgentEnv.step returned must be {expected}, got {type(value).__name__}"
-    )
-
-
-def _wrong_entry(name: str, expected: str, value: Any, length: int) -> ConfigError:
-    return ConfigError(
-        f"the {name} in the tuple of {length} that AgentEnv.step returned must be {expected}, got "
+        f"the {name} in the {where} that AgentEnv.step returned must be {expected}, got "
         f"{type(value).__name__}; return {STEP_FORMS}"
     )

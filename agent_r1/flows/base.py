@@ -29,9 +29,8 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from agent_r1.chat import ChatRenderer, Prompt, TextStream
-from agent_r1.constraints import reward_problem
 from agent_r1.engines import Engine, MessageEngine, stream_completion
-from agent_r1.envs import AgentEnv
+from agent_r1.envs import AgentEnv, check_metrics, checked_reward
 from agent_r1.errors import ConfigError, EngineError, boundary
 from agent_r1.flows.events import ActionParsed, FlowObserver, PromptRendered, StepRecorded, TokensSampled
 from agent_r1.images import needs_reading, normal_observation, pictures_in
@@ -163,9 +162,18 @@ class AgentFlowBase(ABC):
     async def act(self, prompt: Prompt, *, max_tokens: int | None = None, seed: int | None = None) -> Turn:
         """Call the model once; `max_tokens` may ask for less than the configuration allows. By default the seed depends
         on the number of calls before: calls at the same time need seeds that do not depend on who is first."""
+        if not isinstance(prompt, Prompt):
+            raise ConfigError(
+                f"act needs a prompt, got {type(prompt).__name__}; write await self.act(self.render(observation))"
+            )
         started = time.perf_counter()
         waited = started - self._last_recorded
         room = self.context.engine.context_length - len(prompt.token_ids)
+        if room <= 0:
+            raise ConfigError(
+                f"the prompt has {len(prompt.token_ids)} tokens and leaves no room for an action in a context of "
+                f"{self.context.engine.context_length}; ask self.fits(prompt) first, or raise rollout.context_length"
+            )
         limit = self.context.sampling.max_tokens
         limit = limit if max_tokens is None else min(limit, max_tokens)
         sampling = replace(
@@ -243,16 +251,19 @@ class AgentFlowBase(ABC):
         episode that branches, `parent` is the index of the step that it continues, -1 for none; without it, it
         continues the step before."""
         info = info or {}
-        problem = reward_problem(reward)
-        if problem is not None:
-            raise ValueError(f"the reward of a step that {type(self).__name__} recorded {problem}")
+        if not isinstance(turn, Turn):
+            raise ConfigError(
+                f"record needs the turn that act returned, got {type(turn).__name__}; write "
+                "turn = await self.act(prompt), then self.record(turn, reward=0.0, done=True)"
+            )
+        check_metrics(info, "record was given")
         step = Step(
             observation=turn.prompt.observation,
             prompt_ids=turn.prompt.token_ids,
             action=turn.action,
             action_ids=turn.completion.token_ids,
             rollout_logprobs=turn.completion.logprobs,
-            reward=float(reward),
+            reward=checked_reward(reward, "record was given"),
             done=bool(done),
             policy_versions=turn.completion.policy_versions,
             info=info,
@@ -304,6 +315,12 @@ def checked_episode(flow: AgentFlowBase, returned: Any) -> Episode:
         raise ConfigError(
             f"{name}.run must return an Episode, got {type(returned).__name__}; "
             "end it with: return self.episode(StopReason.DONE)"
+        )
+    reason = returned.stop_reason
+    if not isinstance(reason, StopReason) or reason.is_failure:
+        raise ConfigError(
+            f"{name}.run ended its episode with {reason!r}; end it with StopReason.DONE, or at a limit with MAX_STEPS, "
+            "MAX_TOKENS or CONTEXT_FULL. For a failure raise an exception: the rollout is retried"
         )
     if not returned.steps:
         raise ConfigError(f"{name}.run recorded no step; call self.record(turn, ...) for what should be learned from")

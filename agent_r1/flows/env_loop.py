@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from agent_r1.envs import AgentEnv, as_step_result
+from agent_r1.envs import AgentEnv, as_observation, as_step_result, awaited
 from agent_r1.errors import ConfigError, boundary
 from agent_r1.flows.base import AgentFlowBase, Turn
 from agent_r1.types import Episode, Observation, StepResult, StopReason, Task
@@ -24,17 +24,17 @@ class AgentEnvLoop(AgentFlowBase):
             return await self._loop(env, task)
         finally:
             with boundary(StopReason.ENV_ERROR, f"close of {type(env).__name__}"):
-                await env.close()
+                await awaited(env.close(), f"{type(env).__name__}.close")
 
     async def _loop(self, env: AgentEnv, task: Task) -> Episode:
         name = type(env).__name__
         with boundary(StopReason.ENV_ERROR, f"reset of {name}"):
-            prompt = await self.render_beside(await env.reset(task))
+            prompt = await self.render_beside(as_observation(await awaited(env.reset(task), f"{name}.reset")))
         while self.fits(prompt):
             turn = await self.act(prompt)
             started = time.perf_counter()
             with boundary(StopReason.ENV_ERROR, f"step of {name}"):
-                result = as_step_result(await env.step(turn.action))
+                result = as_step_result(await awaited(env.step(turn.action), f"{name}.step"))
             self.record(
                 turn,
                 reward=result.reward,

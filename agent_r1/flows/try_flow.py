@@ -50,6 +50,12 @@ def try_flow(
 
     Exceptions of the flow are raised unchanged. Tool calls are written as `<tool_call>{"name": ...}</tool_call>`.
     """
+    if not (isinstance(flow, type) and issubclass(flow, AgentFlowBase)):
+        raise ConfigError(f"flow must be a subclass of AgentFlowBase, found {flow!r:.80}")
+    if not isinstance(task, Task):
+        raise ConfigError(f"task must be a Task, found {task!r:.80}")
+    if isinstance(replies, str) or not all(isinstance(reply, str) for reply in replies):
+        raise ConfigError(f"replies must be a list of texts, found {replies!r:.80}")
     engine = ScriptedEngine([[*map(ord, reply), ord(_END)] for reply in replies], context_length=1_000_000)
     context = FlowContext(
         engine=engine,

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from agent_r1.constraints import reward_problem
+from agent_r1.constraints import reward_number
 from agent_r1.errors import DataError, boundary
 from agent_r1.registry import Registry, takes
 from agent_r1.rewards.matching import (
@@ -91,22 +91,23 @@ async def score_episode(function: RewardFunction, task: Task, episode: Episode) 
         if inspect.isawaitable(returned):
             returned = await returned
         if isinstance(returned, Score):
-            checked = {name: _finite(name, value) for name, value in returned.parts.items()}
-            return replace(returned, value=_finite("score", returned.value), parts=checked)
+            checked = {name: _number(name, value) for name, value in returned.parts.items()}
+            return replace(returned, value=_number("score", returned.value), parts=checked)
         parts = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
         if "score" not in parts:
             raise ValueError(f"a reward mapping needs the key 'score', found {sorted(parts)}")
-        answer = str(parts.pop("answer", episode.answer))
-        numbers = {name: _finite(name, value) for name, value in parts.items()}
-        return Score(value=numbers.pop("score"), answer=answer, parts=numbers)
+        answer = parts.pop("answer", episode.answer)
+        numbers = {name: _number(name, value) for name, value in parts.items()}
+        return Score(value=numbers.pop("score"), answer="" if answer is None else str(answer), parts=numbers)
 
 
-def _finite(name: str, value: Any) -> float:
-    number = float(value)
-    problem = reward_problem(number)
-    if problem is not None:
-        raise ValueError(f"the reward's '{name}' {problem}")
-    return number
+def _number(name: str, value: Any) -> float:
+    try:
+        return reward_number(value)
+    except ValueError as error:
+        raise ValueError(
+            f"the reward's '{name}' {error}. A reward function returns a number, or a mapping with 'score'"
+        ) from None
 
 
 @reward_functions.register("none")

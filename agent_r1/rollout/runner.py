@@ -246,6 +246,7 @@ class Rollout:
     ) -> Trajectory:
         deadline = self.limits.deadline_seconds
         running = asyncio.create_task(self._run_and_score(flow, task, reward))
+        running.add_done_callback(_retrieve)  # it may fail in the moment in which the whole batch is cancelled
         end = self._clock() + deadline
         try:
             while not running.done() and (left := end - self._clock()) > 0:
@@ -282,6 +283,12 @@ class Rollout:
             given_answer=episode.given_answer,
             posted_reward=episode.posted_reward,
         )
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Read the exception of a task, which asyncio prints otherwise."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _with_reward_seconds(episode: Episode, seconds: float) -> Episode:

@@ -8,6 +8,7 @@ from agent_r1.tools.base import (
     ToolResult,
     ToolTimeoutError,
     ToolUnavailableError,
+    check_form,
 )
 from agent_r1.tools.builtin.calculator import calculate
 from agent_r1.tools.builtin.mcp import McpServer
@@ -45,6 +46,7 @@ __all__ = [
     "ToolTimeoutError",
     "ToolUnavailableError",
     "calculate",
+    "check_form",
     "check_process_tool",
     "check_tool",
     "cut_middle",

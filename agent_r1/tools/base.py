@@ -190,6 +190,21 @@ class BaseTool(ABC):
 _ToolT = TypeVar("_ToolT", bound=BaseTool | type[BaseTool])
 
 
+def check_form(tool: BaseTool | type[BaseTool]) -> None:
+    """Raise `ConfigError` for a tool without the attributes that the library reads: its name, and a schema in OpenAI
+    form."""
+    kind = tool if isinstance(tool, type) else type(tool)
+    name, schema = getattr(tool, "name", None), getattr(tool, "tool_schema", None)
+    function = schema.get("function") if isinstance(schema, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"the tool class {kind.__name__} has no name; set the attribute: name = 'price'")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ConfigError(
+            f"tool '{name}' has the tool_schema {schema!r:.80}; it must have the form "
+            '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
+        )
+
+
 def named_arguments(tool: BaseTool, args: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments by the tool's own names. Plain text has no name (ReAct's `Action Input: 3 + 4` comes as `input`):
     it becomes the tool's only required parameter, if there is exactly one.

@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import docstring_parser
 from docstring_parser.google import GoogleParser, Section, SectionType
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, PydanticSchemaGenerationError, create_model
 
 from agent_r1.errors import ConfigError
 from agent_r1.tools.base import BaseTool, ToolContext, ToolResult, checked_arguments
@@ -32,10 +32,12 @@ class FunctionTool(BaseTool):
     killed."""
 
     def __init__(self, function: Callable[..., Any], name: str | None = None, policy: ToolPolicy | None = None) -> None:
-        if not callable(function):
-            raise ConfigError(f"a tool is a function or a BaseTool, found {function!r:.80}")
+        if not callable(function) or isinstance(function, type):
+            raise ConfigError(f"a tool is a function or an object of a subclass of BaseTool, found {function!r:.80}")
         self.function = function
-        self.name = name or function.__name__
+        self.name = name or str(getattr(function, "__name__", ""))
+        if not self.name:
+            raise ConfigError(f"a tool needs a name, which {function!r:.80} has not; wrap it in a def")
         self.policy = policy or ToolPolicy()
         self._arguments, self._context_parameter = _arguments_model(function, self.name)
         self.tool_schema = _schema(function, self.name, self._arguments)
@@ -108,7 +110,13 @@ def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
 
 def _arguments_model(function: Callable[..., Any], name: str) -> tuple[type[BaseModel], str | None]:
     """A pydantic model of the parameters in the schema, and the name of the `ToolContext` parameter."""
-    hints = typing.get_type_hints(function, include_extras=True)
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ConfigError(
+            f"the types of the parameters of tool '{name}' cannot be read: {error}. Types must be importable where the "
+            "tool is defined, not only under TYPE_CHECKING"
+        ) from error
     descriptions = _parameter_descriptions(function, name)
     fields: dict[str, Any] = {}
     context_parameter = None
@@ -118,15 +126,33 @@ def _arguments_model(function: Callable[..., Any], name: str) -> tuple[type[Base
         hint = hints.get(parameter.name)
         if hint is None:
             raise ConfigError(f"parameter '{parameter.name}' of tool '{name}' has no type; the model needs one")
-        if hint is ToolContext:
+        if _is_context(hint):
             context_parameter = parameter.name
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
         # The model sees the alias; the field's own name cannot clash with pydantic's attributes.
         field = Field(default, alias=parameter.name, description=descriptions.get(parameter.name))
         fields[f"argument_{parameter.name}"] = (hint, field)
-    model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    try:
+        model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    except PydanticSchemaGenerationError as error:
+        types = ", ".join(
+            f"{parameter}: {_type_name(hints[parameter])}" for parameter in hints if parameter != "return"
+        )
+        raise ConfigError(
+            f"tool '{name}' has a parameter of a type that a model cannot write as JSON ({types}). Use str, int, "
+            "float, bool, list, dict, Literal, an Enum, a dataclass or a pydantic model"
+        ) from error
     return model, context_parameter
+
+
+def _is_context(hint: Any) -> bool:
+    """`ToolContext`, also `ToolContext | None`."""
+    return hint is ToolContext or (ToolContext in typing.get_args(hint) and type(None) in typing.get_args(hint))
+
+
+def _type_name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
 def _parameter_descriptions(function: Callable[..., Any], name: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agent_r1.errors import ConfigError
 from agent_r1.event_loop import callable_in_event_loop, run_cancelling
 from agent_r1.tools.base import BaseTool, ToolContext
 from agent_r1.tools.function import FunctionTool
@@ -32,6 +33,8 @@ def try_tool(
     'invalid'
     """
     target = tool if isinstance(tool, BaseTool) else FunctionTool(tool)
+    if not isinstance(arguments, Mapping):
+        raise ConfigError(f"arguments must be a mapping such as {{'item': 'tea'}}, found {arguments!r:.80}")
 
     async def call() -> CallOutcome:
         context = ToolContext(task=Task(task_id="trial", prompt=(), env_kwargs=dict(env_kwargs or {})))

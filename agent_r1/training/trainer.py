@@ -7,7 +7,6 @@ counters.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -22,15 +21,8 @@ from agent_r1.files import kept_working_folder, write_atomically
 from agent_r1.interrupts import RunInterrupted, StopSignals
 from agent_r1.learner import gather_experience
 from agent_r1.learner.sharded import Ranks, alike
-from agent_r1.metric_names import (
-    COMPILE_SECONDS,
-    EVAL_GREEDY,
-    EVAL_TOOL_CALLS,
-    PEAK_GPU_GB,
-    STEP_SECONDS,
-    TOOL_CALLS,
-)
-from agent_r1.models import Rounding, compile_seconds
+from agent_r1.metric_names import EVAL_GREEDY, EVAL_TOOL_CALLS, PEAK_GPU_GB, STEP_SECONDS, TOOL_CALLS
+from agent_r1.models import Rounding
 from agent_r1.runs import PendingTrajectories, RunFolder, Tracker, base_model, write_credit, write_fingerprints
 from agent_r1.training.checkpoints.files import Checkpoint
 from agent_r1.training.checkpoints.last_step import LastStep
@@ -40,6 +32,7 @@ from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import RunPlan
 from agent_r1.training.reporting.profile import StepProfile, profiled_part
 from agent_r1.training.reporting.run_log import RunLog
+from agent_r1.training.reporting.step_times import StepTimes
 from agent_r1.training.reporting.summary import Summary
 from agent_r1.types import Group, SamplingParams, TrajectoryCredit
 
@@ -157,13 +150,12 @@ class Trainer:
     # --- one step --------------------------------------------------------------------------------------------------
 
     async def _step(self) -> dict[str, float]:
-        started, compiled = time.perf_counter(), compile_seconds()
-        step = self._progress.step
+        times, step = StepTimes(), self._progress.step
         progress = self.console.progress("rollout", self.collector.rollouts_per_batch)
         with profiled_part("rollout"), self._interruptible(), progress as bar:
             collected = await self.collector.collect(step, on_finished=lambda trajectory: bar.advance())
         groups = collected.groups
-        rolled_out = time.perf_counter()
+        rollout_seconds = times.ended("rollout")
         self._ranks.agree_now(self.folder.ensure_owned)
         experience = gather_experience(groups, self.shaping, self.critic_view)
         credit: list[TrajectoryCredit] | None = [] if self._records_credit(step + 1) else None
@@ -175,34 +167,29 @@ class Trainer:
                             experience, step=step, on_credit=None if credit is None else credit.extend
                         )
                     self.learner.check_growth()
-                updated = time.perf_counter()
+                times.ended("update")
                 self._progress.step += 1
                 self._last_step.note()
                 with profiled_part("weight update"):
                     await self._push_weights()
-            synchronised = time.perf_counter()
+            times.ended("weight_sync")
             if record is not None:
                 self._publish(record, credit)
-        finished = time.perf_counter()
-        self._progress.train_seconds += finished - started
+        seconds = times.metrics()
         metrics = {
             **rollout_metrics(groups),
             **collected.metrics,
             **learned,
             **engine_metrics(self.engine),
-            "time/rollout": rolled_out - started,
-            "time/update": updated - rolled_out,
-            "time/weight_sync": synchronised - updated,
-            STEP_SECONDS: finished - started,
-            "perf/tokens_per_second": sum(t.num_action_tokens for g in groups for t in g) / (rolled_out - started),
+            **seconds,
+            "perf/tokens_per_second": sum(t.num_action_tokens for g in groups for t in g) / rollout_seconds,
             "perf/trained_tokens": float(sum(map(len, experience.samples))),
         }
         peak = self.learner.memory()
         if peak is not None:
             metrics[PEAK_GPU_GB] = peak
-        if compile_seconds():
-            metrics[COMPILE_SECONDS] = compile_seconds() - compiled
-        self._log.step(metrics, num_steps=self.config.trainer.steps, seconds=finished - started)
+        self._progress.train_seconds += metrics[STEP_SECONDS]
+        self._log.step(metrics, num_steps=self.config.trainer.steps, seconds=metrics[STEP_SECONDS])
         return metrics
 
     @contextmanager

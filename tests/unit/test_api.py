@@ -9,17 +9,21 @@ import logging
 import subprocess
 import sys
 from collections import UserDict
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
 import agent_r1
-from agent_r1 import Episode, Task, load_config
+from agent_r1 import Action, AgentEnv, Episode, Observation, StepResult, Task, load_config
 from agent_r1.api import resolve
 from agent_r1.data import load_tasks, row_files
 from agent_r1.errors import ConfigError, DataError
 from agent_r1.rewards import reward_functions
+from agent_r1.tools import BaseTool, ToolResponse
+from agent_r1.tools.base import ToolResult
 from tests.helpers.tiny_runs import RECIPE, tiny_overrides
 
 SIMPLE = [{"question": "2+2?", "answer": 4, "level": 1}, {"prompt": "3+3?", "answer": "6"}]
@@ -37,6 +41,32 @@ def format_ok(task: Task, episode: Episode) -> dict[str, float]:
 def variety(task: Task, episode: Episode) -> float:
     """Differs from member to member, so that there is something to learn."""
     return len(set(episode.steps[-1].action_ids)) / 8
+
+
+def one_argument(episode: Episode) -> float:
+    return 1.0
+
+
+def three_arguments(task: Task, episode: Episode, answer: str) -> float:
+    return 1.0
+
+
+class Nameless(BaseTool):
+    async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
+        return ToolResponse(text="x"), None, {}
+
+
+class Flat(Nameless):
+    name = "flat"
+    tool_schema: ClassVar[dict[str, Any]] = {"name": "flat"}
+
+
+class Counter(Nameless):
+    name = "counter_of_the_api_test"
+    tool_schema: ClassVar[dict[str, Any]] = {
+        "type": "function",
+        "function": {"name": name, "description": "Counts.", "parameters": {}},
+    }
 
 
 # --- importing -------------------------------------------------------------------------------------------------------
@@ -275,9 +305,21 @@ def test_train_evaluate_check_and_sft_work_in_a_running_loop(tmp_path: Path, sma
     ("parts", "message"),
     [
         ({"reward": 5}, "reward must be a function, its name, a list or a mapping of them, found 5"),
-        ({"tools": [5]}, "a tool is a function or a BaseTool, found 5"),
+        ({"reward": (correct, 0.2)}, r"reward holds 0.2, .* reward=\[correct, \(format_ok, 0.2\)\]"),
+        ({"reward": {"my reward": correct}}, "a reward function is named 'my reward'; a name is letters, digits and _"),
+        (
+            {"reward": one_argument},
+            r"'one_argument' is a function of \(episode\); expected a function of a task and an",
+        ),
+        ({"reward": three_arguments}, r"is a function of \(task, episode, answer\); expected a function of a task and"),
+        ({"env": dict}, "env is the class dict, which is no subclass of AgentEnv. A Gymnasium environment is given by"),
+        ({"tools": [5]}, "a tool is a function or an object of a subclass of BaseTool, found 5"),
+        ({"tools": [Nameless]}, "the tool class Nameless has no name; set the attribute: name = 'price'"),
+        ({"tools": [Nameless()]}, "the tool class Nameless has no name; set the attribute: name = 'price'"),
+        ({"tools": [Flat()]}, r"tool 'flat' has the tool_schema {'name': 'flat'}; it must have the form"),
+        ({"tools": [partial(print, 1)]}, "a tool needs a name, which functools.partial"),
         ({"tools": 5}, "tools must be a list of tools, functions or names, found 5"),
-        ({"tools": [int]}, "tool 'int' has no parameters that Python knows"),
+        ({"tools": [int]}, "a tool is a function or an object of a subclass of BaseTool, found <class 'int'>"),
         ({"reward": [(correct,)]}, "a reward with a weight is a pair such as"),
         ({"reward": {"a": (correct, "x")}}, "a reward with a weight is a pair such as"),
         ({"env": 5}, "env must be an environment class or a name such as 'gym:FrozenLake-v1', found 5"),
@@ -293,12 +335,77 @@ def test_parts_of_a_wrong_type_are_refused_in_words(parts: dict[str, Any], messa
         resolve(**{"overrides": {"model.path": "MODEL"}, **parts})
 
 
+def test_a_tool_class_is_instantiated_for_every_episode() -> None:
+    config = resolve(overrides={"model.path": "MODEL"}, tools=[Counter])
+    [entry] = config.env["tools"]
+    (first,), (second,) = BaseTool.find(entry), BaseTool.find(entry)
+    assert (type(first), type(second)) == (Counter, Counter)
+    assert first is not second
+
+
 def test_data_of_a_wrong_type_is_refused_in_words(tmp_path: Path) -> None:
     for rows in (5, True, b"rows.jsonl", print):
         with pytest.raises(DataError, match=r"^eval data must be a file, a list of files, or rows .* found "):
             row_files(cast(Any, rows), tmp_path, "eval")
     with pytest.raises(DataError, match=r"^train data must be a file"):
         resolve(overrides=[MODEL, f"run.folder={tmp_path}"], data=cast(Any, 5))
+
+
+class _Sized(AgentEnv):
+    """An environment with an argument, which may be too much for it."""
+
+    def __init__(self, size: int) -> None:
+        if size > 3:
+            raise OSError(f"no room for {size}")
+
+    async def reset(self, task: Task) -> Observation:
+        return Observation(messages=task.prompt)
+
+    async def step(self, action: Action) -> StepResult:
+        return StepResult(observation=None, done=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "environment '_Sized' needs env.size, and the configuration does not give it"),
+        ({"env.size": 4}, r"the environment of task '.*' cannot be made \(OSError: no room for 4\)"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_named_before_the_run(
+    model_folder: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    overrides = {"run.folder": str(tmp_path), **settings}
+    with pytest.raises(ConfigError, match=message):
+        agent_r1.train(model=model_folder, data=SIMPLE, env=_Sized, reward="none", overrides=overrides, quiet=True)
+
+
+class _Frame:
+    """Like a data frame of pandas: iterating over it gives column names."""
+
+    columns = ("question", "answer")
+
+    def to_dict(self, orient: str) -> list[dict[str, str]]:
+        return []
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
+def test_a_data_frame_is_refused_with_the_call_that_gives_its_rows(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^train data is a _Frame; give its rows, .*data=frame\.to_dict\('records'\)"):
+        row_files(cast(Any, _Frame()), tmp_path, "train")
+
+
+def test_a_module_that_starts_a_run_when_it_is_imported_is_named(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "starts_a_run.py").write_text("import agent_r1\nagent_r1.train(reward='starts_a_run:score')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="the module 'starts_a_run' starts a run while a run imports it") as caught:
+        agent_r1.train(model=model_folder, data=SIMPLE, reward="starts_a_run:score", quiet=True)
+    assert "if __name__ == '__main__':" in str(caught.value)
 
 
 def test_a_line_that_is_no_trajectory_is_named(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ def test_counts_that_are_no_numbers_fail_the_rollout_and_not_the_run(renderer: C
         async def step(self, action: Action) -> StepResult:
             return StepResult(observation=None, done=True, info={"metrics": {"x": "many"}})
 
-    assert played(renderer, env=lambda task: Wordy([FunctionTool(fine)])).stop_reason is StopReason.FLOW_ERROR
+    assert played(renderer, env=lambda task: Wordy([FunctionTool(fine)])).stop_reason is StopReason.ENV_ERROR
 
 
 # --- what goes through -----------------------------------------------------------------------------------------------

@@ -71,6 +71,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content:
         list(iterate_rows(tmp_path / name))
 
 
+def test_a_folder_is_no_data_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is a folder, not a data file; name the \.jsonl or \.parquet files in it"):
+        iterate_rows(tmp_path)
+
+
 def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").touch()
     with pytest.raises(DataError, match=r"there is no data file .*Did you mean 'train\.jsonl'"):

@@ -11,7 +11,7 @@ from agent_r1.config import Config, value_problems
 from agent_r1.engines import bind_engine, takes_messages
 from agent_r1.envs import EXAMPLES, AgentEnv, bind_wrapper, check_wrappers, make_policy
 from agent_r1.errors import ConfigError, UnknownNameError, report_problems
-from agent_r1.registry import bind_part, find_module
+from agent_r1.registry import bind_part, find_module, signature_of
 from agent_r1.rewards import RewardFunction, find_reward, terms_of
 from agent_r1.rollout.workers import check_workers
 from agent_r1.runs import check_trackers, folder_problems
@@ -101,9 +101,12 @@ def _check_env(config: Config, are_tools_ready: bool) -> None:
         bind_wrapper(limit)
     try:
         bind_part(AgentEnv.registry, "env", arguments)
+        _require_arguments(arguments)
     except UnknownNameError as error:
         ready = ", ".join(EXAMPLES.values())
-        raise UnknownNameError(f"{error}. Environments that you may already have: {ready}") from error
+        raise UnknownNameError(
+            f"{str(error).removesuffix('.')}. Environments that you may already have: {ready}"
+        ) from error
     if "context" in arguments:
         make_policy(arguments["context"])
     declare_servers({name: make_server(name, given) for name, given in mcp_section(config).items()})
@@ -114,3 +117,19 @@ def _check_env(config: Config, are_tools_ready: bool) -> None:
         # Arguments of a tool, such as an index, may exist only after the preparation.
         if isinstance(entry, Mapping):
             BaseTool.registry.get(str(entry.get("name")))
+
+
+def _require_arguments(section: Mapping[str, object]) -> None:
+    """Refuse an environment whose arguments have no default and are not in the section."""
+    name = str(section["name"])
+    parameters = signature_of(AgentEnv.registry.get(name)).parameters.values()
+    missing = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and parameter.name not in section
+    ]
+    if missing:
+        keys = ", ".join(f"env.{argument}" for argument in missing)
+        raise ConfigError(f"environment '{name}' needs {keys}, and the configuration does not give it")

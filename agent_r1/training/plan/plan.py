@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from agent_r1.algorithms import Algorithm
 from agent_r1.config import Config
 from agent_r1.envs import AgentEnv, make_env
-from agent_r1.errors import ConfigError, report_problems
+from agent_r1.errors import ConfigError, raising, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.rewards import RewardFunction, terms_of
 from agent_r1.rollout import check_group_plan
@@ -65,7 +65,10 @@ def make_plan(config: Config) -> RunPlan:
 def first_observation(plan: RunPlan, task: Task) -> Observation:
     """The first observation of a task, without starting anything."""
     flow = AgentFlowBase.registry.get(task.agent_name)
-    return plan.make_env(task).preview(task) if issubclass(flow, AgentEnvLoop) else Observation(messages=task.prompt)
+    if not issubclass(flow, AgentEnvLoop):
+        return Observation(messages=task.prompt)
+    with raising(ConfigError, f"the environment of task '{task.task_id}' cannot be made"):
+        return plan.make_env(task).preview(task)
 
 
 def _name_of(function: RewardFunction, config: Config) -> str:

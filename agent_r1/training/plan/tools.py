@@ -8,7 +8,7 @@ from typing import Any
 from agent_r1.config import Config
 from agent_r1.envs import DEFAULT_ENV, row_env_name
 from agent_r1.errors import ConfigError, did_you_mean, report_problems
-from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_process_tool, tools_of_row
+from agent_r1.tools import BaseTool, ToolPolicy, ToolRunner, check_form, check_process_tool, tools_of_row
 from agent_r1.training.plan.problems import TITLE, Problems
 from agent_r1.types import Task
 
@@ -73,8 +73,11 @@ def tools_of_task(config: Config, task: Task) -> list[BaseTool]:
 def check_tools(config: Config, tasks: Sequence[Task]) -> None:
     """Refuse policies of unknown tools, unknown keys of policies, and process tools that a process could not import."""
     used = tools_in_use(config, tasks)
-    known = {*BaseTool.registry.names(), *(tool.name for tool in used)}
     problems = Problems()
+    for tool in {id(tool): tool for tool in used}.values():
+        problems.run(check_form, tool)
+    report_problems(problems.found, ConfigError, TITLE)
+    known = {*BaseTool.registry.names(), *(tool.name for tool in used)}
     for name, changes in tool_policies(config).items():
         if name not in known:
             problems.found.append(f"unknown tool in 'tools.{name}'. {did_you_mean(name, known)}")

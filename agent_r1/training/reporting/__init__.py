@@ -1,1 +1,1 @@
-"""What a run reports: the log of its steps, its summary, and the profile of a step."""
+"""What a run reports: the log of its steps, their times, its summary, and the profile of a step."""

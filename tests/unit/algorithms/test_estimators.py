@@ -10,19 +10,28 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.algorithms import Credit, StepTable, estimators, reverse_scan, whiten
+from agent_r1.algorithms import (
+    Credit,
+    StepTable,
+    TokenLosses,
+    estimators,
+    policy_losses,
+    reverse_scan,
+    whiten,
+)
 from agent_r1.algorithms.algorithm import bind_algorithm
 from agent_r1.algorithms.estimators import Estimator, greedy_baseline, return_to_go, step_gae, token_gae, token_return
 from agent_r1.algorithms.scan import next_in_segment
 from agent_r1.config import AlgorithmConfig
 from agent_r1.errors import ConfigError, UnknownNameError
-from agent_r1.registry import bind_part
+from agent_r1.registry import Part, bind_part
 from agent_r1.types import Observation
 from tests.helpers.fuzzing import cases
 from tests.helpers.ragged import (
@@ -543,3 +552,45 @@ def test_two_million_tokens_take_less_than_three_seconds(name: str, large_table:
     assert min(seconds) < 3.0
     # The last member of each group earned most, the first least.
     assert credit.advantages_N[7 * NUM_STEPS * NUM_TOKENS] > credit.advantages_N[0]
+
+
+@pytest.mark.parametrize(
+    ("estimate", "message"),
+    [
+        (lambda table: None, "it returned a NoneType; return Credit.of_trajectories"),
+        (lambda table: table.returns_R, "it returned a Tensor; return Credit.of_trajectories"),
+        (
+            lambda table: Credit(advantages_N=table.returns_R, credited_N=table.returns_R > 0),
+            r"Credit.advantages_N has the shape \(2,\); it must have one number per action token, here \(6,\)",
+        ),
+        (
+            lambda table: Credit(advantages_N=torch.zeros(6).numpy(), credited_N=torch.ones(6, dtype=torch.bool)),
+            "Credit.advantages_N is a ndarray; it must be a tensor",
+        ),
+        (
+            lambda table: Credit(advantages_N=torch.zeros(6), credited_N=torch.ones(6)),
+            "Credit.credited_N has the type torch.float32; it must be torch.bool",
+        ),
+    ],
+)
+def test_an_estimator_that_gives_no_credit_is_named_before_a_run(estimate: Any, message: str) -> None:
+    estimators.add("wrong_estimator_of_a_test", estimate, replaceable=True)
+    with pytest.raises(ConfigError, match=f"algorithm.estimator=.*does not work: {message}"):
+        bind_algorithm(AlgorithmConfig(estimator=Part("wrong_estimator_of_a_test")))
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda inputs: None, "it returned a NoneType; return TokenLosses"),
+        (lambda inputs: inputs.policy_logprobs_N, "it returned a Tensor; return TokenLosses"),
+        (
+            lambda inputs: TokenLosses(loss_N=-inputs.policy_logprobs_N.mean()),
+            r"TokenLosses.loss_N has the shape \(\); it must have one number per action token, here \(6,\)",
+        ),
+    ],
+)
+def test_a_loss_that_gives_no_loss_per_token_is_named_before_a_run(loss: Any, message: str) -> None:
+    policy_losses.add("wrong_loss_of_a_test", loss, replaceable=True)
+    with pytest.raises(ConfigError, match=f"algorithm.loss=.*does not work: {message}"):
+        bind_algorithm(AlgorithmConfig(loss=Part("wrong_loss_of_a_test")))

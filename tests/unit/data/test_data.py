@@ -177,7 +177,9 @@ def test_all_problems_of_a_file_are_reported_at_once_by_row(tmp_path: Path) -> N
     problems = [line.removeprefix(f"  - {path}, ") for line in report[1:]]
     assert [problem.partition(":")[0] for problem in problems] == [f"row {number}" for number in range(1, 10)]
     by_row = dict(problem.split(": ", 1) for problem in problems)
-    assert by_row["row 1"] == "the column 'prompt' is missing. Found: answer, problem"
+    assert by_row["row 1"] == (
+        "the column 'prompt' is missing; a row has 'prompt', or 'question' and 'answer'. Found: answer, problem"
+    )
     assert by_row["row 2"].startswith("not JSON (Expecting value at character ")
     assert by_row["row 3"] == "'prompt' must be text or a list of messages, found list"
     assert by_row["row 4"] == "message 0 of 'prompt' needs 'role' and 'content', found {'role': 'user'}"
@@ -192,8 +194,14 @@ def test_problems_of_several_files_are_reported_together(tmp_path: Path) -> None
     a = write_lines(tmp_path / "a.jsonl", {"question": "?"})
     b = write_parquet(tmp_path / "b.parquet", [{"problem": "?"}])
     report = problems_of(a, b)
-    assert f"{a}, row 0: the column 'prompt' is missing. Found: question" in report
-    assert f"{b}, row 0: the column 'prompt' is missing. Found: problem" in report
+    assert (
+        f"{a}, row 0: the column 'prompt' is missing; a row has 'prompt', or 'question' and 'answer'. Found: question"
+        in report
+    )
+    assert (
+        f"{b}, row 0: the column 'prompt' is missing; a row has 'prompt', or 'question' and 'answer'. Found: problem"
+        in report
+    )
 
 
 def test_long_report_is_cut_and_says_how_much_is_left(tmp_path: Path) -> None:

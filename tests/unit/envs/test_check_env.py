@@ -164,7 +164,11 @@ class Hanging(Good):
         (DictFromStep, "step returns a StepResult or a tuple", "in step 0, AgentEnv.step must return"),
         (OldGymnasium, "step returns a StepResult or a tuple", "the info in the tuple of 4"),
         (HugeReward, "rewards are finite", "step 0 gave the reward 10000000000.0"),
-        (TextReward, "step returns a StepResult or a tuple", "must be real number, not str"),
+        (
+            TextReward,
+            "step returns a StepResult or a tuple",
+            "the reward in the StepResult that AgentEnv.step returned must be a number, got str",
+        ),
         (SharedList, "an observation never changes", "observation 0 was changed"),
         (OwnMessages, "the first messages are the task's", "do not start with task.prompt"),
         (ClosesOnce, "close may be called twice", "ValueError: closed already"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent_r1.chat import ChatRenderer
-from agent_r1.envs import ToolEnv, as_step_result
+from agent_r1.envs import ToolEnv, as_observation, as_step_result
 from agent_r1.errors import ConfigError
 from agent_r1.tools import FunctionTool, ToolContext, calculate
 from agent_r1.types import (
@@ -223,8 +223,16 @@ def test_anything_else_from_step_is_refused(returned: Any, form: str) -> None:
         ((None, 1.0, np.array([True, False]), False, {}), "the terminated .* got ndarray"),
         ((None, "much", True, False, {}), "the reward in the tuple of 5 .* must be a number, got str"),
         ((None, 10**400, True, {}), "the reward in the tuple of 4 .* must be a number, got int"),
-        (StepResult(observation=None, reward="much", done=True), "the reward of the StepResult .* a number, got str"),  # type: ignore[arg-type]
-        (StepResult(observation=None, done="no"), "the done of the StepResult .* True or False, got str"),  # type: ignore[arg-type]
+        (StepResult(observation=None, reward="much", done=True), "the reward in the StepResult .* a number, got str"),  # type: ignore[arg-type]
+        ((None, "1", True, {}), "the reward in the tuple of 4 .* must be a number, got str"),
+        (
+            StepResult(observation=None, reward=None, done=True),
+            "the reward in the StepResult .* a number, got NoneType",
+        ),  # type: ignore[arg-type]
+        (StepResult(observation=None, done="no"), "the done in the StepResult .* must be True or False, got str"),  # type: ignore[arg-type]
+        (StepResult(observation=None, done=True, info=[]), "the info in the StepResult .* must be a mapping, got list"),  # type: ignore[arg-type]
+        ((None, 1.0, True, {"metrics": ["a"]}), r"info\['metrics'\]=\['a'\]; it must be a mapping of names to numbers"),
+        ((None, 1.0, True, {"metrics": {"a": "b"}}), r"info\['metrics'\]\['a'\]='b' \(str\); metrics are numbers"),
         (("text", 1.0, True, {}), "a str as observation"),
         (StepResult(observation=("a message",)), "a tuple as observation"),  # type: ignore[arg-type]
     ],
@@ -232,6 +240,14 @@ def test_anything_else_from_step_is_refused(returned: Any, form: str) -> None:
 def test_wrong_entry_of_what_step_returned_is_named(returned: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         as_step_result(returned)
+
+
+@pytest.mark.parametrize(
+    ("returned", "form"), [(None, "NoneType"), ("text", "str"), ((Observation(text="?"), {}), "a tuple of 2")]
+)
+def test_anything_but_an_observation_from_reset_is_refused(returned: Any, form: str) -> None:
+    with pytest.raises(ConfigError, match=f"AgentEnv.reset must return an Observation, and nothing .*; got {form}"):
+        as_observation(returned)
 
 
 def test_step_that_goes_on_needs_an_observation() -> None:

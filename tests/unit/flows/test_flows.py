@@ -15,7 +15,7 @@ from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv, ToolEnv
 from agent_r1.errors import ConfigError, EpisodeError
-from agent_r1.flows import AgentEnvLoop, AgentFlowBase, FlowContext, SingleStepFlow
+from agent_r1.flows import AgentEnvLoop, AgentFlowBase, FlowContext, SingleStepFlow, try_flow
 from agent_r1.tools import calculate
 from agent_r1.types import (
     Action,
@@ -335,7 +335,7 @@ def test_a_reward_that_a_flow_records_is_a_finite_number(renderer: ChatRenderer)
 
     assert type(asyncio.run(record(np.float32(0.5)))) is float
     for reward in (math.nan, math.inf, 1e300):
-        with pytest.raises(ValueError, match=r"that SingleStepFlow recorded is .*; rewards must be finite"):
+        with pytest.raises(ValueError, match=r"the reward that record was given is .*; rewards must be finite"):
             asyncio.run(record(reward))
 
 
@@ -343,3 +343,107 @@ def test_both_built_in_flows_have_names() -> None:
     assert AgentFlowBase.registry.get("env_loop") is AgentEnvLoop
     assert AgentFlowBase.registry.get("single_step") is SingleStepFlow
     assert AgentEnv.registry.get("tool") is ToolEnv
+
+
+# What a flow, or an environment in the loop, may get wrong
+
+
+class _Plain(ListEnv):
+    """An environment whose methods are not async."""
+
+    def reset(self, task: Task) -> Observation:  # type: ignore[override]
+        return Observation(messages=task.prompt)
+
+
+class _ResetsAsGymnasium(ListEnv):
+    async def reset(self, task: Task) -> Any:
+        return Observation(messages=task.prompt), {}
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (_Plain, "_Plain.reset is not async, but returned a Observation; write `async def`"),
+        (_ResetsAsGymnasium, "AgentEnv.reset must return an Observation, and nothing beside it; got a tuple of 2"),
+    ],
+)
+def test_a_wrong_reset_is_named(renderer: ChatRenderer, env: type[ListEnv], message: str) -> None:
+    with pytest.raises(EpisodeError, match=message):
+        run_loop(renderer, script(renderer, "4"), env([DONE]))
+
+
+class _Wrong(AgentFlowBase):
+    """A flow with one mistake, by name."""
+
+    mistake = ""
+
+    async def run(self, task: Task) -> Episode:
+        prompt: Any = self.render(Observation(messages=task.prompt))
+        if self.mistake == "an observation for act":
+            prompt = Observation(messages=task.prompt)
+        turn: Any = await self.act(prompt)
+        self.record(
+            "no turn" if self.mistake == "text for record" else turn,
+            reward={"no reward": None, "a reward as text": "1", "an infinite reward": math.inf}.get(self.mistake, 0.5),  # type: ignore[arg-type]
+            done=True,
+            info={"metrics": {"a": "b"}} if self.mistake == "a metric as text" else {},
+        )
+        endings: dict[str, Any] = {"a reason as text": "done", "a failure": StopReason.ENV_ERROR}
+        return self.episode(endings.get(self.mistake, StopReason.DONE))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("an observation for act", r"act needs a prompt, got Observation; write await self.act\(self.render"),
+        ("text for record", "record needs the turn that act returned, got str"),
+        ("no reward", r"the reward that record was given is None \(NoneType\); rewards must be numbers"),
+        ("a reward as text", r"the reward that record was given is '1' \(str\); rewards must be numbers"),
+        ("an infinite reward", "the reward that record was given is inf; rewards must be finite"),
+        ("a metric as text", r"record was given info\['metrics'\]\['a'\]='b' \(str\); metrics are numbers"),
+        ("a reason as text", "_Wrong.run ended its episode with 'done'; end it with StopReason.DONE"),
+        ("a failure", "_Wrong.run ended its episode with <StopReason.ENV_ERROR: 'env_error'>; .* raise an exception"),
+    ],
+)
+def test_a_mistake_in_a_flow_is_named_with_what_to_write(mistake: str, message: str) -> None:
+    flow = type("_Wrong", (_Wrong,), {"mistake": mistake})
+    with pytest.raises(ConfigError, match=message):
+        try_flow(flow, TASK, ["4"])
+
+
+def test_a_recorded_reward_is_a_float_of_python() -> None:
+    class Numpy(AgentFlowBase):
+        async def run(self, task: Task) -> Episode:
+            turn = await self.act(self.render(Observation(messages=task.prompt)))
+            self.record(turn, reward=np.float32(0.5), done=np.True_)  # type: ignore[arg-type]
+            return self.episode(StopReason.DONE)
+
+    [step] = try_flow(Numpy, TASK, ["4"]).steps
+    assert (step.reward, type(step.reward), step.done, type(step.done)) == (0.5, float, True, bool)
+
+
+def test_a_prompt_that_fills_the_context_is_named_with_both_lengths(renderer: ChatRenderer) -> None:
+    class Long(AgentFlowBase):
+        async def run(self, task: Task) -> Episode:
+            await self.act(self.render(Observation(token_ids=(1,) * 70)))
+            raise AssertionError
+
+    flow = Long(context_of(renderer, script(renderer, "4", context_length=64)))
+    with pytest.raises(
+        ConfigError, match="the prompt has 70 tokens and leaves no room for an action in a context of 64"
+    ):
+        asyncio.run(flow.run(TASK))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"flow": "single_step"}, "flow must be a subclass of AgentFlowBase, found 'single_step'"),
+        ({"task": "hi"}, "task must be a Task, found 'hi'"),
+        ({"replies": "4"}, "replies must be a list of texts, found '4'"),
+        ({"replies": [4]}, r"replies must be a list of texts, found \[4\]"),
+    ],
+)
+def test_try_flow_names_an_argument_of_the_wrong_type(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        try_flow(**{"flow": SingleStepFlow, "task": TASK, "replies": ["4"], **parts})

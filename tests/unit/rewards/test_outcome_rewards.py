@@ -264,3 +264,40 @@ def test_check_reports_a_gold_answer_that_raises(monkeypatch: pytest.MonkeyPatch
 
 def test_the_answer_of_a_trial_episode_is_what_it_says() -> None:
     assert (answer_episode("x").answer, answer_episode("x", cut=True).answer) == ("x", "")
+
+
+class _OneNumber:
+    """Like a scalar of numpy or torch, whose `float()` may warn."""
+
+    def item(self) -> float:
+        return 0.25
+
+    def __float__(self) -> float:
+        raise AssertionError("float() of a tensor with a gradient warns")
+
+
+@pytest.mark.parametrize(("value", "number"), [(True, 1.0), (1, 1.0), (_OneNumber(), 0.25)])
+def test_a_reward_may_be_any_single_number(value: Any, number: float) -> None:
+    assert scored(lambda task, episode: value, "12", ending("12")).value == number
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "is None (NoneType)"), ("1", "is '1' (str)"), ([1.0], "is [1.0] (list)"), ((1.0, {}), "(tuple)")],
+)
+def test_a_reward_that_is_no_number_is_named_with_what_to_return(value: Any, shown: str) -> None:
+    with pytest.raises(EpisodeError) as caught:
+        scored(lambda task, episode: value, "12", ending("12"))
+    last_line = str(caught.value).strip().splitlines()[-1]
+    assert last_line.startswith("ValueError: the reward's 'score' is ")
+    assert shown in last_line
+    assert last_line.endswith("rewards must be numbers. A reward function returns a number, or a mapping with 'score'")
+
+
+def test_a_reward_part_that_is_text_is_named() -> None:
+    with pytest.raises(EpisodeError, match=r"the reward's 'note' is 'good' \(str\); rewards must be numbers"):
+        scored(lambda task, episode: {"score": 1.0, "note": "good"}, "12", ending("12"))
+
+
+def test_an_answer_of_none_casts_no_vote() -> None:
+    assert scored(lambda task, episode: {"score": 0.0, "answer": None}, "12", ending("12")).answer == ""

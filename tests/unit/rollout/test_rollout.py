@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import re
@@ -489,7 +490,7 @@ def divide(task: Task, episode: Episode) -> float:
         (divide, "ZeroDivisionError"),
         (lambda task, episode: math.nan, "'score' is nan; rewards must be finite"),
         (lambda task, episode: -math.inf, "rewards must be finite"),
-        (lambda task, episode: None, "TypeError"),
+        (lambda task, episode: None, "'score' is None (NoneType); rewards must be numbers"),
         (lambda task, episode: {"format": 1.0}, "needs the key 'score', found ['format']"),
         (lambda task, episode: {"score": 1.0, "format": math.nan}, "'format' is nan"),
     ],
@@ -894,3 +895,18 @@ def test_failed_rollout_counts_as_unsolved_in_an_evaluation(renderer: ChatRender
     assert evaluation.metrics["eval/all/mean"] == 1 / 4
     assert evaluation.metrics["eval/all/best@2"] == 1 / 2
     assert evaluation.metrics["eval/all/maj@2"] == 1 / 2
+
+
+def test_failures_in_the_moment_in_which_the_run_ends_are_not_printed_by_asyncio(renderer: ChatRenderer) -> None:
+    printed: list[str] = []
+
+    async def fail_all() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: printed.append(context["message"]))
+        rollout = rollout_with(renderer, make_env=lambda task: BreaksOn(), retries=0, max_failures_in_a_row=10)
+        tasks = [task(f"broken{number}") for number in range(50)]
+        with pytest.raises(RolloutsFailingError):
+            await rollout.run(tasks, group_size=1, sampling=SamplingParams(), seed=0)
+        gc.collect()
+
+    asyncio.run(fail_all())
+    assert printed == []

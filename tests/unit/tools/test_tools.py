@@ -25,6 +25,7 @@ from agent_r1.tools import (
     calculate,
     run_call,
     tool,
+    try_tool,
 )
 from agent_r1.tools.builtin.calculator import evaluate, format_number
 from agent_r1.types import Action, Task, ToolCall
@@ -582,3 +583,51 @@ def test_calculator_refuses_with_a_value_error_or_gives_a_finite_number(expressi
     except ValueError:
         return
     assert abs(value) <= 1e15
+
+
+def test_an_optional_context_is_filled_in_and_not_shown_to_the_model() -> None:
+    def where(item: str, context: ToolContext | None = None) -> str:
+        """Where an item is."""
+        return f"{item}: {context.task.env_kwargs['shelf']}" if context is not None else "no context"
+
+    target = FunctionTool(where)
+    assert list(target.tool_schema["function"]["parameters"]["properties"]) == ["item"]
+    assert try_tool(target, {"item": "tea"}, env_kwargs={"shelf": 3}).response.text == "tea: 3"
+
+
+class _Opaque:
+    pass
+
+
+def _of_opaque(item: _Opaque) -> str:
+    """A parameter that JSON cannot hold."""
+    return str(item)
+
+
+def _of_unknown(item: Missing) -> str:  # type: ignore[name-defined]  # noqa: F821
+    """A type that is not there."""
+    return str(item)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            _of_opaque,
+            r"tool '_of_opaque' has a parameter of a type that a model cannot write as JSON \(item: _Opaque\)",
+        ),
+        (
+            _of_unknown,
+            "the types of the parameters of tool '_of_unknown' cannot be read: name 'Missing' is not defined",
+        ),
+    ],
+)
+def test_a_parameter_type_that_no_schema_can_have_is_named(function: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FunctionTool(function)
+
+
+@pytest.mark.parametrize("arguments", [None, "tea", ["tea"]])
+def test_arguments_of_a_trial_that_are_no_mapping_are_refused(arguments: Any) -> None:
+    with pytest.raises(ConfigError, match=r"arguments must be a mapping such as \{'item': 'tea'\}, found "):
+        try_tool(calculate, arguments)
