@@ -57,7 +57,9 @@ def read_recorded_run(path: Path, *, engines: int = 1, learners: int = 1, shared
         )
     config = folder.read_config()
     lines = [line for line in folder.read_metrics() if _ROLLOUT in line and _UPDATE in line]
-    usable = [line for line in lines if folder.step_trajectories(int(line["step"])).is_file()][1:][-MAX_STEPS:]
+    recorded = [line for line in lines if folder.step_trajectories(int(line["step"])).is_file()][1:]
+    # A step that was profiled took longer than the others.
+    usable = [line for line in recorded if line["step"] != config.tracking.profile_step][-MAX_STEPS:]
     if len(usable) < MIN_STEPS:
         raise DataError(
             f"{path} has {len(lines)} training steps, {len(usable)} of them usable: a plan needs at least {MIN_STEPS} "

@@ -24,7 +24,7 @@ from agent_r1.console import RunConsole
 from agent_r1.constraints import Count
 from agent_r1.data import UnfitEpisodeError, check_demonstration, conversation_key, solved_episode, write_demonstrations
 from agent_r1.engines import takes_messages
-from agent_r1.errors import ConfigError, DataError, boundary
+from agent_r1.errors import AgentR1Error, ConfigError, DataError, EpisodeError, boundary
 from agent_r1.files import PreparedFile
 from agent_r1.interrupts import StopSignals, stop_signals
 from agent_r1.learner.sharded import refuse_ranks
@@ -119,6 +119,8 @@ class Choice:
     rows: list[Row] = field(default_factory=list)
     unfit: list[str] = field(default_factory=list)
     """Why an episode is not one conversation; one entry per episode."""
+    broken: list[AgentR1Error] = field(default_factory=list)
+    """Episodes on which the rule failed: what it raised, or returned in place of a demonstration."""
 
 
 def demonstrate_run(config: Config, out: Path, sampling: Sampling, console: RunConsole) -> SampledDemonstrations:
@@ -143,10 +145,14 @@ def demonstrate_run(config: Config, out: Path, sampling: Sampling, console: RunC
         failed = sum(episode.is_failure for episode in episodes)
         counted = f"{result.episodes} episodes of {result.tasks} tasks: {result.solved} solved"
         counted += f", {failed} failed" if failed else ""
+        if not choice.rows and choice.broken:
+            raise choice.broken[0]
         if not choice.rows:
             raise DataError(f"{counted}, and none can be kept. {_advice(result, choice, plan.config)}")
         if choice.unfit:
             console.warn(f"{len(choice.unfit)} episodes are not one conversation and were left out: {choice.unfit[0]}")
+        if choice.broken:
+            console.warn(f"{len(choice.broken)} episodes were left out, on which {choice.broken[0]}")
         write_demonstrations(out, choice.rows)
         console.info(f"{counted}, {result.kept} kept in {out}")
         return result
@@ -201,6 +207,9 @@ async def choose_rows(groups: Iterable[Group], keep: int, rule: Rule) -> Choice:
                 row = await rule.row_of(group.task, trajectory)
             except UnfitEpisodeError as error:
                 choice.unfit.append(str(error))
+                continue
+            except (EpisodeError, ConfigError) as error:  # the other episodes took long to sample
+                choice.broken.append(error)
                 continue
             if row is not None and (key := conversation_key(row)) not in known:
                 known.add(key)

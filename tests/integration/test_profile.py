@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.errors import StorageError
+from agent_r1.errors import ConfigError, StorageError
 from agent_r1.runs.tracking import JsonlTracker, read_metrics
 from agent_r1.training.reporting import profile
 from agent_r1.training.reporting.profile import Operation, StepProfile, tables_of
@@ -51,6 +51,12 @@ def test_a_profile_that_cannot_be_written_does_not_end_the_run(
     [warning] = [text for text in summary.warnings if "profile" in text]
     assert "the profile of step 1 could not be written" in warning
     assert warning.endswith("The run continues without it")
+
+
+def test_a_step_after_the_last_one_is_refused(tmp_path: Path, model_folder: Path) -> None:
+    overrides = tiny_overrides(tmp_path, model_folder, "trainer.steps=2", "tracking.profile_step=3")
+    with pytest.raises(ConfigError, match=r"tracking\.profile_step=3: the last step is trainer\.steps=2"):
+        commands.train(*overrides, quiet=True)
 
 
 def test_a_file_that_the_run_needs_ends_it_in_the_step_that_is_profiled_too(

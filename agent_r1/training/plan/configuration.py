@@ -54,6 +54,11 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
             "tracking.record_credit=true records credit with the trajectories of a step, and tracking.record_every=0 "
             "records none; set record_every=1, or record_credit=false"
         )
+    if not wrong_values and config.tracking.profile_step > config.trainer.steps:
+        problems.found.append(
+            f"tracking.profile_step={config.tracking.profile_step}: the last step is trainer.steps="
+            f"{config.trainer.steps}, so no step would be profiled"
+        )
     if config.model.lora.rank > 0 and not wrong_values:
         from agent_r1.models import check_form, require_peft
 

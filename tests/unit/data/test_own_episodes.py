@@ -222,15 +222,23 @@ def test_an_unfit_episode_of_a_function_that_only_adds_a_condition_is_counted_to
 def test_a_function_that_returns_something_else_is_named_with_the_task(returned: Any, message: str) -> None:
     rule = Rule(lambda task, trajectory: returned, "sft.from_episode=demos:own")
     with pytest.raises(ConfigError, match=rf"sft\.from_episode=demos:own on task 'tea' returned .*{message}"):
-        choose(episode(say("8")), rule=rule)
+        asyncio.run(rule.row_of(TASK, episode(say("8"))))
 
 
 def test_a_function_that_raises_is_named_with_the_task_and_its_traceback() -> None:
-    def broken(task: Task, trajectory: Trajectory) -> Any:
-        return {}["no such key"]
-
+    rule = Rule(lambda task, trajectory: {}["no such key"], "demos:own")
     with pytest.raises(EpisodeError, match=r"(?s)demos:own on task 'tea' failed.*KeyError: 'no such key'"):
-        choose(episode(say("8")), rule=Rule(broken, "demos:own"))
+        asyncio.run(rule.row_of(TASK, episode(say("8"))))
+
+
+def test_an_episode_on_which_the_function_fails_costs_no_other() -> None:
+    def only_short(task: Task, trajectory: Trajectory) -> Any:
+        return {1: OWN, 2: 5}[len(trajectory.steps)]
+
+    longer = [episode(*[call("tea")] * turns, say("8")) for turns in (0, 1, 2)]
+    choice = choose(*longer, rule=Rule(only_short, "demos:own"))
+    assert choice.rows == [OWN]
+    assert [type(error) for error in choice.broken] == [ConfigError, EpisodeError]
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

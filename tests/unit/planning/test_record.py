@@ -103,6 +103,15 @@ def test_a_record_is_read_without_its_first_step_and_without_failures(tmp_path: 
     assert work.groups_factor == 1.0
 
 
+def test_a_step_that_was_profiled_is_not_planned_from(tmp_path: Path) -> None:
+    run = record_run(tmp_path / "run", num_steps=5)
+    config = RunFolder(run).config
+    config.write_text(config.read_text().replace("profile_step: 0", "profile_step: 3"))
+    plain, profiled = read_recorded_run(record_run(tmp_path / "plain", num_steps=5)), read_recorded_run(run)
+    assert (plain.num_steps, profiled.num_steps) == (4, 3)
+    assert profiled.step_seconds == (plain.step_seconds[0], *plain.step_seconds[2:])
+
+
 def test_the_recorded_setup_is_simulated_as_it_was_measured(tmp_path: Path) -> None:
     recorded = read_recorded_run(record_run(tmp_path / "run"))
     plan = make_plan(recorded, recorded.setup)
