@@ -133,8 +133,10 @@ class Campaign:
     def _start_jobs(self, run: PlannedRun) -> list[Job]:
         place, settings, title = self.places[run.recipe], {**run.base, **TEST_ROWS}, _start_title(run)
         own = self.own_episodes.get(run.recipe)
-        if own is not None:
-            settings["sft.data"] = f"[{place.own_episodes}]"
+        sampling = {} if own is None else {**run.base, **own.settings}
+        episodes = None if own is None else place.own_episodes(sampling, *own.options)
+        if episodes is not None:
+            settings["sft.data"] = f"[{episodes}]"
         if place.read_evaluation(settings) is not None:
             return []
 
@@ -149,15 +151,15 @@ class Campaign:
         warm_start = partial(
             self._job, title, place, "warm_start", command, begin=place.forget_start, finish=finish, trains=True
         )
-        if own is None or place.own_episodes.is_file():
+        if own is None or episodes is None or episodes.is_file():
             return [warm_start()]
         first = f"{run.recipe}, demonstrations of its own"
 
         def sampled(seconds: float) -> str:
             return f"{_last_line(place.log('own_episodes'))}, {seconds:.0f} s"
 
-        sampling = place.demonstrate_command({**run.settings, **own.settings}, *own.options)
-        return [self._job(first, place, "own_episodes", sampling, finish=sampled), warm_start(needs=[first])]
+        samples = place.demonstrate_command(sampling, *own.options)
+        return [self._job(first, place, "own_episodes", samples, finish=sampled), warm_start(needs=[first])]
 
     def _untrained_job(self, run: PlannedRun) -> Job:
         place = self.places[run.recipe]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -60,7 +61,6 @@ class RecipeRuns:
         self.folder = work / label / recipe
         self.warm_start = self.folder / f"{recipe}_warm_start"
         self.evaluation = self.folder / "warm_start.json"
-        self.own_episodes = self.folder / "own_episodes.jsonl"
 
     def log(self, name: str) -> Path:
         """Where the output of a process goes."""
@@ -76,11 +76,16 @@ class RecipeRuns:
         place = {} if self.makes_model else {"sft.folder": str(self.warm_start)}
         return self.eval_command(self.evaluation, {**base, **place})
 
+    def own_episodes(self, settings: Settings, *options: str) -> Path:
+        """The file for what the untrained model solves, sampled in this way: other settings have another file."""
+        text = json.dumps([self.model, *options, *sorted(overrides(settings))])
+        return self.folder / f"own_episodes_{hashlib.sha256(text.encode()).hexdigest()[:8]}.jsonl"
+
     def demonstrate_command(self, settings: Settings, *options: str) -> list[str]:
         """Makes demonstrations of what the untrained model solves."""
         given = {**settings, "run.folder": str(self.folder), **self._model_setting()}
-        recipe = str(ROOT / "recipes" / self.recipe)
-        return ["demonstrate", recipe, "--out", str(self.own_episodes), *options, *overrides(given)]
+        recipe, file = str(ROOT / "recipes" / self.recipe), str(self.own_episodes(settings, *options))
+        return ["demonstrate", recipe, "--out", file, *options, *overrides(given)]
 
     def _model_setting(self) -> dict[str, str]:
         return {} if self.model is None else {"model.path": self.model}

@@ -205,9 +205,12 @@ def test_a_warm_start_on_own_episodes_waits_for_them_and_makes_them_once(
     assert "--baseline" not in untrained.commands[0]
     place = tmp_path / "work" / MODEL / "gsm8k_tool"
     given = json.loads((place / "warm_start.json").read_text())["overrides"]
-    assert f"sft.data=[{place / 'own_episodes.jsonl'}]" in given
+    [episodes] = place.glob("own_episodes_*.jsonl")
+    assert f"sft.data=[{episodes}]" in given
     assert make(tmp_path, machine, *chosen, "ppo", "grpo", "--seeds", "0", "1") == 0
     assert machine.made.count("own_episodes") == machine.made.count("warm_start") == 1
+    assert make(tmp_path, machine, *chosen, "grpo", "--seeds", "2", "--set", "rollout.top_k=5") == 0  # other episodes
+    assert machine.made.count("own_episodes") == machine.made.count("warm_start") == 2
 
 
 def test_an_interrupted_run_begins_again(tmp_path: Path, machine: Machine) -> None:
