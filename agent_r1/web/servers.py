@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from agent_r1.errors import ConfigError, MissingExtraError
+from agent_r1.web import overdue
+from agent_r1.web.overdue import HeadDeadline
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -40,17 +43,16 @@ def serve_forever(
 
     Running requests have `shutdown_seconds` to finish; then they are cancelled.
     """
-    uvicorn = _uvicorn()
+    server = _make_server(app, shutdown_seconds)
     announce(address_of(listener))
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(_config(uvicorn, app, shutdown_seconds)).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 @asynccontextmanager
 async def running_server(app: Any, listener: socket.socket, *, shutdown_seconds: int = 5) -> AsyncIterator[str]:
     """A server on the running event loop, for the time of the block; gives its URL. Signals stay with the program."""
-    uvicorn = _uvicorn()
-    server = uvicorn.Server(_config(uvicorn, app, shutdown_seconds))
+    server = _make_server(app, shutdown_seconds)
     server.capture_signals = nullcontext
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -63,6 +65,21 @@ async def running_server(app: Any, listener: socket.socket, *, shutdown_seconds:
     finally:
         server.should_exit = True
         await task
+
+
+def _make_server(app: Any, shutdown_seconds: int) -> Any:
+    """A server with a time limit for the head of a request, which uvicorn has not."""
+    uvicorn = _uvicorn()
+    server = uvicorn.Server(_config(uvicorn, app, shutdown_seconds))
+    deadline, tick = HeadDeadline(overdue.HEAD_SECONDS), server.on_tick
+
+    async def on_tick(counter: int) -> bool:
+        if counter % overdue.TICKS == 0:
+            deadline.close_overdue(tuple(server.server_state.connections), time.monotonic())
+        return bool(await tick(counter))
+
+    server.on_tick = on_tick
+    return server
 
 
 def _config(uvicorn: Any, app: Any, shutdown_seconds: int) -> Any:
