@@ -64,6 +64,8 @@ def truth_problem(truth: Any, kind: TruthKind = "text") -> str | None:
     >>> truth_problem("three", "number")
     "its ground truth 'three' is not a number"
     """
+    if isinstance(truth, Mapping) and truth:
+        return f"its ground truth {truth!r:.60} is a mapping; give text, a number or a list of them"
     accepted = accepted_answers(truth)
     if not any(entry.strip() for entry in accepted):
         return "it has no ground truth (reward_model.ground_truth)"

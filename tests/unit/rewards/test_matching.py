@@ -129,6 +129,13 @@ def test_a_missing_ground_truth_is_said_to_be_missing(truth: Any, kind: Any) -> 
     assert truth_problem(truth, kind) == "it has no ground truth (reward_model.ground_truth)"
 
 
+def test_a_mapping_as_ground_truth_is_named() -> None:
+    """It is there, and no answer can be compared with it."""
+    assert truth_problem({"value": 12}) == (
+        "its ground truth {'value': 12} is a mapping; give text, a number or a list of them"
+    )
+
+
 @pytest.mark.parametrize("truth", [None, "", "  ", [], [None], {}])
 @pytest.mark.parametrize("answer", ["", "none", "None", "[]"])
 def test_a_missing_ground_truth_is_an_error_and_never_a_match(truth: Any, answer: str) -> None:
