@@ -347,7 +347,7 @@ def test_without_a_variable_the_cache_is_in_the_home(monkeypatch: pytest.MonkeyP
 def test_an_unknown_preset_lists_what_exists_and_says_where_paths_go() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown model 'smolm2'\. Did you mean 'smollm2'"):
         load_config(RECIPE, ["model=smolm2"])
-    with pytest.raises(UnknownNameError, match=r"Known: smollm2\. .* is given as model\.path="):
+    with pytest.raises(UnknownNameError, match=r"Known: smollm2, tiny\. .* is given as model\.path="):
         load_config(RECIPE, ["model=Qwen/Qwen3-0.6B"])
 
 
