@@ -164,7 +164,9 @@ class TorchLearner:
         sums, peers = MetricSums(), self.models.compute.peers
         for micro in self.models.compute.micro_batches(minibatch.samples, minibatch.indices):
             sums.add(update.backward(micro))
-            sums.add({"perf/update_tokens": torch.full((), float(micro.input_ids.numel()), device=self.device)})
+            # Without action tokens it is an empty one, computed because another rank computes more.
+            num_tokens = float(micro.input_ids.numel() if len(micro.tokens_N) else 0)
+            sums.add({"perf/update_tokens": torch.full((), num_tokens, device=self.device)})
         images.backward()
         norm = guarded_step(
             self.policy_optimizer,

@@ -19,6 +19,7 @@ from transformers import LlamaForCausalLM
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.checks.rows import answer_episode, gold_result
+from agent_r1.config import to_yaml
 from agent_r1.data.tasks import load_tasks, read_rows
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import check_env, make_env
@@ -26,6 +27,7 @@ from agent_r1.errors import ConfigError, DataError
 from agent_r1.models.tiny import train_tokenizer
 from agent_r1.registry import load_module, recipe_folder
 from agent_r1.rollout import Rollout, RolloutLimits
+from agent_r1.runs import EvaluationRecord, RunFolder, write_evaluation
 from agent_r1.types import Action, SamplingParams, Task, ToolCall, Trajectory
 from tests.conftest import tiny_config
 from tests.helpers import commands
@@ -43,7 +45,7 @@ with recipe_folder(RECIPE):
     models, series, window = load_module("models"), load_module("series"), load_module("window")
     answer, reward_fn = load_module("answer"), load_module("reward_fn")
     environment, baselines = load_module("environment"), load_module("baselines")
-    demonstrations = load_module("demonstrations")
+    demonstrations, compare_run = load_module("demonstrations"), load_module("compare_run")
 
 NAMES = list(models.MODELS)
 
@@ -529,6 +531,81 @@ def test_baselines_are_below_none_that_knows_more(made: Made, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         baselines.main(["--data", str(made.folder), "--stride", "0"])
     assert "--stride 0: hours between windows are at least 1" in capsys.readouterr().err
+
+
+def evaluated(run: Path, made: Made, rewards: dict[str, float], split: str = "test") -> Path:
+    """The folder of a run whose model earned these rewards."""
+    folder = RunFolder(run)
+    folder.path.mkdir(parents=True)
+    folder.config.write_text(to_yaml(made.config))
+    tasks = made.tasks(split)
+    record = EvaluationRecord(
+        split=split,
+        model="m",
+        step=1,
+        tasks=[task.task_id for task in tasks],
+        sources=[str(task.data_source) for task in tasks],
+        solved=[rewards[task.task_id] for task in tasks],
+        metrics={},
+        intervals={},
+    )
+    write_evaluation(folder.evaluation(split, "after"), record)
+    return run
+
+
+def test_a_run_is_compared_with_the_best_single_model_window_by_window(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that always answers one model has its errors; two runs have the mean of theirs."""
+    rewards: dict[str, dict[str, float]] = {name: {} for name in NAMES}
+    errors: dict[str, dict[str, list[float]]] = {name: {} for name in NAMES}
+    for task in made.tasks("test"):
+        forecasts = made.window(task).forecasts
+        for name in NAMES:
+            error = reward_fn.squared_error(forecasts[name], task)
+            reference = task.reward_model["errors"]["mix"] + reward_fn.SOFTENING
+            rewards[name][task.task_id] = reference / (reference + error)
+            errors[name].setdefault(str(task.data_source), []).append(error)
+    means = {name: float(np.mean([np.mean(found) for found in errors[name].values()])) for name in NAMES}
+    ranked = sorted(NAMES, key=means.__getitem__)
+    runs = {name: evaluated(tmp_path / name, made, rewards[name]) for name in ranked}
+
+    compare_run.main([str(runs[ranked[0]])])
+    *_, best, difference = capsys.readouterr().out.splitlines()
+    assert best.startswith(f"{ranked[0]}, the best single model")
+    assert difference == f"difference over {len(made.tasks('test'))} windows: +0.0000 (+0.0000 to +0.0000)"
+
+    compare_run.main([str(runs[ranked[0]]), str(runs[ranked[-1]])])
+    _, *lines, difference = capsys.readouterr().out.splitlines()
+    worse = (means[ranked[-1]] - means[ranked[0]]) / 2
+    assert [float(line.split()[-1]) for line in lines] == pytest.approx(
+        [means[ranked[0]], means[ranked[-1]], means[ranked[0]] + worse, means[ranked[0]]], abs=6e-5
+    )
+    found, low, high = (float(text.strip("()+")) for text in difference.split(": ")[1].replace("to ", "").split())
+    assert found == pytest.approx(worse, abs=6e-5)
+    assert 0 < low < found < high
+
+    unanswered = evaluated(tmp_path / "silent", made, dict.fromkeys(rewards[ranked[0]], 0.0))
+    compare_run.main([str(unanswered)])
+    told = float(capsys.readouterr().out.splitlines()[1].split()[-1])
+    by_series = [
+        np.mean([reward_fn.squared_error(np.full(24, task.reward_model["mean"]), task) for task in of_series])
+        for source in ("drawn1", "drawn2")
+        for of_series in [[task for task in made.tasks("test") if task.data_source == source]]
+    ]
+    assert told == pytest.approx(float(np.mean(by_series)), abs=6e-5)
+
+
+def test_runs_that_cannot_be_compared_say_why(made: Made, tmp_path: Path) -> None:
+    rewards = {task.task_id: 0.5 for split in ("test", "validation") for task in made.tasks(split)}
+    run = evaluated(tmp_path / "run", made, rewards)
+    with pytest.raises(SystemExit, match="was not evaluated on its validation rows; do that first: agent-r1 eval"):
+        compare_run.main([str(run), "--split", "validation"])
+    file = RunFolder(evaluated(tmp_path / "part", made, rewards)).evaluation("test", "after")
+    found = json.loads(file.read_text())
+    file.write_text(json.dumps({**found, **{name: found[name][1:] for name in ("tasks", "sources", "solved")}}))
+    with pytest.raises(SystemExit, match="were evaluated on different windows of the test rows"):
+        compare_run.main([str(run), str(file.parents[1])])
 
 
 needs_ett = pytest.mark.skipif(not ETT.is_dir(), reason="ETTh1 and ETTh2 are not here")
