@@ -147,11 +147,8 @@ async def _scores(
 ) -> tuple[list[Finding], str]:
     pairs = list(zip(tasks, texts, strict=True))
     missed = [f"'{task.task_id}'" for task, text in pairs if not await _full(reward, task, text)]
-    fooled = [
-        f"'{task.task_id}' ({other!r})"
-        for task, other in _wrong_answers(tasks, texts)
-        if await _full(reward, task, other)
-    ]
+    wrong = [(task, await _wrong_answer(reward, tasks, texts, index)) for index, task in enumerate(tasks)]
+    fooled = [f"'{task.task_id}' ({answer!r})" for task, answer in wrong if answer is not None]
     cut = [f"'{task.task_id}'" for task, text in pairs[:_TRIED_ROWS] if await _full(reward, task, text, cut=True)]
     findings = []
     if missed:
@@ -182,16 +179,26 @@ async def _best_form(reward: RewardFunction, tasks: Sequence[Task]) -> tuple[str
     return best, USUAL_FORMS[best] if counts[best] else None
 
 
-def _wrong_answers(tasks: Sequence[Task], texts: Sequence[str]) -> list[tuple[Task, str]]:
-    """For each row the gold answer of the next row with another ground truth, and an empty answer."""
-    wrong: list[tuple[Task, str]] = []
-    for index, task in enumerate(tasks):
-        others = (n % len(tasks) for n in range(index + 1, index + 1 + min(len(tasks) - 1, _TRIED_ROWS)))
-        other = next((n for n in others if _differs(task, tasks[n])), None)
-        if other is not None:
-            wrong.append((task, texts[other]))
-        wrong.append((task, ""))
-    return wrong
+async def _wrong_answer(reward: RewardFunction, tasks: Sequence[Task], texts: Sequence[str], index: int) -> str | None:
+    """A wrong answer to a row that gets full marks; None when there is none. Tried are an empty one, and the gold
+    answer of the next row with another ground truth.
+
+    Two rows that accept each other's gold answer may have the same answer, written in two ways ($8.0 million, and 8000
+    thousand). Then a third row's answer decides: a reward that takes everything takes that too.
+    """
+    task = tasks[index]
+    if await _full(reward, task, ""):
+        return ""
+    nearby = (n % len(tasks) for n in range(index + 1, index + 1 + min(len(tasks) - 1, _TRIED_ROWS)))
+    others = (n for n in nearby if _differs(task, tasks[n]))
+    other = next(others, None)
+    if other is None or not await _full(reward, task, texts[other]):
+        return None
+    if await _full(reward, tasks[other], texts[index]):
+        third = next((n for n in others if _differs(tasks[other], tasks[n])), None)
+        if third is not None and not await _full(reward, task, texts[third]):
+            return None
+    return texts[other]
 
 
 def _differs(one: Task, other: Task) -> bool:

@@ -181,6 +181,17 @@ def anything(task: Task, episode: Episode) -> float:
     return 1.0
 
 
+def contained(task: Task, episode: Episode) -> float:
+    """Too lenient: 42 is no answer to a question whose answer is 4."""
+    return float(bool(episode.answer) and str(task.ground_truth) in episode.answer)
+
+
+def in_units(task: Task, episode: Episode) -> float:
+    """Answers such as `8 thousand` and `8000` are the same."""
+    plain = {text: text.replace(" thousand", "000") for text in (str(task.ground_truth), episode.answer)}
+    return float(bool(episode.answer) and len(set(plain.values())) == 1)
+
+
 async def one_of(task: Task, episode: Episode) -> dict[str, float]:
     return {"score": 0.5, "success": float(episode.answer in task.ground_truth)}
 
@@ -191,6 +202,10 @@ async def one_of(task: Task, episode: Episode) -> dict[str, float]:
         (after_hashes, ("4", "5"), []),
         (one_of, (["four", "4"], ["five"]), []),
         (anything, ("4", "5"), ["wrong answers do not"]),
+        (anything, ("4", "5", "6"), ["wrong answers do not"]),
+        (contained, ("4", "42", "7"), ["wrong answers do not"]),
+        (in_units, ("8 thousand", "8000", "3"), []),
+        (in_units, ("8 thousand", "8000"), ["wrong answers do not"]),  # no third row says that it is the same answer
         (after_hashes, ("4", " 5"), ["gold answers score full marks"]),
     ],
 )
