@@ -220,6 +220,19 @@ def reward_problem(value: float) -> str | None:
     return f"is {value}; rewards must be finite and at most {MAX_REWARD:g} in size"
 
 
+def as_number(value: Any) -> float | None:
+    """A number of Python, numpy or torch as a float; None for anything else, text among it.
+
+    >>> as_number(True), as_number("1"), as_number(10**400)
+    (1.0, None, None)
+    """
+    try:
+        plain = value.item() if hasattr(value, "item") else value  # float() of a tensor with a gradient warns
+        return None if isinstance(plain, str | bytes) else float(plain)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
 def reward_number(value: Any) -> float:
     """A reward as a float, also of numpy's and torch's numbers. A `ValueError` says what is wrong with it, in words
     that continue "the reward".
@@ -230,12 +243,8 @@ def reward_number(value: Any) -> float:
     Traceback (most recent call last):
     ValueError: is '1' (str); rewards must be numbers
     """
-    try:
-        plain = value.item() if hasattr(value, "item") else value  # float() of a tensor with a gradient warns
-        number = math.nan if isinstance(plain, str | bytes) else float(plain)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        plain, number = "", math.nan
-    if isinstance(plain, str | bytes):
+    number = as_number(value)
+    if number is None:
         raise ValueError(f"is {value!r:.60} ({type(value).__name__}); rewards must be numbers")
     problem = reward_problem(number)
     if problem is not None:

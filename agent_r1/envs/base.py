@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from agent_r1.constraints import reward_number, reward_problem
+from agent_r1.constraints import as_number, reward_number, reward_problem
 from agent_r1.errors import ConfigError
 from agent_r1.registry import Registry
 from agent_r1.tools import ToolRunner
@@ -172,9 +172,12 @@ def unpack_step(returned: Any) -> StepResult:
             raise _wrong_entry(name, "True or False", value, where)
     if not isinstance(info, Mapping):
         raise _wrong_entry("info", "a mapping", info, where)
+    number = as_number(reward)
+    if number is None:
+        raise _wrong_entry("reward", "a number", reward, where)
     return StepResult(
         observation=observation,
-        reward=_as_float(reward, where),
+        reward=number,
         done=bool(flags.get("done", flags.get("terminated"))),
         truncated=bool(flags.get("truncated", False)),
         info=info,
@@ -190,16 +193,6 @@ def _is_plain(result: StepResult) -> bool:
         and type(result.truncated) is bool
         and isinstance(result.info, Mapping)
     )
-
-
-def _as_float(reward: Any, where: str) -> float:
-    try:
-        plain = reward.item() if hasattr(reward, "item") else reward  # float() of a tensor with a gradient warns
-        if not isinstance(plain, str | bytes):
-            return float(plain)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        pass
-    raise _wrong_entry("reward", "a number", reward, where)
 
 
 def _is_flag(value: Any) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from agent_r1.errors import ConfigError, StorageError
 from agent_r1.runs.tracking import JsonlTracker, read_metrics
@@ -51,6 +52,17 @@ def test_a_profile_that_cannot_be_written_does_not_end_the_run(
     [warning] = [text for text in summary.warnings if "profile" in text]
     assert "the profile of step 1 could not be written" in warning
     assert warning.endswith("The run continues without it")
+
+
+def test_a_torch_that_cannot_record_all_threads_records_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def older() -> None:
+        """Takes no arguments, as in versions without the setting."""
+
+    monkeypatch.setattr(profile, "_ExperimentalConfig", older)
+    with StepProfile() as recorded:
+        torch.ones(3).sum()
+    recorded.write(tmp_path, 1)
+    assert "aten::sum" in (tmp_path / "step_1.txt").read_text()
 
 
 def test_a_step_after_the_last_one_is_refused(tmp_path: Path, model_folder: Path) -> None:

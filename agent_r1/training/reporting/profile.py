@@ -50,8 +50,7 @@ class StepProfile:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        all_threads = _ExperimentalConfig(profile_all_threads=True)  # an update is computed in the learner's own
-        self._profiler: Any = torch.profiler.profile(activities=activities, experimental_config=all_threads)
+        self._profiler: Any = torch.profiler.profile(activities=activities, experimental_config=_all_threads())
         self._started = self._seconds = 0.0
 
     def __enter__(self) -> Self:
@@ -77,6 +76,15 @@ class StepProfile:
         except OSError as error:
             raise StorageError(f"the profile of step {step} could not be written to {folder}: {error}") from error
         return f"profile of step {step}: {tables}; {trace} is for https://ui.perfetto.dev"
+
+
+def _all_threads() -> Any:
+    """The setting that records all threads: an update is computed in the learner's own. None where this version of
+    torch has no such setting; it then records the main thread alone, and all GPU kernels."""
+    try:
+        return _ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return None
 
 
 def profiled_part(name: str) -> AbstractContextManager[Any]:
