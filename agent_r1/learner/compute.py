@@ -137,6 +137,7 @@ def _packer(config: Config, policy: nn.Module, device: torch.device) -> Packer:
             row_tokens=CUDA_ROW_TOKENS,
             width_multiple=multiple,
             portion_tokens=CUDA_PORTION * max_tokens,
+            end_to_end=True,
         )
     hidden_size = int(cast(Any, policy).config.get_text_config().hidden_size)
     return partial(iter_tries, max_tokens=max_tokens, row_tokens=cpu_row_tokens(hidden_size))

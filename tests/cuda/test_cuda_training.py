@@ -90,14 +90,16 @@ def gradient(policy: LlamaForCausalLM, packer: Packer, autocast: torch.dtype | N
 @pytest.mark.parametrize("head_size", [32, 64, 128])
 @pytest.mark.parametrize(("autocast", "allowed"), [(torch.bfloat16, 2e-2), (None, 1e-4)])
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("end_to_end", [False, True])
 def test_the_gradient_of_tries_is_that_of_padded_rows(
-    head_size: int, autocast: torch.dtype | None, allowed: float, compiled: bool
+    head_size: int, autocast: torch.dtype | None, allowed: float, compiled: bool, end_to_end: bool
 ) -> None:
     policy = small_llama(head_size).to("cuda")
     expected = gradient(policy, partial(pack, max_tokens=8192), None)
     if compiled:
         compile_layers(policy.get_decoder())
-    found = gradient(policy, partial(pack_tries, max_tokens=4096, row_tokens=2048, width_multiple=256), autocast)
+    packer = partial(pack_tries, max_tokens=4096, row_tokens=2048, width_multiple=256, end_to_end=end_to_end)
+    found = gradient(policy, packer, autocast)
     assert float((found - expected).norm() / expected.norm()) < allowed
 
 

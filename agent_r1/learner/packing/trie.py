@@ -11,6 +11,9 @@ walk of a trie. Samples (1 2 3), (1 2 4 5) and (7) become
 Token j is on the path of token i, and so visible to it, exactly when `j <= i < end[j]`. Everything downstream gathers
 by index and is independent of tries. A trie larger than a row is cut, and the shared prefix repeated in the next
 row; rewritten history simply branches.
+
+Tries of one micro-batch are rows of it, or lie end to end in one row (`end_to_end`): no token of a trie is visible from
+another one either way.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -142,6 +147,7 @@ def pack_tries(
     row_tokens: int | None = None,
     width_multiple: int = 1,
     portion_tokens: int | None = None,
+    end_to_end: bool = False,
 ) -> list[MicroBatch]:
     """The chosen samples as micro-batches of trie rows; see `iter_tries`."""
     return list(
@@ -152,6 +158,7 @@ def pack_tries(
             row_tokens=row_tokens,
             width_multiple=width_multiple,
             portion_tokens=portion_tokens,
+            end_to_end=end_to_end,
         )
     )
 
@@ -164,27 +171,35 @@ def iter_tries(
     row_tokens: int | None = None,
     width_multiple: int = 1,
     portion_tokens: int | None = None,
+    end_to_end: bool = False,
 ) -> Iterator[MicroBatch]:
     """Micro-batches of trie rows, at most `max_tokens` tokens each, padding included.
 
     They are made lazily, so a GPU computes the first while the second is made; with `portion_tokens` the first is made
     after that many tokens of samples were sorted, not after all of them. `row_tokens`
     bounds a single row (by default the whole micro-batch): attention with a dense mask costs the square of a row's
-    length, so several shorter rows are faster on a CPU. Widths are padded to `width_multiple`.
+    length, so several shorter rows are faster on a CPU. Widths are padded to `width_multiple`. With `end_to_end` a
+    micro-batch is one row, in which such rows follow one another: a mask of blocks costs nothing for what nobody sees,
+    and micro-batches then differ in their width only, for which one compilation is enough.
     """
     refuse_too_long(samples, chosen, max_tokens)
     starts = first_tokens(samples)
+    collate = partial(_collate, samples, starts=starts, width_multiple=width_multiple, end_to_end=end_to_end)
     current: list[TrieRow] = []
     for rows in _portions(samples, chosen, min(max_tokens, row_tokens or max_tokens), portion_tokens):
         for row in sorted(rows, key=len, reverse=True):
             lengths = [len(row), *map(len, current)]
-            wasteful = min(lengths) < LEAST_FILLED * max(lengths)
-            if current and (wasteful or len(lengths) * round_up(max(lengths), width_multiple) > max_tokens):
-                yield _collate(samples, current, starts, width_multiple)
+            if end_to_end:
+                is_full = sum(lengths) > max_tokens
+            else:
+                wasteful = min(lengths) < LEAST_FILLED * max(lengths)
+                is_full = wasteful or len(lengths) * round_up(max(lengths), width_multiple) > max_tokens
+            if current and is_full:
+                yield collate(current)
                 current = []
             current.append(row)
     if current:
-        yield _collate(samples, current, starts, width_multiple)
+        yield collate(current)
 
 
 def _portions(
@@ -209,29 +224,31 @@ def _portions(
 
 
 def _collate(
-    samples: Sequence[Sample], rows: Sequence[TrieRow], starts: Sequence[int], width_multiple: int
+    samples: Sequence[Sample], tries: Sequence[TrieRow], *, starts: Sequence[int], width_multiple: int, end_to_end: bool
 ) -> MicroBatch:
-    """Stack rows; padding attends to itself only, and no token attends to padding."""
-    width = round_up(max(map(len, rows)), width_multiple)
-    input_ids = np.zeros((len(rows), width), dtype=np.int64)
-    position_ids = np.zeros((len(rows), width), dtype=np.int64)
-    ends = np.tile(np.arange(1, width + 1), (len(rows), 1))
-    row_of, before, own, targets, tokens = [], [], [], [], []
-    for number, row in enumerate(rows):
-        input_ids[number, : len(row)] = row.token_ids
-        position_ids[number, : len(row)] = row.positions
-        ends[number, : len(row)] = row.ends
-        for index, path in row.members:
+    """Stack tries, or join them end to end; padding attends to itself only, and no token attends to padding."""
+    places = [(0, first) for first in _first_columns(tries)] if end_to_end else [(n, 0) for n in range(len(tries))]
+    num_rows = 1 + max(number for number, _ in places)
+    width = round_up(max(first + len(trie) for (_, first), trie in zip(places, tries, strict=True)), width_multiple)
+    input_ids = np.zeros((num_rows, width), dtype=np.int64)
+    position_ids = np.zeros((num_rows, width), dtype=np.int64)
+    ends = np.tile(np.arange(1, width + 1), (num_rows, 1))
+    members: list[tuple[int, TokenIds, Ids]] = []
+    row_of, before, own, tokens = [], [], [], []
+    for (number, first), trie in zip(places, tries, strict=True):
+        columns = slice(first, first + len(trie))
+        input_ids[number, columns] = trie.token_ids
+        position_ids[number, columns] = trie.positions
+        ends[number, columns] = first + trie.ends
+        for index, path in trie.members:
             actions = np.array(samples[index].action_positions, dtype=np.int64)
             row_of.append(np.full(len(actions), number))
-            before.append(path[actions - 1])
-            own.append(path[actions])
-            targets.append(row.token_ids[path[actions]])
+            before.append(first + path[actions - 1])
+            own.append(first + path[actions])
             tokens.append(np.arange(starts[index], starts[index] + len(actions)))
-    targets_N = torch.from_numpy(np.concatenate(targets))
-    members = (
-        (number, samples[index].token_ids, path) for number, row in enumerate(rows) for index, path in row.members
-    )
+            members.append((number, samples[index].token_ids, first + path))
+    rows, action_columns = np.concatenate(row_of), np.concatenate(own)
+    targets_N = torch.from_numpy(input_ids[rows, action_columns])
     images = take_images(input_ids, position_ids, members)
     if images is not None:
         refuse_image_targets(targets_N)
@@ -239,9 +256,14 @@ def _collate(
         input_ids=torch.from_numpy(input_ids),
         position_ids=torch.from_numpy(position_ids),
         ends=torch.from_numpy(ends),
-        rows_N=torch.from_numpy(np.concatenate(row_of)),
+        rows_N=torch.from_numpy(rows),
         columns_N=torch.from_numpy(np.concatenate(before)),
-        action_columns_N=torch.from_numpy(np.concatenate(own)),
+        action_columns_N=torch.from_numpy(action_columns),
         targets_N=targets_N,
         tokens_N=torch.from_numpy(np.concatenate(tokens)),
     ).placing(images)
+
+
+def _first_columns(tries: Sequence[TrieRow]) -> list[int]:
+    """Where each trie begins in a row that holds one after the other."""
+    return [0, *accumulate(len(trie) for trie in tries[:-1])]

@@ -31,8 +31,8 @@ _SHARED = {
     "rollout.temperature": "1.0",
     "optimizer.warmup_steps": "2",
     "trainer.steps": str(STEPS),
-    # Several runs share a GPU, and a run of a minute must not spend half of it compiling.
-    "trainer.micro_batch_tokens": "8192",
+    # Several runs share a GPU: a run of a minute must not spend half of it compiling, nor launching small kernels.
+    "trainer.micro_batch_tokens": "16384",
     "engine.kv_memory": "150000",
     "engine.compile": "false",
 }

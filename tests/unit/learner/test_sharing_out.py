@@ -12,7 +12,7 @@ from agent_r1.config import load_config
 from agent_r1.errors import ConfigError
 from agent_r1.learner.packing import MicroBatch, Packer, Sample, pack, pack_tries
 from agent_r1.learner.sharded import Ranks, open_ranks
-from agent_r1.learner.sharded.balance import empty_like, share_out, token_cost
+from agent_r1.learner.sharded.balance import empty_like, halved, share_out, token_cost
 from agent_r1.models import fuse_projections
 from agent_r1.training.ranks import check_ranks
 from tests.helpers.hand_made import random_ids
@@ -28,7 +28,14 @@ def some_samples(count: int) -> list[Sample]:
     ]
 
 
-@pytest.mark.parametrize("packer", [partial(pack, max_tokens=120), partial(pack_tries, max_tokens=120, row_tokens=80)])
+@pytest.mark.parametrize(
+    "packer",
+    [
+        partial(pack, max_tokens=120),
+        partial(pack_tries, max_tokens=120, row_tokens=80),
+        partial(pack_tries, max_tokens=256, row_tokens=80, width_multiple=64, end_to_end=True),
+    ],
+)
 @pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
 def test_every_token_is_one_ranks_and_all_ranks_compute_as_often(packer: Packer, size: int, count: int) -> None:
@@ -64,6 +71,27 @@ def test_cost_is_tokens_times_length_not_a_count() -> None:
 def test_one_micro_batch_of_several_rows_is_cut_for_all_ranks() -> None:
     shares = [share_out([batch_of(8, 30)], rank=rank, size=4, cost=COST) for rank in range(4)]
     assert [len(share[0].input_ids) for share in shares] == [2, 2, 2, 2]
+
+
+def test_tries_in_one_row_are_cut_where_one_begins() -> None:
+    samples = [Sample.of_step((n, 1, 2), (3, 4)) for n in range(10, 18)]
+    whole = pack_tries(samples, range(8), max_tokens=100, row_tokens=5, width_multiple=8, end_to_end=True)
+    assert [batch.input_ids.shape for batch in whole] == [(1, 40)]
+    shares = [share_out(whole, rank=rank, size=4, cost=COST) for rank in range(4)]
+    for [batch] in shares:
+        assert batch.input_ids.tolist() == [[batch.input_ids[0, 0], 1, 2, 3, 4, batch.input_ids[0, 5], 1, 2, 3, 4]]
+        assert batch.ends is not None
+        assert batch.ends.tolist() == [[5] * 5 + [10] * 5]
+        assert batch.columns_N.tolist() == [2, 3, 7, 8]
+
+
+def test_what_depends_on_its_beginning_is_not_cut() -> None:
+    samples = [Sample.of_step((1, 2, 3), (n,)) for n in range(10, 14)]
+    [whole] = pack_tries(samples, range(4), max_tokens=100, width_multiple=16, end_to_end=True)
+    assert halved(whole) is None
+    first, second = (share_out([whole], rank=rank, size=2, cost=COST)[0] for rank in range(2))
+    assert (len(first.tokens_N), len(second.tokens_N)) == (4, 0)
+    assert halved(empty_like(whole)) is None
 
 
 def test_an_empty_micro_batch_is_one_row_without_action_tokens() -> None:

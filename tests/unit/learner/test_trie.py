@@ -98,12 +98,20 @@ def paths_of(batch: MicroBatch) -> dict[int, tuple[TokenIds, list[int]]]:
 
 
 @settings(deadline=None, max_examples=cases(60))
-@given(batches, st.integers(11, 40), st.integers(4, 40), st.none() | st.integers(1, 40))
+@given(batches, st.integers(11, 40), st.integers(4, 40), st.none() | st.integers(1, 40), st.booleans())
 def test_each_token_sees_exactly_what_came_before_it_in_its_step(
-    rows: list[tuple[TokenIds, TokenIds]], budget: int, row_tokens: int, portion: int | None
+    rows: list[tuple[TokenIds, TokenIds]], budget: int, row_tokens: int, portion: int | None, end_to_end: bool
 ) -> None:
     samples = [Sample.of_step(*row) for row in rows]
-    batches = pack_tries(samples, range(len(samples)), max_tokens=budget, row_tokens=row_tokens, portion_tokens=portion)
+    batches = pack_tries(
+        samples,
+        range(len(samples)),
+        max_tokens=budget,
+        row_tokens=row_tokens,
+        portion_tokens=portion,
+        end_to_end=end_to_end,
+    )
+    assert not end_to_end or all(len(batch.input_ids) == 1 for batch in batches)
     found = {token: path for batch in batches for token, path in paths_of(batch).items()}
     expected = {}
     for sample in samples:
@@ -151,6 +159,17 @@ def test_padding_is_seen_by_nobody_and_sees_itself() -> None:
     assert mask[1, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]
 
 
+def test_tries_end_to_end_in_one_row_are_padded_once() -> None:
+    samples = [Sample.of_step((1, 2, 3), (4,)), Sample.of_step((5, 6), (7,))]
+    [batch] = pack_tries(samples, [0, 1], max_tokens=100, row_tokens=4, width_multiple=8, end_to_end=True)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 0]]
+    assert batch.ends is not None
+    assert batch.ends.tolist() == [[4, 4, 4, 4, 7, 7, 7, 8]]
+    assert batch.position_ids is not None
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0]]
+    assert (batch.columns_N.tolist(), batch.action_columns_N.tolist()) == ([2, 5], [3, 6])
+
+
 def test_rows_that_would_be_mostly_padding_go_into_a_micro_batch_of_their_own() -> None:
     samples = [Sample.of_step(tuple(range(1, 9)), (50,)), Sample.of_step((60, 61), (62,))]
     assert [b.input_ids.shape[1] for b in pack_tries(samples, [0, 1], max_tokens=100, row_tokens=9)] == [9, 3]
@@ -186,13 +205,19 @@ def test_samples_that_wait_are_not_sorted_again_for_every_few_that_come(sorted_s
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("width_multiple", [1, 256])
 @pytest.mark.parametrize("block", [64, 128])
+@pytest.mark.parametrize("end_to_end", [False, True])
 def test_a_block_mask_lists_exactly_the_blocks_somebody_sees(
-    window: int | None, width_multiple: int, block: int
+    window: int | None, width_multiple: int, block: int, end_to_end: bool
 ) -> None:
     rng = random.Random(5)
     samples = [s for _ in range(6) for s in conversation(rng, random_ids(rng, 150), 4)]
     for batch in pack_tries(
-        samples, range(len(samples)), max_tokens=4096, row_tokens=700, width_multiple=width_multiple
+        samples,
+        range(len(samples)),
+        max_tokens=4096,
+        row_tokens=700,
+        width_multiple=width_multiple,
+        end_to_end=end_to_end,
     ):
         dense, blocks = dense_mask(batch, window), block_mask(batch, window, block)
         rows, _, width, _ = dense.shape
@@ -304,14 +329,22 @@ def mixed_batch(policy: nn.Module) -> list[Trajectory]:
     return [*batch, batch[0]]  # the same rollout twice: two samples, one path
 
 
-@pytest.mark.parametrize("budget", [(4096, None), (60, 60), (120, 40)])
+@pytest.mark.parametrize(
+    "packing",
+    [
+        {"max_tokens": 4096},
+        {"max_tokens": 60, "row_tokens": 60},
+        {"max_tokens": 120, "row_tokens": 40},
+        {"max_tokens": 120, "row_tokens": 40, "width_multiple": 16, "end_to_end": True},
+    ],
+)
 @pytest.mark.parametrize("kind", ["group", "critic", "shared critic", "entropy and KL"])
 def test_the_gradient_of_a_trie_equals_that_of_padded_rows(
-    policy: LlamaForCausalLM, kind: str, budget: tuple[int, int | None]
+    policy: LlamaForCausalLM, kind: str, packing: dict[str, Any]
 ) -> None:
     experience = experience_of(*mixed_batch(policy))
     found = []
-    for packer in (partial(pack_tries, max_tokens=budget[0], row_tokens=budget[1]), ROWS):
+    for packer in (partial(pack_tries, **packing), ROWS):
         own = copy.deepcopy(policy)
         options: dict[str, Any] = {"packer": packer}
         if kind == "critic":
