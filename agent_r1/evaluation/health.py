@@ -17,12 +17,14 @@ from agent_r1.metric_names import (
     CUT_ACTIONS,
     ENTROPY,
     EPISODE_STEPS,
+    EPISODES,
     EVAL_GREEDY,
     EVAL_ROWS,
     GROUPS_WITH_SPREAD,
     LOGPROB_DIFFERENCE,
     OUTCOME,
     PARSE_ERRORS,
+    PREEMPTIONS,
     PROCESS,
     REFERENCE_KL,
     STALENESS_MEAN,
@@ -312,6 +314,17 @@ def _stale_tokens(age: float, difference: float) -> str:
     )
 
 
+def _cache_too_small(monitor: HealthMonitor) -> str | None:
+    lost, episodes = monitor.recent(PREEMPTIONS), monitor.recent(EPISODES)
+    if lost is None or not episodes or lost <= 0.25 * episodes:
+        return None
+    return (
+        f"the engine's cache is too small for {episodes:.0f} episodes: {lost:.0f} times per step an episode lost its "
+        "place in it and was computed again. Raise engine.kv_memory (a number of tokens, or a share of memory), or "
+        "lower rollout.concurrency"
+    )
+
+
 _CHECKS: Mapping[str, Callable[[HealthMonitor], str | None]] = {
     "tools never called": _tools_never_called,
     "tool calls collapse": _tool_calls_collapse,
@@ -322,4 +335,5 @@ _CHECKS: Mapping[str, Callable[[HealthMonitor], str | None]] = {
     "truncated": _truncated,
     "KL spikes": _kl_spike,
     "engine differs": _engine_difference,
+    "cache too small": _cache_too_small,
 }

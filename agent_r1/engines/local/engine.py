@@ -93,6 +93,7 @@ class LocalEngine:
         self._max_requests, self._prefill_tokens = max_requests, prefill_tokens
         self._scheduler = self._make_scheduler()
         self._counts = EngineStats()
+        self._read = EngineStats()
         self._futures = RequestFutures()
         self._version = 0
         self._serve_task: asyncio.Task[None] | None = None
@@ -139,8 +140,14 @@ class LocalEngine:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the last call: encoded images of a model that reads images, captured graphs on a GPU."""
-        return self._runner.read_metrics()
+        """Counts since the last call: what the prefix cache found, encoded images of a model that reads images,
+        captured graphs on a GPU."""
+        before, self._read = self._read, self.stats
+        counts = {"perf/preemptions": float(max(0, self._read.preemptions - before.preemptions))}
+        prompt_tokens = self._read.prompt_tokens - before.prompt_tokens
+        if prompt_tokens > 0:
+            counts["perf/prefix_hits"] = (self._read.prefix_tokens - before.prefix_tokens) / prompt_tokens
+        return {**self._runner.read_metrics(), **counts}
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion."""

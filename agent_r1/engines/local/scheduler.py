@@ -4,6 +4,11 @@ In every step all decoding requests compute their newest token; prompts share th
 Where a step may be a burst (on CUDA), decoding requests sample several tokens in it, and prompts get steps of their
 own. When blocks run out, the prefix cache evicts its oldest ones; if that is not enough, the youngest running request
 goes back to the queue. It keeps what it sampled and is recomputed later, so no caller sees an error.
+
+When the cache cannot hold all conversations, first come, first served would compute each of them anew in every turn:
+the blocks that were not used for longest are evicted, and those are the blocks of whoever is next. So a request that
+continues cached blocks holds them while it waits, and starts before others; the last of these gives its blocks up when
+they are needed. Some conversations then continue while the rest wait and are computed once more.
 """
 
 from __future__ import annotations
@@ -14,6 +19,11 @@ from typing import NamedTuple
 from agent_r1.engines.local.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from agent_r1.engines.local.prefix_cache import ROOT, Edge, PrefixCache
 from agent_r1.engines.local.request import Request
+
+CONTINUED = 0.5
+"""A request that finds at least this share of its tokens in the cache continues them."""
+PATIENCE = 8
+"""So many times as many requests as run at once may start before one that came earlier."""
 
 
 class Chunk(NamedTuple):
@@ -65,6 +75,8 @@ class Scheduler:
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool)
         self.waiting: deque[Request] = deque()
+        # They wait too, and hold the cached blocks that they continue.
+        self.continuing: deque[Request] = deque()
         # In order of admission. A dict, because requests leave from anywhere.
         self.running: dict[Request, None] = {}
         # Requests that are answered and still hold blocks.
@@ -72,6 +84,9 @@ class Scheduler:
         self.num_preemptions = 0
         # The head of the queue found too few blocks. Only a request that leaves can change that.
         self._is_full = False
+        # Cached blocks had to make room since requests last waited for nothing.
+        self._is_short = False
+        self._overtaken = 0
         self._max_requests = max_requests
         self._prefill_tokens = prefill_tokens
         self._burst = burst
@@ -79,10 +94,18 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.continuing or self.running)
 
     def add(self, request: Request) -> None:
         """Queue a request. It must fit into the pool on its own (`request.max_blocks`)."""
+        if self._is_short:
+            blocks = self._cached_blocks(request)
+            if len(blocks) * BLOCK_SIZE >= CONTINUED * len(request.tokens):
+                request.blocks = blocks
+                self.continuing.append(request)
+                self._is_full = False
+                return
+            self.pool.release(blocks)
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
@@ -90,9 +113,13 @@ class Scheduler:
         if request in self.running:
             del self.running[request]
             self._release(request)
+            return
+        if request in self.continuing:
+            self.continuing.remove(request)
+            self._let_go(request)
         else:
             self.waiting.remove(request)
-            self._is_full = False  # the next request in the queue may be smaller
+        self._is_full = False  # the next request in the queue may be smaller
 
     def finish(self, request: Request) -> None:
         """Take an answered request out of the running ones. `release_finished` frees its blocks later."""
@@ -125,6 +152,8 @@ class Scheduler:
         Finished requests are released first: their blocks cannot enter a prefix cache that lost the earlier ones.
         """
         self.release_finished()
+        while self.continuing:
+            self._give_up_prefix()
         for request in reversed(list(self.running)):
             self._preempt(request)
         self.cache.clear()
@@ -212,15 +241,38 @@ class Scheduler:
         return length
 
     def _admit(self, budget: int, chunks: list[Chunk]) -> None:
-        """Start waiting requests in order while there are slots, blocks and budget.
+        """Start waiting requests while there are slots, blocks and budget: those that continue cached blocks first."""
+        if self._is_full and self._finished:
+            self.release_finished()
+        if self._is_full or not (self.continuing or self.waiting):
+            return
+        budget = self._start_continuing(budget, chunks)
+        if not self.continuing:
+            self._start_waiting(budget, chunks)
+        if not (self.continuing or self.waiting):
+            self._is_short, self._overtaken = False, 0
+
+    def _start_continuing(self, budget: int, chunks: list[Chunk]) -> int:
+        """Start those that hold cached blocks, in order; returns what is left of the budget."""
+        if self._overtaken >= PATIENCE * self._max_requests and self.waiting:
+            request = self.waiting.popleft()
+            request.blocks, self._overtaken = self._cached_blocks(request), 0
+            self.continuing.appendleft(request)
+        while self.continuing and budget and len(self.running) < self._max_requests:
+            request = self.continuing.popleft()
+            if not self._start(request, request.blocks):
+                self.continuing.appendleft(request)
+                break
+            self._overtaken += bool(self.waiting)
+            budget -= self._add_chunk(request, budget, chunks)
+        return budget
+
+    def _start_waiting(self, budget: int, chunks: list[Chunk]) -> None:
+        """Start the others in order.
 
         A request whose next block is being computed by a running request is skipped: one step later it finds that block
         in the cache. So the members of a group compute their prompt once.
         """
-        if self._is_full and self._finished:
-            self.release_finished()
-        if not self.waiting or self._is_full:
-            return
         being_computed = {
             _next_block(request, request.blocks[: request.num_computed // BLOCK_SIZE])
             for request in self.running
@@ -229,21 +281,26 @@ class Scheduler:
         skipped: list[Request] = []
         while self.waiting and budget and len(self.running) < self._max_requests:
             request = self.waiting.popleft()
-            # The last token must be computed, so its block is left out.
-            num_keys = (len(request.tokens) - 1) // BLOCK_SIZE
-            blocks = self.cache.match(request.keys(num_keys)[:num_keys])
+            blocks = self._cached_blocks(request)
             next_block = _next_block(request, blocks)
             if next_block in being_computed:
                 self.pool.release(blocks)
                 skipped.append(request)
                 continue
             if not self._start(request, blocks):
+                self.pool.release(blocks)
                 skipped.append(request)
                 break
             if next_block is not None:
                 being_computed.add(next_block)
             budget -= self._add_chunk(request, budget, chunks)
         self.waiting.extendleft(reversed(skipped))
+
+    def _cached_blocks(self, request: Request) -> list[int]:
+        """The cached blocks it begins with, of which it is an owner from now on."""
+        # The last token must be computed, so its block is left out.
+        num_keys = (len(request.tokens) - 1) // BLOCK_SIZE
+        return self.cache.match(request.keys(num_keys)[:num_keys])
 
     def _start(self, request: Request, cached: list[int]) -> bool:
         """Give a request the blocks for all its tokens; False, and nothing taken, when there are not enough.
@@ -252,7 +309,6 @@ class Scheduler:
         """
         num_new = blocks_for(len(request.tokens)) - len(cached)
         if not self._make_room(num_new + bool(self.running)):
-            self.pool.release(cached)
             self._is_full = True
             return False
         request.blocks = cached
@@ -275,11 +331,29 @@ class Scheduler:
         return True
 
     def _make_room(self, count: int) -> bool:
-        """Whether `count` blocks are free, after evicting from the prefix cache where necessary."""
+        """Whether `count` blocks are free, after evicting from the prefix cache where necessary, at last what waiting
+        requests hold of it."""
         if count > self.pool.num_free and self._finished:
             self.release_finished()
-        num_missing = count - self.pool.num_free
-        return num_missing <= 0 or self.cache.evict(num_missing) == num_missing
+        while (num_missing := count - self.pool.num_free) > 0:
+            self._is_short = True
+            if self.cache.evict(num_missing) < num_missing:
+                if not self.continuing:
+                    return False
+                self._give_up_prefix()
+        return True
+
+    def _give_up_prefix(self) -> None:
+        """The last request that waits with cached blocks waits without them, before those that have none."""
+        request = self.continuing.pop()
+        self._let_go(request)
+        self.waiting.appendleft(request)
+        self.num_preemptions += 1
+
+    def _let_go(self, request: Request) -> None:
+        # Not `leave`: what is given up first is evicted first.
+        self.pool.release(request.blocks)
+        request.blocks = []
 
     def _preempt(self, request: Request) -> None:
         del self.running[request]

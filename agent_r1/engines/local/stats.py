@@ -22,7 +22,7 @@ class EngineStats:
     generated_tokens: int = 0
     """Tokens that were sampled."""
     preemptions: int = 0
-    """How often a request lost its blocks and was recomputed."""
+    """How often a request lost its blocks, while it ran or while it waited, and was recomputed."""
     steps: int = 0
     """Forward passes."""
     encoded_images: int = 0

@@ -179,8 +179,8 @@ def iter_tries(
     after that many tokens of samples were sorted, not after all of them. `row_tokens`
     bounds a single row (by default the whole micro-batch): attention with a dense mask costs the square of a row's
     length, so several shorter rows are faster on a CPU. Widths are padded to `width_multiple`. With `end_to_end` a
-    micro-batch is one row, in which such rows follow one another: a mask of blocks costs nothing for what nobody sees,
-    and micro-batches then differ in their width only, for which one compilation is enough.
+    micro-batch is one row, in which such rows follow one another: blocks of the mask that no token sees cost
+    nothing, and micro-batches then differ in their width only, for which one compilation is enough.
     """
     refuse_too_long(samples, chosen, max_tokens)
     starts = first_tokens(samples)

@@ -167,7 +167,7 @@ def test_clearing_leaves_a_request_its_blocks() -> None:
 def assert_accounted(scheduler: Scheduler) -> None:
     """Every block is free or held, by exactly those who say they hold it."""
     pool = scheduler.pool
-    holders = [*scheduler.running, *scheduler._finished]
+    holders = [*scheduler.running, *scheduler.continuing, *scheduler._finished]
     owners = Counter(block for request in holders for block in request.blocks)
     owners.update(list(scheduler.cache._recency))
     assert pool.num_free + pool.num_held == pool.num_blocks
@@ -224,7 +224,7 @@ def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
         assert_accounted(scheduler)
 
     for move, value, max_tokens in moves:
-        present = [*scheduler.running, *scheduler.waiting]
+        present = [*scheduler.running, *scheduler.continuing, *scheduler.waiting]
         if move == "add":
             assert isinstance(value, tuple)
             request = Request(prompt=value, sampling=SamplingParams(max_tokens=max_tokens))

@@ -86,6 +86,7 @@ class SlowScheduler(Scheduler):
                 skipped.append(request)
                 continue
             if not self._start(request, blocks):
+                self.pool.release(blocks)
                 skipped.append(request)
                 break
             being_computed.update(following)

@@ -176,6 +176,12 @@ TROUBLES: Mapping[str, Trouble] = {
         "log-probs differ by 0.300",
         ("algorithm.off_policy.name", "model.dtype", "rollout.temperature"),
     ),
+    "the cache is too small": Trouble(
+        stuck(perf__preemptions=70.0, perf__episodes=256.0),
+        3,
+        "too small for 256 episodes: 70 times per step",
+        ("engine.kv_memory", "rollout.concurrency"),
+    ),
     "engine comes to differ": Trouble(
         after(stuck(6), "offpolicy/logprob_difference", [0.1, 0.2, 0.3]), 8, "engine and trainer disagree"
     ),
