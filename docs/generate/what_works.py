@@ -1,6 +1,6 @@
 """docs/what_works.md, made from the results of the study in docs/generate/study.
 
-    python benchmarks/claims/what_works.py --jobs 5 --out docs/generate/study
+    python benchmarks/claims/what_works.py --jobs 3 --out docs/generate/study
     python -m docs.generate.what_works            # writes the page, and the pictures of curves into docs/images
 
 The section of advice is written by hand: docs/generate/what_works_advice.markdown.
@@ -169,7 +169,7 @@ model that is small enough for several seeds, {MODEL}.
 {_all_variants()}
 The {len(plan)} runs are made on one GPU with
 
-    python benchmarks/claims/what_works.py --jobs 5 --out docs/generate/study
+    python benchmarks/claims/what_works.py --jobs 3 --out docs/generate/study
 
 A run that has ended is not repeated, so the command resumes a study that was interrupted; `--list` shows what is
 missing. Settings that save time and change nothing of what is learned:

@@ -154,4 +154,4 @@ def test_without_results_the_page_says_so(tmp_path: Path) -> None:
     page = study_page(tmp_path)
     assert "No run of this study has been published yet." in page
     assert "15 steps of 32 tasks with 8 rollouts each are 3,840" in page
-    assert "python benchmarks/claims/what_works.py --jobs 5 --out docs/generate/study" in page
+    assert "python benchmarks/claims/what_works.py --jobs 3 --out docs/generate/study" in page

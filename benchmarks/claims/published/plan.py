@@ -31,8 +31,8 @@ _SHARED = {
     "model.prepare": "null",
     "trainer.compile": "true",
     "trainer.gradient_checkpointing": "true",
-    "trainer.micro_batch_tokens": "8192",
-    "engine.kv_memory": "250000",
+    "trainer.micro_batch_tokens": "16384",
+    "engine.kv_memory": "400000",  # 11.5 GB: room for all episodes of a step
     "optimizer.learning_rate": "5e-6",
     "optimizer.warmup_steps": "2",
     "optimizer.final_fraction": "0.1",
