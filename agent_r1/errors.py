@@ -20,7 +20,7 @@
     |-- EnvServerError (ConnectionError)   an environment server that cannot be reached or sends a wrong reply
     |   `-- EpisodeLostError               it no longer has the episode: it was restarted, or the episode was idle
     |-- DivergenceError (ArithmeticError)  too many non-finite updates in a row, or weights that exploded
-    |-- DeviceMemoryError (MemoryError)    a GPU with too little memory for an update
+    |-- DeviceMemoryError (MemoryError)    a GPU with too little memory for an update or an engine
     |-- RolloutsFailingError (RuntimeError) every rollout of a batch failed
     |-- WorkersError (RuntimeError)        rollout workers that cannot be started, or that keep dying
     |-- RankError (RuntimeError)           one of several processes failed or was lost
@@ -145,7 +145,7 @@ class DivergenceError(AgentR1Error, ArithmeticError):
 
 
 class DeviceMemoryError(AgentR1Error, MemoryError):
-    """The device has too little memory for an update."""
+    """The device has too little memory for an update, or for a model and its engine."""
 
 
 class RolloutsFailingError(AgentR1Error, RuntimeError):

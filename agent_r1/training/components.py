@@ -24,6 +24,7 @@ from agent_r1.rewards import ProcessBalance, RewardShaping
 from agent_r1.rollout import Collector, Rollout
 from agent_r1.tools import ToolRunner
 from agent_r1.training.model_check import CheckedModel
+from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import RunPlan, tool_policies
 from agent_r1.training.ranks import make_ranks_collector
 from agent_r1.training.rollouts import make_remote_rollout, rollout_parts
@@ -96,8 +97,9 @@ def load_components(
     gets the address of a gateway that programs outside this process connect to, and what happens to rollout workers."""
     config = plan.config
     torch.manual_seed(config.trainer.seed)
-    policy = None if takes_messages(config) else load_run_policy(config)
-    started = engine(config, policy, model.context_length)
+    with explain_cuda_oom(config, loads=True):
+        policy = None if takes_messages(config) else load_run_policy(config)
+        started = engine(config, policy, model.context_length)
     if choose_device(config.trainer.device).type != "cpu" or not started.pauses_during_update:
         # The engine computes elsewhere: the event loop should not wait for the tokenizer either.
         model.renderer.encode_in_threads()
@@ -136,8 +138,10 @@ def make_training_components(
     config = plan.config
     assert components.policy is not None  # `check_trainable`
     shaping = make_shaping(config)
+    with explain_cuda_oom(config, loads=True):
+        learner = make_learner(config, components.policy, plan.algorithm, ranks)
     return TrainingComponents(
-        learner=make_learner(config, components.policy, plan.algorithm, ranks),
+        learner=learner,
         shaping=shaping,
         collector=make_ranks_collector(config, components.rollout, plan.train_tasks, shaping, ranks or Ranks()),
         critic_view=CriticView(

@@ -1,4 +1,4 @@
-"""Explains CUDA out-of-memory errors of an update: which processes hold the memory, and which keys reduce it."""
+"""Explains CUDA out-of-memory errors of a run: which processes hold the memory, and which keys reduce it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from agent_r1.errors import DeviceMemoryError
 
 
 @contextmanager
-def explain_cuda_oom(config: Config) -> Iterator[None]:
-    """Inside, running out of memory raises a `DeviceMemoryError` that names the keys to change."""
+def explain_cuda_oom(config: Config, *, loads: bool = False) -> Iterator[None]:
+    """Inside, where a model is loaded or else updated, running out of memory raises a `DeviceMemoryError` that names
+    the keys to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise DeviceMemoryError(f"the update ran out of GPU memory{_holders()}. {_advice(config)}") from error
+        what = "loading the model" if loads else "the update"
+        advice = _advice(config, loads=loads)
+        raise DeviceMemoryError(f"{what} ran out of GPU memory{_holders()}. {advice}") from error
 
 
 def _holders() -> str:
@@ -30,12 +33,13 @@ def _holders() -> str:
     return f": this process holds {ours / 1e9:.1f} GB and others {others / 1e9:.1f} GB of {total / 1e9:.1f} GB"
 
 
-def _advice(config: Config) -> str:
+def _advice(config: Config, *, loads: bool) -> str:
     """The keys that reduce memory, cheapest first."""
-    settings = config.trainer
-    ways = [f"a smaller trainer.micro_batch_tokens (it is {settings.micro_batch_tokens})"]
-    if not settings.gradient_checkpointing:
-        ways.append("trainer.gradient_checkpointing=true")
+    settings, ways = config.trainer, list[str]()
+    if not loads:
+        ways.append(f"a smaller trainer.micro_batch_tokens (it is {settings.micro_batch_tokens})")
+        if not settings.gradient_checkpointing:
+            ways.append("trainer.gradient_checkpointing=true")
     if not config.model.lora.rank:
         ways.append("adapters (model.lora.rank=16)")
     if config.algorithm.critic.kind == "own":

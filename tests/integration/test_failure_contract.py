@@ -1129,6 +1129,17 @@ def test_an_update_without_memory_says_which_keys_need_less_and_the_run_goes_on_
     assert len((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_model_without_memory_says_which_keys_need_less(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1024.00 MiB.")
+
+    monkeypatch.setattr("agent_r1.training.components.load_policy", full)
+    with pytest.raises(DeviceMemoryError, match=r"^loading the model ran out of GPU memory.*engine\.kv_memory"):
+        commands.train(*tiny_overrides(tmp_path, model_folder), quiet=True)
+
+
 def counted(folder: Path, metric: str) -> list[int]:
     """The steps in which it was counted."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

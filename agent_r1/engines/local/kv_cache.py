@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, blocks_for
-from agent_r1.errors import EngineError
+from agent_r1.errors import DeviceMemoryError, EngineError
 
 LayerCache = tuple[Tensor, Tensor]
 """Keys and values of one layer, each [blocks, BLOCK_SIZE, kv heads, head size]."""
@@ -54,9 +54,17 @@ def kv_blocks(
 def empty_caches(num_blocks: int, *, config: Any, dtype: torch.dtype, device: torch.device) -> tuple[LayerCache, ...]:
     """Zeroed keys and values of every layer, spare block included."""
     shape = (num_blocks + 1, BLOCK_SIZE, *_heads(config))
-    return tuple(
-        (_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(int(config.num_hidden_layers))
-    )
+    free = _memory(device)
+    try:
+        return tuple(
+            (_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(int(config.num_hidden_layers))
+        )
+    except torch.OutOfMemoryError as error:
+        needed = (num_blocks + 1) * _block_bytes(config, dtype)
+        raise DeviceMemoryError(
+            f"the engine's KV cache of {num_blocks * BLOCK_SIZE} tokens takes {needed / 1e9:.1f} GB, and "
+            f"{free / 1e9:.1f} GB are free. Lower engine.kv_memory, or stop what else is on the GPU"
+        ) from error
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

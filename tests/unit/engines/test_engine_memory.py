@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_r1.engines.local import LocalEngine
+from agent_r1.engines.local import LocalEngine, kv_cache
 from agent_r1.engines.local.blocks import BlockPool
 from agent_r1.engines.local.kv_cache import kv_blocks
 from agent_r1.engines.local.prefix_cache import ROOT, PrefixCache
 from agent_r1.engines.local.request import Request, block_keys
 from agent_r1.engines.local.scheduler import Scheduler
-from agent_r1.errors import EngineError
+from agent_r1.errors import DeviceMemoryError, EngineError
 from agent_r1.types import Completion, SamplingParams, TokenIds
 from tests.helpers.fuzzing import cases
 
@@ -460,3 +460,17 @@ def test_kv_memory_is_tokens_or_a_fraction(kv_memory: float | None, expected: in
 def test_memory_for_no_block_is_refused(model: LlamaForCausalLM, kv_memory: float) -> None:
     with pytest.raises(EngineError, match="kv_memory"):
         LocalEngine(model, kv_memory=kv_memory)
+
+
+def test_a_cache_that_a_gpu_has_no_memory_for_says_how_large_it_is(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 124.00 MiB.")
+
+    monkeypatch.setattr(kv_cache, "_zeros", full)
+    monkeypatch.setattr(kv_cache, "_memory", lambda device: 83_000_000)
+    # 2 layers x (keys and values) x 2 heads of 8 x 4 bytes are 256 bytes per token.
+    found = r"KV cache of 1600000 tokens takes 0\.4 GB, and 0\.1 GB are free\. Lower engine\.kv_memory"
+    with pytest.raises(DeviceMemoryError, match=found):
+        LocalEngine(model, kv_memory=1_600_000)
