@@ -1,4 +1,5 @@
-"""What every HTTP server of the project shares: who may ask, how much and how fast, and how a server starts and stops.
+"""What every HTTP server of the project shares: who may ask, how much and how fast, and how a server starts and stops;
+and what every client shares, which reads answers up to a size.
 
     app.add_middleware(AccessControl, access=make_access(host, key=key))         # Host, Origin, key
     body = read_object(await read_body(request, max_bytes=1 << 20, seconds=30))  # or a RefusedError with a 4xx status
@@ -9,21 +10,26 @@ The package imports without the extra `serve`: Starlette and uvicorn are importe
 """
 
 from agent_r1.web.access import Access, AccessControl, is_loopback, key_from_env, make_access
+from agent_r1.web.answers import MAX_ANSWER, AnswerTooLargeError, read_answer, read_lines
 from agent_r1.web.bodies import CLIENT_DISCONNECTED, read_body, read_object, while_connected
 from agent_r1.web.refusals import RefusedError
 from agent_r1.web.servers import address_of, listen, running_server, serve_forever
 
 __all__ = [
     "CLIENT_DISCONNECTED",
+    "MAX_ANSWER",
     "Access",
     "AccessControl",
+    "AnswerTooLargeError",
     "RefusedError",
     "address_of",
     "is_loopback",
     "key_from_env",
     "listen",
     "make_access",
+    "read_answer",
     "read_body",
+    "read_lines",
     "read_object",
     "running_server",
     "serve_forever",

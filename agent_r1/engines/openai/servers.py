@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_r1.errors import EngineError, EngineRequestError, MissingExtraError
+from agent_r1.web import AnswerTooLargeError, read_answer, read_lines
 
 _PASSING = frozenset({408, 409, 425, 429, *range(500, 600)})
 """Statuses after which the same request may succeed."""
@@ -92,18 +93,14 @@ class Servers:
 
     async def get(self, url: str, path: str) -> Mapping[str, Any]:
         """The JSON object that one server answers to GET; not retried."""
-        try:
-            response = await self._client.get(url + path)
-        except self._errors as error:
-            raise PassingError(_unreachable(url, error)) from error
-        return _answer(url + path, response.status_code, response.text, response.headers)
+        return await self._ask_once("GET", url, path)
 
     async def post(self, path: str, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
         """The JSON object that a server answers, and the number of attempts that failed before."""
         for attempt in range(self._settings.retries + 1):
             async with self._chosen() as server:
                 try:
-                    return await self._post_once(server.url, path, request), attempt
+                    return await self._ask_once("POST", server.url, path, request), attempt
                 except PassingError as error:
                     pause = self._pause_after(error, attempt, server)
             await asyncio.sleep(pause)
@@ -118,12 +115,15 @@ class Servers:
         now = time.monotonic()
         return pause if all(other.rests_until > now for other in self._servers) else 0.0
 
-    async def _post_once(self, url: str, path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _ask_once(
+        self, method: str, url: str, path: str, request: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any]:
         try:
-            response = await self._client.post(url + path, json=request)
-        except self._errors as error:
+            async with self._client.stream(method, url + path, json=request) as response:
+                body = (await read_answer(response.aiter_bytes())).decode(errors="replace")
+        except (*self._errors, AnswerTooLargeError) as error:
             raise PassingError(_unreachable(url, error)) from error
-        return _answer(url + path, response.status_code, response.text, response.headers)
+        return _answer(url + path, response.status_code, body, response.headers)
 
     async def stream(self, path: str, request: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         """The JSON objects of a stream of server-sent events. A failure is retried until the first one has come."""
@@ -145,15 +145,15 @@ class Servers:
         try:
             async with self._client.stream("POST", url + path, json=request) as response:
                 if response.status_code != 200:
-                    body = (await response.aread()).decode(errors="replace")
+                    body = (await read_answer(response.aiter_bytes())).decode(errors="replace")
                     _answer(url + path, response.status_code, body, response.headers)
-                async for line in response.aiter_lines():
+                async for line in read_lines(response.aiter_bytes()):
                     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
                     if data == "[DONE]":
                         return
                     if data:
                         yield _chunk(data, url)
-        except self._errors as error:
+        except (*self._errors, AnswerTooLargeError) as error:
             raise PassingError(_unreachable(url, error)) from error
 
     @asynccontextmanager

@@ -35,6 +35,7 @@ from agent_r1.errors import (
 )
 from agent_r1.registry import check_arguments
 from agent_r1.types import Action, Observation, StepResult, StopReason, Task
+from agent_r1.web import AnswerTooLargeError, read_answer
 
 if TYPE_CHECKING:
     import httpx
@@ -157,9 +158,9 @@ class RemoteEnv(AgentEnv):
         pause = self._pause_seconds
         while True:
             try:
-                response = await self._attempt(client, server.timeout(*self._timeouts), method, path, content)
+                response, answer = await self._attempt(client, server.timeout(*self._timeouts), method, path, content)
                 if response.status_code != 503:
-                    return self._read(response, body, what)
+                    return self._read(response, answer, body, what)
                 problem = "it is full"
                 pause = max(pause, _seconds(response.headers.get("Retry-After")))
                 if clock() + pause > full_until:
@@ -181,17 +182,21 @@ class RemoteEnv(AgentEnv):
 
     async def _attempt(
         self, client: httpx.AsyncClient, timeout: httpx.Timeout, method: str, path: str, content: bytes | None
-    ) -> httpx.Response:
-        url = self._url + path
-        return await client.request(method, url, content=content, headers=self._headers, timeout=timeout)
+    ) -> tuple[httpx.Response, bytes]:
+        """The response and its body."""
+        url, headers = self._url + path, self._headers
+        async with client.stream(method, url, content=content, headers=headers, timeout=timeout) as response:
+            try:
+                return response, await read_answer(response.aiter_bytes())
+            except AnswerTooLargeError as error:
+                raise _WrongResponseError(str(error)) from error
 
-    def _read(self, response: httpx.Response, body: records.Json | None, what: str) -> records.Json:
+    def _read(self, response: httpx.Response, answer: bytes, body: records.Json | None, what: str) -> records.Json:
+        text = answer[:800].decode(errors="replace")[:200]
         try:
-            value = records.loads(response.content)
+            value = records.loads(answer)
         except ValueError as error:
-            raise _WrongResponseError(
-                f"HTTP {response.status_code} and no JSON object: {response.text[:200]!r}"
-            ) from error
+            raise _WrongResponseError(f"HTTP {response.status_code} and no JSON object: {text!r}") from error
         if response.status_code == 200:
             for key in ("request_id", "step"):
                 if body is not None and value.get(key) != body.get(key):
@@ -200,7 +205,7 @@ class RemoteEnv(AgentEnv):
         problem = value.get("error")
         if not isinstance(problem, dict):
             problem = {}
-        kind, message = problem.get("kind"), problem.get("message", response.text[:200])
+        kind, message = problem.get("kind"), problem.get("message", text)
         if response.status_code in (401, 403):
             raise EnvServerError(f"{what}: {self._url} refuses access (HTTP {response.status_code}): {message}")
         if kind == "unknown_episode":

@@ -1,0 +1,131 @@
+"""Answers of servers are read up to a size, whatever the server sends; each client says so in one line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from threading import Thread
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.engines.http.client import ServerClient, ServerError, make_http
+from agent_r1.engines.openai.servers import Servers, ServerSettings
+from agent_r1.envs.remote.client import RemoteEnv
+from agent_r1.errors import EngineError, EnvServerError
+from agent_r1.types import Task
+from agent_r1.web import AnswerTooLargeError, answers, read_answer, read_lines
+
+
+async def in_chunks(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+def lines_of(*chunks: bytes, max_bytes: int = 1000) -> list[str]:
+    async def collect() -> list[str]:
+        return [line async for line in read_lines(in_chunks(*chunks), max_bytes=max_bytes)]
+
+    return asyncio.run(collect())
+
+
+def test_an_answer_is_read_up_to_its_bound() -> None:
+    assert asyncio.run(read_answer(in_chunks(b"ab", b"cd"), max_bytes=4)) == b"abcd"
+    with pytest.raises(AnswerTooLargeError, match="larger than 4 MB"):
+        asyncio.run(read_answer(in_chunks(*[b"x" * (1 << 20)] * 5), max_bytes=4 << 20))
+
+
+def test_lines_come_whole_wherever_they_are_cut() -> None:
+    assert lines_of(b"data: 1\r\nda", b"ta: \xc3", b"\xa9\n\ndata", b": 3") == ["data: 1", "data: é", "", "data: 3"]
+    with pytest.raises(AnswerTooLargeError):
+        lines_of(*[b"x" * 100] * 20)
+    assert len(lines_of(*[b"x" * 99 + b"\n"] * 20)) == 20, "only a line is bounded, not the stream"
+
+
+@given(st.text(alphabet="a\n\r", max_size=30), st.lists(st.integers(0, 30), max_size=4))
+def test_the_lines_of_a_text_do_not_depend_on_its_chunks(text: str, cuts: list[int]) -> None:
+    content, places = text.encode(), [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    chunks = [content[first:end] for first, end in pairwise(places)]
+    assert lines_of(*chunks) == lines_of(content)
+
+
+class _Endless(BaseHTTPRequestHandler):
+    """Sends the beginning of a JSON text that never ends."""
+
+    def _answer(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(b'["' + b"x" * 65536)
+        except OSError:  # the client had enough
+            pass
+
+    do_GET = do_POST = _answer
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def endless_server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Endless)
+    server.daemon_threads = True
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four megabytes instead of 256."""
+    for function in (read_answer, read_lines):
+        monkeypatch.setitem(function.__kwdefaults__, "max_bytes", 4 << 20)
+    assert answers.MAX_ANSWER == 256 << 20
+
+
+def test_a_generation_server_without_end_is_an_error_of_that_server() -> None:
+    async def ask(url: str) -> None:
+        async with make_http() as http:
+            await ServerClient(url, http).call("GET", "/version", seconds=20)
+
+    with endless_server() as url, pytest.raises(ServerError, match=r"/version: the answer is larger than 4 MB"):
+        asyncio.run(ask(url))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_openai_server_without_end_is_one_clear_error(streams: bool) -> None:
+    async def ask(url: str) -> None:
+        servers = Servers([url], ServerSettings())
+        try:
+            if streams:
+                async for _ in servers.stream("/chat/completions", {}):
+                    pass
+            else:
+                await servers.post("/chat/completions", {})
+        finally:
+            await servers.close()
+
+    with endless_server() as url, pytest.raises(EngineError, match="the answer is larger than 4 MB"):
+        asyncio.run(ask(url))
+
+
+def test_an_environment_server_without_end_is_one_clear_error() -> None:
+    async def reset(url: str) -> None:
+        env = RemoteEnv(url=url, retries=0)
+        try:
+            await env.reset(Task(task_id="t", prompt=({"role": "user", "content": "begin"},)))
+        finally:
+            await env.close()
+
+    with endless_server() as url, pytest.raises(EnvServerError, match="the answer is larger than 4 MB"):
+        asyncio.run(reset(url))
