@@ -16,10 +16,9 @@ from agent_r1.engines.local import LocalEngine
 from agent_r1.engines.local import engine as engine_module
 from agent_r1.engines.local.batch import block_tables, step_arrays
 from agent_r1.engines.local.blocks import blocks_for
-from agent_r1.engines.local.request import Request, check_request
+from agent_r1.engines.local.request import Chunk, Request, check_request
 from agent_r1.engines.local.runner import Sampled
 from agent_r1.engines.local.sampling import uniforms
-from agent_r1.engines.local.scheduler import Chunk
 
 MODERATE_LENGTH = 2048
 LOGPROB = -0.5

@@ -18,7 +18,7 @@ from torch import Tensor
 from agent_r1.engines.local.blocks import BLOCK_SIZE
 from agent_r1.engines.local.cpu.attention import AttentionGroup, attention_groups
 from agent_r1.engines.local.images.prompt_images import StepImages, step_images
-from agent_r1.engines.local.scheduler import Chunk
+from agent_r1.engines.local.request import Chunk
 from agent_r1.images import FIRST_IMAGE_ID
 from agent_r1.models import round_up
 

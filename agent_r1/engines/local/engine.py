@@ -28,9 +28,9 @@ from torch import nn
 
 from agent_r1.engines.base import StreamedTokens
 from agent_r1.engines.local.futures import RequestFutures
-from agent_r1.engines.local.request import Request
+from agent_r1.engines.local.request import Chunk, Request
 from agent_r1.engines.local.runner import PendingStep, make_runner
-from agent_r1.engines.local.scheduler import Chunk, Scheduler
+from agent_r1.engines.local.scheduler import Scheduler
 from agent_r1.engines.local.stats import EngineStats
 from agent_r1.errors import INTERRUPTIONS, described, portable
 from agent_r1.types import Completion, SamplingParams
@@ -143,11 +143,7 @@ class LocalEngine:
         """Counts since the last call: what the prefix cache found, encoded images of a model that reads images,
         captured graphs on a GPU."""
         before, self._read = self._read, self.stats
-        counts = {"perf/preemptions": float(max(0, self._read.preemptions - before.preemptions))}
-        prompt_tokens = self._read.prompt_tokens - before.prompt_tokens
-        if prompt_tokens > 0:
-            counts["perf/prefix_hits"] = (self._read.prefix_tokens - before.prefix_tokens) / prompt_tokens
-        return {**self._runner.read_metrics(), **counts}
+        return {**self._runner.read_metrics(), **self._read.since(before)}
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion."""

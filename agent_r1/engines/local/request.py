@@ -1,4 +1,4 @@
-"""One request in the engine, and the checks it must pass."""
+"""One request in the engine, the part of it that a step computes, and the checks it must pass."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -100,6 +101,36 @@ class Request:
         self.logprobs += logprobs
         self.versions += [version] * count
         return count
+
+
+class Chunk(NamedTuple):
+    """Tokens `start` to `start + length` of a request are computed in this step.
+
+    A tuple because every step makes up to thousands of them, and other records take several times as long to make.
+    """
+
+    request: Request
+    start: int
+    length: int
+    new_tokens: int = 1
+    """Tokens that may be sampled after it, one after another: the request holds the blocks for them."""
+    pending_token: bool = False
+    """Its token is not known on the host yet: it is the last one that the previous step samples."""
+
+    @property
+    def end(self) -> int:
+        """Tokens of the request that are computed after this step."""
+        return self.start + self.length
+
+    @property
+    def samples(self) -> bool:
+        """Whether a token can be sampled after it."""
+        return self.pending_token or self.end == len(self.request.tokens)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens of the request that were sampled before this step."""
+        return self.end - len(self.request.prompt)
 
 
 def block_keys(tokens: Sequence[int]) -> list[bytes]:

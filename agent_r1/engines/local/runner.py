@@ -16,9 +16,8 @@ from agent_r1.engines.local.cpu.linear import BatchInvariantLinear, use_batch_in
 from agent_r1.engines.local.images.embeddings import ImageEmbeddings
 from agent_r1.engines.local.images.prompt_images import StepImages
 from agent_r1.engines.local.kv_cache import empty_caches, kv_blocks
-from agent_r1.engines.local.request import Request, check_request
+from agent_r1.engines.local.request import Chunk, Request, check_request
 from agent_r1.engines.local.sampling import sample
-from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.errors import EngineError
 from agent_r1.models import (
     VisionFamily,

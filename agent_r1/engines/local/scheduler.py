@@ -14,46 +14,15 @@ they are needed. Some conversations then continue while the rest wait and are co
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from agent_r1.engines.local.prefix_cache import ROOT, Edge, PrefixCache
-from agent_r1.engines.local.request import Request
+from agent_r1.engines.local.request import Chunk, Request
 
 CONTINUED = 0.5
 """A request that finds at least this share of its tokens in the cache continues them."""
 PATIENCE = 8
 """So many times as many requests as run at once may start before one that came earlier."""
-
-
-class Chunk(NamedTuple):
-    """Tokens `start` to `start + length` of a request are computed in this step.
-
-    A tuple because every step makes up to thousands of them, and other records take several times as long to make.
-    """
-
-    request: Request
-    start: int
-    length: int
-    new_tokens: int = 1
-    """Tokens that may be sampled after it, one after another: the request holds the blocks for them."""
-    pending_token: bool = False
-    """Its token is not known on the host yet: it is the last one that the previous step samples."""
-
-    @property
-    def end(self) -> int:
-        """Tokens of the request that are computed after this step."""
-        return self.start + self.length
-
-    @property
-    def samples(self) -> bool:
-        """Whether a token can be sampled after it."""
-        return self.pending_token or self.end == len(self.request.tokens)
-
-    @property
-    def num_sampled(self) -> int:
-        """Tokens of the request that were sampled before this step."""
-        return self.end - len(self.request.prompt)
 
 
 class Scheduler:

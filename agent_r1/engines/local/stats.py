@@ -27,3 +27,16 @@ class EngineStats:
     """Forward passes."""
     encoded_images: int = 0
     """Images that went through the vision tower."""
+
+    def since(self, before: EngineStats) -> dict[str, float]:
+        """What a training step logs of the counts since `before`.
+
+        >>> now = EngineStats(prompt_tokens=300, prefix_tokens=250, preemptions=2)
+        >>> now.since(EngineStats(prompt_tokens=100, prefix_tokens=100))
+        {'perf/preemptions': 2.0, 'perf/prefix_hits': 0.75}
+        """
+        counts = {"perf/preemptions": float(max(0, self.preemptions - before.preemptions))}
+        prompt_tokens = self.prompt_tokens - before.prompt_tokens
+        if prompt_tokens > 0:
+            counts["perf/prefix_hits"] = (self.prefix_tokens - before.prefix_tokens) / prompt_tokens
+        return counts

@@ -20,9 +20,8 @@ from transformers import LlamaForCausalLM
 
 from agent_r1.engines.local import LocalEngine
 from agent_r1.engines.local.cuda import graphs
-from agent_r1.engines.local.request import Request
+from agent_r1.engines.local.request import Chunk, Request
 from agent_r1.engines.local.runner import ModelRunner, PendingSample, Sampled
-from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.types import Completion, SamplingParams, TokenIds
 from tests.helpers.hand_made import sharpened
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from agent_r1.engines.local.blocks import BLOCK_SIZE, BlockPool
 from agent_r1.engines.local.prefix_cache import ROOT, PrefixCache
-from agent_r1.engines.local.request import Request, block_keys, check_request
-from agent_r1.engines.local.scheduler import Chunk, Scheduler
+from agent_r1.engines.local.request import Chunk, Request, block_keys, check_request
+from agent_r1.engines.local.scheduler import Scheduler
 from agent_r1.errors import EngineRequestError
 from agent_r1.types import SamplingParams, TokenIds
 from tests.helpers.fuzzing import cases

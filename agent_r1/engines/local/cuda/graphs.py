@@ -18,9 +18,8 @@ from torch import Tensor
 from agent_r1.engines.local.batch import block_tables, step_arrays
 from agent_r1.engines.local.blocks import BLOCK_SIZE
 from agent_r1.engines.local.cuda.sampling_kernels import SampleResults, SampleSettings
-from agent_r1.engines.local.request import Request
+from agent_r1.engines.local.request import Chunk, Request
 from agent_r1.engines.local.sampling import uniforms
-from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.models import round_up
 
 GraphKey = tuple[Any, ...]

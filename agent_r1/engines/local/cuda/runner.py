@@ -34,9 +34,8 @@ from agent_r1.engines.local.cuda.graphs import (
 )
 from agent_r1.engines.local.cuda.sampling_kernels import SampleResults, SampleSettings, advance, sample
 from agent_r1.engines.local.images.prompt_images import has_image_tokens
-from agent_r1.engines.local.request import Request
+from agent_r1.engines.local.request import Chunk, Request
 from agent_r1.engines.local.runner import ModelRunner, PendingSample, Sampled
-from agent_r1.engines.local.scheduler import Chunk
 from agent_r1.models import freeze_gc, fuse_projections, watch_compilation
 from agent_r1.types import SamplingParams
 

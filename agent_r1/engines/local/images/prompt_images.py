@@ -18,7 +18,7 @@ from agent_r1.images import FIRST_IMAGE_ID, EncodedImage, ImageSpan, image_store
 from agent_r1.types import TokenIds
 
 if TYPE_CHECKING:
-    from agent_r1.engines.local.scheduler import Chunk
+    from agent_r1.engines.local.request import Chunk
 
 IntArray = np.ndarray[Any, np.dtype[Any]]
 
