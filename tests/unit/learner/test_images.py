@@ -30,6 +30,7 @@ PACKERS: dict[str, Packer] = {
     "rows": partial(pack, max_tokens=96),
     "tries": partial(pack_tries, max_tokens=256),
     "tries, cut": partial(pack_tries, max_tokens=48),
+    "tries, end to end": partial(pack_tries, max_tokens=96, row_tokens=48, width_multiple=8, end_to_end=True),
 }
 
 
