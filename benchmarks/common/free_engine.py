@@ -64,6 +64,9 @@ class FreeRunner:
         """There is nothing to count."""
         return {}
 
+    def finish(self) -> None:
+        """Nothing is computed."""
+
     def clear_cache(self) -> None:
         """There is none."""
 

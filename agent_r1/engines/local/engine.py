@@ -140,8 +140,7 @@ class LocalEngine:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the last call: what the prefix cache found, encoded images of a model that reads images,
-        captured graphs on a GPU."""
+        """Counts since the last call: of the prefix cache, of images, of captured graphs on a GPU."""
         before, self._read = self._read, self.stats
         return {**self._runner.read_metrics(), **self._read.since(before)}
 
@@ -199,11 +198,12 @@ class LocalEngine:
             self._resumed.set()
 
     async def close(self) -> None:
-        """Stop serving; unfinished requests fail."""
+        """Stop serving, and wait for what the device still computes; unfinished requests fail."""
         if self._serve_task is not None:
             self._serve_task.cancel()
             self._serve_task = None
         self._fail_all("the engine was closed")
+        self._runner.finish()
 
     async def _serve(self) -> None:
         """Run steps until there are no requests."""

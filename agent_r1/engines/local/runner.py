@@ -151,6 +151,9 @@ class ModelRunner:
         fresh, self._num_read = self.images.num_encoded - self._num_read, self.images.num_encoded
         return {"perf/encoded_images": float(fresh)}
 
+    def finish(self) -> None:
+        """Wait until the device has computed all that was started."""
+
     def clear_cache(self) -> None:
         """Empty the KV cache: what old or broken weights wrote must never be read again."""
         self._make_caches()

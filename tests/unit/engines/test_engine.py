@@ -600,3 +600,21 @@ def test_episodes_that_wait_some_rounds_of_the_event_loop_still_share_steps(tiny
 
     # Each turn is a step for the prompts and one for the second tokens.
     assert asyncio.run(episodes(0)) == asyncio.run(episodes(10)) == 6
+
+
+def test_closing_waits_for_what_the_device_still_computes(
+    tiny_model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished: list[bool] = []
+
+    async def close_early() -> None:
+        engine = LocalEngine(tiny_model, max_requests=2, context_length=64)
+        monkeypatch.setattr(engine._runner, "finish", lambda: finished.append(engine._serve_task is None))
+        task = asyncio.create_task(engine.generate([1, 2, 3], SamplingParams(max_tokens=40)))
+        await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(EngineError, match="the engine was closed"):
+            await task
+
+    asyncio.run(close_early())
+    assert finished == [True]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -71,6 +72,11 @@ class CudaRunner(ModelRunner):
     def read_metrics(self) -> dict[str, float]:
         """Counts since the last call: encoded images, and captured graphs."""
         return {**super().read_metrics(), **self._graphs.read_metrics()}
+
+    def finish(self) -> None:
+        """Wait for the device: under NVIDIA's MPS, a process that ends before it breaks the others on the GPU."""
+        with suppress(RuntimeError):  # one that has failed computes nothing more
+            torch.cuda.synchronize(self._device)
 
     def clear_cache(self) -> None:
         """Empty the KV cache in place: graphs hold its address."""
