@@ -28,14 +28,16 @@ async def read_answer(chunks: AsyncIterator[bytes], *, max_bytes: int = MAX_ANSW
 
 async def read_lines(chunks: AsyncIterator[bytes], *, max_bytes: int = MAX_ANSWER) -> AsyncIterator[str]:
     """The lines of an answer that comes in chunks, as they come; `AnswerTooLargeError` for one that has no end."""
-    rest = bytearray()
+    begun, size = list[bytes](), 0
     async for chunk in chunks:
-        rest += chunk
-        *lines, last = rest.split(b"\n") if b"\n" in chunk else [rest]
-        for line in lines:
-            yield line.decode(errors="replace").rstrip("\r")
-        rest = bytearray(last)
-        if len(rest) > max_bytes:
+        if b"\n" in chunk:
+            *lines, chunk = b"".join((*begun, chunk)).split(b"\n")
+            for line in lines:
+                yield line.decode(errors="replace").rstrip("\r")
+            begun, size = [], 0
+        begun.append(chunk)
+        size += len(chunk)
+        if size > max_bytes:
             raise AnswerTooLargeError(max_bytes)
-    if rest:
-        yield rest.decode(errors="replace")
+    if size:
+        yield b"".join(begun).decode(errors="replace")

@@ -338,8 +338,8 @@ class LocalEngine:
 
     def _fail_all(self, message: str) -> None:
         self._futures.fail_all(message)
-        self._pending = None
-        self._scheduler = self._make_scheduler()  # the old one may have been stopped half-way
+        self._pending, self._scheduler = None, self._make_scheduler()  # the old one may have been stopped half-way
+        self._read = self.stats  # some of its counts begin at 0
 
     def _make_scheduler(self) -> Scheduler:
         return Scheduler(

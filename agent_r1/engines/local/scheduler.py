@@ -121,8 +121,10 @@ class Scheduler:
         Finished requests are released first: their blocks cannot enter a prefix cache that lost the earlier ones.
         """
         self.release_finished()
-        while self.continuing:
-            self._give_up_prefix()
+        for request in self.continuing:
+            self._let_go(request)
+        self.waiting.extendleft(reversed(self.continuing))
+        self.continuing.clear()
         for request in reversed(list(self.running)):
             self._preempt(request)
         self.cache.clear()
@@ -215,55 +217,50 @@ class Scheduler:
             self.release_finished()
         if self._is_full or not (self.continuing or self.waiting):
             return
-        budget = self._start_continuing(budget, chunks)
-        if not self.continuing:
-            self._start_waiting(budget, chunks)
-        if not (self.continuing or self.waiting):
-            self._is_short, self._overtaken = False, 0
-
-    def _start_continuing(self, budget: int, chunks: list[Chunk]) -> int:
-        """Start those that hold cached blocks, in order; returns what is left of the budget."""
-        if self._overtaken >= PATIENCE * self._max_requests and self.waiting:
-            request = self.waiting.popleft()
-            request.blocks, self._overtaken = self._cached_blocks(request), 0
-            self.continuing.appendleft(request)
-        while self.continuing and budget and len(self.running) < self._max_requests:
-            request = self.continuing.popleft()
-            if not self._start(request, request.blocks):
-                self.continuing.appendleft(request)
-                break
-            self._overtaken += bool(self.waiting)
-            budget -= self._add_chunk(request, budget, chunks)
-        return budget
-
-    def _start_waiting(self, budget: int, chunks: list[Chunk]) -> None:
-        """Start the others in order.
-
-        A request whose next block is being computed by a running request is skipped: one step later it finds that block
-        in the cache. So the members of a group compute their prompt once.
-        """
         being_computed = {
             _next_block(request, request.blocks[: request.num_computed // BLOCK_SIZE])
             for request in self.running
             if request.num_computed < len(request.prompt)
         } - {None}
+        if self._overtaken >= PATIENCE * self._max_requests and self.waiting:
+            self.continuing.appendleft(self.waiting.popleft())
+            self._overtaken = 0
+        budget = self._start_from(self.continuing, budget, chunks, being_computed)
+        if not self.continuing:
+            self._start_from(self.waiting, budget, chunks, being_computed)
+        if not (self.continuing or self.waiting):
+            self._is_short, self._overtaken = False, 0
+
+    def _start_from(
+        self, queue: deque[Request], budget: int, chunks: list[Chunk], being_computed: set[Edge | None]
+    ) -> int:
+        """Start the requests of one queue in order; returns what is left of the budget.
+
+        A request whose next block is being computed by a running request is skipped: one step later it finds that block
+        in the cache. So the members of a group compute their prompt once.
+        """
         skipped: list[Request] = []
-        while self.waiting and budget and len(self.running) < self._max_requests:
-            request = self.waiting.popleft()
-            blocks = self._cached_blocks(request)
+        while queue and budget and len(self.running) < self._max_requests:
+            request = queue.popleft()
+            blocks = self._cached_blocks(request)  # more than it holds, perhaps
+            self._let_go(request)
             next_block = _next_block(request, blocks)
-            if next_block in being_computed:
-                self.pool.release(blocks)
+            is_skipped = next_block in being_computed
+            if is_skipped or not self._start(request, blocks):
                 skipped.append(request)
-                continue
-            if not self._start(request, blocks):
-                self.pool.release(blocks)
-                skipped.append(request)
+                if queue is self.continuing:
+                    request.blocks = blocks
+                else:
+                    self.pool.release(blocks)
+                if is_skipped:
+                    continue
                 break
             if next_block is not None:
                 being_computed.add(next_block)
+            self._overtaken += queue is self.continuing and bool(self.waiting)
             budget -= self._add_chunk(request, budget, chunks)
-        self.waiting.extendleft(reversed(skipped))
+        queue.extendleft(reversed(skipped))
+        return budget
 
     def _cached_blocks(self, request: Request) -> list[int]:
         """The cached blocks it begins with, of which it is an owner from now on."""
@@ -294,6 +291,7 @@ class Scheduler:
             while not self._make_room(1):
                 youngest = next(reversed(self.running))
                 self._preempt(youngest)
+                self.num_preemptions += 1
                 if youngest is request:
                     return False
             request.blocks += self.pool.allocate(1)
@@ -313,10 +311,10 @@ class Scheduler:
         return True
 
     def _give_up_prefix(self) -> None:
-        """The last request that waits with cached blocks waits without them, before those that have none."""
+        """The last request that waits with cached blocks waits without them, behind all others."""
         request = self.continuing.pop()
         self._let_go(request)
-        self.waiting.appendleft(request)
+        self.waiting.append(request)
         self.num_preemptions += 1
 
     def _let_go(self, request: Request) -> None:
@@ -328,7 +326,6 @@ class Scheduler:
         del self.running[request]
         self._release(request)
         self.waiting.appendleft(request)
-        self.num_preemptions += 1
 
     def _release(self, request: Request) -> None:
         self.cache.leave(request.blocks, request.num_cached_blocks)

@@ -137,9 +137,10 @@ class RemoteEnv(AgentEnv):
             return
         try:
             if episode_id:
-                with suppress(server.httpx.HTTPError):
-                    url = f"{self._url}/episodes/{episode_id}"
-                    await client.delete(url, headers=self._headers, timeout=_CLOSE_SECONDS)
+                path, timeout = f"/episodes/{episode_id}", server.timeout(_CLOSE_SECONDS, _CLOSE_SECONDS)
+                with suppress(server.httpx.HTTPError, _WrongResponseError, TimeoutError):
+                    async with asyncio.timeout(_CLOSE_SECONDS):
+                        await self._attempt(client, timeout, "DELETE", path, None)
         finally:
             await server.release(client)
 

@@ -190,7 +190,7 @@ def iter_tries(
         for row in sorted(rows, key=len, reverse=True):
             lengths = [len(row), *map(len, current)]
             if end_to_end:
-                is_full = sum(lengths) > max_tokens
+                is_full = round_up(sum(lengths), width_multiple) > max_tokens
             else:
                 wasteful = min(lengths) < LEAST_FILLED * max(lengths)
                 is_full = wasteful or len(lengths) * round_up(max(lengths), width_multiple) > max_tokens

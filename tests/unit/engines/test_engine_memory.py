@@ -181,6 +181,7 @@ PROMPTS = st.tuples(st.integers(0, 2), st.integers(1, 70)).map(lambda pair: (pai
 MOVES = st.lists(
     st.one_of(
         st.tuples(st.just("add"), PROMPTS, st.integers(1, 40)),
+        st.tuples(st.just("again"), st.integers(0, 30), st.integers(1, 20)),
         st.tuples(st.just("step"), st.integers(1, 12), st.just(0)),
         st.tuples(st.just("release"), st.just(0), st.just(0)),
         st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
@@ -223,13 +224,19 @@ def test_blocks_never_leak_whoever_comes_goes_or_gives_way(
                     scheduler.finish(chunk.request)
         assert_accounted(scheduler)
 
+    everyone: list[Request] = []
     for move, value, max_tokens in moves:
         present = [*scheduler.running, *scheduler.continuing, *scheduler.waiting]
         if move == "add":
             assert isinstance(value, tuple)
-            request = Request(prompt=value, sampling=SamplingParams(max_tokens=max_tokens))
-            if request.max_blocks <= num_blocks:
-                scheduler.add(request)
+            everyone.append(Request(prompt=value, sampling=SamplingParams(max_tokens=max_tokens)))
+        elif move == "again" and everyone:  # a later turn of a conversation
+            earlier = everyone[int(str(value)) % len(everyone)]
+            prompt = (*earlier.tokens, 9, 9, 9)
+            everyone.append(Request(prompt=prompt, sampling=SamplingParams(max_tokens=max_tokens)))
+        if move in ("add", "again") and everyone:
+            if everyone[-1].max_blocks <= num_blocks:
+                scheduler.add(everyone[-1])
         elif move == "step":
             for _ in range(int(str(value))):
                 step()

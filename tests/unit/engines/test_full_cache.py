@@ -137,6 +137,74 @@ def test_whoever_came_first_is_not_overtaken_for_ever() -> None:
     assert talk.turns_of[0] > PATIENCE, "it was overtaken"
 
 
+def test_a_stranger_is_served_while_others_give_up_their_blocks_all_the_time() -> None:
+    """Whoever gives its blocks up waits behind the stranger, not before it."""
+    scheduler = scheduler_of(Scheduler, tokens=504, max_requests=3)
+    talk = Conversations(scheduler, count=2, turns=10_000, opening=227, longest=330)
+    for speaker in range(2):
+        talk._speak(speaker)
+    talk._step()
+    stranger = Request(prompt=tuple(talk._ids(261)), sampling=SamplingParams(max_tokens=8))
+    talk._speaker[stranger] = 0
+    scheduler.add(stranger)
+    while stranger not in scheduler.running:
+        talk._step()
+        assert sum(talk.turns_of) <= 3 * PATIENCE * 3, "it waits for ever"
+
+
+def group_tokens(kind: type[Scheduler], tokens: int) -> int:
+    """Prompt tokens computed for 12 groups of 8, 4 at a time: 320 tokens that all share and 240 of each group."""
+    scheduler = kind(num_blocks=tokens // BLOCK_SIZE, max_requests=32, prefill_tokens=4096, burst=8)
+    talk = Conversations(scheduler, count=0, turns=1)
+    system, total, waiting = talk._ids(320), 0, 12
+    left: dict[int, int] = {}
+    group_of: dict[Request, int] = {}
+
+    def begin() -> None:
+        nonlocal waiting
+        waiting -= 1
+        left[waiting], prompt = 8, tuple(system + talk._ids(240))
+        for _ in range(8):
+            request = Request(prompt=prompt, sampling=SamplingParams(max_tokens=64))
+            group_of[request] = waiting
+            scheduler.add(request)
+
+    for _ in range(4):
+        begin()
+    while scheduler.has_work:
+        chunks = scheduler.schedule()
+        scheduler.mark_computed(chunks)
+        total += sum(chunk.length for chunk in chunks if chunk.length > 1)
+        for chunk in chunks:
+            if chunk.samples:
+                request = chunk.request
+                request.num_computed += request.append(talk._ids(chunk.new_tokens), [0.0] * chunk.new_tokens, 0) - 1
+                if request.finished:
+                    scheduler.finish(request)
+                    left[group_of[request]] -= 1
+                    if not left[group_of[request]] and waiting:
+                        begin()
+                else:
+                    scheduler.cache_full_blocks(request)
+        scheduler.release_finished()
+    return total
+
+
+def test_a_group_computes_its_prompt_once_also_when_the_cache_is_short() -> None:
+    ample = group_tokens(Scheduler, 40_000)
+    assert group_tokens(Scheduler, 5_000) == ample == group_tokens(FirstComeFirstServed, 5_000)
+
+
+def test_new_weights_are_no_preemption() -> None:
+    scheduler = scheduler_of(Scheduler, tokens=4_000)
+    talk = Conversations(scheduler, count=8, turns=1)
+    for speaker in range(8):
+        talk._speak(speaker)
+    talk._step()
+    scheduler.reset()
+    assert (len(scheduler.waiting), scheduler.num_preemptions) == (8, 0)
+
+
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
     torch.manual_seed(0)
@@ -206,6 +274,19 @@ def test_hits_of_the_prefix_cache_and_preemptions_are_counted_since_they_were_la
     assert fresh == {"perf/preemptions": 0.0, "perf/prefix_hits": 0.0}
     assert again == {"perf/preemptions": 0.0, "perf/prefix_hits": 32 / 42}  # two full blocks
     assert idle == {"perf/preemptions": 0.0}
+
+
+def test_counts_begin_anew_after_a_failure_of_the_whole_engine(model: LlamaForCausalLM) -> None:
+    engine = LocalEngine(model, kv_memory=1000)
+
+    async def fail_and_ask() -> None:
+        for seed in range(3):
+            await engine.generate(range(2, 42), SamplingParams(max_tokens=1, seed=seed))
+        engine._fail_all("a test")
+        await engine.generate(range(2, 42), SamplingParams(max_tokens=1))
+
+    asyncio.run(fail_and_ask())
+    assert engine.metrics() == {"perf/preemptions": 0.0, "perf/prefix_hits": 0.0}
 
 
 if __name__ == "__main__":  # the table of docs/performance.md
