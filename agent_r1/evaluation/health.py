@@ -319,7 +319,7 @@ def _cache_too_small(monitor: HealthMonitor) -> str | None:
     if lost is None or not episodes or lost <= 0.25 * episodes:
         return None
     return (
-        f"the engine's cache is too small for {episodes:.0f} episodes: {lost:.0f} times per step an episode lost its "
+        f"the engine's cache is too small for {episodes:.0f} episodes: {lost:.0f} times in a step one of them lost its "
         "place in it and was computed again. Raise engine.kv_memory (a number of tokens, or a share of memory), or "
         "lower rollout.concurrency"
     )

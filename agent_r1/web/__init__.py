@@ -10,14 +10,13 @@ The package imports without the extra `serve`: Starlette and uvicorn are importe
 """
 
 from agent_r1.web.access import Access, AccessControl, is_loopback, key_from_env, make_access
-from agent_r1.web.answers import MAX_ANSWER, AnswerTooLargeError, read_answer, read_lines
+from agent_r1.web.answers import AnswerTooLargeError, read_answer, read_lines
 from agent_r1.web.bodies import CLIENT_DISCONNECTED, read_body, read_object, while_connected
 from agent_r1.web.refusals import RefusedError
 from agent_r1.web.servers import address_of, listen, running_server, serve_forever
 
 __all__ = [
     "CLIENT_DISCONNECTED",
-    "MAX_ANSWER",
     "Access",
     "AccessControl",
     "AnswerTooLargeError",

@@ -93,7 +93,7 @@ class LocalEngine:
         self._max_requests, self._prefill_tokens = max_requests, prefill_tokens
         self._scheduler = self._make_scheduler()
         self._counts = EngineStats()
-        self._read = EngineStats()
+        self._last_read = EngineStats()
         self._futures = RequestFutures()
         self._version = 0
         self._serve_task: asyncio.Task[None] | None = None
@@ -141,8 +141,8 @@ class LocalEngine:
 
     def metrics(self) -> dict[str, float]:
         """Counts since the last call: of the prefix cache, of images, of captured graphs on a GPU."""
-        before, self._read = self._read, self.stats
-        return {**self._runner.read_metrics(), **self._read.since(before)}
+        before, self._last_read = self._last_read, self.stats
+        return {**self._runner.read_metrics(), **self._last_read.since(before)}
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
         """Sample one completion."""
@@ -339,7 +339,7 @@ class LocalEngine:
     def _fail_all(self, message: str) -> None:
         self._futures.fail_all(message)
         self._pending, self._scheduler = None, self._make_scheduler()  # the old one may have been stopped half-way
-        self._read = self.stats  # some of its counts begin at 0
+        self._last_read = self.stats  # some of its counts begin at 0
 
     def _make_scheduler(self) -> Scheduler:
         return Scheduler(

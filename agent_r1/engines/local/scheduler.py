@@ -53,8 +53,9 @@ class Scheduler:
         self.num_preemptions = 0
         # The head of the queue found too few blocks. Only a request that leaves can change that.
         self._is_full = False
-        # Cached blocks had to make room since requests last waited for nothing.
+        # Cached blocks were evicted since the queues were last empty: from then on, who continues some starts first.
         self._is_short = False
+        # How many have started before the first of `waiting`, which came earlier.
         self._overtaken = 0
         self._max_requests = max_requests
         self._prefill_tokens = prefill_tokens

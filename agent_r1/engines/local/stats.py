@@ -35,7 +35,7 @@ class EngineStats:
         >>> now.since(EngineStats(prompt_tokens=100, prefix_tokens=100))
         {'perf/preemptions': 2.0, 'perf/prefix_hits': 0.75}
         """
-        counts = {"perf/preemptions": float(max(0, self.preemptions - before.preemptions))}
+        counts = {"perf/preemptions": float(self.preemptions - before.preemptions)}
         prompt_tokens = self.prompt_tokens - before.prompt_tokens
         if prompt_tokens > 0:
             counts["perf/prefix_hits"] = (self.prefix_tokens - before.prefix_tokens) / prompt_tokens

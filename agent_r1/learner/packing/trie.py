@@ -228,7 +228,7 @@ def _collate(
 ) -> MicroBatch:
     """Stack tries, or join them end to end; padding attends to itself only, and no token attends to padding."""
     places = [(0, first) for first in _first_columns(tries)] if end_to_end else [(n, 0) for n in range(len(tries))]
-    num_rows = 1 + max(number for number, _ in places)
+    num_rows = 1 if end_to_end else len(tries)
     width = round_up(max(first + len(trie) for (_, first), trie in zip(places, tries, strict=True)), width_multiple)
     input_ids = np.zeros((num_rows, width), dtype=np.int64)
     position_ids = np.zeros((num_rows, width), dtype=np.int64)

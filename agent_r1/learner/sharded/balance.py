@@ -47,11 +47,13 @@ def share_out(batches: Iterable[MicroBatch], *, rank: int, size: int, cost: Cost
 
 def _fill_last_round(batches: list[MicroBatch], size: int, cost: Cost) -> list[MicroBatch]:
     while batches and len(batches) % size:
-        halves = {index: parts for index, batch in enumerate(batches) if (parts := halved(batch)) is not None}
-        if not halves:
+        for index in sorted(range(len(batches)), key=lambda index: cost(batches[index]), reverse=True):
+            parts = halved(batches[index])
+            if parts is not None:
+                batches[index : index + 1] = parts
+                break
+        else:
             break
-        index = max(halves, key=lambda index: cost(batches[index]))
-        batches[index : index + 1] = halves[index]
     return batches
 
 

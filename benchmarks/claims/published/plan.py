@@ -32,7 +32,7 @@ _SHARED = {
     "trainer.compile": "true",
     "trainer.gradient_checkpointing": "true",
     "trainer.micro_batch_tokens": "16384",
-    "engine.kv_memory": "400000",  # 11.5 GB: room for all episodes of a step
+    "engine.kv_memory": "400000",  # 11.5 GB
     "optimizer.learning_rate": "5e-6",
     "optimizer.warmup_steps": "2",
     "optimizer.final_fraction": "0.1",

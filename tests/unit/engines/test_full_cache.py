@@ -6,8 +6,7 @@ import asyncio
 import random
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from agent_r1.engines.local import LocalEngine
 from agent_r1.engines.local.blocks import BLOCK_SIZE
@@ -205,28 +204,9 @@ def test_new_weights_are_no_preemption() -> None:
     assert (len(scheduler.waiting), scheduler.num_preemptions) == (8, 0)
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=60,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
-def play_engine(model: LlamaForCausalLM, kv_memory: int) -> tuple[list[list[Completion]], LocalEngine]:
+def play_engine(tiny_model: LlamaForCausalLM, kv_memory: int) -> tuple[list[list[Completion]], LocalEngine]:
     """Eight conversations of six turns at once."""
-    engine = LocalEngine(model, kv_memory=kv_memory, prefill_tokens=256)
+    engine = LocalEngine(tiny_model, kv_memory=kv_memory, prefill_tokens=256)
 
     async def converse(number: int) -> list[Completion]:
         rng = random.Random(number)
@@ -244,9 +224,9 @@ def play_engine(model: LlamaForCausalLM, kv_memory: int) -> tuple[list[list[Comp
     return asyncio.run(play()), engine
 
 
-def test_a_full_cache_changes_no_token_and_no_logprob(model: LlamaForCausalLM) -> None:
-    expected, roomy = play_engine(model, 4000)
-    found, crowded = play_engine(model, 700)
+def test_a_full_cache_changes_no_token_and_no_logprob(tiny_model: LlamaForCausalLM) -> None:
+    expected, roomy = play_engine(tiny_model, 4000)
+    found, crowded = play_engine(tiny_model, 700)
     for one, other in zip(found, expected, strict=True):
         assert [answer.token_ids for answer in one] == [answer.token_ids for answer in other]
         for answer, same in zip(one, other, strict=True):
@@ -256,9 +236,9 @@ def test_a_full_cache_changes_no_token_and_no_logprob(model: LlamaForCausalLM) -
 
 
 def test_hits_of_the_prefix_cache_and_preemptions_are_counted_since_they_were_last_read(
-    model: LlamaForCausalLM,
+    tiny_model: LlamaForCausalLM,
 ) -> None:
-    engine = LocalEngine(model, kv_memory=1000)
+    engine = LocalEngine(tiny_model, kv_memory=1000)
     first = tuple(range(2, 42))
 
     async def ask(prompt: TokenIds) -> Completion:
@@ -276,8 +256,8 @@ def test_hits_of_the_prefix_cache_and_preemptions_are_counted_since_they_were_la
     assert idle == {"perf/preemptions": 0.0}
 
 
-def test_counts_begin_anew_after_a_failure_of_the_whole_engine(model: LlamaForCausalLM) -> None:
-    engine = LocalEngine(model, kv_memory=1000)
+def test_counts_begin_anew_after_a_failure_of_the_whole_engine(tiny_model: LlamaForCausalLM) -> None:
+    engine = LocalEngine(tiny_model, kv_memory=1000)
 
     async def fail_and_ask() -> None:
         for seed in range(3):

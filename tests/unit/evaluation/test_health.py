@@ -179,7 +179,7 @@ TROUBLES: Mapping[str, Trouble] = {
     "the cache is too small": Trouble(
         stuck(perf__preemptions=70.0, perf__episodes=256.0),
         3,
-        "too small for 256 episodes: 70 times per step",
+        "too small for 256 episodes: 70 times in a step",
         ("engine.kv_memory", "rollout.concurrency"),
     ),
     "engine comes to differ": Trouble(

@@ -74,7 +74,7 @@ class CudaRunner(ModelRunner):
         return {**super().read_metrics(), **self._graphs.read_metrics()}
 
     def finish(self) -> None:
-        """Wait for the device: under NVIDIA's MPS, a process that ends before it breaks the others on the GPU."""
+        """Wait for the device: under NVIDIA's MPS, a process that ends before it may break the others."""
         with suppress(RuntimeError):  # one that has failed computes nothing more
             torch.cuda.synchronize(self._device)
 
