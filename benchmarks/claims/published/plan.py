@@ -116,7 +116,7 @@ RECIPES: dict[str, dict[str, str]] = {
     "webshop": {**_COMMANDS, **_rollouts(steps=18, groups=32)},
     "gsm8k_tool": {**_TOOL_TAGS, "sft.batch_size": "32", **_rollouts(steps=40, groups=40)},
     "paper_search": {**_TOOL_TAGS, **_rollouts(steps=16, groups=32)},
-    "math_code": {**_CODE_BLOCKS, **_rollouts(steps=20, groups=32)},
+    "math_code": {**_CODE_BLOCKS, **_rollouts(steps=32, groups=32)},
     "tables": {**_CODE_BLOCKS, **_rollouts(steps=16, groups=32)},
     "tau_retail": {**_TOOL_TAGS, **_rollouts(steps=16, groups=32)},
     "forecasting": {**_TOOL_TAGS, **_rollouts(steps=16, groups=32)},
