@@ -103,6 +103,8 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
                 compute=compute,
                 on_step=note,
             )
+    if device.type == "cuda":
+        console.info(f"warm start: at most {torch.cuda.max_memory_reserved(device) / 1e9:.1f} GB of GPU memory")
     rounding = export_policy(policy, renderer.tokenizer, folder.model, config)
     if rounding is not None:
         console.info(f"{rounding}")

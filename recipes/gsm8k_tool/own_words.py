@@ -6,8 +6,9 @@ r"""Demonstrations in a model's own words: the calculations of a solution that i
 
 Without tools the model solves training problems in one turn, as it learned to. What it wrote is kept when the number in
 its last box is right: "In May: \[ 48 / 2 = 24 \text{ clips} \]" becomes the words "In May:", the call
-`calculate(48 / 2)` and the words "24 clips", and `\boxed{72}` becomes `#### 72`. A larger model keeps what it knows of
-solving problems, which the short solutions of GSM8K would take from it.
+`calculate(48 / 2)` and, once the result is there, "\[ 48 / 2 = 24 \text{ clips} \]"; `\boxed{72}` becomes `#### 72`.
+So a larger model writes word for word what it would have written without tools, and keeps what it knows of solving
+problems, which the short solutions of GSM8K would take from it.
 """
 
 from __future__ import annotations
@@ -40,10 +41,8 @@ _EQUATION = re.compile(
 )
 _ANY_FRACTION = re.compile(r"\\d?frac\{([^{}]*)\}\{([^{}]*)\}")
 _OPENING = re.compile(r"\\\[|\\\(")
-_CLOSING = re.compile(r"\s*[.,]?\s*(?:\\\]|\\\))")
 _ENDS = (r"\]", r"\)")
 _BOX = re.compile(r"(?:(?:\\\(|\\\[|\$)\s*)?\\boxed\{(?P<inside>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}(?:\s*(?:\\\)|\\\]|\$))?")
-_TEXT = re.compile(r"\s*\\text\{\s*([^{}]*?)\s*\}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +53,6 @@ class Equation:
     """As the calculator reads it."""
     start: int
     """Where the words before it end."""
-    end: int
-    """Where the words after it continue, which begin with the written result."""
-    written: str
-    """The written result."""
 
 
 def with_calls(task: Task, trajectory: Trajectory) -> dict[str, Any] | None:
@@ -80,14 +75,14 @@ def demonstration(prompt: Sequence[Any], solution: str, answer: str) -> dict[str
         found.remove(min(found, key=lambda equation: len(equation.expression)))
     if not found:
         return None
-    messages, words, place = [dict(message) for message in prompt], "", 0
+    messages, place = [dict(message) for message in prompt], 0
     name = tools.Calculator.name
     for equation in found:
-        words += solution[place : equation.start]
-        messages.append(prompts.call(plain(words), name, expression=equation.expression))
+        words = without_boxes(solution[place : equation.start])
+        messages.append(prompts.call(words, name, expression=equation.expression))
         messages.append(prompts.result(name, format_number(evaluate(equation.expression))))
-        words, place = equation.written, equation.end
-    last = plain(words + solution[place:]).partition("####")[0].rstrip()
+        place = equation.start
+    last = without_boxes(solution[place:]).partition("####")[0].rstrip()
     messages.append(prompts.answer(last, answer))
     return {
         "messages": messages,
@@ -95,13 +90,13 @@ def demonstration(prompt: Sequence[Any], solution: str, answer: str) -> dict[str
     }
 
 
-def plain(words: str) -> str:
+def without_boxes(words: str) -> str:
     r"""Words without boxes and their mark-up.
 
-    >>> plain(r" That is \(\boxed{72}\) clips.")
+    >>> without_boxes(r" That is \(\boxed{72}\) clips.")
     'That is 72 clips.'
     """
-    return _TEXT.sub(r" \1", _BOX.sub(lambda match: match["inside"].strip(), words)).strip()
+    return _BOX.sub(lambda match: match["inside"].strip(), words).strip()
 
 
 def equations(text: str) -> list[Equation]:
@@ -121,11 +116,8 @@ def _read(text: str, match: re.Match[str]) -> Equation | None:
         return None
     if abs(value - written) > max(0.006, 0.001 * abs(value)):
         return None
-    start, end = match.start(), match.end()
-    opening, closing = _last_opening(text[:start]), _CLOSING.match(text, end)
-    if opening is not None and closing is not None:  # the call stands for the formula
-        start, end = opening, closing.end()
-    return Equation(expression=expression, start=start, end=end, written=_TEXT.sub(r" \1", match["right"]).strip())
+    opening = _last_opening(text[: match.start()])
+    return Equation(expression=expression, start=match.start() if opening is None else opening)
 
 
 def _last_opening(before: str) -> int | None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from agent_r1.console import progress_counter
 from agent_r1.tools import BaseTool, ToolContext, ToolTimeoutError
 from agent_r1.types import Task
 
@@ -34,13 +36,16 @@ Shown = tuple[str, dict[str, Any]]
 
 async def make_demonstrations(problems: Sequence[Any]) -> list[Shown]:
     """A demonstration for every problem that a proposed program solves."""
-    slots = asyncio.Semaphore(CONCURRENCY)
+    slots, numbers = asyncio.Semaphore(CONCURRENCY), itertools.count(1)
+    with progress_counter("problems") as progress:
 
-    async def attempt(problem: Any) -> Shown | None:
-        async with slots:
-            return await demonstration(problem)
+        async def attempt(problem: Any) -> Shown | None:
+            async with slots:
+                shown = await demonstration(problem)
+            progress("trying programs", next(numbers))
+            return shown
 
-    found = await asyncio.gather(*map(attempt, problems))
+        found = await asyncio.gather(*map(attempt, problems))
     return [shown for shown in found if shown is not None]
 
 

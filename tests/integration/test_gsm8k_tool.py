@@ -317,9 +317,12 @@ def test_the_calculations_of_a_solution_become_calls() -> None:
     assert said == [
         ("assistant", "To find the clips, we follow these steps:\n\n1. Clips in May:"),
         ("tool", "24"),
-        ("assistant", "24 clips\n2. All clips:"),
+        ("assistant", "\\[\n   \\frac{48}{2} = 24 \\text{ clips}\n   \\]\n2. All clips:"),
         ("tool", "72"),
-        ("assistant", "72\n\nNatalia sold 72 clips in 2 months.\n#### 72"),
+        (
+            "assistant",
+            "\\[ \\text{Total} = 48 \\text{ clips} + 24 = 72 \\]\n\nNatalia sold 72 clips in 2 months.\n#### 72",
+        ),
     ]
     calls = [
         message["tool_calls"][0]["function"]["arguments"] for message in row["messages"] if "tool_calls" in message
