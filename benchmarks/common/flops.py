@@ -18,9 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from agent_r1.learner.packing import MicroBatch, Sample, build_rows
+
+PEAK_TFLOPS = {"NVIDIA H100 80GB HBM3": 989.0, "NVIDIA H200": 989.0}
+"""Dense bfloat16, by the GPU's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,3 +103,8 @@ def distinct_work(samples: Sequence[Sample]) -> Work:
         scored=sum(len(sample.action_positions) for sample in samples),
         pairs=sum(int(row.ends.sum()) - len(row) * (len(row) - 1) // 2 for row in rows),
     )
+
+
+def known_peak() -> float | None:
+    """The GPU's peak in TFLOPS, if its name is known."""
+    return PEAK_TFLOPS.get(torch.cuda.get_device_name()) if torch.cuda.is_available() else None

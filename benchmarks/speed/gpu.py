@@ -55,7 +55,7 @@ from agent_r1.config import Config
 from agent_r1.engines.local import LocalEngine
 from agent_r1.files import write_atomically
 from agent_r1.models import choose_device
-from benchmarks.common.flops import ModelShape, Work, distinct_work, packed_work, shape_of, update_flops
+from benchmarks.common.flops import ModelShape, Work, distinct_work, known_peak, packed_work, shape_of, update_flops
 from benchmarks.common.gsm8k import HOW_TO_GET, REWARDS, StepPlan, as_task_row, read_gsm8k, run_steps
 from benchmarks.common.prompts import Workload, random_prompts
 from benchmarks.common.sample_models import SampleModel, parse_model, tiny_model
@@ -72,8 +72,6 @@ from benchmarks.common.updates import (
 from benchmarks.common.workloads import Conversations, Request, complete_all, multi_turn_experience
 
 KINDS = ("generation", "update", "grpo_step", "multi_turn", "mfu", "peer")
-PEAK_TFLOPS = {"NVIDIA H100 80GB HBM3": 989.0, "NVIDIA H200": 989.0}
-"""Dense bfloat16, by the GPU's name; others are given with --peak-tflops."""
 FIRST_SEED = 1_000
 
 Figures = dict[str, float]
@@ -568,11 +566,6 @@ def machine() -> dict[str, str]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
-
-
-def known_peak() -> float | None:
-    """The GPU's peak in TFLOPS, if its name is known."""
-    return PEAK_TFLOPS.get(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

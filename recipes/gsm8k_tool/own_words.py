@@ -102,8 +102,8 @@ def without_boxes(words: str) -> str:
 def equations(text: str) -> list[Equation]:
     """The calculations of a text that come to what was written, in order.
 
-    >>> [(found.expression, found.written) for found in equations("May: 48 / 2 = 24 clips, 1 + 1 = 3.")]
-    [('48 / 2', '24')]
+    >>> [found.expression for found in equations("May: 48 / 2 = 24 clips, 1 + 1 = 3.")]
+    ['48 / 2']
     """
     return [found for match in _EQUATION.finditer(text) if (found := _read(text, match)) is not None]
 

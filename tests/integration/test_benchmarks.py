@@ -22,8 +22,8 @@ from agent_r1.learner.packing.samples import Sample
 from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
-from benchmarks.common import flops, gsm8k, host_profile, prompts, sample_models, updates
-from benchmarks.speed import gpu, host, images, interpreters, profile_generation
+from benchmarks.common import device_profile, flops, gsm8k, host_profile, prompts, sample_models, updates
+from benchmarks.speed import gpu, host, images, interpreters, profile_generation, profile_update
 
 SAMPLES = [Sample(token_ids=(1, 2, 3), action_positions=(2,)), Sample(token_ids=(1, 2, 4, 5), action_positions=(2, 3))]
 
@@ -248,25 +248,24 @@ def test_the_peer_stands_beside_our_rows_of_an_earlier_run(tmp_path: Path) -> No
     assert third["figures"]["tokens_per_second"] > 0
 
 
-# --- where the time of generation goes ------------------------------------------------------------------------------
+# --- where the time of generation and of updates goes ---------------------------------------------------------------
 
 
 def piece(name: str, start: float, end: float) -> Any:
-    return profile_generation.Piece(name=name, start=start, end=end)
+    return device_profile.Piece(name=name, start=start, end=end)
 
 
 def test_a_profile_adds_up_kinds_names_and_idle_time_by_hand() -> None:
     """Ten microseconds, of which two kernels at once fill four, and nothing happens in three."""
-    found = profile_generation.summarise(
+    found = device_profile.summarise(
         [
             piece("nvjet_tst_64x128", 0, 4),
             piece("Memcpy HtoD", 2, 3),
             piece("decode_kernel", 4, 5),
             piece("nvjet_tst_64x128", 8, 10),
-        ],
-        seconds=1.0,
-        prompt_seconds=0.5,
+        ]
     )
+    assert found.busy_seconds == pytest.approx(7e-6)
     assert found.idle == pytest.approx(0.3)
     assert found.kinds == pytest.approx({"matrix products": 6 / 8, "attention": 1 / 8, "copies": 1 / 8})
     assert found.kernels[0] == {"name": "nvjet_tst_64x128", "times": 2, "mean_us": 3.0, "share": 6 / 8}
@@ -276,13 +275,16 @@ def test_a_profile_adds_up_kinds_names_and_idle_time_by_hand() -> None:
     ("name", "kind"),
     [
         ("triton_red_fused_add_mean_mul_pow_rsqrt_0", "element by element"),
+        ("triton_per_fused__to_copy__unsafe_view_add_div_8", "element by element"),
         ("_summarise_kernel", "sample"),
         ("prefill_kernel", "attention"),
+        ("triton_tem_fused_flex_attention_backward_zeros_2", "attention"),
+        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("sm90_xmma_gemm_bf16f32_bf16f32", "matrix products"),
     ],
 )
 def test_a_kernel_is_known_by_its_name(name: str, kind: str) -> None:
-    assert profile_generation.kind_of(name) == kind
+    assert device_profile.kind_of(name) == kind
 
 
 @pytest.mark.whole
@@ -292,6 +294,17 @@ def test_generation_of_a_tiny_model_can_be_profiled(tmp_path: Path, capsys: pyte
     assert sum(found["kinds"].values()) == pytest.approx(1.0)
     assert found["seconds"] > found["prompt_seconds"] > 0
     assert "tiny  6 x (16 in + 8 out)" in capsys.readouterr().out
+
+
+@pytest.mark.whole
+def test_an_update_of_a_tiny_model_can_be_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile_update.main(["--tiny", "--json", str(tmp_path / "profile.json")])
+    found = json.loads((tmp_path / "profile.json").read_text())
+    assert sum(found["kinds"].values()) == pytest.approx(1.0)
+    assert found["busy_seconds"] > 0
+    # A preamble of 32 and 2 questions of 4; of 8 episodes two actions and the answer between them, 6 each.
+    assert found["tokens"] == 32 + 2 * 4 + 8 * 3 * 6
+    assert "tiny  2 groups x 4" in capsys.readouterr().out
 
 
 # --- the host -------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def _warm_start(*, steps: int, rate: str) -> dict[str, str]:
     return {"sft.steps": str(steps), "sft.learning_rate": rate}
 
 
-# The token <tool_call> was never trained in Qwen2.5-Coder: a warm start at a rate of 1e-5 leaves hardly a call, one at
+# The token <tool_call> was never trained in Qwen2.5-Coder: a warm start at a rate of 1e-5 leaves calls rare, one at
 # 5e-5 has 0.4 malformed calls per episode of gsm8k_tool. So calls are lines of text, which the model can write already.
 _LINES = {"model.tool_format": "react", **_warm_start(steps=40, rate="2e-5")}
 _COMMANDS = _warm_start(steps=24, rate="1e-5")  # plain text, which the model can write already

@@ -397,20 +397,40 @@ def test_a_batch_that_hangs_times_out_for_all_of_it() -> None:
     assert [one.status for one in got] == ["timeout"] * 3
 
 
+class HeldSearch(Search):
+    """Its batches end when they may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = asyncio.Event()
+
+    async def batch_execute(
+        self, list_of_args: Sequence[Mapping[str, Any]], contexts: Sequence[ToolContext]
+    ) -> Sequence[ToolResult | Exception]:
+        found = await super().batch_execute(list_of_args, contexts)
+        await self.may_end.wait()
+        return found
+
+
 def test_calls_that_come_while_batches_run_join_the_next_one() -> None:
-    search = Search(seconds=0.1)
-    runner = ToolRunner({"search": {"max_concurrency": 1, "batch_wait": 0.0}})
+    async def trickle() -> list[list[str]]:
+        search, runner = HeldSearch(), ToolRunner({"search": {"max_concurrency": 1, "batch_wait": 0.0}})
 
-    async def trickle() -> None:
-        async def one(number: int) -> None:
-            await asyncio.sleep(0.005 * number)
+        def one(number: int) -> asyncio.Task[Any]:
             call = ToolCall(name="search", arguments={"query": str(number)})
-            await runner.call({"search": search}, call, ToolContext(task=TASK))
+            return asyncio.create_task(runner.call({"search": search}, call, ToolContext(task=TASK)))
 
-        await asyncio.gather(*map(one, range(7)))
+        calls = [one(0)]
+        while not search.batches:
+            await asyncio.sleep(0)
+        for number in range(1, 7):
+            calls.append(one(number))
+            await asyncio.sleep(0.001)
+        search.may_end.set()
+        await asyncio.gather(*calls)
+        return search.batches
 
-    asyncio.run(trickle())
-    assert [len(batch) for batch in search.batches] == [1, 6]
+    assert [len(batch) for batch in asyncio.run(trickle())] == [1, 6]
 
 
 def test_a_call_that_is_cancelled_leaves_its_batch() -> None:
