@@ -23,7 +23,7 @@ from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
 from benchmarks.common import device_profile, flops, gsm8k, host_profile, prompts, sample_models, updates
-from benchmarks.speed import gpu, host, images, interpreters, profile_generation, profile_update
+from benchmarks.speed import gpu, host, images, interpreters, profile_generation, profile_update, trie_attention
 
 SAMPLES = [Sample(token_ids=(1, 2, 3), action_positions=(2,)), Sample(token_ids=(1, 2, 4, 5), action_positions=(2, 3))]
 
@@ -305,6 +305,28 @@ def test_an_update_of_a_tiny_model_can_be_profiled(tmp_path: Path, capsys: pytes
     # A preamble of 32 and 2 questions of 4; of 8 episodes two actions and the answer between them, 6 each.
     assert found["tokens"] == 32 + 2 * 4 + 8 * 3 * 6
     assert "tiny  2 groups x 4" in capsys.readouterr().out
+
+
+def test_tiles_are_named_as_flex_attention_names_them_and_others_are_refused() -> None:
+    tried = dict(trie_attention.candidates(["128,64,8,3"], ["all"]))
+    assert len(tried) == 1 + len(trie_attention.LIKELY["backward"])
+    assert tried["forward 128,64,8,3"]["fwd_BLOCK_N"] == 64
+    assert tried["backward 64,128,128,64,8,3"]["bwd_num_stages"] == 3
+    with pytest.raises(SystemExit, match="1,2: expected 4 numbers"):
+        list(trie_attention.candidates(["1,2"], []))
+
+
+def test_attention_is_timed_on_the_first_micro_batch_of_a_step() -> None:
+    made = trie_attention.make_attention(heads=4, key_heads=2, head_size=16, block=64, device=torch.device("cpu"))
+    assert made.micro.input_ids.shape == (1, trie_attention.MICRO_BATCH_TOKENS)
+    assert made.query.shape == (1, 4, trie_attention.MICRO_BATCH_TOKENS, 16)
+    assert flops.packed_work([made.micro]).tokens > 0.9 * trie_attention.MICRO_BATCH_TOKENS
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_attention_is_not_timed_without_a_gpu() -> None:
+    with pytest.raises(SystemExit, match="no backward pass on a CPU"):
+        trie_attention.main([])
 
 
 # --- the host -------------------------------------------------------------------------------------------------------

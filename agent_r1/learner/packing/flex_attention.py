@@ -41,14 +41,30 @@ def kernel_options(query: Tensor, block: int) -> dict[str, int]:
     """Tile sizes for heads of up to 64 in half precision, found by trial on an H200; else FlexAttention's own.
 
     Rows of fewer than 128 tokens would be given to FlexAttention's kernel for decoding, which has no tiles for some
-    sizes (`NoValidChoicesError`) and other numbers than the one that longer rows get: it is not used.
+    sizes (`NoValidChoicesError`) and other numbers than the one that longer rows get: it is not used. FlexAttention
+    finds out by itself that a row is whole blocks only while its width is a number to the compiler, not a symbol.
     """
-    same_kernel: dict[str, int] = {"FORCE_USE_FLEX_ATTENTION": True}
+    options: dict[str, int] = {"FORCE_USE_FLEX_ATTENTION": True}
+    if query.shape[2] % LARGE_BLOCK == 0:
+        options["IS_DIVISIBLE"] = True  # no access is checked against the row's end
     if query.shape[3] > SMALL_BLOCK or query.element_size() > 2:
-        return same_kernel
+        return options
     forward = {"fwd_BLOCK_M": block, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3}
     backward = {f"bwd_BLOCK_{name}": 64 for name in ("M1", "N1", "M2", "N2")}
-    return {**same_kernel, **forward, **backward, "bwd_num_warps": 4, "bwd_num_stages": 3}
+    return {**options, **forward, **backward, "bwd_num_warps": 4, "bwd_num_stages": 3}
+
+
+def with_own_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values with a head for each head of queries, where heads of queries share them.
+
+    In FlexAttention's backward pass a block of keys is one loop over all queries that see it, of all heads that share
+    it. A preamble that a whole row sees would be one long loop that all others wait for: with six heads that share,
+    six times as long. The copies cost next to nothing.
+    """
+    shared = query.shape[1] // key.shape[1]
+    if shared == 1:
+        return key, value
+    return key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
 
 
 @cache

@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from agent_r1.learner.packing.flex_attention import LARGE_BLOCK, block_tokens, kernel_options
+from agent_r1.learner.packing.flex_attention import LARGE_BLOCK, block_tokens, kernel_options, with_own_heads
 from agent_r1.learner.packing.samples import MicroBatch
 from agent_r1.models import (
     decoder_inputs,
@@ -153,8 +153,7 @@ def _capped_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float | None, softcap: float
 ) -> Tensor:
     """[rows, width, heads, size]; without a mask each token sees itself and all before it. Scores are float32."""
-    shared = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
+    key, value = with_own_heads(query, key, value)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     scores = softcap * torch.tanh((query @ key.transpose(2, 3)).float() * (scale / softcap))
     if mask is None:
@@ -188,6 +187,7 @@ def trie_attention(
 
     # Under autocast rotary embeddings leave queries and keys in float32; the values have the layer's type.
     query, key = query.to(value.dtype), key.to(value.dtype)
+    key, value = with_own_heads(query, key, value)
     attended = _flex()(
         query,
         key,
@@ -195,7 +195,6 @@ def trie_attention(
         score_mod=None if softcap is None else _capped(softcap),
         block_mask=attention_mask,
         scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
         kernel_options=kernel_options(query, attention_mask.BLOCK_SIZE[0]),
     )
     return attended.transpose(1, 2).contiguous(), None
