@@ -1,5 +1,6 @@
 """What every HTTP server of the project shares: who may ask, how much and how fast, and how a server starts and stops;
-and what every client shares, which reads answers up to a size.
+and what every client shares, which reads answers up to a size and in
+their charset.
 
     app.add_middleware(AccessControl, access=make_access(host, key=key))         # Host, Origin, key
     body = read_object(await read_body(request, max_bytes=1 << 20, seconds=30))  # or a RefusedError with a 4xx status
@@ -10,7 +11,14 @@ The package imports without the extra `serve`: Starlette and uvicorn are importe
 """
 
 from agent_r1.web.access import Access, AccessControl, is_loopback, key_from_env, make_access
-from agent_r1.web.answers import AnswerTooLargeError, read_answer, read_lines
+from agent_r1.web.answers import (
+    AnswerEncodingError,
+    AnswerTooLargeError,
+    UnknownCharsetError,
+    decode_answer,
+    read_answer,
+    read_lines,
+)
 from agent_r1.web.bodies import CLIENT_DISCONNECTED, read_body, read_object, while_connected
 from agent_r1.web.refusals import RefusedError
 from agent_r1.web.servers import address_of, listen, running_server, serve_forever
@@ -19,9 +27,12 @@ __all__ = [
     "CLIENT_DISCONNECTED",
     "Access",
     "AccessControl",
+    "AnswerEncodingError",
     "AnswerTooLargeError",
     "RefusedError",
+    "UnknownCharsetError",
     "address_of",
+    "decode_answer",
     "is_loopback",
     "key_from_env",
     "listen",

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Reply = Any
-"""`(status, text)` or `(status, text, headers)`; a list of stream events; a dict, which is a whole answer; `CUT`, half
-an answer; `SILENCE`, none in time."""
+"""`(status, text)` or `(status, text, headers)`, where the text may be bytes; a list of stream events; a dict, which is
+a whole answer; `CUT`, half an answer; `SILENCE`, none in time."""
 
 CUT = "half a body"
 SILENCE = "no answer"
@@ -96,8 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
             events = [entry if isinstance(entry, str) else json.dumps({"choices": [entry]}) for entry in reply]
             self._answer(200, "".join(f"data: {event}\n\n" for event in events), {"Content-Type": "text/event-stream"})
 
-    def _answer(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
-        data = text.encode()
+    def _answer(self, status: int, text: str | bytes, headers: dict[str, str] | None = None) -> None:
+        data = text if isinstance(text, bytes) else text.encode()
         own = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
         self.send_response(status)
         for name, value in own.items():

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from agent_r1.engines.http.images import ServerPrompt
 from agent_r1.errors import MissingExtraError, described
 from agent_r1.types import SamplingParams, TokenIds
-from agent_r1.web import AnswerTooLargeError, read_answer
+from agent_r1.web import AnswerEncodingError, AnswerTooLargeError, decode_answer, read_answer
 
 try:
     import aiohttp
@@ -141,14 +141,15 @@ class ServerClient:
                     allow_redirects=False,
                 ) as response:
                     answer = await read_answer(response.content.iter_any())
-                    status, text = response.status, answer.decode(errors="replace")
+                    status, content_type = response.status, response.headers.get("Content-Type")
+                    text = decode_answer(answer, content_type, strict=status == 200)
         except aiohttp.ServerTimeoutError:
             raise ServerError(f"{where}: no connection in {CONNECT_SECONDS:g} s", is_down=True) from None
         except TimeoutError:
             raise ServerError(f"{where}: no answer in {seconds:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ServerError(f"{where}: {type(error).__name__}: {error}", is_down=True) from None
-        except AnswerTooLargeError as error:
+        except (AnswerTooLargeError, AnswerEncodingError) as error:
             raise ServerError(f"{where}: {error}") from None
         return _read(where, status, text)
 

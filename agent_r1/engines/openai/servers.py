@@ -13,10 +13,20 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_r1.errors import EngineError, EngineRequestError, MissingExtraError
-from agent_r1.web import AnswerTooLargeError, read_answer, read_lines
+from agent_r1.web import (
+    AnswerEncodingError,
+    AnswerTooLargeError,
+    UnknownCharsetError,
+    decode_answer,
+    read_answer,
+    read_lines,
+)
+
+if TYPE_CHECKING:
+    import httpx
 
 _PASSING = frozenset({408, 409, 425, 429, *range(500, 600)})
 """Statuses after which the same request may succeed."""
@@ -120,7 +130,9 @@ class Servers:
     ) -> Mapping[str, Any]:
         try:
             async with self._client.stream(method, url + path, json=request) as response:
-                body = (await read_answer(response.aiter_bytes())).decode(errors="replace")
+                body = await _body(response)
+        except AnswerEncodingError as error:
+            raise _unreadable(url + path, error) from error
         except (*self._errors, AnswerTooLargeError) as error:
             raise PassingError(_unreachable(url, error)) from error
         return _answer(url + path, response.status_code, body, response.headers)
@@ -145,14 +157,16 @@ class Servers:
         try:
             async with self._client.stream("POST", url + path, json=request) as response:
                 if response.status_code != 200:
-                    body = (await read_answer(response.aiter_bytes())).decode(errors="replace")
-                    _answer(url + path, response.status_code, body, response.headers)
-                async for line in read_lines(response.aiter_bytes()):
+                    _answer(url + path, response.status_code, await _body(response), response.headers)
+                lines = read_lines(response.aiter_bytes(), content_type=response.headers.get("content-type"))
+                async for line in lines:
                     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
                     if data == "[DONE]":
                         return
                     if data:
                         yield _chunk(data, url)
+        except AnswerEncodingError as error:
+            raise _unreadable(url + path, error) from error
         except (*self._errors, AnswerTooLargeError) as error:
             raise PassingError(_unreachable(url, error)) from error
 
@@ -192,6 +206,18 @@ def _pause(attempt: int, asked: float | None) -> float:
         return min(asked, _LONGEST_PAUSE)
     bound: float = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
     return random.uniform(bound / 2, bound)
+
+
+async def _body(response: httpx.Response) -> str:
+    """The text of an answer. That of a refusal only explains it and need not be in the charset it declares."""
+    content = await read_answer(response.aiter_bytes())
+    return decode_answer(content, response.headers.get("content-type"), strict=response.status_code == 200)
+
+
+def _unreadable(address: str, error: AnswerEncodingError) -> EngineError:
+    """Bytes may have been damaged on their way; a server that declares an unknown charset will do so again."""
+    kind = EngineError if isinstance(error, UnknownCharsetError) else PassingError
+    return kind(f"{address}: {error}")
 
 
 def _answer(address: str, status: int, body: str, headers: Mapping[str, str]) -> Mapping[str, Any]:

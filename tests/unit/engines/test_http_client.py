@@ -21,7 +21,9 @@ from agent_r1.types import SamplingParams
 Handler = Callable[[bytes], Awaitable[bytes]]
 
 
-async def with_server(handler: Handler, use: Callable[[ServerClient], Awaitable[None]]) -> None:
+async def with_server(
+    handler: Handler, use: Callable[[ServerClient], Awaitable[None]], *, content_type: str = "application/json"
+) -> None:
     """Call a server that answers each body with what `handler` makes of it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -29,7 +31,8 @@ async def with_server(handler: Handler, use: Callable[[ServerClient], Awaitable[
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
                 answer = await handler(await reader.readexactly(length))
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
+                header = f"Content-Type: {content_type}\r\nContent-Length: {len(answer)}\r\n\r\n"
+                writer.write(b"HTTP/1.1 200 OK\r\n" + header.encode() + answer)
         except asyncio.IncompleteReadError:
             writer.close()
 
@@ -71,6 +74,35 @@ def test_bodies_of_any_size_arrive_whole(size: int) -> None:
         assert await client.call("POST", "/x", body={"text": "a" * size}, seconds=60) == size
 
     asyncio.run(with_server(handler, use))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content_type"),
+    [("utf-16", "application/json"), ("latin-1", "application/json; charset=iso-8859-1")],
+)
+def test_an_answer_is_decoded_as_the_server_declares(encoding: str, content_type: str) -> None:
+    async def handler(body: bytes) -> bytes:
+        return '{"text": "café"}'.encode(encoding)
+
+    async def use(client: ServerClient) -> None:
+        assert await client.call("POST", "/x", body={}, seconds=60) == {"text": "café"}
+
+    asyncio.run(with_server(handler, use, content_type=content_type))
+
+
+@pytest.mark.parametrize(
+    ("content_type", "told"),
+    [("application/json", "is not in utf-8"), ("application/json; charset=klingon", "the charset 'klingon'")],
+)
+def test_an_answer_that_cannot_be_decoded_is_an_error_of_that_server(content_type: str, told: str) -> None:
+    async def handler(body: bytes) -> bytes:
+        return b'{"text": "caf\xe9"}'
+
+    async def use(client: ServerClient) -> None:
+        with pytest.raises(ServerError, match=rf"^POST http://127.*/x: .*{told}.*; have the server answer in UTF-8"):
+            await client.call("POST", "/x", body={}, seconds=60)
+
+    asyncio.run(with_server(handler, use, content_type=content_type))
 
 
 def vllm_choice(**fields: Any) -> bytes:

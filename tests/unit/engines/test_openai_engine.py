@@ -274,6 +274,53 @@ def test_an_answer_of_another_form_is_one_clear_error(server: ChatServer, broken
         ask(server.url)
 
 
+# --- charsets --------------------------------------------------------------------------------------------------------
+
+
+def content_type(charset: str | None, kind: str = "application/json") -> dict[str, str]:
+    return {"Content-Type": kind if charset is None else f"{kind}; charset={charset}"}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "charset"),
+    [("utf-16", None), ("utf-8-sig", None), ("utf-16-le", "utf-16le"), ("latin-1", "ISO-8859-1"), ("utf-16", "utf-16")],
+)
+def test_an_answer_is_decoded_as_the_server_declares(server: ChatServer, encoding: str, charset: str | None) -> None:
+    whole = json.dumps(answer("Un café coûte 7."), ensure_ascii=False)
+    chunk = json.dumps({"choices": [{"delta": {"content": "Un café"}, "finish_reason": "stop"}]}, ensure_ascii=False)
+    server.replies = [
+        (200, whole.encode(encoding), content_type(charset)),
+        (200, f"data: {chunk}\n\ndata: [DONE]\n\n".encode(encoding), content_type(charset, "text/event-stream")),
+        (404, '{"error": "clé"}'.encode(encoding), content_type(charset)),
+    ]
+    assert ask(server.url)[1].text == "Un café coûte 7."
+    assert ask(server.url, streamed=True)[1].text == "Un café"
+    with pytest.raises(EngineRequestError, match="404: clé"):
+        ask(server.url)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_charset_that_is_unknown_is_one_clear_error_and_not_retried(server: ChatServer, streamed: bool) -> None:
+    server.replies = [(200, json.dumps(answer("hi")), content_type("klingon"))]
+    with pytest.raises(EngineError, match=r"http://127.*/v1/chat/completions: .* the charset 'klingon', .*; have the"):
+        ask(server.url, retries=3, streamed=streamed)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_that_is_not_in_its_charset_is_a_passing_failure(
+    server: ChatServer, no_pauses: list[float], streamed: bool
+) -> None:
+    server.replies = [(200, b'data: {"a": "caf\xe9"}\n\n')] * 2
+    with pytest.raises(EngineError, match=r"http://127.*/completions: .* not in utf-8.*; have .*\(tried 2 times"):
+        ask(server.url, retries=1, streamed=streamed)
+
+
+def test_an_error_page_in_another_charset_keeps_its_status(server: ChatServer, no_pauses: list[float]) -> None:
+    server.replies = [(502, b"caf\xe9"), (503, b"caf\xe9", content_type("klingon")), answer("hi")]
+    assert ask(server.url, retries=2)[0].usage == {"requests": 3}
+
+
 @pytest.mark.whole
 def test_open_requests_are_bounded(server: ChatServer) -> None:
     server.reply = slowly(answer("hi"))

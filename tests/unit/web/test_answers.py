@@ -19,7 +19,15 @@ from agent_r1.engines.openai.servers import Servers, ServerSettings
 from agent_r1.envs.remote.client import RemoteEnv
 from agent_r1.errors import EngineError, EnvServerError
 from agent_r1.types import Task
-from agent_r1.web import AnswerTooLargeError, answers, read_answer, read_lines
+from agent_r1.web import (
+    AnswerEncodingError,
+    AnswerTooLargeError,
+    UnknownCharsetError,
+    answers,
+    decode_answer,
+    read_answer,
+    read_lines,
+)
 
 
 async def in_chunks(*chunks: bytes) -> AsyncIterator[bytes]:
@@ -27,9 +35,9 @@ async def in_chunks(*chunks: bytes) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def lines_of(*chunks: bytes, max_bytes: int = 1000) -> list[str]:
+def lines_of(*chunks: bytes, content_type: str | None = None, max_bytes: int = 1000) -> list[str]:
     async def collect() -> list[str]:
-        return [line async for line in read_lines(in_chunks(*chunks), max_bytes=max_bytes)]
+        return [line async for line in read_lines(in_chunks(*chunks), content_type=content_type, max_bytes=max_bytes)]
 
     return asyncio.run(collect())
 
@@ -47,11 +55,62 @@ def test_lines_come_whole_wherever_they_are_cut() -> None:
     assert len(lines_of(*[b"x" * 99 + b"\n"] * 20)) == 20, "only a line is bounded, not the stream"
 
 
-@given(st.text(alphabet="a\n\r", max_size=30), st.lists(st.integers(0, 30), max_size=4))
-def test_the_lines_of_a_text_do_not_depend_on_its_chunks(text: str, cuts: list[int]) -> None:
-    content, places = text.encode(), [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+@given(
+    st.text(alphabet="aé€\n\r", max_size=30),
+    st.lists(st.integers(0, 130), max_size=4),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32", "iso8859-15"]),
+)
+def test_the_lines_of_a_text_do_not_depend_on_its_chunks(text: str, cuts: list[int], charset: str) -> None:
+    content = text.encode(charset)
+    places = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
     chunks = [content[first:end] for first, end in pairwise(places)]
-    assert lines_of(*chunks) == lines_of(content)
+    declared = f"text/event-stream; charset={charset}"
+    assert lines_of(*chunks, content_type=declared) == lines_of(content, content_type=declared)
+
+
+# --- charsets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type"),
+    [
+        ("é€".encode(), None),
+        ("é€".encode(), "application/json"),
+        ("é€".encode(), "application/json; charset="),
+        ("é€".encode("utf-8-sig"), None),
+        ("é€".encode("utf-16"), None),
+        (b"\xfe\xff" + "é€".encode("utf-16-be"), "application/json; charset=iso-8859-1"),
+        ("é€".encode("utf-32"), "application/json; charset=klingon"),
+        ("é€".encode("utf-16-le"), 'application/json; charset="UTF-16LE"'),
+        ("é€".encode("cp1252"), "application/json;profile=x; Charset=Windows-1252"),
+    ],
+)
+def test_an_answer_is_decoded_as_its_byte_order_mark_or_its_header_says(content: bytes, content_type: str) -> None:
+    assert decode_answer(content, content_type) == "é€"
+
+
+def test_an_answer_that_cannot_be_decoded_names_the_charset_and_what_to_do() -> None:
+    to_do = r"have the server answer in UTF-8, or declare the charset it uses \(Content-Type: \.\.\.; charset=\.\.\.\)"
+    for charset in ("klingon", "hex", "zlib"):
+        with pytest.raises(UnknownCharsetError, match=f"Content-Type declares the charset '{charset}', .*; {to_do}"):
+            decode_answer(b"{}", f"application/json; charset={charset}")
+    for content, content_type, told in [
+        (b"caf\xe9", None, r"is not in utf-8, the charset of answers that declare none \(.*byte 0xe9 in position 3"),
+        (b"caf\xe9", "text/plain; charset=US-ASCII", r"is not in us-ascii, the charset its Content-Type declares"),
+        (b"\xff\xfea\x00b", "text/plain; charset=utf-8", r"is not in utf-16-le, the charset of its byte order mark"),
+    ]:
+        with pytest.raises(AnswerEncodingError, match=f"{told}.*; {to_do}"):
+            decode_answer(content, content_type)
+    with pytest.raises(AnswerEncodingError, match="is not in utf-8"):
+        lines_of(b"data: 1\ndata: caf\xc3")
+
+
+def test_an_error_page_is_decoded_as_well_as_it_can_be() -> None:
+    assert decode_answer(b"caf\xe9", None, strict=False) == "caf\ufffd"
+    assert decode_answer("café".encode(), "text/html; charset=klingon", strict=False) == "café"
+
+
+# --- servers that never end ------------------------------------------------------------------------------------------
 
 
 class _Endless(BaseHTTPRequestHandler):
