@@ -58,16 +58,23 @@ def decode_answer(content: bytes, content_type: str | None, *, strict: bool = Tr
 async def read_lines(
     chunks: AsyncIterator[bytes], *, content_type: str | None = None, max_bytes: int = MAX_ANSWER
 ) -> AsyncIterator[str]:
-    """The lines of an answer that comes in chunks, as they come; `AnswerTooLargeError` for one that has no end."""
+    """The lines of an answer that comes in chunks, as they come; `AnswerTooLargeError` for one that has no end.
+
+    A line ends with a carriage return, a line feed, or both, as in server-sent events.
+    """
     decoder = _Decoder(content_type)
-    begun, size = list[str](), 0
+    begun, size, was_return = list[str](), 0, False
     async for chunk in chunks:
         text = decoder.decode(chunk)
         size += len(chunk)
-        if "\n" in text:
-            *lines, text = "".join((*begun, text)).split("\n")
-            for line in lines:
-                yield line.rstrip("\r")
+        if text:
+            ended, was_return = was_return, text.endswith("\r")
+            text = text.removeprefix("\n") if ended else text  # the line has been given already
+        *lines, text = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        if lines:
+            yield "".join((*begun, lines[0]))
+            for line in lines[1:]:
+                yield line
             begun, size = [], len(text)
         begun.append(text)
         if size > max_bytes:

@@ -274,7 +274,7 @@ def test_an_answer_of_another_form_is_one_clear_error(server: ChatServer, broken
         ask(server.url)
 
 
-# --- charsets --------------------------------------------------------------------------------------------------------
+# --- charsets and ends of lines --------------------------------------------------------------------------------------
 
 
 def content_type(charset: str | None, kind: str = "application/json") -> dict[str, str]:
@@ -319,6 +319,14 @@ def test_an_answer_that_is_not_in_its_charset_is_a_passing_failure(
 def test_an_error_page_in_another_charset_keeps_its_status(server: ChatServer, no_pauses: list[float]) -> None:
     server.replies = [(502, b"caf\xe9"), (503, b"caf\xe9", content_type("klingon")), answer("hi")]
     assert ask(server.url, retries=2)[0].usage == {"requests": 3}
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"], ids=repr)
+def test_events_are_read_whatever_ends_their_lines(server: ChatServer, end: str) -> None:
+    events = [*(json.dumps({"choices": [entry]}) for entry in ANSWER_CHUNKS), "[DONE]"]
+    text = "".join(f": a comment{end}data: {event}{end}{end}" for event in events)
+    server.replies = [(200, text, content_type(None, "text/event-stream"))]
+    assert ask(server.url, streamed=True)[1].text == "It costs 7."
 
 
 @pytest.mark.whole

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,6 +57,32 @@ def test_lines_come_whole_wherever_they_are_cut() -> None:
     assert len(lines_of(*[b"x" * 99 + b"\n"] * 20)) == 20, "only a line is bounded, not the stream"
 
 
+def test_a_line_ends_with_a_carriage_return_a_line_feed_or_both() -> None:
+    assert lines_of(b"data: 1\r\rdata: 2\r\n\ndata: 3\n") == ["data: 1", "", "data: 2", "", "data: 3"]
+    assert lines_of(b"data: 1\r", b"\ndata: 2\r", b"\n", b"\r", b"\r\n") == ["data: 1", "data: 2", "", ""]
+    assert lines_of("a\x0bb\x85c\u2028d\n".encode()) == ["a\x0bb\x85c\u2028d"], "what JSON may contain ends no line"
+
+
+def test_a_line_that_ends_in_a_carriage_return_does_not_wait_for_more() -> None:
+    async def next_lines() -> list[str]:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"data: 1\r\r"
+            await asyncio.sleep(60)
+
+        lines = read_lines(chunks())
+        return [await asyncio.wait_for(anext(lines), 5) for _ in range(2)]
+
+    assert asyncio.run(next_lines()) == ["data: 1", ""]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+def test_a_long_line_in_tiny_chunks_takes_linear_time(end: bytes) -> None:
+    begin = time.process_time()
+    lines = lines_of(*[b"x" * 40] * 100_000, *[end] * 50_000, max_bytes=1 << 30)
+    assert (len(lines[0]), len(lines)) == (4_000_000, 50_000)
+    assert time.process_time() - begin < 10, "copying what has come for every chunk would be 200 GB"
+
+
 @given(
     st.text(alphabet="aé€\n\r", max_size=30),
     st.lists(st.integers(0, 130), max_size=4),
@@ -64,8 +92,9 @@ def test_the_lines_of_a_text_do_not_depend_on_its_chunks(text: str, cuts: list[i
     content = text.encode(charset)
     places = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
     chunks = [content[first:end] for first, end in pairwise(places)]
-    declared = f"text/event-stream; charset={charset}"
-    assert lines_of(*chunks, content_type=declared) == lines_of(content, content_type=declared)
+    *expected, rest = re.split(r"\r\n|\r|\n", text)
+    found = lines_of(*chunks, content_type=f"text/event-stream; charset={charset}")
+    assert found == ([*expected, rest] if rest else expected)
 
 
 # --- charsets --------------------------------------------------------------------------------------------------------
