@@ -211,6 +211,12 @@ class RemoteAgents:
                     await self._arrived.wait()
         return self._waiting.popleft() if self._waiting else None
 
+    def take_back(self, assignment: Assignment) -> None:
+        """A claimed rollout that did not reach its worker is the next one to be claimed, unless it has ended."""
+        if not assignment.finished.done():
+            self._waiting.appendleft(assignment)
+            self._arrived.set()
+
     def close(self) -> None:
         """Tell those who wait for a rollout that there will be none."""
         self.is_closed = True

@@ -39,6 +39,7 @@ from agent_r1.web import (
     Access,
     AccessControl,
     RefusedError,
+    has_disconnected,
     read_body,
     read_object,
     while_connected,
@@ -126,7 +127,14 @@ class _Routes:
         return _json({"accepted": True})
 
     async def finish(self, request: Request) -> Response:
-        rollout, body = self._rollout(request), await _body(request)
+        rollout = self._rollout(request)
+        try:
+            body = await _body(request)
+        except ClientDisconnect:
+            if self._gateway.settings.remote and not rollout.finished.done():
+                details = "it disconnected while it sent its answer (POST <base_url>/finish)"
+                rollout.finished.set_exception(EpisodeError(StopReason.AGENT_ERROR, "the remote agent", details))
+            raise
         if not self._gateway.settings.remote:
             raise RefusedError(409, "not_remote", "this rollout ends with its agent; finish is for agent.remote=true")
         answer, error = body.get("answer"), body.get("error")
@@ -153,6 +161,9 @@ class _Routes:
             if agents.is_closed:
                 raise RefusedError(410, "run_over", "the run is over; there are no more rollouts")
             return Response(status_code=204)
+        if await has_disconnected(request):
+            agents.take_back(assignment)
+            raise ClientDisconnect
         return _json({"task": assignment.task, "base_url": assignment.base_url, "api_key": assignment.api_key})
 
     async def health(self, request: Request) -> Response:

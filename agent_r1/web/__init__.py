@@ -19,7 +19,7 @@ from agent_r1.web.answers import (
     read_answer,
     read_lines,
 )
-from agent_r1.web.bodies import CLIENT_DISCONNECTED, read_body, read_object, while_connected
+from agent_r1.web.bodies import CLIENT_DISCONNECTED, has_disconnected, read_body, read_object, while_connected
 from agent_r1.web.refusals import RefusedError
 from agent_r1.web.servers import address_of, listen, running_server, serve_forever
 
@@ -33,6 +33,7 @@ __all__ = [
     "UnknownCharsetError",
     "address_of",
     "decode_answer",
+    "has_disconnected",
     "is_loopback",
     "key_from_env",
     "listen",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_r1.codec import is_deeper_than, read_json
@@ -17,6 +18,9 @@ CLIENT_DISCONNECTED = 499
 
 MAX_DEPTH = 64
 """Nesting of a JSON request; no API needs as much, and code that walks a request must not run out of stack."""
+
+_SEEN_SECONDS = 0.01
+"""How long the server may take to see that a client has left."""
 
 _T = TypeVar("_T")
 
@@ -59,6 +63,17 @@ def read_object(content: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]
     if content.count(b"{") + content.count(b"[") > max_depth and is_deeper_than(value, max_depth):
         raise RefusedError(400, "bad_request", f"the body is nested more than {max_depth} levels deep")
     return value
+
+
+async def has_disconnected(request: Request) -> bool:
+    """Whether the client is gone, also when it left a moment ago and the server has not seen it yet.
+
+    The body of the request must have been read.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_SEEN_SECONDS):
+            await request.receive()  # after the body, the next message is the disconnect
+    return await request.is_disconnected()
 
 
 async def while_connected(request: Request, call: Awaitable[_T]) -> _T:

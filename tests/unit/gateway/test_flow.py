@@ -19,6 +19,7 @@ from agent_r1.config import AgentConfig
 from agent_r1.engines import ScriptedEngine
 from agent_r1.errors import ConfigError, EngineError, MissingExtraError
 from agent_r1.gateway import Gateway, check_agent
+from agent_r1.gateway.agents import Assignment, RemoteAgents
 from agent_r1.types import StopReason, Trajectory
 from tests.helpers.gateway_agents import CALL, replies_in_order, roll_out, written
 
@@ -508,6 +509,77 @@ def test_a_remote_worker_reports_a_failure(renderer: ChatRenderer, tokenizer: An
     )
     assert trajectory.stop_reason is StopReason.AGENT_ERROR
     assert "the browser crashed" in (trajectory.error or "")
+
+
+@pytest.mark.parametrize("num_ticks", range(-2, 8))
+def test_a_rollout_that_is_handed_to_a_worker_that_left_goes_to_the_next(num_ticks: int) -> None:
+    """The worker disconnects so many ticks of the event loop before the rollout comes; negative: after it."""
+
+    async def run() -> int:
+        async with Gateway(AgentConfig(remote=True)) as gateway:
+            url = httpx.URL(await gateway._started())
+            agents: Any = gateway.agent
+            _, leaving = await asyncio.open_connection(url.host, url.port)
+            leaving.write(b"POST /rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+            while not agents._arrived._waiters:
+                await asyncio.sleep(0.005)
+            finished: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+            rollout = Assignment(task={"task_id": "t"}, base_url="", api_key="", finished=finished)
+            if num_ticks >= 0:
+                leaving.close()
+            for _ in range(num_ticks):
+                await asyncio.sleep(0)
+            running = asyncio.ensure_future(agents.run(rollout))
+            for _ in range(-num_ticks):
+                await asyncio.sleep(0)
+            leaving.close()
+            async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+                claimed = await client.post("/rollouts", json={"wait_seconds": 0.5})
+            running.cancel()
+            return claimed.status_code
+
+    assert asyncio.run(run()) == 200
+
+
+def test_a_rollout_that_has_ended_is_not_handed_over_again() -> None:
+    async def run() -> Assignment | None:
+        agents = RemoteAgents()
+        finished: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        running = asyncio.ensure_future(agents.run(Assignment(task={}, base_url="", api_key="", finished=finished)))
+        claimed = await agents.claim(5)
+        assert claimed is not None
+        running.cancel()
+        await asyncio.wait({running})
+        agents.take_back(claimed)
+        return await agents.claim(0.01)
+
+    assert asyncio.run(run()) is None
+
+
+def test_a_worker_that_disconnects_while_it_sends_its_answer_fails_its_rollout_at_once(
+    renderer: ChatRenderer, tokenizer: Any
+) -> None:
+    async def work_twice(gateway: Gateway) -> None:
+        while gateway._url is None:
+            await asyncio.sleep(0.01)
+        async with httpx.AsyncClient(base_url=gateway._url, timeout=20) as client:
+            url = httpx.URL((await client.post("/rollouts")).json()["base_url"] + "/finish")
+        _, leaving = await asyncio.open_connection(url.host, url.port)
+        leaving.write(f"POST {url.path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n".encode())
+        leaving.write(b'{"answer": "1')
+        await leaving.drain()
+        leaving.close()
+        await work(gateway, 1)
+
+    begin = time.monotonic()
+    [trajectory] = roll_out(
+        replies_in_order(tokenizer, "12"), renderer, AgentConfig(remote=True), retries=1, beside=work_twice
+    )
+    assert time.monotonic() - begin < 15, "not at the deadline, which is 30 s"
+    assert (trajectory.stop_reason, trajectory.outcome_reward) == (StopReason.DONE, 1.0), trajectory.error
+    [failure] = trajectory.failed_attempts
+    assert failure.stop_reason is StopReason.AGENT_ERROR
+    assert "disconnected while it sent its answer" in failure.error
 
 
 def test_a_worker_that_waits_at_the_end_of_the_run_is_told_so() -> None:
