@@ -62,19 +62,53 @@ class PreparedFile:
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         with atomic_write(path, partial=self._partial, num_bytes=len(data)):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self._partial.open("wb") as file:
+            with ExitStack() as opened:
+                file = opened.enter_context(self._partial.open("wb"))
+                is_locked = _lock(file.fileno(), wait=False)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+                # As long as it is open, its lock tells others that it belongs to a live process.
+                self._open = opened.pop_all() if is_locked else ExitStack()
 
     def publish(self) -> None:
         """Replace the file."""
-        with atomic_write(self.path, partial=self._partial):
+        with self._open, atomic_write(self.path, partial=self._partial):
             self._partial.replace(self.path)
 
     def discard(self) -> None:
         """Remove what was written."""
-        _remove(self._partial)
+        with self._open:
+            _remove(self._partial)
+
+
+def remove_leftovers(folder: Path, *, is_shared: bool = False) -> None:
+    """Remove the partial files and folders that killed processes have left directly in a folder, to which no live
+    process writes. A folder that was moved away and not replaced yet is moved back.
+
+    With `is_shared`, live processes may write files there: theirs stay.
+    """
+    for partial in list(folder.glob(".?*.partial")):
+        if not is_shared or _is_abandoned(partial):
+            _remove(partial)
+    for old in [path for path in folder.glob(".?*.old") if path.is_dir()]:
+        place = old.with_name(old.name[1:].removesuffix(".old"))
+        if place.exists():
+            _remove(old)
+        else:
+            old.rename(place)
+
+
+def _is_abandoned(partial: Path) -> bool:
+    """Whether the process that wrote a partial file has ended: the file is not locked any more."""
+    try:
+        descriptor = os.open(partial, os.O_RDONLY)
+    except OSError:  # it was published
+        return False
+    try:
+        return _lock(descriptor, wait=False)
+    finally:
+        os.close(descriptor)
 
 
 def is_gguf(path: str | Path) -> bool:

@@ -196,7 +196,7 @@ def copy_model(source: Path, folder: Path, *, files: Mapping[str, str] | None = 
 @contextmanager
 def new_folder(folder: Path, *, num_bytes: int) -> Iterator[Path]:
     """A folder to write into; at the end of the block it replaces `folder`, unless the block raised."""
-    beside = folder.with_name(f"{folder.name}.partial")
+    beside = folder.with_name(f".{folder.name}.partial")
     with atomic_write(folder, partial=beside, num_bytes=num_bytes):
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)

@@ -14,7 +14,7 @@ from agent_r1.runs.fingerprints import fingerprint_differences, read_fingerprint
 from agent_r1.runs.folder import RUN_MARKS, RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
 from agent_r1.runs.load import LoadedRun, Table, load_run, load_trajectories
-from agent_r1.runs.lock import FolderLock, is_locked, lock_folder
+from agent_r1.runs.lock import FolderLock, is_locked, lock_folder, remove_stale_lock
 from agent_r1.runs.names import check_reads_outside, folder_problems
 from agent_r1.runs.opening import locked_run, open_run, open_trackers, plan_opening, write_fingerprints
 from agent_r1.runs.read import RunRecord, read_runs
@@ -88,6 +88,7 @@ __all__ = [
     "read_runs",
     "read_trajectories",
     "read_with_prompts",
+    "remove_stale_lock",
     "run_fingerprints",
     "save_figure",
     "seal_state",

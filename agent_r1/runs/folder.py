@@ -26,7 +26,7 @@ from typing import Any
 from agent_r1.codec import write_json
 from agent_r1.config import Config, from_yaml
 from agent_r1.errors import CheckpointError, ConfigError
-from agent_r1.files import atomic_write, write_atomically
+from agent_r1.files import atomic_write, remove_leftovers, write_atomically
 from agent_r1.runs.fingerprints import FILE as FINGERPRINTS
 from agent_r1.runs.lock import FolderLock
 from agent_r1.runs.tracking import parse_metrics_line, read_metrics
@@ -60,6 +60,7 @@ class RunFolder:
         self.fingerprints = path / FINGERPRINTS
         self.metrics = path / "metrics.jsonl"
         self.trajectories = path / "trajectories"
+        self.pictures = self.trajectories / "images"
         self.credit = path / "credit"
         self.warnings = path / "warnings.jsonl"
         self.checkpoints = path / "checkpoints"
@@ -101,10 +102,13 @@ class RunFolder:
         """The file with the rollouts of one training step."""
         return self.trajectories / f"{step}.jsonl"
 
-    def remove_unfinished_records(self) -> None:
-        """Remove rollouts that a killed run was writing: they take room."""
-        for left_behind in self.trajectories.glob(".*.partial"):
-            left_behind.unlink(missing_ok=True)
+    def remove_leftovers(self) -> None:
+        """Remove what killed processes were writing. Only the holder of the lock may do this, and only evaluations are
+        written by other processes too."""
+        self.ensure_owned()
+        for folder in (self.path, self.trajectories, self.pictures, self.credit, self.checkpoints, self.profile):
+            remove_leftovers(folder)
+        remove_leftovers(self.evaluations, is_shared=True)
 
     def step_credit(self, step: int) -> Path:
         """The file with the credit of these rollouts, for a run with `tracking.record_credit`."""

@@ -17,6 +17,7 @@ import errno
 import json
 import os
 import platform
+import re
 import threading
 import time
 import uuid
@@ -34,6 +35,7 @@ _UNREADABLE_SECONDS = 10.0
 """How long a lock file may have no readable holder: without hard links its content is written after it appears."""
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 _ATTEMPTS = 50
+_TOKEN = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +103,7 @@ class FolderLock:
             os.close(file)
             return blocking
         self._holder, self._file = mine, file
+        self._remove_old_candidates(os.fstat(file).st_mtime)
         self._released = threading.Event()
         threading.Thread(target=self._refresh, args=(file, self._released), daemon=True, name="run lock").start()
         return None
@@ -157,20 +160,21 @@ class FolderLock:
             if other is None:  # released meanwhile
                 continue
             holder = other
-            if not self._is_stale(holder, now):
+            if not _is_stale(self.path, holder, now):
                 return holder, file
             if self._replace(candidate, holder):
                 return None, file
         return holder, file
 
-    def _is_stale(self, holder: LockHolder, now: float) -> bool:
-        if holder.pid and holder.is_of_this_host:
-            return not holder.is_running
-        try:
-            age = now - self.path.stat().st_mtime  # both times are the file server's
-        except FileNotFoundError:
-            return True
-        return age > (STALE_SECONDS if holder.pid else _UNREADABLE_SECONDS)
+    def _remove_old_candidates(self, now: float) -> None:
+        """Remove the candidates of processes that were killed before they had the lock, or just after that."""
+        with suppress(OSError):
+            for path in list(self.path.parent.iterdir()):
+                name, _, token = path.name.rpartition(".")
+                if name == self.path.name and _TOKEN.fullmatch(token):
+                    holder = _read(path)
+                    if holder is not None and _is_stale(path, holder, now):
+                        path.unlink(missing_ok=True)
 
     def _replace(self, candidate: Path, stale: LockHolder) -> bool:
         """Take over a stale lock; False when it has changed, or a suspended process still holds it."""
@@ -234,7 +238,26 @@ def is_locked(folder: Path) -> bool:
     """Whether a live process uses the folder."""
     lock = FolderLock(folder)
     holder = _read(lock.path)
-    return holder is not None and not lock._is_stale(holder, time.time())
+    return holder is not None and not _is_stale(lock.path, holder, time.time())
+
+
+def remove_stale_lock(folder: Path) -> None:
+    """Remove the lock file of a process that has ended. Only for folders whose users all wait for the lock: this
+    process holds it for a moment."""
+    lock = FolderLock(folder)
+    if lock.path.exists() and lock.try_acquire() is None:
+        lock.release()
+
+
+def _is_stale(path: Path, holder: LockHolder, now: float) -> bool:
+    """Whether the process that wrote a lock file has ended, or counts as ended."""
+    if holder.pid and holder.is_of_this_host:
+        return not holder.is_running
+    try:
+        age = now - path.stat().st_mtime  # both times are the file server's
+    except FileNotFoundError:
+        return True
+    return age > (STALE_SECONDS if holder.pid else _UNREADABLE_SECONDS)
 
 
 def _this_process() -> LockHolder:

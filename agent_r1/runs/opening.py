@@ -94,7 +94,8 @@ def open_run(
     config: Config, *, say: Callable[[str], None] = lambda text: None, lock: FolderLock | None = None
 ) -> tuple[RunFolder, bool]:
     """The folder of this run and whether it resumes from a checkpoint. `say` is called with what happens. No run is
-    ever deleted: an old one of the same name is renamed."""
+    ever deleted: an old one of the same name is renamed. With the lock of the folder, what killed processes were
+    writing there is removed."""
     problem = name_problem(config.run.name)
     if problem is not None:
         raise ConfigError(f"run.name={config.run.name!r} {problem}")
@@ -106,9 +107,12 @@ def open_run(
         # Unreadable logs are an error before a model is loaded. The configuration is written only once the checkpoint
         # fits: a refused resume must not change the folder.
         folder.read_metrics()
+        if lock is not None:
+            folder.remove_leftovers()
         return folder, True
     if folder.path.exists():
-        folder.ensure_owned()
+        if lock is not None:
+            folder.remove_leftovers()
         folder.path.rename(_free_name(folder.path))
     write_atomically(folder.config, to_yaml(config))
     write_fingerprints(folder, config)

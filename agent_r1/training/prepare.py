@@ -24,7 +24,7 @@ from agent_r1.event_loop import run_cancelling
 from agent_r1.files import is_gguf
 from agent_r1.registry import find_module, load_function
 from agent_r1.rollout import make_sampler
-from agent_r1.runs import RunFolder, check_reads_outside, lock_folder, plan_opening
+from agent_r1.runs import RunFolder, check_reads_outside, lock_folder, plan_opening, remove_stale_lock
 from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan, check_config, check_trainable, lacks_data, make_plan
 
@@ -100,14 +100,17 @@ def ensure_model(plan: RunPlan, console: RunConsole) -> RunPlan:
 def prepare_model(config: Config, console: RunConsole) -> Config:
     """Make the model if it is missing and the configuration says how. Returns the configuration to continue with, in
     which the converted folder replaces a GGUF file."""
-    if config.model.prepare is not None and not Path(config.model.path).exists():
+    if config.model.prepare is not None:
         # Of several runs that start together, one makes the model. This is not the lock of the model's folder, which
         # the preparation may lock itself.
         place = Path(config.run.folder) / f"prepare-{hashlib.sha256(config.model.path.encode()).hexdigest()[:12]}"
-        with lock_folder(place, wait=True, on_wait=console.info):
-            if not Path(config.model.path).exists():
-                console.info(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
-                _call_preparation(config.model.prepare, "model preparation", config)
+        if Path(config.model.path).exists():
+            remove_stale_lock(place)
+        else:
+            with lock_folder(place, wait=True, on_wait=console.info):
+                if not Path(config.model.path).exists():
+                    console.info(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
+                    _call_preparation(config.model.prepare, "model preparation", config)
     if not is_gguf(config.model.path):
         return config
     from agent_r1.models import convert_gguf, gguf_folder

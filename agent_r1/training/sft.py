@@ -41,6 +41,7 @@ from agent_r1.runs import (
     lock_folder,
     open_run,
     open_trackers,
+    remove_stale_lock,
 )
 from agent_r1.tools import num_cores
 from agent_r1.training.model_check import check_model
@@ -147,6 +148,7 @@ def ensure_warm_start(config: Config, console: RunConsole) -> Config:
     folder = RunFolder(Path(config.sft.folder))
     if not _is_made(folder, config):
         _make_warm_start(folder, config, console)
+    remove_stale_lock(folder.path)
     return started_config(config)
 
 

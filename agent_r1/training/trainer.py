@@ -323,7 +323,6 @@ class Trainer:
         self._progress.step = checkpoint.step
         self._progress.train_seconds = float(checkpoint.state["train_seconds"])
         self._last_step.note()
-        self._ranks.by_first(self.folder.remove_unfinished_records)
         self._ranks.by_first(self._write_config)
         self.console.info(f"resuming from step {checkpoint.step} of {self.folder.path}")
 

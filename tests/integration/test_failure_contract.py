@@ -1211,7 +1211,7 @@ def test_a_model_that_cannot_be_written_is_one_error_and_the_same_command_goes_o
         ),
     ):
         commands.train(*overrides, quiet=True, reward=score_variety)
-    assert not (tmp_path / "tiny" / "hf.partial").exists()
+    assert not (tmp_path / "tiny" / ".hf.partial").exists()
     assert commands.train(*overrides, quiet=True, reward=score_variety).steps == 2
     assert len((tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()) == 2
     assert "`StorageError`" in table()["disk-full"]

@@ -224,7 +224,7 @@ def test_whatever_fails_in_an_export_the_run_keeps_its_results(
     assert written["success_after"] is not None
     assert written["model"] is None
     assert sum("hf cannot be exported" in warning for warning in written["warnings"]) == 1
-    assert not (tmp_path / "tiny" / "hf.partial").exists()
+    assert not (tmp_path / "tiny" / ".hf.partial").exists()
     monkeypatch.undo()
     summary = commands.train(*run(), quiet=True, reward=token_variety)  # the same command: only the export is missing
     assert summary.model is not None
