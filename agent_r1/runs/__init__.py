@@ -3,9 +3,12 @@
 from agent_r1.runs.checkpoints import (
     SHARDS,
     SHARDS_LIST,
+    checksum,
     find_damage,
+    find_model_damage,
     list_checkpoints,
     newest_readable,
+    seal_model,
     seal_state,
 )
 from agent_r1.runs.credit import parse_credit, read_credit, write_credit
@@ -58,9 +61,11 @@ __all__ = [
     "base_model",
     "check_reads_outside",
     "check_trackers",
+    "checksum",
     "describe_gain",
     "draw_curves",
     "find_damage",
+    "find_model_damage",
     "fingerprint_differences",
     "folder_problems",
     "follow_metrics",
@@ -91,6 +96,7 @@ __all__ = [
     "remove_stale_lock",
     "run_fingerprints",
     "save_figure",
+    "seal_model",
     "seal_state",
     "table_rows",
     "tracker_factories",

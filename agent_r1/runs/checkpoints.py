@@ -1,4 +1,5 @@
-"""List the checkpoints of a run folder and find damaged ones. Reading a checkpoint needs torch, this does not."""
+"""List the checkpoints of a run folder, and find damage in them and in the model of a warm start. Reading a checkpoint
+needs torch, this does not."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from agent_r1.errors import CheckpointError
 from agent_r1.files import write_atomically
+from agent_r1.runs.folder import RunFolder
 
 SHARDS, SHARDS_LIST = "shards", "shards.json"
 """In a checkpoint of several ranks: the folder of their shards, and the sizes and checksums of the files in there."""
@@ -51,20 +53,52 @@ def newest_readable(folder: Path, say: Callable[[str], None] = lambda text: None
 
 def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint's files, in a few words; None when they are undamaged."""
+    return _explained(lambda: _damaged_part(path))
+
+
+def seal_model(folder: RunFolder) -> None:
+    """Write the sizes and checksums of the model's files beside its folder."""
+    known = {file.name: checksum(file) for file in sorted(folder.model.iterdir()) if file.is_file()}
+    write_atomically(folder.model_checksums, json.dumps(known, indent=2) + "\n")
+
+
+def find_model_damage(folder: RunFolder) -> str | None:
+    """What is wrong with the files of a sealed model, which are read once; None when they are as they were written,
+    and for a model that is not sealed."""
+    if not folder.model_checksums.exists():
+        return None
+    return _explained(lambda: _damaged_file(folder.model, folder.model_checksums))
+
+
+def checksum(file: Path) -> list[int]:
+    """The size of a file and the CRC-32 of its content."""
+    size = crc = 0
+    with file.open("rb") as opened:
+        while part := opened.read(2**24):
+            size, crc = size + len(part), zlib.crc32(part, crc)
+    return [size, crc]
+
+
+def _explained(find: Callable[[], str | None]) -> str | None:
+    """What was found; that files or their checksums cannot be read is damage too."""
     try:
-        if (path / STATE_DIRECTORY).exists():
-            known = json.loads((path / STATE_DIRECTORY).read_text(encoding="utf-8"))
-            if known != _directory(path / STATE, known["start"]):
-                return f"the checksum of the directory of {STATE} is wrong"
-        with zipfile.ZipFile(path / STATE) as file:
-            bad = file.testzip()
-        if bad is None and (path / SHARDS_LIST).exists():
-            bad = _damaged_shard(path)
+        return find()
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         return str(error) or type(error).__name__
     except (TypeError, LookupError, AttributeError) as error:  # JSON of another form
         return f"its checksums cannot be read ({type(error).__name__})"
-    return None if bad is None else f"the checksum of {bad} is wrong"
+
+
+def _damaged_part(path: Path) -> str | None:
+    if (path / STATE_DIRECTORY).exists():
+        known = json.loads((path / STATE_DIRECTORY).read_text(encoding="utf-8"))
+        if known != _directory(path / STATE, known["start"]):
+            return f"the checksum of the directory of {STATE} is wrong"
+    with zipfile.ZipFile(path / STATE) as file:
+        bad = file.testzip()
+    if bad is not None:
+        return f"the checksum of {bad} is wrong"
+    return _damaged_file(path / SHARDS, path / SHARDS_LIST) if (path / SHARDS_LIST).exists() else None
 
 
 def seal_state(path: Path) -> None:
@@ -82,16 +116,16 @@ def _directory(file: Path, start: int) -> dict[str, int]:
         return {"start": start, "checksum": zlib.crc32(opened.read())}
 
 
-def _damaged_shard(path: Path) -> str | None:
-    """The first file of a checkpoint of several ranks that is not as it was written."""
-    for name, (size, expected) in json.loads((path / SHARDS_LIST).read_text(encoding="utf-8")).items():
-        file, checksum = path / SHARDS / name, 0
-        if file.stat().st_size == size:
-            with file.open("rb") as opened:
-                while part := opened.read(2**24):
-                    checksum = zlib.crc32(part, checksum)
-        if file.stat().st_size != size or checksum != expected:
-            return f"{SHARDS}/{name}"
+def _damaged_file(folder: Path, listed: Path) -> str | None:
+    """The first file of a folder that is not as it was when its size and checksum were listed."""
+    for name, (size, crc) in json.loads(listed.read_text(encoding="utf-8")).items():
+        file = folder / name
+        if not file.is_file():
+            return f"{folder.name}/{name} is missing"
+        if (found := file.stat().st_size) != size:
+            return f"{folder.name}/{name} has {found:,} bytes, and {size:,} were written"
+        if checksum(file) != [size, crc]:
+            return f"the checksum of {folder.name}/{name} is wrong"
     return None
 
 

@@ -11,6 +11,7 @@ runs/<name>/config.yaml               the resolved configuration
             evaluations/              how well each task was solved: <split>_before.json, <split>_after.json; with
                                       settings other than the run's, <split>_<hash of them>_before.json
             hf/                       the trained model
+            hf.json                   sizes and checksums of its files, for a warm start
             summary.json              the result; a run without it is unfinished
             tensorboard/, wandb/      what trackers write, on request; trackers.json: their ids of the run
 """
@@ -44,6 +45,7 @@ RUN_FILES = {
     "evaluations",
     "profile",
     "hf",
+    "hf.json",
     "summary.json",
     "tensorboard",
     "trackers.json",
@@ -67,6 +69,7 @@ class RunFolder:
         self.evaluations = path / "evaluations"
         self.profile = path / "profile"
         self.model = path / "hf"
+        self.model_checksums = path / "hf.json"
         self.summary = path / "summary.json"
         self.tensorboard = path / "tensorboard"
         self.demonstrations_digest = path / "demonstrations.sha256"

@@ -19,12 +19,19 @@ from agent_r1.console import RunConsole
 from agent_r1.data import row_files
 from agent_r1.engines import takes_messages
 from agent_r1.envs import kind_of, ready_env
-from agent_r1.errors import ConfigError, no_exit, report_problems
+from agent_r1.errors import CheckpointError, ConfigError, no_exit, report_problems
 from agent_r1.event_loop import run_cancelling
 from agent_r1.files import is_gguf
 from agent_r1.registry import find_module, load_function
 from agent_r1.rollout import make_sampler
-from agent_r1.runs import RunFolder, check_reads_outside, lock_folder, plan_opening, remove_stale_lock
+from agent_r1.runs import (
+    RunFolder,
+    check_reads_outside,
+    find_model_damage,
+    lock_folder,
+    plan_opening,
+    remove_stale_lock,
+)
 from agent_r1.training.model_check import CheckedModel, check_model
 from agent_r1.training.plan import RunPlan, check_config, check_trainable, lacks_data, make_plan
 
@@ -112,6 +119,7 @@ def prepare_model(config: Config, console: RunConsole) -> Config:
                     console.info(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
                     _call_preparation(config.model.prepare, "model preparation", config)
     if not is_gguf(config.model.path):
+        _check_whole(config)
         return config
     from agent_r1.models import convert_gguf, gguf_folder
 
@@ -120,6 +128,18 @@ def prepare_model(config: Config, console: RunConsole) -> Config:
         console.info(f"{config.model.path} is converted once, into {folder}")
         convert_gguf(Path(config.model.path), folder)
     return replace(config, model=replace(config.model, path=str(folder)))
+
+
+def _check_whole(config: Config) -> None:
+    """Refuse a warm start whose files are damaged: training would start from other weights."""
+    made = RunFolder.of_model(Path(config.model.path))
+    damage = None if made is None else find_model_damage(made)
+    if made is not None and damage is not None:
+        again = "run the same command again" if config.model.prepare is not None else "make it again with agent-r1 sft"
+        raise CheckpointError(
+            f"the warm start {config.model.path} is damaged: {damage}. Restore it, or delete {made.path} and {again}; "
+            f"if you changed its files yourself, delete {made.model_checksums}"
+        )
 
 
 def started_config(config: Config) -> Config:

@@ -37,11 +37,13 @@ from agent_r1.models import add_adapters, choose_device, export_policy, freeze_v
 from agent_r1.runs import (
     FolderLock,
     RunFolder,
+    find_model_damage,
     fingerprints,
     lock_folder,
     open_run,
     open_trackers,
     remove_stale_lock,
+    seal_model,
 )
 from agent_r1.tools import num_cores
 from agent_r1.training.model_check import check_model
@@ -109,6 +111,7 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     rounding = export_policy(policy, renderer.tokenizer, folder.model, config)
     if rounding is not None:
         console.info(f"{rounding}")
+    seal_model(folder)
     return folder.model
 
 
@@ -141,12 +144,13 @@ def ensure_warm_start(config: Config, console: RunConsole) -> Config:
     """The configuration of a run that starts from the model in `sft.folder`, which is made when it is missing;
     unchanged without `sft.folder`.
 
-    A model made from another model, other demonstrations or other settings is moved aside.
+    A model made from another model, other demonstrations or other settings is moved aside, and so is one whose files
+    are damaged.
     """
     if config.sft.folder is None:
         return config
     folder = RunFolder(Path(config.sft.folder))
-    if not _is_made(folder, config):
+    if _why_made(folder, config) is not None:
         _make_warm_start(folder, config, console)
     remove_stale_lock(folder.path)
     return started_config(config)
@@ -155,18 +159,27 @@ def ensure_warm_start(config: Config, console: RunConsole) -> Config:
 def _make_warm_start(folder: RunFolder, config: Config, console: RunConsole) -> None:
     """Of several runs that start together, one makes the warm start and the others wait for it."""
     with lock_folder(folder.path, wait=True, on_wait=console.info) as lock:
-        if not _is_made(folder, config):
-            reason = (
-                "was made from another model, other demonstrations or settings"
-                if folder.path.exists()
-                else "is not there yet"
-            )
-            console.info(f"{folder.path} {reason}: warm-starting {config.model.path}")
+        reason = _why_made(folder, config)
+        if reason is not None:
+            say = console.warn if _is_made(folder, config) else console.info  # damage is news
+            say(f"{folder.path} {reason}: warm-starting {config.model.path}")
             tune(warm_start_recipe(config, folder.path), console, lock)
             write_atomically(folder.demonstrations_digest, _digest(config.sft.data))
             if torch.cuda.is_available():  # its memory must not count as that of the run
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
+
+
+def _why_made(folder: RunFolder, config: Config) -> str | None:
+    """Why a warm start is made in a folder; None when there is one that can be used. Its files are read once."""
+    if not folder.path.exists():
+        return "is not there yet"
+    if not _is_made(folder, config):
+        return "was made from another model, other demonstrations or settings"
+    damage = find_model_damage(folder)
+    if damage is None:
+        return None
+    return f"is damaged ({damage}; to use files that you changed yourself, delete {folder.model_checksums.name} there)"
 
 
 def warm_start_recipe(config: Config, folder: Path) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -14,9 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.config import from_yaml, load_config
 from agent_r1.console import RunConsole
-from agent_r1.errors import ConfigError, DataError
+from agent_r1.errors import CheckpointError, ConfigError, DataError
 from agent_r1.models import checkpoint_layers
 from agent_r1.registry import recipe_folder
+from agent_r1.runs import checksum
 from agent_r1.training.sft import ensure_warm_start
 from tests.helpers import commands
 from tests.helpers.hand_made import token_variety
@@ -92,6 +94,91 @@ def test_a_warm_start_that_was_interrupted_is_made_anew(recipe: list[str], tmp_p
     (tmp_path / "warm" / "metrics.jsonl").write_text('{"step": 1, "loss/sft": 3.0}\n')
     made = commands.sft(*recipe, quiet=True)
     assert (made / "model.safetensors").is_file()
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1000] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES = [
+    pytest.param(cut_short, r"hf/model\.safetensors has [\d,]+ bytes, and [\d,]+ were written", id="cut short"),
+    pytest.param(flip_a_bit, r"the checksum of hf/model\.safetensors is wrong", id="one bit"),
+    pytest.param(Path.unlink, r"hf/model\.safetensors is missing", id="missing"),
+]
+
+
+@pytest.mark.parametrize(("damage", "told"), DAMAGES)
+def test_a_damaged_warm_start_is_moved_aside_and_made_again(
+    recipe: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], told: str
+) -> None:
+    weights = commands.sft(*recipe, quiet=True) / "model.safetensors"
+    whole = weights.read_bytes()
+    damage(weights)
+    commands.sft(*recipe, quiet=True)
+    assert weights.read_bytes() == whole
+    assert (tmp_path / "warm.1" / "hf").is_dir()
+    assert re.search(rf"warm is damaged \({told}; to use files that you changed yourself, delete hf\.json", caplog.text)
+    commands.sft(*recipe, quiet=True)
+    assert not (tmp_path / "warm.2").exists()
+
+
+@pytest.mark.parametrize(("damage", "told"), DAMAGES)
+def test_a_damaged_warm_start_that_a_run_names_is_one_clear_error(
+    recipe: list[str], tmp_path: Path, damage: Callable[[Path], None], told: str
+) -> None:
+    made = commands.sft(*recipe, "sft.folder=null", "run.name=warm", quiet=True)
+    damage(made / "model.safetensors")
+    run = [*recipe, "sft.folder=null", f"model.path={made}"]
+    advice = rf"Restore it, or delete {made.parent} and make it again with agent-r1 sft; .* delete {made}\.json"
+    with pytest.raises(CheckpointError, match=rf"the warm start {made} is damaged: {told}\. {advice}") as caught:
+        commands.train(*run, "model.prepare=null", quiet=True)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError, match=rf"delete {made.parent} and run the same command again; "):
+        commands.evaluate(*run, "model.prepare=recipes.quickstart.shop:prepare_model", quiet=True)
+    assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
+def test_a_warm_start_changed_on_purpose_is_used_without_its_checksums(
+    recipe: list[str], tmp_path: Path, name: str
+) -> None:
+    file = commands.sft(*recipe, quiet=True) / name
+    changed = file.read_text() + "\n"
+    file.write_text(changed)
+    (tmp_path / "warm" / "hf.json").unlink()
+    commands.sft(*recipe, quiet=True)
+    assert file.read_text() == changed
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"config.json": 1}', b"\xff"])
+def test_a_warm_start_whose_checksums_cannot_be_read_is_made_again(
+    recipe: list[str], tmp_path: Path, content: bytes
+) -> None:
+    commands.sft(*recipe, quiet=True)
+    (tmp_path / "warm" / "hf.json").write_bytes(content)
+    commands.sft(*recipe, quiet=True)
+    assert (tmp_path / "warm.1" / "hf.json").read_bytes() == content
+
+
+def test_the_files_of_a_warm_start_are_read_once_when_a_run_starts(
+    recipe: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = commands.sft(*recipe, quiet=True)
+    read: list[str] = []
+
+    def counted(file: Path) -> list[int]:
+        read.append(file.name)
+        return checksum(file)
+
+    monkeypatch.setattr("agent_r1.runs.checkpoints.checksum", counted)
+    commands.train(*recipe, quiet=True, reward=token_variety)
+    assert sorted(read) == sorted(file.name for file in made.iterdir())
 
 
 @pytest.mark.whole

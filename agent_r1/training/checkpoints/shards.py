@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from agent_r1.errors import CheckpointError
 from agent_r1.files import atomic_write, flush, replace_folder
 from agent_r1.learner.sharded import Ranks
 from agent_r1.models import stored_bytes
-from agent_r1.runs import SHARDS, SHARDS_LIST, seal_state
+from agent_r1.runs import SHARDS, SHARDS_LIST, checksum, seal_state
 
 MakeShard = Callable[[torch.Size, torch.dtype], Tensor]
 """An empty sharded tensor of a whole tensor's shape and type."""
@@ -48,12 +47,12 @@ def write_shards(beside: Path, place: Path, state: Mapping[str, Any], ranks: Ran
         with atomic_write(place):
             writer = dcp.FileSystemWriter(beside / SHARDS, sync_files=True)
             dcp.save(shards, storage_writer=writer, process_group=ranks.objects)
-            return {file.name: _checksum(file) for file in (beside / SHARDS).glob(f"__{ranks.rank}_*")}
+            return {file.name: checksum(file) for file in (beside / SHARDS).glob(f"__{ranks.rank}_*")}
 
     def finish() -> None:
         with atomic_write(place, partial=beside):
             known = {name: entry for files in listed for name, entry in files.items()}
-            known[".metadata"] = _checksum(beside / SHARDS / ".metadata")
+            known[".metadata"] = checksum(beside / SHARDS / ".metadata")
             (beside / SHARDS_LIST).write_text(json.dumps(known, indent=2) + "\n")
             torch.save(rest, beside / "state.pt")
             seal_state(beside)
@@ -118,12 +117,3 @@ def _filled(entry: Any, shards: Mapping[str, Any]) -> Any:
     if isinstance(entry, list):
         return [_filled(value, shards) for value in entry]
     return entry
-
-
-def _checksum(file: Path) -> list[int]:
-    """The size of a file and the CRC-32 of its content."""
-    size = checksum = 0
-    with file.open("rb") as opened:
-        while part := opened.read(2**24):
-            size, checksum = size + len(part), zlib.crc32(part, checksum)
-    return [size, checksum]
