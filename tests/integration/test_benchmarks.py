@@ -23,7 +23,16 @@ from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
 from benchmarks.common import device_profile, flops, gsm8k, host_profile, prompts, sample_models, updates
-from benchmarks.speed import gpu, host, images, interpreters, profile_generation, profile_update, trie_attention
+from benchmarks.speed import (
+    full_cache,
+    gpu,
+    host,
+    images,
+    interpreters,
+    profile_generation,
+    profile_update,
+    trie_attention,
+)
 
 SAMPLES = [Sample(token_ids=(1, 2, 3), action_positions=(2,)), Sample(token_ids=(1, 2, 4, 5), action_positions=(2, 3))]
 
@@ -246,6 +255,23 @@ def test_the_peer_stands_beside_our_rows_of_an_earlier_run(tmp_path: Path) -> No
     assert first["note"] == "vLLM 0.0"
     assert second["error"] == "MemoryError: too many"
     assert third["figures"]["tokens_per_second"] > 0
+
+
+def test_a_cache_that_is_too_small_has_a_row_for_each_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "full_cache.json"
+    full_cache.main(["--tiny", "--cache", "1600", "400", "--json", str(file)])
+    ample, short = json.loads(file.read_text())
+    assert ample == {"cache": 1600, "in_order": 1.0, "now": 1.0}
+    assert short["in_order"] > short["now"] > 1
+    printed = capsys.readouterr().out
+    assert "4 conversations of 3 turns, 768 tokens in the end" in printed  # 4 x (96 + 3 x 32)
+    assert f"| 400 | {short['in_order']:.1f} | {short['now']:.1f} |" in printed
+
+
+def test_a_cache_without_room_for_one_conversation_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        full_cache.main(["--cache", "735"])
+    assert "a conversation has 736 tokens in the end" in capsys.readouterr().err
 
 
 # --- where the time of generation and of updates goes ---------------------------------------------------------------
