@@ -1,6 +1,5 @@
 """What every HTTP server of the project shares: who may ask, how much and how fast, and how a server starts and stops;
-and what every client shares, which reads answers up to a size and in
-their charset.
+and what every client shares, which reads answers up to a size and in their charset.
 
     app.add_middleware(AccessControl, access=make_access(host, key=key))         # Host, Origin, key
     body = read_object(await read_body(request, max_bytes=1 << 20, seconds=30))  # or a RefusedError with a 4xx status

@@ -11,7 +11,9 @@ import pytest
 
 from agent_r1.config import Config, load_config
 from agent_r1.console import RunConsole
+from agent_r1.errors import ConfigError
 from agent_r1.files import PreparedFile, remove_leftovers
+from agent_r1.inference.source import find_source
 from agent_r1.runs import lock_folder, locked_run, open_run, read_runs, remove_stale_lock
 from agent_r1.runs.checkpoints import list_checkpoints
 from agent_r1.runs.folder import RunFolder
@@ -119,6 +121,12 @@ def test_reports_and_checkpoints_ignore_what_was_half_written(killed: RunFolder)
     assert killed.trajectory_files() == []
     assert [step for step, _ in list_checkpoints(killed.checkpoints)] == [5]
     assert not killed.has_model
+
+
+def test_a_half_written_model_is_not_suggested(killed: RunFolder) -> None:
+    with pytest.raises(ConfigError, match=r"hf_partial does not exist\.") as caught:
+        find_source(killed.path / "hf_partial")
+    assert ".partial" not in str(caught.value)
 
 
 def test_without_the_lock_nothing_is_removed(killed: RunFolder, tmp_path: Path) -> None:
