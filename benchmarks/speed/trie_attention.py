@@ -6,10 +6,12 @@
     python benchmarks/speed/trie_attention.py --backward all --forward all --json tiles.json
 
 The first micro-batch of an update of a GRPO step of recipes/hotpotqa, in size (as in profile_update.py), with random
-queries, keys and values in bfloat16. The first row has the tiles that training uses. Others are tried with --forward
+queries, keys and values in bfloat16. The first row has the tiles that training uses; in the second FlexAttention sees
+that heads of queries share heads of keys, of which training makes copies. Other tiles are tried with --forward
 (queries, keys, warps, stages) and --backward (queries and keys of the loop for keys, queries and keys of the loop for
-queries, warps, stages); `all` is a list of likely ones. TFLOPS count the visible pairs of tokens alone. `--block` sets
-the size of the mask's blocks. Tiles that the GPU has no room for are reported as such.
+queries, warps, stages); `all` is a list of likely ones. TFLOPS count the visible pairs of tokens alone. `--block 64`
+tries smaller blocks of the mask with wide heads, from tiles that divide them. Tiles that the GPU has no room for are
+reported as such.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +35,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the clone: agent
 
 from agent_r1.files import write_atomically
 from agent_r1.learner.compute import CUDA_ROW_TOKENS, CUDA_WIDTH_MULTIPLE
-from agent_r1.learner.packing.flex_attention import LARGE_BLOCK, SMALL_BLOCK, kernel_options, with_own_heads
+from agent_r1.learner.packing.flex_attention import (
+    LARGE_BLOCK,
+    SMALL_BLOCK,
+    kernel_options,
+    patch_backward_tiles,
+    with_own_heads,
+)
 from agent_r1.learner.packing.samples import MicroBatch
 from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.learner.packing.trie_attention import block_mask
@@ -50,6 +58,9 @@ LIKELY = {
         *("32,128,128,32,8,2", "32,128,128,32,4,2", "32,64,64,32,4,3", "128,64,64,128,8,2", "128,128,128,128,8,1"),
     ),
 }
+DIVIDING = ("64,64,4,3", "64,64,64,64,4,2")
+"""Forward and backward, for small blocks with wide heads: FlexAttention's own are larger than such a block."""
+SHARED = "keys shared by heads"
 MICRO_BATCH_TOKENS = 16384
 
 
@@ -70,15 +81,23 @@ class Attention:
     block: int
     """Tokens per block of the mask."""
 
-    def seconds(self, options: Mapping[str, int], repeats: int) -> tuple[float, float]:
-        """Of the forward and of the backward pass, compiled with these options."""
+    def seconds(self, options: Mapping[str, int], repeats: int, *, shares_keys: bool = False) -> tuple[float, float]:
+        """Of the forward and of the backward pass, compiled with these options; `shares_keys` leaves it to
+        FlexAttention that several heads of queries have one head of keys."""
         torch.compiler.reset()
         mask = block_mask(self.micro, None, block=self.block)
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Any:
-            own_key, own_value = with_own_heads(query, key, value)
-            given = {**kernel_options(query, self.block), **options}
-            return cast(Any, flex_attention)(query, own_key, own_value, block_mask=mask, kernel_options=given)
+            if not shares_keys:
+                key, value = with_own_heads(query, key, value)
+            return cast(Any, flex_attention)(
+                query,
+                key,
+                value,
+                block_mask=mask,
+                enable_gqa=query.shape[1] != key.shape[1],
+                kernel_options={**kernel_options(query, self.block), **options},
+            )
 
         inputs = (self.query, self.key, self.value)
         compiled = torch.compile(attend)
@@ -167,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=20, help="timed passes; the median counts (20)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found here")
     chosen = parser.parse_args(arguments)
-    tried = list(candidates(chosen.forward, chosen.backward))
+    tried = [("as in training", {}), (SHARED, {}), *candidates(chosen.forward, chosen.backward)]
     if chosen.heads % chosen.key_heads:
         parser.error(f"--heads {chosen.heads}: must be a multiple of --key-heads ({chosen.key_heads})")
     if not torch.cuda.is_available():
@@ -182,13 +201,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     pairs = packed_work([attention.micro]).pairs * chosen.heads * chosen.head_size
     rows = []
-    for name, options in [("as in training", {}), *tried]:
+    start: dict[str, int] = {}
+    if block == SMALL_BLOCK < chosen.head_size:
+        start = {**parse_tiles(DIVIDING[0], FORWARD, "fwd"), **parse_tiles(DIVIDING[1], BACKWARD, "bwd")}
+    elif block == SMALL_BLOCK:
+        patch_backward_tiles()
+    for name, options in tried:
+        given = {**start, **options}
         try:
-            if options:
-                with any_backward_tiles():
-                    seconds = attention.seconds(options, chosen.repeats)
-            else:
-                seconds = attention.seconds(options, chosen.repeats)
+            with any_backward_tiles() if given else nullcontext():
+                seconds = attention.seconds(given, chosen.repeats, shares_keys=name == SHARED)
         except Exception as error:  # noqa: BLE001 - tiles that do not fit must not cost the others
             print(f"{name:32}  {type(error).__name__}: {next(iter(str(error).splitlines()), '')[:100]}", flush=True)
             continue
