@@ -79,6 +79,7 @@ class ProcessWorker:
     async def start(self) -> WorkerInfo | StartFailure:
         """Start the process and wait until it is ready."""
         ours, theirs = socket.socketpair()
+        connected = False
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "agent_r1.rollout.workers.process_child", str(theirs.fileno())),
@@ -87,12 +88,14 @@ class ProcessWorker:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for the driver; a worker is killed with all that it started
             )
+            self._reader, self._writer = await asyncio.open_connection(sock=ours)
+            connected = True
         except OSError as error:
-            ours.close()
             raise WorkerLostError(f"its process could not be started: {error}") from error
         finally:
             theirs.close()
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+            if not connected:
+                ours.close()
         write_frame(self._writer, self._pickled_setup)
         info: WorkerInfo | StartFailure = await self._read()
         return info
@@ -122,7 +125,9 @@ class ProcessWorker:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             if writer is not None:
-                writer.close()
+                writer.transport.abort()  # closing it would wait until the rest is sent, to a process that is gone
+                with suppress(OSError):
+                    await asyncio.shield(writer.wait_closed())
             await asyncio.shield(process.wait())
 
     async def _read(self) -> Any:
