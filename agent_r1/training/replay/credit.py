@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from agent_r1.algorithms import Algorithm
+from agent_r1.config import KLConfig
 from agent_r1.learner import CriticView, Experience, gather_experience, with_token_penalty
 from agent_r1.rewards import RewardShaping
 from agent_r1.training.replay.record import RecordedCredit, RecordedStep
@@ -50,8 +51,15 @@ class ReplayedCredit:
     """What the advantages leave out, because it was not recorded; None when they leave nothing out."""
 
 
-def credit_without_models(steps: list[RecordedStep], algorithm: Algorithm, shaping: RewardShaping) -> ReplayedCredit:
-    """The credit of recorded steps under an algorithm, in order: balancing may carry state from step to step."""
+def credit_without_models(
+    steps: list[RecordedStep], algorithm: Algorithm, shaping: RewardShaping, *, recorded: KLConfig
+) -> ReplayedCredit:
+    """The credit of recorded steps under an algorithm, in order: balancing may carry state from step to step.
+
+    `recorded` are the settings with which a KL penalty in the reward was recorded.
+    """
+    kl = algorithm.settings.kl
+    scale = kl.coefficient / recorded.coefficient if recorded.coefficient else 1.0
     found: dict[Key, ReplayedTrajectory] = {}
     missing = None
     lacks_penalties = False
@@ -59,7 +67,7 @@ def credit_without_models(steps: list[RecordedStep], algorithm: Algorithm, shapi
         experience = gather_experience(step.groups, shaping, CriticView(None, lambda text: ()))
         missing = missing or _missing(experience, step, algorithm)
         lacks_penalties |= algorithm.kl_in_reward and _column(experience, step.credit, _penalties) is None
-        advantages = None if missing else _advantages(experience, step, algorithm)
+        advantages = None if missing else _advantages(experience, step, algorithm, scale)
         rewards = _by_trajectory(experience, experience.table.rewards_S.tolist())
         for index, trajectory in enumerate(experience.trajectories):
             found[step.step, trajectory.group_id, trajectory.member] = ReplayedTrajectory(
@@ -68,13 +76,28 @@ def credit_without_models(steps: list[RecordedStep], algorithm: Algorithm, shapi
             )
     if missing:
         found = {key: replace(trajectory, advantages=None) for key, trajectory in found.items()}
-    approximation = (
-        "the KL penalty in the reward, which was not recorded (tracking.record_credit=true records it), is left out of "
-        "all advantages"
-        if lacks_penalties and not missing
-        else None
-    )
+    approximation = None
+    if lacks_penalties and not missing:
+        approximation = (
+            "the KL penalty in the reward, which was not recorded (tracking.record_credit=true records it), is left "
+            "out of all advantages"
+        )
+    elif algorithm.kl_in_reward and not missing and _other_penalty(kl, recorded):
+        approximation = (
+            "the KL penalty in the reward is the recorded one times the change of algorithm.kl.coefficient; what "
+            "another estimator, target or horizon makes of it needs the model"
+        )
     return ReplayedCredit(trajectories=found, missing=missing, approximation=approximation)
+
+
+def _other_penalty(kl: KLConfig, recorded: KLConfig) -> bool:
+    """Whether a KL penalty differs from the recorded one in more than its size."""
+    # A `+` changes the gradient of an estimator, not its value; a horizon says how fast a target is approached.
+    return (kl.estimator.rstrip("+"), kl.target, kl.target and kl.horizon) != (
+        recorded.estimator.rstrip("+"),
+        recorded.target,
+        recorded.target and recorded.horizon,
+    )
 
 
 def _missing(experience: Experience, step: RecordedStep, algorithm: Algorithm) -> str | None:
@@ -87,29 +110,44 @@ def _missing(experience: Experience, step: RecordedStep, algorithm: Algorithm) -
             f"{name} needs the values of a critic, and step {step.step} has recorded none: a run with a critic "
             "records them with tracking.record_credit=true. Choose an algorithm without one, such as algorithm=grpo"
         )
+    if algorithm.settings.critic.enabled and step.credit is not None:
+        values = _next_values(experience, step.credit)
+        if any(values[index] is None for index in experience.cut_states):
+            return (
+                f"algorithm.critic.bootstrap=true needs the critic's value after each truncated episode, and step "
+                f"{step.step} has not recorded it: its truncated episodes were scored"
+            )
     return None
 
 
-def _advantages(experience: Experience, step: RecordedStep, algorithm: Algorithm) -> list[list[Numbers]]:
+def _next_values(experience: Experience, credit: RecordedCredit) -> list[float | None]:
+    """The recorded value after each trajectory that is bootstrapped; None for others: they are scored, never both."""
+    return [
+        credit[trajectory.group_id, trajectory.member][-1].next_value if index in experience.cut_states else None
+        for index, trajectory in enumerate(experience.trajectories)
+    ]
+
+
+def _advantages(
+    experience: Experience, step: RecordedStep, algorithm: Algorithm, penalty_scale: float
+) -> list[list[Numbers]]:
     """The advantages of a step's trajectories, each as tokens by step."""
     table = experience.table
     if not table.num_tokens:
         return [[() for _ in trajectory.steps] for trajectory in experience.trajectories]
     penalties = _column(experience, step.credit, _penalties) if algorithm.kl_in_reward else None
     if penalties is not None:
-        table = with_token_penalty(table, torch.tensor(penalties, dtype=torch.float64))
+        table = with_token_penalty(table, penalty_scale * torch.tensor(penalties, dtype=torch.float64))
     if algorithm.settings.critic.enabled:
         values = _column(experience, step.credit, _values)
         assert values is not None
         assert step.credit is not None
-        next_values = [
-            step.credit[trajectory.group_id, trajectory.member][-1].next_value or 0.0
-            for trajectory in experience.trajectories
-        ]
         table = replace(
             table,
             values_N=torch.tensor(values, dtype=torch.float64),
-            bootstrap_R=torch.tensor(next_values, dtype=torch.float64),
+            bootstrap_R=torch.tensor(
+                [value or 0.0 for value in _next_values(experience, step.credit)], dtype=torch.float64
+            ),
         )
     credit = algorithm.estimate(table)
     numbers = [

@@ -178,7 +178,8 @@ _Side = tuple[Config, Algorithm, list[RecordedStep]]
 def _compare(folder: RunFolder, before: _Side, after: _Side, chosen: set[int]) -> Replay:
     """What changes from one side to the other in the chosen steps."""
     credits = [
-        credit_without_models(steps, algorithm, make_shaping(config)) for config, algorithm, steps in (before, after)
+        credit_without_models(steps, algorithm, make_shaping(config), recorded=before[1].settings.kl)
+        for config, algorithm, steps in (before, after)
     ]
     credits = [_of_steps(credit, chosen) for credit in credits]
     old, new = credits

@@ -425,6 +425,52 @@ def test_every_kind_of_estimator_is_reproduced_exactly(
     assert found.outcome.changed == 0.0
 
 
+def test_a_replay_scores_or_bootstraps_a_truncated_episode_never_both(model_folder: Path, tmp_path: Path) -> None:
+    """A run that bootstraps, replayed without: the outcome counts again, and the value after the cut no longer does."""
+    plain = ["algorithm.estimator.whitened=false", "algorithm.estimator.lam=1"]
+    overrides = tiny_overrides(tmp_path, model_folder, *RECORDED, "algorithm=steppo", "rollout.max_steps=1", *plain)
+    overrides += ["trainer.steps=1", "reward.process_weight=0"]
+    commands.train(*overrides, "algorithm.critic.bootstrap=true", quiet=True, reward=score_variety)
+    file = RunFolder(tmp_path / "tiny").step_credit(1)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        assert line["steps"][-1]["next_value"] == 0.0  # all episodes are cut, and the first critic knows nothing
+        line["steps"][-1]["next_value"] = 3.0
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = replay(tmp_path / "tiny").examples
+    assert not again
+    found = replay(tmp_path / "tiny", "algorithm.critic.bootstrap=false")
+    assert len(found.examples) == 8
+    for example in found.examples:
+        assert example.advantage == pytest.approx((3.0, example.trajectory.outcome_reward))
+    commands.train(*overrides, "run.name=scored", quiet=True, reward=score_variety)
+    found = replay(tmp_path / "scored", "algorithm.critic.bootstrap=true")
+    assert found.advantages is None
+    assert any("the critic's value after each truncated episode" in note for note in found.notes)
+
+
+def test_a_replay_with_another_kl_coefficient_has_another_penalty(model_folder: Path, tmp_path: Path) -> None:
+    overrides = tiny_overrides(tmp_path, model_folder, *RECORDED, "algorithm=rloo", "algorithm.kl.coefficient=0.5")
+    commands.train(*overrides, "optimizer.learning_rate=0.01", quiet=True, reward=score_variety)
+    run = tmp_path / "tiny"
+    advantages = {}
+    for coefficient in (0.0, 0.25, 0.5, 1.0):
+        found = replay(run, f"algorithm.kl.coefficient={coefficient}", steps=[2])
+        assert not found.notes
+        by_member = {(e.trajectory.group_id, e.trajectory.member): e.advantage for e in found.examples}
+        advantages[coefficient] = by_member
+    assert not advantages[0.5]  # nothing changes
+    assert advantages[0.0]
+    for member, (recorded, without) in advantages[0.0].items():
+        assert recorded is not None
+        assert without is not None
+        for coefficient in (0.25, 1.0):
+            expected = without + coefficient / 0.5 * (recorded - without)
+            assert advantages[coefficient][member] == pytest.approx((recorded, expected), abs=1e-4)
+    found = replay(run, "algorithm.kl.estimator=k2", steps=[2])
+    assert any("another estimator" in note for note in found.notes)
+
+
 @pytest.mark.whole
 def test_a_recorded_quickstart_is_reproduced_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipe's own model, tools and rewards, with a short warm start and few tasks."""
