@@ -40,6 +40,11 @@ FIRST_RIDGE = RIDGES.index(0.1)
 """The ridge of the first batch, when no candidate has been tried yet."""
 
 
+ROUNDING = 1e-8
+"""A variance of features, relative to their mean square, up to which they are the same: hidden states are float32, and
+rounding grows over the layers. Then the mean return is predicted."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moments:
     """Sums over states: all that a linear fit needs. They add up over batches and over processes."""
@@ -121,9 +126,11 @@ def solve(moments: Moments, ridges: tuple[float, ...] = RIDGES) -> list[LinearHe
     mean, mean_target = moments.feature_sum / count, moments.target_sum / count
     covariance = moments.products / count - torch.outer(mean, mean)
     cross = moments.cross / count - mean * mean_target
-    # Where features hardly vary, rounding errors must not be taken for their variance.
-    squares = (moments.products.diagonal() / count).mean()
-    scale = torch.maximum(covariance.diagonal().mean(), 1e-8 * squares).clamp(min=1e-12)
+    # Where features vary by rounding errors only, these must not be taken for what explains the returns: a head fitted
+    # to them is so large that its values of any other state are far off.
+    squares, variance = (moments.products.diagonal() / count).mean(), covariance.diagonal().mean()
+    cross = torch.where(variance > ROUNDING * squares, cross, torch.zeros_like(cross))
+    scale = torch.maximum(variance, ROUNDING * squares).clamp(min=1e-12)
     identity = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
     heads = []
     for ridge in ridges:

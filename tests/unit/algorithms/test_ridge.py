@@ -56,6 +56,18 @@ def test_features_that_repeat_each_other_can_be_solved() -> None:
         assert head.weights.isfinite().all()
 
 
+@pytest.mark.parametrize("error", [0.0, 1e-7, 1e-6, 1e-5])
+def test_rounding_errors_of_equal_states_explain_no_return(error: float) -> None:
+    """The members of a group stand in the same state, computed in different micro-batches: the head is their mean
+    return, also for other states."""
+    generator = torch.Generator().manual_seed(0)
+    state, others = torch.randn(64, generator=generator), torch.randn(5, 64, generator=generator)
+    features = state * (1 + error * torch.randn(8, 64, generator=generator))
+    returns = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0])
+    for head in solve(Moments.of(features, returns)):
+        assert head(others).tolist() == pytest.approx([0.5] * 5, abs=1e-6)
+
+
 @pytest.mark.parametrize("decay", [0.7, 1.0])
 def test_values_are_those_of_least_squares_on_earlier_batches_and_the_other_folds(decay: float) -> None:
     ridge = RidgeValues(3, decay=decay, device=CPU)
