@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pathlib
 import random
 import statistics
 from collections.abc import Callable, Iterator
@@ -741,3 +742,11 @@ def test_a_dead_group_costs_step_group_the_turn_that_only_one_member_reached() -
     lost = (1 - 0.7) * (0.7 * (1 - 0.4)) * 1.0 * -0.4
     expected = [TIED.gradient[0], TIED.gradient[1] - lost]
     assert mean_gradient(TIED, 2, of_step_group) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("size", "lost"), [(2, 0.30), (3, 0.09), (4, 0.03)])
+def test_what_dead_groups_cost_step_group_is_documented(size: int, lost: float) -> None:
+    found = mean_gradient(TIED, size, of_step_group)
+    assert found[0] == pytest.approx(TIED.gradient[0], rel=1e-9)
+    assert 1 - found[1] / TIED.gradient[1] == pytest.approx(lost, abs=0.005)
+    assert f"by {lost * 100:.0f} %" in (pathlib.Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
