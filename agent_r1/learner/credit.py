@@ -17,6 +17,7 @@ from agent_r1.learner.packing.samples import send
 from agent_r1.learner.scoring import hidden_before, score_all, value_of_states
 from agent_r1.learner.sharded.peers import ONE_PROCESS, Peers
 from agent_r1.models import adapters_off
+from agent_r1.rewards import returns_differ
 from agent_r1.types import Numbers, StepCredit, TrajectoryCredit
 
 
@@ -247,13 +248,14 @@ def _values(
 
 
 def explained_variance(earned_M: Tensor, predicted_M: Tensor, name: str) -> dict[str, float]:
-    """The share of the returns' variance that predictions explain, as metric `name`; empty when returns do not vary.
+    """The share of the returns' variance that predictions explain, as metric `name`; empty when returns do not vary by
+    more than rounding errors.
 
     Returns (1, 3) predicted as (1, 2): what is left varies by 0.25, where returns vary by 1, so 0.75.
     """
-    spread = float(earned_M.var(correction=0))
-    if not spread > 0:
+    if not returns_differ(earned_M.tolist()):
         return {}
+    spread = float(earned_M.var(correction=0))
     return {name: 1.0 - float((earned_M - predicted_M).var(correction=0)) / spread}
 
 

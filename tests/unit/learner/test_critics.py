@@ -26,7 +26,7 @@ from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError
 from agent_r1.learner import learner as learner_module
 from agent_r1.learner import policy_updates
-from agent_r1.learner.credit import CreditedBatch
+from agent_r1.learner.credit import CreditedBatch, explained_variance
 from agent_r1.learner.critics import VALUE_REACH, ClosedFormCritic, Critic, SharedCritic, TrainedCritic
 from agent_r1.learner.critics import make_critic as make_critic_of_kind
 from agent_r1.learner.experience import CriticView, Experience
@@ -377,6 +377,14 @@ def test_a_restored_critic_goes_on_as_if_nothing_had_happened(policy: LlamaForCa
     found = [learner.learn_sync(told_by_the_prompt(policy, 1), step=1) for learner in (first, second)]
     assert found[0] == found[1]
     assert same_weights(second.policy, weights_of(first.policy))
+
+
+def test_nothing_is_explained_where_returns_differ_by_rounding_errors_only() -> None:
+    """Every episode earned 1: values were added to and subtracted from the returns on the way."""
+    earned, valued = torch.tensor([1.0, 1.0 - 2e-16, 1.0 + 3e-16], dtype=torch.float64), torch.tensor([0.9, 0.7, 0.8])
+    assert float(earned.var(correction=0)) > 0
+    assert explained_variance(earned, valued, "critic/explained_variance") == {}
+    assert explained_variance(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 2.0]), "share") == {"share": 0.75}
 
 
 @pytest.mark.parametrize("source", ["ground_truth", None])
