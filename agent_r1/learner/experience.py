@@ -114,9 +114,7 @@ def _with_branches(table: StepTable, trajectories: Sequence[Trajectory], shaping
     rewards: list[float] = []
     for trajectory in trajectories:
         first, outcome = len(parents), 0.0 if shaping.is_bootstrapped(trajectory) else trajectory.outcome_reward
-        steps = [index - 1 if step.parent is None else step.parent for index, step in enumerate(trajectory.steps)]
-        if any(not -1 <= parent < index for index, parent in enumerate(steps)):
-            raise ValueError(f"the parent of a step must be an earlier one, or -1; found {steps}")
+        steps = trajectory.parents
         continued = {*steps, len(steps) - 1}  # the outcome is on the last step already
         parents += [first + parent if parent >= 0 else -1 for parent in steps]
         rewards += [0.0 if index in continued else outcome for index in range(len(steps))]

@@ -17,6 +17,7 @@ under `return_max`; `bound` cuts single process rewards before anything is divid
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -73,7 +74,12 @@ class ProcessBalance:
     def observe(self, groups: Sequence[Sequence[Trajectory]]) -> list[float]:
         """The factor of each group's process rewards, after updating the running statistics with this batch."""
         rewards = [[self._bounded(trajectory) for trajectory in group] for group in groups]
-        togo = [number for group in rewards for steps in group for number in returns_to_go(steps, self.gamma)]
+        togo = [
+            number
+            for group in groups
+            for trajectory in group
+            for number in returns_to_go(self._bounded(trajectory), self.gamma, trajectory.parents)
+        ]
         if self.normalisation == "return_max":
             divisors = [max(map(abs, togo), default=0.0)] * len(groups)
         elif self.normalisation == "group_std":
@@ -106,17 +112,22 @@ class ProcessBalance:
         self.running = RunningSpread(**state)
 
 
-def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
-    """The discounted return from each step on.
+def returns_to_go(rewards: Sequence[float], gamma: float, parents: Sequence[int] | None = None) -> list[float]:
+    """The discounted return from each step on. `parents` are the steps that each one continues, -1 for none; without
+    them it is the one before. A step that several continue goes on with their mean.
 
     >>> returns_to_go([0.0, 1.0], 0.5)
     [0.5, 1.0]
+    >>> returns_to_go([0.0, 1.0, 3.0], 0.5, [-1, 0, 0])
+    [1.0, 1.0, 3.0]
     """
-    result, following = [], 0.0
-    for reward in reversed(rewards):
-        following = reward + gamma * following
-        result.append(following)
-    return result[::-1]
+    parents = range(-1, len(rewards) - 1) if parents is None else parents
+    result, continuations = list(rewards), Counter(parents)
+    for step in reversed(range(len(rewards))):  # what continues a step comes after it
+        parent = parents[step]
+        if parent >= 0:
+            result[parent] += gamma * result[step] / continuations[parent]
+    return result
 
 
 def _std(numbers: Sequence[float]) -> float:

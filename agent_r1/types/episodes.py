@@ -188,6 +188,14 @@ class Trajectory:
         return sum(len(step.action_ids) for step in self.steps)
 
     @property
+    def parents(self) -> tuple[int, ...]:
+        """The index of the step that each step continues, -1 for none. Raises ValueError where it is no earlier one."""
+        parents = tuple(index - 1 if step.parent is None else step.parent for index, step in enumerate(self.steps))
+        if any(not -1 <= parent < index for index, parent in enumerate(parents)):
+            raise ValueError(f"the parent of a step must be an earlier one, or -1; found {list(parents)}")
+        return parents
+
+    @property
     def success(self) -> float:
         """`reward_parts["success"]` when the reward function reports it, else 1 for an outcome reward of 1 or more."""
         return float(self.reward_parts.get("success", self.outcome_reward >= 1.0))

@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -470,3 +471,18 @@ def test_failed_and_missing_greedy_rollouts_are_absent(reason: StopReason) -> No
         make_group(member([0.0], 1.0), group_id=3, greedy=member([0.0], 0.5, stop_reason=StopReason.MAX_STEPS)),
     )
     assert shape(ProcessBalance(), *groups).greedy_returns == {2: 0.0, 3: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("normalisation", "divisor"), [("return_max", 0.5), ("running", statistics.stdev([0.5] * 4 + [0.0]))]
+)
+def test_a_return_to_go_is_that_of_a_branch(normalisation: str, divisor: float) -> None:
+    """Four sub-agents beside one another, each of which earns 0.5, and one that earns nothing: no return-to-go is more
+    than 0.5. One after the other they would be 2."""
+    steps = tuple(replace(make_step(reward), parent=-1) for reward in [0.5] * 4 + [0.0])
+    beside = replace(member([]), steps=steps)
+    [factor] = ProcessBalance(normalisation=normalisation).observe([[beside]])
+    assert 1 / factor == pytest.approx(divisor)
+    forked = replace(beside, steps=(make_step(1.0), *(replace(step, parent=0) for step in steps[1:])))
+    assert forked.parents == (-1, 0, 0, 0, 0)
+    assert returns_to_go([step.reward for step in forked.steps], 0.5, forked.parents)[0] == pytest.approx(1.1875)
