@@ -32,7 +32,7 @@ def gigpo(
     """The episode's advantage plus `step_weight` times the step's (Feng et al. 2025).
 
     The episode's is GRPO's. The step's compares the discounted return-to-go of all steps of the group that started from
-    the same anchor observation; it is 0 for a step alone in its cluster. `mean_norm` omits both standard deviations.
+    the same anchor observation; it is 0 where no other member was, or all earned the same. `mean_norm` omits both stds.
     `similarity` joins observations that are at least so similar (0 to 1) to a cluster's first member, instead of equal.
 
     Two single-step members with returns (1, 0) and the same observation: (.7071 + .7071, -.7071 - .7071).
