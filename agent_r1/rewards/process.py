@@ -114,7 +114,7 @@ class ProcessBalance:
 
 def returns_to_go(rewards: Sequence[float], gamma: float, parents: Sequence[int] | None = None) -> list[float]:
     """The discounted return from each step on. `parents` are the steps that each one continues, -1 for none; without
-    them it is the one before. A step that several continue goes on with their mean.
+    them it is the one before. What follows a step that several continue is their mean.
 
     >>> returns_to_go([0.0, 1.0], 0.5)
     [0.5, 1.0]
