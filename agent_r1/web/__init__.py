@@ -19,10 +19,12 @@ from agent_r1.web.answers import (
     read_lines,
 )
 from agent_r1.web.bodies import CLIENT_DISCONNECTED, has_disconnected, read_body, read_object, while_connected
+from agent_r1.web.compressed import ACCEPTED, unpacked
 from agent_r1.web.refusals import RefusedError
 from agent_r1.web.servers import address_of, listen, running_server, serve_forever
 
 __all__ = [
+    "ACCEPTED",
     "CLIENT_DISCONNECTED",
     "Access",
     "AccessControl",
@@ -43,5 +45,6 @@ __all__ = [
     "read_object",
     "running_server",
     "serve_forever",
+    "unpacked",
     "while_connected",
 ]

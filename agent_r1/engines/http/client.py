@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from agent_r1.engines.http.images import ServerPrompt
 from agent_r1.errors import MissingExtraError, described
 from agent_r1.types import SamplingParams, TokenIds
-from agent_r1.web import AnswerEncodingError, AnswerTooLargeError, decode_answer, read_answer
+from agent_r1.web import ACCEPTED, AnswerEncodingError, AnswerTooLargeError, decode_answer, read_answer, unpacked
 
 try:
     import aiohttp
@@ -140,7 +140,8 @@ class ServerClient:
                     headers=headers,
                     allow_redirects=False,
                 ) as response:
-                    answer = await read_answer(response.content.iter_any())
+                    encoding = response.headers.get("Content-Encoding")
+                    answer = await read_answer(unpacked(response.content.iter_any(), encoding))
                     status, content_type = response.status, response.headers.get("Content-Type")
                     text = decode_answer(answer, content_type, strict=status == 200)
         except aiohttp.ServerTimeoutError:
@@ -188,6 +189,8 @@ def make_http() -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Accept-Encoding": ACCEPTED},
+        auto_decompress=False,
     )
 
 

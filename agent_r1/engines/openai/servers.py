@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from agent_r1.errors import EngineError, EngineRequestError, MissingExtraError
 from agent_r1.web import (
+    ACCEPTED,
     AnswerEncodingError,
     AnswerTooLargeError,
     UnknownCharsetError,
     decode_answer,
     read_answer,
     read_lines,
+    unpacked,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +88,9 @@ class Servers:
             import httpx
         except ImportError as error:
             raise MissingExtraError("httpx", "servers", "an OpenAI-compatible server") from error
-        headers = {} if settings.key is None else {"Authorization": f"Bearer {settings.key}"}
+        headers = {"Accept-Encoding": ACCEPTED}
+        if settings.key is not None:
+            headers["Authorization"] = f"Bearer {settings.key}"
         self._servers = [_Server(url=base_url(url), slots=asyncio.Semaphore(settings.concurrency)) for url in urls]
         self._settings = settings
         self._errors = httpx.HTTPError, httpx.InvalidURL, httpx.StreamError
@@ -158,7 +162,7 @@ class Servers:
             async with self._client.stream("POST", url + path, json=request) as response:
                 if response.status_code != 200:
                     _answer(url + path, response.status_code, await _body(response), response.headers)
-                lines = read_lines(response.aiter_bytes(), content_type=response.headers.get("content-type"))
+                lines = read_lines(_chunks(response), content_type=response.headers.get("content-type"))
                 async for line in lines:
                     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
                     if data == "[DONE]":
@@ -208,9 +212,13 @@ def _pause(attempt: int, asked: float | None) -> float:
     return random.uniform(bound / 2, bound)
 
 
+def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+    return unpacked(response.aiter_raw(), response.headers.get("content-encoding"))
+
+
 async def _body(response: httpx.Response) -> str:
     """The text of an answer. That of a refusal only explains it and need not be in the charset it declares."""
-    content = await read_answer(response.aiter_bytes())
+    content = await read_answer(_chunks(response))
     return decode_answer(content, response.headers.get("content-type"), strict=response.status_code == 200)
 
 

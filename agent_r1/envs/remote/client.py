@@ -35,7 +35,7 @@ from agent_r1.errors import (
 )
 from agent_r1.registry import check_arguments
 from agent_r1.types import Action, Observation, StepResult, StopReason, Task
-from agent_r1.web import AnswerTooLargeError, read_answer
+from agent_r1.web import ACCEPTED, AnswerEncodingError, AnswerTooLargeError, read_answer, unpacked
 
 if TYPE_CHECKING:
     import httpx
@@ -188,8 +188,9 @@ class RemoteEnv(AgentEnv):
         url, headers = self._url + path, self._headers
         async with client.stream(method, url, content=content, headers=headers, timeout=timeout) as response:
             try:
-                return response, await read_answer(response.aiter_bytes())
-            except AnswerTooLargeError as error:
+                chunks = unpacked(response.aiter_raw(), response.headers.get("Content-Encoding"))
+                return response, await read_answer(chunks)
+            except (AnswerTooLargeError, AnswerEncodingError) as error:
                 raise _WrongResponseError(str(error)) from error
 
     def _read(self, response: httpx.Response, answer: bytes, body: records.Json | None, what: str) -> records.Json:
@@ -227,7 +228,7 @@ def _check_url(url: str) -> None:
 
 
 def _headers(token: str | None) -> dict[str, str]:
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", "Accept-Encoding": ACCEPTED}
     if token:
         if not token.isascii() or not token.isprintable():
             raise ConfigError(f"env.token (or {_TOKEN_VARIABLE}) must be printable ASCII, as a header is")

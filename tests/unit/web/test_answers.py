@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 import time
+import tracemalloc
+import zlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from threading import Thread
@@ -29,6 +32,7 @@ from agent_r1.web import (
     decode_answer,
     read_answer,
     read_lines,
+    unpacked,
 )
 
 
@@ -162,8 +166,8 @@ class _Endless(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def endless_server() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Endless)
+def a_server(handler: type[BaseHTTPRequestHandler] = _Endless) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -186,7 +190,7 @@ def test_a_generation_server_without_end_is_an_error_of_that_server() -> None:
         async with make_http() as http:
             await ServerClient(url, http).call("GET", "/version", seconds=20)
 
-    with endless_server() as url, pytest.raises(ServerError, match=r"/version: the answer is larger than 4 MB"):
+    with a_server() as url, pytest.raises(ServerError, match=r"/version: the answer is larger than 4 MB"):
         asyncio.run(ask(url))
 
 
@@ -203,7 +207,7 @@ def test_an_openai_server_without_end_is_one_clear_error(streams: bool) -> None:
         finally:
             await servers.close()
 
-    with endless_server() as url, pytest.raises(EngineError, match="the answer is larger than 4 MB"):
+    with a_server() as url, pytest.raises(EngineError, match="the answer is larger than 4 MB"):
         asyncio.run(ask(url))
 
 
@@ -215,5 +219,96 @@ def test_an_environment_server_without_end_is_one_clear_error() -> None:
         finally:
             await env.close()
 
-    with endless_server() as url, pytest.raises(EnvServerError, match="the answer is larger than 4 MB"):
+    with a_server() as url, pytest.raises(EnvServerError, match="the answer is larger than 4 MB"):
         asyncio.run(reset(url))
+
+
+# --- compressed answers ----------------------------------------------------------------------------------------------
+
+
+def unpack(content: bytes, encoding: str | None, *, cut: int = 1 << 16) -> bytes:
+    chunks = [content[start : start + cut] for start in range(0, len(content), cut)]
+    return asyncio.run(read_answer(unpacked(in_chunks(*chunks), encoding)))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 7, 1 << 16])
+@pytest.mark.parametrize("content", [b"", b"{}", bytes(range(256)) * 4000])
+def test_a_compressed_answer_is_unpacked_however_it_is_cut(content: bytes, cut: int) -> None:
+    content = content[: 2000 * cut]
+    raw = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    for packed, encoding in [
+        (content, None),
+        (content, "identity"),
+        (gzip.compress(content), "gzip"),
+        (gzip.compress(content), " X-GZip "),
+        (zlib.compress(content), "deflate"),
+        (raw.compress(content) + raw.flush(), "deflate"),
+    ]:
+        assert unpack(packed, encoding, cut=cut) == content
+
+
+def test_a_stream_is_unpacked_as_it_comes() -> None:
+    packer = zlib.compressobj(wbits=31)
+    sent = [packer.compress(line) + packer.flush(zlib.Z_SYNC_FLUSH) for line in (b"data: 1\n", b"data: 2\n")]
+
+    async def first() -> bytes:
+        return await anext(unpacked(in_chunks(sent[0], b""), "gzip"))
+
+    assert asyncio.run(first()) == b"data: 1\n"
+    assert unpack(b"".join(sent), "gzip") == b"data: 1\ndata: 2\n"
+
+
+def test_what_cannot_be_unpacked_is_said() -> None:
+    for encoding in ("br", "gzip, gzip", "zstd"):
+        with pytest.raises(AnswerEncodingError, match=f"Content-Encoding is '{encoding}', and gzip, deflate were off"):
+            unpack(b"{}", encoding)
+    packed = gzip.compress(bytes(range(256)))
+    for content in (packed[:-8] + b"\0" * 8, packed[:10] + b"\xff" * 20, b"{}" * 20):
+        with pytest.raises(AnswerEncodingError, match=r"cannot be unpacked .*it was damaged"):
+            unpack(content, "gzip")
+
+
+def bomb(encoding: str) -> dict[str, Any]:
+    """A handler of a small answer that unpacks to much: 64 MB, or where it is packed twice, 4 GB."""
+    packed = gzip.compress(b"x" * (64 << 20), compresslevel=1)
+    if encoding == "gzip, gzip":
+        packed = gzip.compress(packed * 64)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", encoding)
+        handler.send_header("Content-Length", str(len(packed)))
+        handler.end_headers()
+        with suppress(OSError):  # the client had enough
+            handler.wfile.write(packed)
+
+    return {"do_GET": answer, "do_POST": answer}
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip"])
+@pytest.mark.parametrize("client", ["generation", "openai", "environment"])
+def test_an_answer_that_unpacks_to_much_is_one_clear_error(client: str, encoding: str) -> None:
+    async def ask(url: str) -> None:
+        if client == "generation":
+            async with make_http() as http:
+                await ServerClient(url, http).call("GET", "/version", seconds=20)
+        elif client == "openai":
+            servers = Servers([url], ServerSettings())
+            try:
+                await servers.post("/chat/completions", {})
+            finally:
+                await servers.close()
+        else:
+            env = RemoteEnv(url=url, retries=0)
+            await env.reset(Task(task_id="t", prompt=({"role": "user", "content": "begin"},)))
+
+    told = "larger than 4 MB" if encoding == "gzip" else "Content-Encoding is 'gzip, gzip'"
+    tracemalloc.start()
+    try:
+        with a_server(type("_Bomb", (_Endless,), bomb(encoding))) as url:
+            tracemalloc.reset_peak()
+            with pytest.raises((ServerError, EngineError, EnvServerError), match=told):
+                asyncio.run(ask(url))
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    finally:
+        tracemalloc.stop()
