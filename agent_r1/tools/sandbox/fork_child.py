@@ -48,12 +48,25 @@ def serve(server: dict[str, Any]) -> None:
             if request["kill"] in guards:
                 _kill(guards[request["kill"]])
             continue
-        guard = os.fork()
+        guard = _fork(descriptors, 3 if request["settings"]["group"] is None else 4)
         if guard == 0:
             _become_session(server, request, descriptors, control)
-        guards[request["number"]] = guard
+        if guard is not None:
+            guards[request["number"]] = guard
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _fork(descriptors: list[int], expected: int) -> int | None:
+    """Like `os.fork`; None where no more processes are allowed, or not all descriptors came since too many are open:
+    then only this session fails, and is told why."""
+    if len(descriptors) < expected:
+        return None  # closing those that came ends the session
+    try:
+        return os.fork()
+    except OSError as error:
+        os.write(descriptors[2], f'{{"failed": "its fork server cannot fork ({error.strerror})"}}\n'.encode())
+        return None
 
 
 def _kill(guard: int) -> None:

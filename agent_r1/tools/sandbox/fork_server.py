@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import subprocess
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from agent_r1.types import StopReason
 _SERVER = (Path(__file__).parent / "fork_child.py").read_text()
 _START_SECONDS = 60.0
 _PAUSE_SECONDS = 0.005
+_KILL_SECONDS = 10.0
+"""How long the server may take to kill a session; then it is killed itself, with all of them."""
 _NOT_NOW = (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS)
 
 _servers: dict[str, ForkServer] = {}
@@ -69,6 +72,7 @@ class ForkServer:
         self._control.setblocking(False)
         self._numbers = itertools.count()
         self._is_ready = False
+        self._killing: dict[int, float] = {}
         settings = {"fixed": fixed, "preload": preload, "control": theirs.fileno(), "child": CHILD}
         with theirs:
             self._process = subprocess.Popen(
@@ -130,7 +134,10 @@ class ForkServer:
         return _session(self, number, channels)
 
     def kill(self, number: int) -> None:
-        """Kill a session's guard."""
+        """Kill a session's guard. A server that does not do it, since it was stopped, is ended."""
+        now = time.monotonic()
+        if now - self._killing.setdefault(number, now) > _KILL_SECONDS:
+            self.close()
         with contextlib.suppress(OSError):
             self._control.send(ascii({"kill": number}).encode())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Coroutine
@@ -16,6 +17,7 @@ from agent_r1.errors import ConfigError, EpisodeError
 from agent_r1.tools import PythonTool, SandboxLimits, ToolContext
 from agent_r1.tools.builtin.python import _CELLS
 from agent_r1.tools.sandbox import fork_server
+from agent_r1.tools.sandbox import session as session_module
 from agent_r1.tools.sandbox.sandbox import Sandbox
 from agent_r1.tools.sandbox.session import SandboxSession
 from agent_r1.types import Task
@@ -141,6 +143,83 @@ def test_a_server_that_was_killed_is_replaced_and_its_sessions_end() -> None:
     start = time.monotonic()
     asyncio.run(run())
     assert time.monotonic() - start < 30
+
+
+FORKS_ONCE_IN_TWO = """
+import os
+fork, server, calls = os.fork, os.getpid(), []
+def forks_once_in_two():
+    calls.append(os.getpid())
+    if calls.count(server) % 2 == 0 and os.getpid() == server:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+os.fork = forks_once_in_two
+"""
+
+
+def test_a_server_that_may_not_fork_fails_that_session_alone() -> None:
+    box = sandbox("namespaces", FORKS_ONCE_IN_TWO)
+
+    async def script(first: SandboxSession) -> None:
+        await show(first, "x = 1")
+        for _ in range(2):
+            failing = await box.open(_CELLS)
+            with pytest.raises(EpisodeError, match=r"its fork server cannot fork \(Resource temporarily unavailable\)"):
+                await show(failing, "2")
+            await failing.close()
+            other = await box.open(_CELLS)
+            assert await show(other, "1 + 1") == "2"
+            await other.close()
+        assert await show(first, "x") == "1"
+
+    with_session(box, script)
+
+
+def test_a_server_without_free_descriptors_fails_that_session_alone() -> None:
+    box = sandbox("namespaces", PRELOAD + "\n# few files")
+
+    async def script(first: SandboxSession) -> None:
+        await show(first, "x = 1")
+        server = server_of(box).pid
+        taken = {int(entry.name) for entry in Path(f"/proc/{server}/fd").iterdir()}
+        free = next(number for number in range(1000) if number not in taken)
+        limits = resource.prlimit(server, resource.RLIMIT_NOFILE)
+        resource.prlimit(server, resource.RLIMIT_NOFILE, (free + 2, limits[1]))
+        failing = await box.open(_CELLS)
+        with pytest.raises(EpisodeError, match="it ended before it began"):
+            await show(failing, "2")
+        await failing.close()
+        resource.prlimit(server, resource.RLIMIT_NOFILE, limits)
+        other = await box.open(_CELLS)
+        assert await show(other, "1 + 1") == "2"
+        await other.close()
+        assert await show(first, "x") == "1"
+        assert server_of(box).pid == server
+
+    with_session(box, script)
+
+
+def test_a_server_that_is_stopped_holds_up_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "_KILL_SECONDS", 0.1)
+    monkeypatch.setattr(session_module, "_GRACE_SECONDS", 0.1)
+    box = sandbox("namespaces", PRELOAD + "\n# one that is stopped")
+
+    async def run() -> None:
+        first = await box.open(_CELLS)
+        await show(first, "1")
+        server = server_of(box)
+        os.kill(server.pid, signal.SIGSTOP)
+        second = await box.open(_CELLS)
+        assert (await second.ask({"code": "1"}, seconds=0.2)).ended == "timeout"
+        async with asyncio.timeout(10):
+            await second.close()
+            await first.close()
+        third = await box.open(_CELLS)
+        assert await show(third, "1 + 1") == "2"
+        await third.close()
+        assert server_of(box).pid != server.pid
+
+    asyncio.run(run())
 
 
 def test_a_preload_that_raises_is_an_error_that_says_so() -> None:
