@@ -26,7 +26,7 @@ from typing import Any
 
 from agent_r1.codec import write_json
 from agent_r1.config import Config, from_yaml
-from agent_r1.errors import CheckpointError, ConfigError
+from agent_r1.errors import CheckpointError, ConfigError, StorageError
 from agent_r1.files import atomic_write, remove_leftovers, write_atomically
 from agent_r1.runs.fingerprints import FILE as FINGERPRINTS
 from agent_r1.runs.lock import FolderLock
@@ -95,6 +95,16 @@ class RunFolder:
         """Raise `RunLockedError` when another process has taken the folder over: this one must not write any more."""
         if self._lock is not None:
             self._lock.ensure_held()
+
+    def ensure_in_place(self) -> None:
+        """The same, and `StorageError` when the folder of a live run was moved or deleted: what is written from now on
+        would make another one, without configuration and metrics."""
+        self.ensure_owned()
+        if self._lock is not None and not self.config.exists():
+            raise StorageError(
+                f"{self.path} was moved or deleted while this run was live: there is no {self.config.name}. Put the "
+                "folder back, and the same command resumes from its last checkpoint"
+            )
 
     def release(self) -> None:
         """Give the folder back to other processes, when this one is about to end."""

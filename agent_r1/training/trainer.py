@@ -156,7 +156,7 @@ class Trainer:
             collected = await self.collector.collect(step, on_finished=lambda trajectory: bar.advance())
         groups = collected.groups
         rollout_seconds = times.ended("rollout")
-        self._ranks.agree_now(self.folder.ensure_owned)
+        self._ranks.agree_now(self.folder.ensure_in_place)
         experience = gather_experience(groups, self.shaping, self.critic_view)
         credit: list[TrajectoryCredit] | None = [] if self._records_credit(step + 1) else None
         with self._recording(groups) as record:
@@ -310,6 +310,7 @@ class Trainer:
         return None
 
     def _save(self) -> None:
+        self._ranks.agree_now(self.folder.ensure_in_place)
         keep = self.config.trainer.keep_checkpoints
         advice = f"; less room is needed with a smaller trainer.keep_checkpoints (it is {keep})" if keep > 1 else ""
         with self._log.tolerate_storage_errors("error/failed_checkpoints", advice):

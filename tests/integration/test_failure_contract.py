@@ -1257,6 +1257,28 @@ def test_a_run_whose_folder_another_process_uses_does_not_begin(tmp_path: Path, 
     assert "`RunLockedError`" in table()["run-locked"]
 
 
+@row("run-moved")
+def test_a_run_whose_folder_is_moved_stops_and_resumes_when_it_is_back(tmp_path: Path, model_folder: Path) -> None:
+    overrides = tiny_overrides(tmp_path, model_folder, "trainer.steps=2")
+    place, elsewhere = tmp_path / "tiny", tmp_path / "elsewhere"
+    scored: list[int] = []
+
+    def moves(task: Task, episode: Episode) -> float:
+        scored.append(1)
+        if len(scored) == 8 + 1:
+            place.rename(elsewhere)
+        return score_variety(task, episode)
+
+    with pytest.raises(StorageError, match=r"tiny was moved or deleted .* Put the folder back, and the same command"):
+        commands.train(*overrides, quiet=True, reward=moves)
+    assert not place.exists()
+    elsewhere.rename(place)
+    assert commands.train(*overrides, quiet=True, reward=moves).steps == 2
+    assert len(scored) == 8 + 8 + 8, "the first step is not made again"
+    assert [line["step"] for line in read_metrics(place / "metrics.jsonl")] == [1, 2]
+    assert "`StorageError`" in table()["run-moved"]
+
+
 @row("signal")
 def test_a_signal_saves_the_last_finished_step_and_stops_what_was_started(tmp_path: Path, model_folder: Path) -> None:
     pids: list[int] = []

@@ -88,7 +88,7 @@ class LastStep:
 
     def save(self) -> None:
         """Write its checkpoint."""
-        self._ranks.agree_now(self._folder.ensure_owned)
+        self._ranks.agree_now(self._folder.ensure_in_place)
         state: dict[str, Any] = {
             "learner": self._snapshot.learner,
             "process_balance": self._snapshot.process,
