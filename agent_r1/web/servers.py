@@ -12,6 +12,7 @@ from typing import Any
 
 from agent_r1.errors import ConfigError, MissingExtraError
 from agent_r1.web import overdue
+from agent_r1.web.heads import with_limited_heads
 from agent_r1.web.overdue import HeadDeadline
 
 
@@ -68,9 +69,12 @@ async def running_server(app: Any, listener: socket.socket, *, shutdown_seconds:
 
 
 def _make_server(app: Any, shutdown_seconds: int) -> Any:
-    """A server with a time limit for the head of a request, which uvicorn has not."""
+    """A server with limits for the head of a request, in time and size, which uvicorn has not."""
     uvicorn = _uvicorn()
-    server = uvicorn.Server(_config(uvicorn, app, shutdown_seconds))
+    config = _config(uvicorn, app, shutdown_seconds)
+    config.load()
+    config.http_protocol_class = with_limited_heads(config.http_protocol_class)
+    server = uvicorn.Server(config)
     deadline, tick = HeadDeadline(overdue.HEAD_SECONDS), server.on_tick
 
     async def on_tick(counter: int) -> bool:
