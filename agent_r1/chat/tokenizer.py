@@ -9,15 +9,17 @@ from typing import Any, cast
 from agent_r1.chat.encoding import Tokenizer
 from agent_r1.chat.renderer import ChatRenderer
 from agent_r1.chat.tokenizer_file import read_json, read_tokenizer_file, without_transformers
+from agent_r1.errors import ConfigError, raising
 from agent_r1.images import is_vision_model, load_image_processor, read_model_json
 from agent_r1.types import Observation
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a model folder or hub id."""
+    """The tokenizer of a model folder or hub id; `ConfigError` when it cannot be loaded."""
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
+    with raising(ConfigError, f"the tokenizer of '{path}' cannot be loaded"):
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
     if Path(path).is_dir() or not tokenizer.chat_template:
         # Where older models that see have their template; `transformers` reads it with their processor only.
         template = (read_model_json(path, "chat_template.json") or {}).get("chat_template")
@@ -94,7 +96,10 @@ def generation_stop_ids(path: str | Path) -> tuple[int, ...]:
 
     try:
         eos = GenerationConfig.from_pretrained(str(path)).eos_token_id
-    except OSError:
+    except OSError as error:
+        file = Path(path) / "generation_config.json"
+        if file.is_file():  # turns would not end where the model ends them
+            raise ConfigError(f"{file} cannot be read: {error}") from error
         return ()
     return _as_ids(eos)
 

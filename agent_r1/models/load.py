@@ -70,10 +70,7 @@ def load_model(
         attention=attention,
         trust_remote_code=trust_remote_code,
     )
-    try:
-        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the tokenizer of '{path}' cannot be loaded: {error}") from error
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     placed = model.to(choose_device(device) if isinstance(device, str) else device).eval()
     return LoadedModel(model=placed, tokenizer=tokenizer, path=source)
 

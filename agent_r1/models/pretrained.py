@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, raising
 from agent_r1.images import read_model_json
 from agent_r1.models.vision import FAMILIES, set_attention, vision_family
 
@@ -21,20 +21,29 @@ def open_model(
 
     `dtype="auto"` keeps the type the weights are stored in; `attention` replaces the decoder's default implementation.
     """
-    try:
-        with no_progress_bars():
-            model_class, is_vision = model_class_of(path, trust_remote_code=trust_remote_code)
-            model = model_class.from_pretrained(
-                path,
-                dtype=dtype,
-                trust_remote_code=trust_remote_code,
-                attn_implementation=None if is_vision else attention,
-            )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the model '{path}' cannot be loaded: {error}") from error
+    with no_progress_bars(), raising(ConfigError, f"the model '{path}' cannot be loaded"):
+        model_class, is_vision = model_class_of(path, trust_remote_code=trust_remote_code)
+        model, loaded = model_class.from_pretrained(
+            path,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            attn_implementation=None if is_vision else attention,
+            output_loading_info=True,
+        )
+    _check_complete(path, sorted(loaded["missing_keys"]))
     if is_vision and attention is not None:
         set_attention(model, attention)
     return cast(nn.Module, model)
+
+
+def _check_complete(path: str, missing: Sequence[str]) -> None:
+    """Raise ConfigError for weights that the files of a model lack: random numbers would take their place."""
+    if missing:
+        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise ConfigError(
+            f"the model '{path}' cannot be loaded: {len(missing)} of its weights are in none of its files ({shown}); "
+            "its config.json is another model's, or a file is missing or was made for another use of the model"
+        )
 
 
 def model_class_of(path: str, *, trust_remote_code: bool = False) -> tuple[Any, bool]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from agent_r1.chat import ChatRenderer, Prompt, load_renderer, read_context_length, read_renderer, server_renderer
 from agent_r1.config import Config, ModelConfig, presets
 from agent_r1.engines import takes_messages
-from agent_r1.errors import ConfigError, DataError, ImageError, UnsupportedMediaError
+from agent_r1.errors import ConfigError, DataError, ImageError, UnsupportedMediaError, raising
 from agent_r1.images import pictures_in
 from agent_r1.training.plan import RunPlan, first_observation
 from agent_r1.types import Task
@@ -111,7 +111,8 @@ def context_length_of(config: Config, known: int | None = None) -> int:
 def _length_of_model(config: Config) -> int:
     from transformers import AutoConfig
 
-    model_config = AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    with raising(ConfigError, f"the configuration of the model '{config.model.path}' cannot be read"):
+        model_config = AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
     return int(model_config.get_text_config().max_position_embeddings)
 
 

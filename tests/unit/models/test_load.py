@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import ConfigError
@@ -53,6 +60,67 @@ def test_a_model_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the model '.*' cannot be loaded"):
         load_model(tmp_path)
+
+
+def truncated(name: str, size: int) -> Callable[[Path], None]:
+    return lambda folder: os.truncate(folder / name, size)
+
+
+def with_config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changes))
+
+    return change
+
+
+def without_a_weight(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.0.mlp.down_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": Path("file")}, protocol=2))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (without_a_weight, r"1 of its weights are in none of its files \(model.layers.0.mlp.down_proj.weight\)"),
+        (with_config(num_hidden_layers=9), r"of its weights are in none of its files \(model.layers.*, \.\.\.\)"),
+        (with_config(vocab_size=7), "the model '.*' cannot be loaded"),
+        (with_config(num_attention_heads=7), "the model '.*' cannot be loaded"),
+        (truncated("model.safetensors", 1000), "the model '.*' cannot be loaded .SafetensorError"),
+        (pickled, "the model '.*' cannot be loaded .UnpicklingError"),
+        (truncated("config.json", 20), "the model '.*' cannot be loaded"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "the model '.*' cannot be loaded"),
+        (truncated("tokenizer.json", 100), "the tokenizer of '.*' cannot be loaded"),
+        (
+            lambda folder: (folder / "tokenizer_config.json").write_text("null"),
+            "the tokenizer of '.*' cannot be loaded",
+        ),
+    ],
+    ids=["weight", "layers", "vocabulary", "heads", "weights", "pickle", "config", "no config", "tokenizer", "null"],
+)
+def test_a_damaged_model_folder_is_one_error_that_names_it(
+    folder: Path, tmp_path: Path, damage: Callable[[Path], object], told: str
+) -> None:
+    shutil.copytree(folder, tmp_path / "hf")
+    damage(tmp_path / "hf")
+    with pytest.raises(ConfigError, match=told):
+        load_model(tmp_path / "hf", device="cpu")
+
+
+def test_a_damaged_generation_config_is_an_error_and_a_missing_one_is_not(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "hf")
+    file = tmp_path / "hf" / "generation_config.json"
+    file.write_text('{"eos_token_id": [1,')
+    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read"):
+        load_model(tmp_path / "hf", device="cpu").renderer()
+    file.unlink()
+    assert load_model(tmp_path / "hf", device="cpu").renderer().stop_ids
 
 
 def test_a_gguf_file_loads_and_is_unpacked_once(cache: Path, tmp_path: Path) -> None:
