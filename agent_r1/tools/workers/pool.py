@@ -135,7 +135,8 @@ class WorkerPool:
         threading.Thread(target=worker.process.wait, daemon=True).start()
         self._all.discard(worker)
         if not self._is_closed:
-            self._idle.insert(0, self._start())
+            with suppress(OSError):  # too many processes or open files: the next call tries again, and says so
+                self._idle.insert(0, self._start())
 
     async def _ask(self, worker: _Worker, request: bytes, reference: FunctionRef, timeout: float) -> tuple[Any, ...]:
         await worker.ready()

@@ -129,6 +129,30 @@ def test_children_of_a_call_that_hangs_are_killed_with_it(tmp_path: Path) -> Non
     wait_until_gone(read_pids(file, count=2))
 
 
+def test_a_replacement_that_cannot_be_started_hides_neither_result_nor_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(pool: WorkerPool) -> None:
+        raise OSError(24, "Too many open files")
+
+    async def body(pool: WorkerPool) -> None:
+        await pool.call(foreign_code.own_pid, timeout=20)
+        with monkeypatch.context() as full:
+            full.setattr(WorkerPool, "_start", no_more)
+            with pytest.raises(WorkerTimeoutError):
+                await pool.call(foreign_code.loop_for_ever, timeout=0.2)
+            with pytest.raises(OSError, match="Too many open files"):
+                await pool.call(foreign_code.own_pid, timeout=20)
+        file = tmp_path / "pids"
+        await pool.call(foreign_code.own_pid, timeout=20)
+        with monkeypatch.context() as full:
+            full.setattr(WorkerPool, "_start", no_more)
+            assert await pool.call(foreign_code.fork_and_answer, str(file), timeout=20) == "done"
+        await pool.call(foreign_code.own_pid, timeout=20)
+
+    with_pool(body, size=1)
+
+
 @pytest.mark.whole
 def test_children_left_behind_by_a_call_are_killed(tmp_path: Path) -> None:
     file = tmp_path / "pids"
