@@ -162,21 +162,25 @@ def task_from_row(
 
 def _full_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """A simple row, {"prompt" or "question", "answer", ...}, in the columns of a full one; a full row as it is. Other
-    columns of a simple row become its `extra_info`.
+    columns of a simple row become its `extra_info`, and so do those of a row with `prompt` alone.
 
     >>> _full_row({"question": "2+2?", "answer": 4, "level": 1})
     {'prompt': '2+2?', 'reward_model': {'ground_truth': 4}, 'extra_info': {'level': 1}}
+    >>> _full_row({"prompt": "2+2?", "solution": "4"})
+    {'prompt': '2+2?', 'extra_info': {'solution': '4'}}
     """
     asked = "prompt" if "prompt" in row else "question"
-    if "answer" not in row or asked not in row or row.get("reward_model") is not None:
+    if asked not in row or row.get("reward_model") is not None or not {"answer", "prompt"} & set(row):
         return row
     full = {column: row[column] for column in COLUMNS if column in row and column != "extra_info"}
     taken = {*COLUMNS, *_MEDIA_COLUMNS, "question", "answer"}
     others = {column: value for column, value in row.items() if column not in taken}
+    if "answer" not in row:  # such a row may have columns that no task can hold: they are left out
+        others = {column: value for column, value in others.items() if not any(unusable_parts(value, column))}
     return {
         "prompt": row[asked],
         **full,
-        "reward_model": {"ground_truth": row["answer"]},
+        **({"reward_model": {"ground_truth": row["answer"]}} if "answer" in row else {}),
         "extra_info": row.get("extra_info") or others,
         **{column: row[column] for column in _MEDIA_COLUMNS if column in row},
     }

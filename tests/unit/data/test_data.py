@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from agent_r1.chat import ChatRenderer
 from agent_r1.data import TaskSampler, load_tasks, read_rows, write_rows
 from agent_r1.data.demonstrations import load_demonstrations, tokenise_conversation
+from agent_r1.data.tasks import task_from_row
 from agent_r1.errors import DataError
 from agent_r1.types import Observation, Task
 from recipes.quickstart.shop import demonstration, draw_basket, task_row
@@ -453,3 +454,23 @@ def test_tools_of_a_demonstration_may_be_json_text(renderer: ChatRenderer, tmp_p
     a = write_lines(tmp_path / "a.jsonl", row)
     b = write_lines(tmp_path / "b.jsonl", {**row, "tools": json.dumps(row["tools"])})
     assert load_demonstrations([a], renderer) == load_demonstrations([b], renderer)
+
+
+def test_other_columns_of_a_row_with_a_prompt_alone_are_its_extra_info(tmp_path: Path) -> None:
+    """A row as TRL has it: the reward reads its own columns."""
+    path = write_lines(
+        tmp_path / "rows.jsonl",
+        {"prompt": "2+2?", "solution": "4", "level": 1},
+        {"prompt": "2+2?", "solution": "4", "extra_info": {"split": "train"}},
+        {"prompt": "2+2?", "solution": "4", "reward_model": {"ground_truth": "4"}},
+    )
+    plain, own, full = load_tasks([path])
+    assert plain.extra_info == {"solution": "4", "level": 1}
+    assert plain.ground_truth is None
+    assert own.extra_info == {"split": "train"}
+    assert full.extra_info == {}
+
+
+def test_a_column_of_another_type_beside_a_prompt_alone_is_left_out() -> None:
+    task = task_from_row({"prompt": "2+2?", "solution": "4", "raw": b"4"}, "one")
+    assert task.extra_info == {"solution": "4"}
