@@ -92,12 +92,14 @@ async def score_episode(function: RewardFunction, task: Task, episode: Episode) 
             returned = await returned
         if isinstance(returned, Score):
             checked = {name: _number(name, value) for name, value in returned.parts.items()}
+            _check_success(checked)
             return replace(returned, value=_number("score", returned.value), parts=checked)
         parts = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
         if "score" not in parts:
             raise ValueError(f"a reward mapping needs the key 'score', found {sorted(parts)}")
         answer = parts.pop("answer", episode.answer)
         numbers = {name: _number(name, value) for name, value in parts.items()}
+        _check_success(numbers)
         return Score(value=numbers.pop("score"), answer="" if answer is None else str(answer), parts=numbers)
 
 
@@ -108,6 +110,16 @@ def _number(name: str, value: Any) -> float:
         raise ValueError(
             f"the reward's '{name}' {error}. A reward function returns a number, or a mapping with 'score'"
         ) from None
+
+
+def _check_success(parts: Mapping[str, float]) -> None:
+    """`success` is counted as a share of tasks solved, so it lies between 0 and 1."""
+    success = parts.get("success", 0.0)
+    if not 0.0 <= success <= 1.0:
+        raise ValueError(
+            f"the reward's 'success' is {success:g}: it says what counts as solved, 1 or 0 (or a share between them). "
+            "Report another number under another name"
+        )
 
 
 @reward_functions.register("none")

@@ -301,3 +301,12 @@ def test_a_reward_part_that_is_text_is_named() -> None:
 
 def test_an_answer_of_none_casts_no_vote() -> None:
     assert scored(lambda task, episode: {"score": 0.0, "answer": None}, "12", ending("12")).answer == ""
+
+
+@pytest.mark.parametrize("success", [3, -0.5])
+@pytest.mark.parametrize(
+    "form", [dict, lambda **parts: Score(value=1.0, answer="", parts={"success": parts["success"]})]
+)
+def test_a_success_that_is_no_share_of_solved_is_refused(form: Any, success: float) -> None:
+    with pytest.raises(EpisodeError, match=rf"the reward's 'success' is {success:g}: it says what counts as solved"):
+        scored(lambda task, episode: form(score=1.0, success=success), "12", ending("12"))
