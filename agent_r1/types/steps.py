@@ -41,6 +41,11 @@ class Observation:
             raise ValueError(
                 f"an Observation needs exactly one of messages, text, token_ids; got {forms or 'none of them'}"
             )
+        if self.anchor is not None and not isinstance(self.anchor, str):
+            raise ValueError(
+                f"the anchor of an Observation is text that names the state; got {self.anchor!r:.80} "
+                f"({type(self.anchor).__name__}). str(...) of it will do when equal states give equal texts"
+            )
 
 
 @quickly_pickled

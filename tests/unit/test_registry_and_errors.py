@@ -405,3 +405,11 @@ def test_writing_environments_and_running_rollouts_imports_no_torch() -> None:
 def test_importing_the_package_takes_less_than_half_a_second() -> None:
     code = "import time\nstarted = time.perf_counter()\nimport agent_r1\nprint(time.perf_counter() - started)"
     assert min(float(in_a_fresh_process(code)) for _ in range(3)) < 0.5
+
+
+@pytest.mark.parametrize("anchor", [[1, 2], 3])
+def test_the_anchor_of_an_observation_is_text(anchor: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"the anchor of an Observation is text that names the state; got .*str\(\.\.\.\)"
+    ):
+        Observation(messages=(), anchor=anchor)
