@@ -6,6 +6,7 @@ import pickle
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
+from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, cast, get_type_hints
@@ -282,6 +283,9 @@ def _nearest_key(key: str, keys: Sequence[str]) -> str:
     section = key.rsplit(".", 1)[0] if "." in key else ""
     same_section = [known for known in keys if section and known.startswith(f"{section}.")]
     same_leaf = [known for known in keys if known.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    if not (same_section or same_leaf or get_close_matches(key, keys, n=1, cutoff=0.5)):
+        sections = sorted({known.partition(".")[0] for known in keys})
+        return f"Known are keys of {', '.join(sections)}; --dry-run prints all of them."
     return did_you_mean(key, same_section or same_leaf or keys)
 
 
@@ -308,4 +312,7 @@ def _explained(error: Exception, file: Path) -> ConfigError | UnknownNameError:
     wrong_type = re.search(r"^(?P<what>Value .*)\s+full_key: (?P<key>\S+)", text.strip())
     if wrong_type:
         return ConfigError(f"{wrong_type['key']} cannot be used: {wrong_type['what']}")
+    no_value = re.search(r"field '(?P<key>[\w.]+)' is not Optional", text)
+    if no_value:
+        return ConfigError(f"{no_value['key']} cannot be null: it needs a value")
     return ConfigError(f"the configuration of {file} cannot be used: {text.strip()}")

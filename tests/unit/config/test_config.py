@@ -427,3 +427,18 @@ def test_changed_settings_are_the_overrides_that_make_one_configuration_of_anoth
     assert changed_settings(old, new) == ["env.kinds=['a','b']", "rollout.max_steps=3", "~env.size"]
     assert load_config(old, changed_settings(old, new)[1:]).rollout.max_steps == 3
     assert changed_settings(old, old) == []
+
+
+def test_an_unknown_key_that_is_like_none_lists_the_sections_and_not_all_keys() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'num_generations'") as caught:
+        load_config(QUICKSTART, ["num_generations=4"])
+    text = str(caught.value)
+    assert "Known are keys of agent, algorithm, data, engine," in text
+    assert "--dry-run" in text
+    assert "algorithm.aggregation" not in text
+
+
+def test_null_for_a_key_that_needs_a_value_names_the_key_alone() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(QUICKSTART, {"optimizer.learning_rate": None})
+    assert str(caught.value) == "optimizer.learning_rate cannot be null: it needs a value"
