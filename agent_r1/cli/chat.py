@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agent_r1.cli.environments import look_in_current_folder
 from agent_r1.cli.errors import readable_errors
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def chat(
     from rich.console import Console
     from rich.text import Text
 
+    look_in_current_folder()
     with readable_errors():
         from agent_r1.inference.terminal import TerminalChat, ask_once, failure_text, printable
 

@@ -12,6 +12,13 @@ import typer
 from agent_r1.cli.errors import readable_errors
 
 
+def look_in_current_folder() -> None:
+    """Let modules of the current folder be found, after all others: the console script does not look there by itself,
+    and a run that a program started has no recipe folder."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
 def finite(number: float) -> float:
     """Refuse NaN and infinity, which click's ranges let through."""
     if not math.isfinite(number):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agent_r1.cli.environments import AllowHost, finite
+from agent_r1.cli.environments import AllowHost, finite, look_in_current_folder
 from agent_r1.cli.errors import readable_errors
 
 _KEY_VARIABLE = "AGENT_R1_SERVE_KEY"
@@ -81,6 +81,7 @@ def serve(
       agent-r1 serve Qwen/Qwen3-0.6B --port 8000 model.dtype=bfloat16
       agent-r1 serve MODEL --recipe recipes/gsm8k_tool --host 0.0.0.0 --key-env MY_KEY
     """
+    look_in_current_folder()
     with readable_errors():
         from agent_r1.web import key_from_env, listen, make_access, serve_forever
 

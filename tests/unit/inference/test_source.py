@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from agent_r1.cli.app import app
 from agent_r1.config import from_yaml, load_config, to_yaml
 from agent_r1.errors import CheckpointError, ConfigError, DataError
 from agent_r1.inference import ChatSession, find_source, load_agent
@@ -164,3 +167,39 @@ def test_rows_with_facts_of_their_own_are_worlds(run: Path, tmp_path: Path, env_
     data = replace(config.data, train=[str(tmp_path / "rows.jsonl")], eval=[])
     (run / "config.yaml").write_text(to_yaml(replace(config, data=data)))
     assert load_agent(run).has_worlds is expected
+
+
+TOOLS = """
+from agent_r1 import tool
+
+@tool
+def price_of_mine(item: str) -> str:
+    \"\"\"The price of one item.\"\"\"
+    return "4"
+"""
+
+
+def test_a_run_that_a_program_started_names_its_objects_as_those_of_a_file_here(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`agent_r1.train(tools=[price_of_mine], reward=mine)` leaves their bare names in the run's configuration."""
+    config = from_yaml((run / "config.yaml").read_text())
+    env, reward = {**config.env, "tools": ["price_of_mine"]}, replace(config.reward, function="mine")
+    data = replace(config.data, prepare=None)
+    (run / "config.yaml").write_text(
+        to_yaml(replace(config, recipe=None, imports=[], env=env, reward=reward, data=data))
+    )
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    (tmp_path / "here/tools_of_mine.py").write_text(TOOLS)
+    words = ["chat", str(run), "--question", "What do 2 tea cost?", "--verbose"]
+
+    refused = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert refused.exit_code != 0
+    assert "unknown tool 'price_of_mine'" in refused.output
+    assert "as module:attribute, where the module is a file of the current folder: agent-r1 chat RUN" in refused.output
+
+    named = ["env.tools=[tools_of_mine:price_of_mine]", "reward.function=none"]
+    answered = CliRunner().invoke(app, [*words, *named], env={"COLUMNS": "200"})
+    assert answered.exit_code == 0, answered.output
