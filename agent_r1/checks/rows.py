@@ -130,6 +130,10 @@ async def gold_result(reward: RewardFunction, tasks: Sequence[Task]) -> GoldResu
     if form is None:
         observed = f"none of {', '.join(USUAL_FORMS)} scores full marks on the first rows"
         fix = "Write gold_answer(task) beside the reward function: the text a perfect last action has"
+        truth = with_truth[0].ground_truth
+        if isinstance(truth, int | float):
+            observed += f". The ground truth {truth!r} is a number, and episode.answer is text: they are never equal"
+            fix = f"Compare with str(task.ground_truth), or with number_matches. If the reward does: {fix}"
         findings.append(Finding(rule="gold answers score full marks", observed=observed, fix=fix, severity="warning"))
         return GoldResult(findings=tuple(findings), seen="")
     try:

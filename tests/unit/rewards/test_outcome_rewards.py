@@ -253,6 +253,13 @@ def test_check_warns_about_a_reward_that_scores_cut_answers() -> None:
     assert asyncio.run(gold_result(own_reward, rows("4", "5"))).findings == ()
 
 
+def test_check_says_that_a_ground_truth_that_is_a_number_never_equals_an_answer() -> None:
+    [finding] = asyncio.run(gold_result(own_reward, rows(4, 5))).findings
+    assert (finding.rule, finding.severity) == ("gold answers score full marks", "warning")
+    assert "The ground truth 4 is a number, and episode.answer is text: they are never equal" in finding.observed
+    assert "str(task.ground_truth)" in finding.fix
+
+
 def test_check_reports_a_gold_answer_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def exits(task: Task) -> str:
         raise SystemExit(0)
