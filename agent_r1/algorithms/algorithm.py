@@ -78,6 +78,15 @@ class Algorithm:
         return False
 
     @property
+    def credits_single_rollouts(self) -> bool:
+        """The estimator gives credit to the only rollout of a task: it does not compare the members of a group."""
+        table = replace(_two_trajectories(self.settings), group_R=torch.tensor([0, 1]))
+        try:
+            return bool(self.estimate(table).credited_N.any())
+        except (TypeError, ValueError, RuntimeError, AttributeError):  # it says so itself when it meets such a batch
+            return True
+
+    @property
     def kl_in_reward(self) -> bool:
         """Divergence is subtracted from the reward."""
         return bool(self.settings.kl.coefficient) and self.settings.kl.place == "reward"

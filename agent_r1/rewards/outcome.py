@@ -53,9 +53,28 @@ RewardValue = float | Mapping[str, Any] | Score
 RewardFunction = Callable[[Task, Episode], RewardValue | Awaitable[RewardValue]]
 """`def score(task: Task, episode: Episode) -> float`, or async, or with a mapping as its result."""
 
+_OF_BATCHES = {"prompts", "completions"}
+"""Arguments of TRL's reward functions, which score a whole batch."""
+
+
+def _takes_task_and_episode(function: Any) -> bool:
+    """Whether it takes two arguments, and they are not those of a reward function for TRL."""
+    if not takes(2)(function):
+        return False
+    try:
+        return not _OF_BATCHES & inspect.signature(function).parameters.keys()
+    except ValueError:  # a function written in C, without a signature
+        return True
+
+
 reward_functions: Registry[RewardFunction] = Registry(
-    "reward function", accepts=takes(2), expected="a function of a task and an episode"
+    "reward function",
+    accepts=_takes_task_and_episode,
+    expected="a function of a task and an episode (one that takes prompts and completions scores a batch)",
 )
+
+_ROUNDING = 1e-6
+"""By how much a share that is a sum of parts may miss 0 or 1."""
 
 _FunctionT = TypeVar("_FunctionT", bound=RewardFunction)
 
@@ -113,9 +132,9 @@ def _number(name: str, value: Any) -> float:
 
 
 def _check_success(parts: Mapping[str, float]) -> None:
-    """`success` is counted as a share of tasks solved, so it lies between 0 and 1."""
+    """`success` is counted as a share of tasks solved, so it lies between 0 and 1, but for rounding."""
     success = parts.get("success", 0.0)
-    if not 0.0 <= success <= 1.0:
+    if not -_ROUNDING <= success <= 1.0 + _ROUNDING:
         raise ValueError(
             f"the reward's 'success' is {success:g}: it says what counts as solved, 1 or 0 (or a share between them). "
             "Report another number under another name"

@@ -49,7 +49,7 @@ _HOMES = {
     ),
     "prepare": ("dry_run", "ensure_model", "prepare_model", "prepare_plan"),
     "run": ("eval_run", "eval_trained", "sft_run", "train_run"),
-    "summary": ("Summary",),
+    "reporting.summary": ("Summary",),
     "tag_rows": ("describe_shared", "shared_rows"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

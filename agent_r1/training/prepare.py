@@ -33,7 +33,7 @@ from agent_r1.runs import (
     remove_stale_lock,
 )
 from agent_r1.training.model_check import CheckedModel, check_model
-from agent_r1.training.plan import RunPlan, check_config, check_trainable, lacks_data, make_plan
+from agent_r1.training.plan import RunPlan, check_config, check_learns, check_trainable, lacks_data, make_plan
 
 
 def prepare_run(config: Config, console: RunConsole) -> tuple[RunPlan, CheckedModel]:
@@ -157,6 +157,7 @@ def dry_run(config: Config, console: RunConsole) -> RunPlan:
     """Check configuration, data and names, print the resolved configuration, load no model."""
     check_trainable(config)
     plan = prepare_plan(config)
+    check_learns(plan)
     config = plan.config
     check_reads_outside(config)
     if config.model.prepare is not None and not Path(config.model.path).exists():

@@ -32,7 +32,7 @@ from agent_r1.training.checkpoints.resume import resume_run
 from agent_r1.training.components import RunComponents, load_components, make_training_components
 from agent_r1.training.evaluations import evaluate_policy, record_of, settings_of
 from agent_r1.training.model_check import CheckedModel, check_model
-from agent_r1.training.plan import RunPlan, check_trainable
+from agent_r1.training.plan import RunPlan, check_learns, check_trainable
 from agent_r1.training.prepare import ensure_model, expand_env, prepare_model, prepare_plan, prepare_run
 from agent_r1.training.ranks import check_ranks, config_of_rank, engine_of_rank, is_coordinated, share_rollout
 from agent_r1.training.reporting.summary import Summary
@@ -57,6 +57,7 @@ def train_run(config: Config, console: RunConsole) -> Summary:
 def _prepared(config: Config, ranks: Ranks) -> RunPlan:
     check_ranks(config, ranks)
     plan = prepare_plan(config)
+    check_learns(plan)
     check_reads_outside(config)
     choose_device(config.trainer.device)  # a machine without it is refused before an old run is moved aside
     return plan

@@ -136,6 +136,10 @@ class ProcessWorker:
             return await read_frame(self._reader)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise WorkerLostError(await self._how_it_ended()) from error
+        except Exception as error:  # whatever pickle makes of bytes that other code wrote to the socket
+            assert self._process is not None
+            who = f"process {self._process.pid}"
+            raise WorkerLostError(f"{who} sent what cannot be read: {error!r:.200}") from error
 
     async def _how_it_ended(self) -> str:
         assert self._process is not None

@@ -10,7 +10,7 @@ from agent_r1.envs import AgentEnv, make_env
 from agent_r1.errors import ConfigError, raising, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.rewards import RewardFunction, terms_of
-from agent_r1.rollout import check_group_plan
+from agent_r1.rollout import check_group_plan, check_group_size
 from agent_r1.training.plan.configuration import check_config
 from agent_r1.training.plan.problems import TITLE, Problems
 from agent_r1.training.plan.rows import check_agent_section, check_ground_truths, load_rows
@@ -60,6 +60,12 @@ def make_plan(config: Config) -> RunPlan:
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
     )
+
+
+def check_learns(plan: RunPlan) -> None:
+    """Raise `ConfigError` when no rollout could get credit."""
+    if plan.train_tasks and not plan.algorithm.credits_single_rollouts:
+        check_group_size(plan.config, plan.train_tasks[0])
 
 
 def first_observation(plan: RunPlan, task: Task) -> Observation:

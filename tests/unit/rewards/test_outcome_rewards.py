@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_r1.checks.rows import answer_episode, gold_result
-from agent_r1.errors import DataError, EpisodeError
+from agent_r1.errors import ConfigError, DataError, EpisodeError
 from agent_r1.evaluation.metrics import majority
 from agent_r1.rewards import RewardFunction, Score, find_reward, in_workers, reward_functions, score_episode
 from agent_r1.scaffold.templates.common import reward_fn as scaffold
@@ -317,3 +317,20 @@ def test_an_answer_of_none_casts_no_vote() -> None:
 def test_a_success_that_is_no_share_of_solved_is_refused(form: Any, success: float) -> None:
     with pytest.raises(EpisodeError, match=rf"the reward's 'success' is {success:g}: it says what counts as solved"):
         scored(lambda task, episode: form(score=1.0, success=success), "12", ending("12"))
+
+
+def test_a_success_that_misses_one_by_rounding_is_solved() -> None:
+    parts = [0.1] * 10 + [1e-15]
+    assert scored(lambda task, episode: {"score": 1.0, "success": sum(parts)}, "12", ending("12")).parts["success"] == (
+        pytest.approx(1.0)
+    )
+
+
+def lengths(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    """A reward function as TRL takes it."""
+    return [float(len(completion)) for completion in completions]
+
+
+def test_a_reward_function_for_batches_is_refused_by_its_arguments() -> None:
+    with pytest.raises(ConfigError, match=r"a function of a task and an episode \(one that takes prompts and compl"):
+        find_reward(f"{__name__}:lengths")

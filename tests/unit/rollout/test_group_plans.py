@@ -32,6 +32,7 @@ from agent_r1.rollout import (
 )
 from agent_r1.seeds import mix_seed
 from agent_r1.training.components import make_shaping
+from agent_r1.training.plan import check_learns, make_plan
 from agent_r1.types import Action, Group, Observation, SamplingParams, StepResult, Task, TokenIds, Trajectory
 
 ALGORITHMS = presets("algorithm")
@@ -214,6 +215,22 @@ def test_a_plan_without_a_greedy_member_is_refused_for_an_estimator_that_needs_o
             check_group_plan(config, TASKS[0], needs_greedy=False)
     remax = load_config(None, ["algorithm=remax", "model.path=x"])
     check_group_plan(remax, TASKS[0], needs_greedy=bind_algorithm(remax.algorithm).needs_greedy)
+
+
+@pytest.mark.parametrize("preset", ["grpo", "gigpo", "rloo", "reinforce_pp_baseline"])
+def test_a_group_of_one_is_refused_for_an_algorithm_that_compares_members(preset: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "2+2?", "answer": "4"}\n')
+    settings = [f"algorithm={preset}", "model.path=x", f"data.train=['{rows}']", "rollout.groups_per_step=1"]
+    plan = make_plan(load_config(None, [*settings, "rollout.group_size=1"]))
+    with pytest.raises(ConfigError, match=r"rollout\.group_size=1: algorithm\.estimator=\w+ compares the rollouts"):
+        check_learns(plan)
+    check_learns(make_plan(load_config(None, [*settings, "rollout.group_size=2"])))
+
+
+@pytest.mark.parametrize("preset", ["ppo", "steppo", "pspo", "step_grpo", "reinforce", "reinforce_pp", "remax"])
+def test_a_group_of_one_suffices_where_a_rollout_alone_has_credit(preset: str) -> None:
+    assert bind_algorithm(load_config(None, [f"algorithm={preset}", "model.path=x"]).algorithm).credits_single_rollouts
 
 
 @pytest.mark.parametrize(
