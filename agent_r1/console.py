@@ -27,7 +27,7 @@ from rich.text import Text
 
 from agent_r1.findings import Finding
 from agent_r1.metric_names import ACTION_TOKENS, COMPILE_SECONDS, ENTROPY, OUTCOME, PROCESS, SUCCESS, TOOL_CALLS
-from agent_r1.types import Trajectory, content_text
+from agent_r1.types import Trajectory, common_prefix, content_text
 
 Item = TypeVar("Item")
 
@@ -322,18 +322,22 @@ def progress_counter(what: str) -> Iterator[Callable[[str, int], None]]:
 
 
 def _conversation(trajectory: Trajectory) -> Text:
-    """Messages and actions in order, each message once."""
-    text = Text()
-    shown = 0
-    for step in trajectory.steps:
-        messages = step.observation.messages or ()
-        # The previous action is already shown; its message is at index `shown`.
+    """Messages and actions in order, each message once; a branch begins with what its prompt adds to the step that it
+    continues, or with all of it."""
+    text, steps = Text(), trajectory.steps
+    for index, (step, parent) in enumerate(zip(steps, trajectory.parents, strict=True)):
+        messages, shown = step.observation.messages or (), 0
+        if parent >= 0:
+            before = steps[parent].observation.messages or ()
+            shown = common_prefix(before, messages)
+            shown += shown == len(before)  # the action of that step, which is shown already
+        if index and parent != index - 1:
+            text.append("--- another branch\n", style="dim")
         for message in messages[shown:]:
             text.append(f"{message['role']}: ", style="bold cyan")
             text.append(f"{content_text(message.get('content'))}\n")
         text.append("agent: ", style="bold green")
         text.append(f"{step.action.text.strip()}\n")
-        shown = len(messages) + 1
     return text
 
 

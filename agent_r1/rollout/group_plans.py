@@ -77,24 +77,18 @@ def members_of(plan: GroupPlan, task: Task, group_size: int, sampling: SamplingP
     return members
 
 
-def check_group_size(config: Config, task: Task) -> None:
-    """Raise `ConfigError` when a group has one member alone, for an algorithm that compares members."""
-    name, sampling = config.algorithm.group_plan, SamplingParams(max_tokens=config.rollout.max_tokens)
-    if len(members_of(group_plans.get(name), task, config.rollout.group_size, sampling)) == 1:
-        raise ConfigError(
-            f"rollout.group_size={config.rollout.group_size}: algorithm.estimator={config.algorithm.estimator.name} "
-            "compares the rollouts of a task with one another, so nothing would be learned. Raise rollout.group_size, "
-            "or use an algorithm that needs no group, such as steppo or reinforce_pp"
-        )
+def configured_members(config: Config, task: Task) -> tuple[Member, ...]:
+    """The members that a task's group has in a run."""
+    sampling = SamplingParams(max_tokens=config.rollout.max_tokens)
+    return members_of(group_plans.get(config.algorithm.group_plan), task, config.rollout.group_size, sampling)
 
 
 def check_group_plan(config: Config, task: Task, *, needs_greedy: bool = False) -> None:
     """Ask the group plan for the members of one task, so that a plan that cannot work is found before a model is
     loaded. With `needs_greedy`, one of them must be greedy."""
-    name, sampling = config.algorithm.group_plan, SamplingParams(max_tokens=config.rollout.max_tokens)
-    plan = group_plans.get(name)
+    name = config.algorithm.group_plan
     try:
-        members = members_of(plan, task, config.rollout.group_size, sampling)
+        members = configured_members(config, task)
     except AgentR1Error:
         raise
     except (TypeError, ValueError, LookupError, AttributeError) as error:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+import agent_r1
 from agent_r1.cli import app
 from agent_r1.inference.terminal.commands import _COMMANDS
+from agent_r1.registry import load_module
 from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides
 
@@ -37,6 +40,33 @@ def test_every_slash_command_is_in_the_page_and_every_one_of_the_page_exists() -
     assert listed == list(_COMMANDS)
 
 
+MY_SHOP = """
+import agent_r1
+
+@agent_r1.tool
+async def stock(item: str) -> str:
+    \"\"\"How many there are of one item.\"\"\"
+    return "4"
+
+def correct(task, episode):
+    return float(episode.answer == task.ground_truth)
+"""
+
+
+def train_from_a_program(folder: Path, runs: Path, model_folder: Path) -> None:
+    """A run whose tool and reward are objects of `my_shop.py`, a file of the current folder."""
+    (folder / "my_shop.py").write_text(MY_SHOP)
+    my_shop = load_module("my_shop")
+    _, *overrides = tiny_overrides(runs, model_folder, "run.name=my_shop", "trainer.steps=1")
+    agent_r1.train(
+        data=[{"question": f"{days} days?", "answer": str(4 * days)} for days in range(4)],
+        tools=[my_shop.stock, "calculate"],
+        reward=my_shop.correct,
+        overrides=[key for key in overrides if not key.startswith("data.")],
+        quiet=True,
+    )
+
+
 @pytest.mark.whole
 def test_the_commands_and_snippets_run_on_a_trained_run(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -48,6 +78,8 @@ def test_the_commands_and_snippets_run_on_a_trained_run(
     monkeypatch.setenv("AGENT_R1_CACHE", str(tmp_path / "cache"))
     _, *overrides = tiny_overrides(runs, model_folder, "run.name=quickstart", "trainer.steps=1")
     commands.train("recipes/quickstart", *overrides, "data.eval=${data.train}", quiet=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    train_from_a_program(tmp_path, runs, model_folder)
     shown = re.findall(r"^    ((?:echo .* \| )?agent-r1 (?:chat|export) .*)$", CHAT + EXPORT, re.MULTILINE)
     offline = [line for line in shown if "MODEL" not in line and "--server" not in line and "my_lora_run" not in line]
     assert len(offline) >= 10
@@ -55,6 +87,7 @@ def test_the_commands_and_snippets_run_on_a_trained_run(
         said, _, command = line.rpartition("agent-r1 ")
         result = CliRunner().invoke(app, shlex.split(command), input=said)
         assert result.exit_code == 0, f"{line}\n{result.output}"
+    del sys.modules["my_shop"]
     assert "## Figures" in (tmp_path / "shopper" / "README.md").read_text()
     [snippet] = re.findall(r"```python\n(import asyncio.*?)```", CHAT, re.DOTALL)
     capsys.readouterr()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from agent_r1.console import RunConsole
+from agent_r1.types import Action, Message, Observation, Step, StopReason, Trajectory
 
 
 @pytest.fixture
@@ -65,3 +68,57 @@ def test_items_that_are_tracked_come_in_order_and_count_when_they_are_done(
     for item in RunConsole().tracked("tokenising demonstrations", "abc"):
         clock[0] += {"a": 30, "b": 40, "c": 10}[item]
     assert capsys.readouterr().out == "tokenising demonstrations: 2 of 3 after 1 min\n"
+
+
+def said(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def step(messages: Sequence[Message], action: str, parent: int | None = None) -> Step:
+    return Step(
+        observation=Observation(messages=tuple(messages)),
+        prompt_ids=(1,),
+        action=Action(text=action, content=action, token_ids=(2,)),
+        action_ids=(2,),
+        rollout_logprobs=(0.0,),
+        reward=0.0,
+        done=False,
+        policy_versions=(0,),
+        parent=parent,
+    )
+
+
+def printed(capsys: pytest.CaptureFixture[str], *steps: Step) -> list[str]:
+    """The lines of an episode, without its frame."""
+    episode = Trajectory(
+        task_id="a", group_id=0, member=0, steps=steps, outcome_reward=1.0, stop_reason=StopReason.DONE
+    )
+    RunConsole().trajectory("an episode", episode)
+    return [line.strip("│ \n") for line in capsys.readouterr().out.splitlines()[1:-2]]
+
+
+def test_an_episode_shows_each_message_once(capsys: pytest.CaptureFixture[str]) -> None:
+    first = [said("user", "2+2?")]
+    second = [*first, said("assistant", "let me see"), said("tool", "4")]
+    lines = printed(capsys, step(first, "let me see"), step(second, "it is 4"))
+    assert lines == ["user: 2+2?", "agent: let me see", "tool: 4", "agent: it is 4"]
+
+
+def test_an_episode_shows_the_whole_prompt_of_each_branch_and_what_a_rewritten_history_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two sub-agents, the second of which is asked once more, and a summary whose prompt begins as the last one did."""
+    one, two = [said("system", "brief"), said("user", "one")], [said("system", "brief"), said("user", "two")]
+    more = [*two, said("assistant", "2"), said("user", "sure?")]
+    notes = [*two, said("assistant", "2"), said("user", "1 and 2, so?")]
+    lines = printed(
+        capsys, step(one, "1", parent=-1), step(two, "2", parent=-1), step(more, "yes"), step(notes, "3", parent=1)
+    )
+    assert lines == [
+        *("system: brief", "user: one", "agent: 1"),
+        *("--- another branch", "system: brief", "user: two", "agent: 2", "user: sure?", "agent: yes"),
+        *("--- another branch", "user: 1 and 2, so?", "agent: 3"),
+    ]
+    rewritten = [said("system", "brief"), said("user", "notes: 1"), said("user", "continue")]
+    lines = printed(capsys, step(one, "1"), step(rewritten, "2"))
+    assert lines == ["system: brief", "user: one", "agent: 1", "user: notes: 1", "user: continue", "agent: 2"]

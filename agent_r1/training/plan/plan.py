@@ -10,7 +10,7 @@ from agent_r1.envs import AgentEnv, make_env
 from agent_r1.errors import ConfigError, raising, report_problems
 from agent_r1.flows import AgentEnvLoop, AgentFlowBase
 from agent_r1.rewards import RewardFunction, terms_of
-from agent_r1.rollout import check_group_plan, check_group_size
+from agent_r1.rollout import check_group_plan, configured_members
 from agent_r1.training.plan.configuration import check_config
 from agent_r1.training.plan.problems import TITLE, Problems
 from agent_r1.training.plan.rows import check_agent_section, check_ground_truths, load_rows
@@ -63,9 +63,17 @@ def make_plan(config: Config) -> RunPlan:
 
 
 def check_learns(plan: RunPlan) -> None:
-    """Raise `ConfigError` when no rollout could get credit."""
-    if plan.train_tasks and not plan.algorithm.credits_single_rollouts:
-        check_group_size(plan.config, plan.train_tasks[0])
+    """Raise `ConfigError` when no rollout could get credit: a task has one, and the algorithm compares several."""
+    config = plan.config
+    # In this order: asking the algorithm needs torch.
+    if not plan.train_tasks or len(configured_members(config, plan.train_tasks[0])) > 1:
+        return
+    if not plan.algorithm.credits_single_rollouts:
+        raise ConfigError(
+            f"rollout.group_size={config.rollout.group_size}: algorithm.estimator={config.algorithm.estimator.name} "
+            "compares the rollouts of a task with one another, so nothing would be learned. Raise rollout.group_size, "
+            "or use an algorithm that needs no group, such as steppo or reinforce_pp"
+        )
 
 
 def first_observation(plan: RunPlan, task: Task) -> Observation:
