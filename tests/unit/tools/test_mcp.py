@@ -297,12 +297,81 @@ def test_settings_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
         (["/nowhere/at-all"], 30, "/nowhere/at-all: No such file"),
         ([sys.executable, "-c", "raise SystemExit('no licence')"], 30, "no licence"),
         ([sys.executable, "-c", "import time; time.sleep(60)"], 2, "no answer in 2 seconds"),
+        (
+            [
+                sys.executable,
+                "-c",
+                "import sys, time; print('no database', file=sys.stderr, flush=True); time.sleep(60)",
+            ],
+            2,
+            "no answer in 2 seconds: no database",
+        ),
     ],
 )
 def test_server_that_does_not_start_says_why(command: list[str], seconds: float, reason: str) -> None:
     server = McpServer("broken", command=command, connect_timeout=seconds)
     with pytest.raises(ConfigError, match=f"cannot connect to the MCP server 'broken': .*{reason}"):
         server.tools()
+
+
+HAND_MADE = """
+import json, sys
+
+def write(content):
+    sys.stdout.buffer.write(content + b"\\n")
+    sys.stdout.flush()
+
+for line in sys.stdin:
+    message = json.loads(line)
+    method, params = message["method"], message.get("params", {})
+    if "id" not in message:
+        continue
+    reply = {"result": {"content": [{"type": "text", "text": "answered"}]}}
+    if method == "initialize":
+        server = {"name": "x", "version": "1"}
+        version = params["protocolVersion"]
+        reply = {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}}
+    elif method == "tools/list":
+        reply = {"result": {"tools": [{"name": "ask", "inputSchema": {"type": "object"}}]}}
+    elif method != "tools/call":
+        reply = {"error": {"code": -32601, "message": "no such method"}}
+    elif params["arguments"].get("refuse"):
+        reply = {"error": {"code": -32000, "message": "the shop is closed"}}
+    else:
+        write(b"\\xff\\xfe looking it up")
+    write(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}).encode())
+"""
+
+
+@pytest.fixture(scope="module")
+def hand_made() -> Iterator[McpServer]:
+    """A server without the library."""
+    server = McpServer("hand_made", command=[sys.executable, "-c", HAND_MADE], timeout=10)
+    yield server
+    asyncio.run(server.close())
+
+
+def test_a_server_that_prints_is_named_once_and_its_calls_are_answered(
+    hand_made: McpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.warns(RuntimeWarning, match="the MCP server 'hand_made' sends what is not a message") as warned:
+        found = [answer(hand_made, "ask").response.text for _ in range(3)]
+    assert found == ["answered"] * 3
+    assert len(warned) == 1
+    assert not caplog.records  # no traceback for each line
+
+
+def test_an_error_with_the_code_of_a_lost_connection_is_read_by_the_model(hand_made: McpServer) -> None:
+    asyncio.run(hand_made.connect())
+    connection = hand_made._connection
+    assert "the shop is closed" in answer(hand_made, "ask", refuse=True).response.text
+    assert hand_made._connection is connection
+
+
+def test_arguments_that_are_not_unicode_leave_the_connection_to_others(stdio: McpServer) -> None:
+    process = answer(stdio, "process").response.text
+    assert "not Unicode" in answer(stdio, "variable", name="\ud800").response.text
+    assert answer(stdio, "process").response.text == process
 
 
 def test_servers_stand_in_the_configuration(tmp_path: Path) -> None:

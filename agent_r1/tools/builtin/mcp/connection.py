@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from agent_r1.errors import MissingExtraError
+from agent_r1.errors import MissingExtraError, described
 
 if TYPE_CHECKING:
     from agent_r1.tools.builtin.mcp.server import McpServer
@@ -52,7 +54,8 @@ class Connection:
         """The server's tools; `ConnectError` when it does not answer in time."""
         done, _ = await asyncio.wait({self._ready}, timeout=self._server.connect_timeout)
         if not done:
-            raise ConnectError(f"no answer in {self._server.connect_timeout:g} seconds")
+            await self.close()
+            raise ConnectError(f"no answer in {self._server.connect_timeout:g} seconds{self.why()}")
         return self._ready.result()
 
     async def close(self) -> None:
@@ -78,7 +81,9 @@ class Connection:
                 self._ready.cancel()
         except BaseException as error:  # whatever a transport raises, `open` must not wait any longer
             self._reason = "; ".join(filter(None, [_root_cause(error), self._reason]))
-            if not self._ready.done():
+            if self._leave.is_set():
+                self._ready.cancel()  # nobody waits for it any more
+            elif not self._ready.done():
                 self._ready.set_exception(ConnectError(self._reason))
 
 
@@ -88,6 +93,32 @@ def import_client() -> None:
         import mcp  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingExtraError("mcp", "mcp", "tools of MCP servers") from error
+    # A traceback for every line that is not a message; `_warn_once` says what the line was.
+    logging.getLogger("mcp.client.stdio").addFilter(_is_not_about_a_line)
+
+
+def _is_not_about_a_line(record: logging.LogRecord) -> bool:
+    return record.msg != "Failed to parse JSONRPC message from server"
+
+
+def _warn_once(server: McpServer) -> Any:
+    """A handler of a connection's messages that warns of the first line which is not a message, such as the output of a
+    `print` in a tool."""
+    has_warned = False
+
+    async def handle(message: Any) -> None:
+        nonlocal has_warned
+        if isinstance(message, Exception) and not has_warned:
+            has_warned = True
+            reason = " ".join(described(message).split())
+            warnings.warn(
+                f"the MCP server '{server.name}' sends what is not a message and is ignored; does it print to its "
+                f"standard output? ({reason:.300})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    return handle
 
 
 @asynccontextmanager
@@ -99,8 +130,12 @@ async def _client(server: McpServer, stderr: IO[str]) -> AsyncIterator[Any]:
 
     if server.url is None:
         command, *arguments = _bound_to_this_process(server.command)
-        parameters = StdioServerParameters(command=command, args=arguments, env=server.env)
-        async with Client(stdio_client(parameters, errlog=stderr)) as client:  # type: ignore[arg-type]
+        # Bytes that are not UTF-8 would end the client's reader, and every later call would time out.
+        parameters = StdioServerParameters(
+            command=command, args=arguments, env=server.env, encoding_error_handler="replace"
+        )
+        transport: Any = stdio_client(parameters, errlog=stderr)  # type: ignore[arg-type]
+        async with Client(transport, message_handler=_warn_once(server)) as client:
             yield client
     else:
         # Reading may take as long as a call may; the call's own limit comes first.

@@ -22,6 +22,9 @@ from agent_r1.tools.builtin.mcp.connection import SLACK_SECONDS, ConnectError, C
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.types import StopReason, ToolSchema
 
+_CLOSED = "Connection closed"
+"""The client's message for a command that is gone. Servers use the same code, -32000, for errors of their own."""
+
 
 class McpToolError(RuntimeError):
     """The server's tool reported an error; the message is for the model."""
@@ -120,6 +123,7 @@ class McpServer:
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, REQUEST_TIMEOUT
 
+        _check_unicode(tool, arguments)
         connection = await self._connected()
         try:
             async with asyncio.timeout(self.timeout + SLACK_SECONDS):
@@ -133,7 +137,8 @@ class McpServer:
                 raise ToolTimeoutError(f"{tool} timed out after {self.timeout:g} seconds") from None
             if error.code == INVALID_PARAMS:
                 raise ToolInputError(f"wrong arguments for {tool}: {error}") from None
-            if error.code != CONNECTION_CLOSED and not connection.is_over:
+            is_closed = error.code == CONNECTION_CLOSED and (self.url is not None or str(error) == _CLOSED)
+            if not is_closed and not connection.is_over:
                 raise McpToolError(str(error)) from error
             await self._drop(connection)
             raise self._lost(
@@ -148,6 +153,14 @@ class McpServer:
 
     def _lost(self, details: str) -> EpisodeError:
         return EpisodeError(StopReason.TOOL_ERROR, f"MCP server '{self.name}'", details)
+
+
+def _check_unicode(tool: str, arguments: Mapping[str, Any]) -> None:
+    """Half a surrogate pair, which a JSON escape can be, would end the connection with the calls of all episodes."""
+    try:
+        json.dumps(arguments, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise ToolInputError(f"wrong arguments for {tool}: text that is not Unicode ({error})") from None
 
 
 class McpTool(BaseTool):
