@@ -186,12 +186,18 @@ class RemoteEnv(AgentEnv):
     ) -> tuple[httpx.Response, bytes]:
         """The response and its body."""
         url, headers = self._url + path, self._headers
-        async with client.stream(method, url, content=content, headers=headers, timeout=timeout) as response:
-            try:
+        seconds = (timeout.connect or 0.0) + 2 * (timeout.read or 0.0)  # httpx's own are between two bytes
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                client.stream(method, url, content=content, headers=headers, timeout=timeout) as response,
+            ):
                 chunks = unpacked(response.aiter_raw(), response.headers.get("Content-Encoding"))
                 return response, await read_answer(chunks)
-            except (AnswerTooLargeError, AnswerEncodingError) as error:
-                raise _WrongResponseError(str(error)) from error
+        except TimeoutError:
+            raise _WrongResponseError(f"the answer was not complete after {seconds:g} s") from None
+        except (AnswerTooLargeError, AnswerEncodingError) as error:
+            raise _WrongResponseError(str(error)) from error
 
     def _read(self, response: httpx.Response, answer: bytes, body: records.Json | None, what: str) -> records.Json:
         text = answer[:800].decode(errors="replace")[:200]

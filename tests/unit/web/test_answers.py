@@ -223,6 +223,35 @@ def test_an_environment_server_without_end_is_one_clear_error() -> None:
         asyncio.run(reset(url))
 
 
+class _Dripping(_Endless):
+    """Sends a byte at a time, each within the time for one."""
+
+    def _answer(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(b" ")
+                time.sleep(0.05)
+        except OSError:  # the client had enough
+            pass
+
+    do_GET = do_POST = _answer
+
+
+def test_an_environment_server_that_sends_byte_after_byte_is_one_clear_error() -> None:
+    async def reset(url: str) -> None:
+        env = RemoteEnv(url=url, retries=0, connect_seconds=0.2, read_seconds=0.2)
+        try:
+            async with asyncio.timeout(10):
+                await env.reset(Task(task_id="t", prompt=({"role": "user", "content": "begin"},)))
+        finally:
+            await env.close()
+
+    with a_server(_Dripping) as url, pytest.raises(EnvServerError, match=r"not complete after 0\.6 s"):
+        asyncio.run(reset(url))
+
+
 # --- compressed answers ----------------------------------------------------------------------------------------------
 
 
