@@ -82,7 +82,7 @@ class Connection:
         except BaseException as error:  # whatever a transport raises, `open` must not wait any longer
             self._reason = "; ".join(filter(None, [_root_cause(error), self._reason]))
             if self._leave.is_set():
-                self._ready.cancel()  # nobody waits for it any more
+                self._ready.cancel()  # it is not awaited any more
             elif not self._ready.done():
                 self._ready.set_exception(ConnectError(self._reason))
 
