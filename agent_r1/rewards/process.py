@@ -76,9 +76,9 @@ class ProcessBalance:
         rewards = [[self._bounded(trajectory) for trajectory in group] for group in groups]
         togo = [
             number
-            for group in groups
-            for trajectory in group
-            for number in returns_to_go(self._bounded(trajectory), self.gamma, trajectory.parents)
+            for group, bounded in zip(groups, rewards, strict=True)
+            for trajectory, steps in zip(group, bounded, strict=True)
+            for number in returns_to_go(steps, self.gamma, trajectory.parents)
         ]
         if self.normalisation == "return_max":
             divisors = [max(map(abs, togo), default=0.0)] * len(groups)

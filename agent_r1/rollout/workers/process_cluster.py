@@ -79,7 +79,6 @@ class ProcessWorker:
     async def start(self) -> WorkerInfo | StartFailure:
         """Start the process and wait until it is ready."""
         ours, theirs = socket.socketpair()
-        connected = False
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "agent_r1.rollout.workers.process_child", str(theirs.fileno())),
@@ -89,12 +88,11 @@ class ProcessWorker:
                 start_new_session=True,  # Ctrl-C is for the driver; a worker is killed with all that it started
             )
             self._reader, self._writer = await asyncio.open_connection(sock=ours)
-            connected = True
         except OSError as error:
             raise WorkerLostError(f"its process could not be started: {error}") from error
         finally:
             theirs.close()
-            if not connected:
+            if self._writer is None:
                 ours.close()
         write_frame(self._writer, self._pickled_setup)
         info: WorkerInfo | StartFailure = await self._read()

@@ -136,6 +136,8 @@ class ForkServer:
     def kill(self, number: int) -> None:
         """Kill a session's guard. A server that does not do it, since it was stopped, is ended."""
         now = time.monotonic()
+        if number not in self._killing:  # sessions that ended are not asked for again
+            self._killing = {other: begun for other, begun in self._killing.items() if now - begun < 2 * _KILL_SECONDS}
         if now - self._killing.setdefault(number, now) > _KILL_SECONDS:
             self.close()
         with contextlib.suppress(OSError):
