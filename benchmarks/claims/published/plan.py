@@ -116,7 +116,7 @@ RECIPES: dict[str, dict[str, str]] = {
     "alfworld": {**_warm_start(steps=8, rate="1e-5"), **_rollouts(steps=18, groups=24)},
     "hotpotqa": {**_LINES, **_rollouts(steps=32, groups=64)},
     "webshop": {**_COMMANDS, **_rollouts(steps=18, groups=32)},
-    "gsm8k_tool": {**_LINES, "sft.batch_size": "32", **_rollouts(steps=60, groups=40)},
+    "gsm8k_tool": {**_LINES, "sft.batch_size": "32", **_rollouts(steps=200, groups=40)},
     "paper_search": {**_LINES, **_rollouts(steps=16, groups=32)},
     "tables": {**_CODE_BLOCKS, **_rollouts(steps=16, groups=32)},
     "math_code": {**_CODE_BLOCKS, **_rollouts(steps=32, groups=32)},
