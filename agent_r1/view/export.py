@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,14 @@ _SCRIPT = re.compile(r'[ \t]*<script (type="module" )?src="/static/([^"]+)"[^>]*
 _IMPORT = re.compile(r'(\bfrom\s*|\bimport\s*\(?\s*)"\./([^"]+)"')
 
 
-def write_page(api: ViewApi, path: Path, *, max_trajectories: int) -> str:
-    """Write the page of all runs of `api`; returns its path and size in words."""
+def write_page(api: ViewApi, path: Path, *, max_trajectories: int) -> tuple[str, list[str]]:
+    """Write the page of all runs of `api`; returns its path and size in words, and what of the runs is not in it."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file, for example {path / 'runs.html'}")
-    content = build_page(collect(api, max_trajectories), page_files()).encode("utf-8", "replace")
+    data = collect(api, max_trajectories)
+    content = build_page(data, page_files()).encode("utf-8", "replace")
     write_atomically(path, content)
-    return f"{path} ({size_in_words(len(content))})"
+    return f"{path} ({size_in_words(len(content))})", [*api.catalog.problems, *_left_out(data["runs"])]
 
 
 def collect(api: ViewApi, max_trajectories: int) -> dict[str, Any]:
@@ -47,13 +49,24 @@ def collect(api: ViewApi, max_trajectories: int) -> dict[str, Any]:
     left, left_for_pictures = _MAX_DATA, MAX_EXPORTED
     for run in runs:
         run.index.update()
-        data["runs"].append(run.overview())
         data["metrics"][run.id] = run.metrics(None)
         data["config"][run.id] = api.config(run.id)
         data["trajectories"][run.id], left = _trajectories(api, run, max_trajectories, left)
         hashes = hashes_in(list(data["trajectories"][run.id]["records"].values()))
         data["pictures"][run.id], left_for_pictures = exported_pictures(run.folder, hashes, left_for_pictures)
+        data["runs"].append(run.overview())  # after all else has been read: it says what could not be
     return data
+
+
+def _left_out(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What could not be read of runs, a sentence each."""
+    for run in runs:
+        for problem in run["problems"]:
+            yield f"{run['id']}: {problem}"
+        for key, file in (("corrupt_metric_lines", "metrics.jsonl"), ("corrupt_lines", "trajectories")):
+            if run[key]:
+                lines = "1 line" if run[key] == 1 else f"{run[key]} lines"
+                yield f"{run['id']}: {lines} of {file} could not be read"
 
 
 def _trajectories(api: ViewApi, run: ViewedRun, count: int, left: int) -> tuple[dict[str, Any], int]:

@@ -351,6 +351,13 @@ def hand_made() -> Iterator[McpServer]:
     asyncio.run(server.close())
 
 
+def test_a_server_with_two_tools_of_one_name_is_refused() -> None:
+    ask = '{"name": "ask", "inputSchema": {"type": "object"}}'
+    doubled = HAND_MADE.replace(ask, f"{ask}, {ask}")
+    with pytest.raises(ConfigError, match="'hand_made': it lists 2 tools that are named 'ask'"):
+        McpServer("hand_made", command=[sys.executable, "-c", doubled]).tools()
+
+
 def test_a_server_that_prints_is_named_once_and_its_calls_are_answered(
     hand_made: McpServer, caplog: pytest.LogCaptureFixture
 ) -> None:

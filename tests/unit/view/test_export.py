@@ -143,11 +143,29 @@ def test_whole_groups_spread_over_the_steps_are_chosen(tmp_path: Path) -> None:
 
 
 def test_a_file_is_written_whole_and_a_folder_is_refused(api: ViewApi, tmp_path: Path) -> None:
-    said = write_page(api, tmp_path / "page.html", max_trajectories=5)
+    said, _ = write_page(api, tmp_path / "page.html", max_trajectories=5)
     assert said.startswith(f"{tmp_path / 'page.html'} (")
     assert data_of((tmp_path / "page.html").read_text())["format"] == 1
     with pytest.raises(DataError, match="is a folder"):
         write_page(api, tmp_path, max_trajectories=5)
+
+
+def test_what_could_not_be_read_is_named(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "run")
+    run.write(1, make_group(0, [make_trajectory("x", member=member) for member in range(2)]))
+    metrics = run.path / "metrics.jsonl"
+
+    def left_out() -> list[str]:
+        return write_page(ViewApi(Catalog([run.path])), tmp_path / "page.html", max_trajectories=5)[1]
+
+    metrics.write_text('{"step": 1, "reward/success": 1.0}\n{broken\n')
+    assert left_out() == ["run: 1 line of metrics.jsonl could not be read"]
+    metrics.unlink()
+    metrics.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_text("{}")
+    [problem] = left_out()
+    assert problem.startswith("run: ")
+    assert "metrics.jsonl" in problem
 
 
 def test_a_page_that_would_be_huge_is_refused(api: ViewApi, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -163,7 +164,12 @@ async def _list_tools(client: Any) -> list[ListedTool]:
         tools += [(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
         cursor = page.next_cursor
         if cursor is None:
-            return tools
+            break
+    counts = Counter(name for name, _, _ in tools)
+    for name, count in counts.items():
+        if count > 1:
+            raise ConnectError(f"it lists {count} tools that are named '{name}', and a call cannot say which")
+    return tools
 
 
 def _root_cause(error: BaseException) -> str:
