@@ -5,7 +5,7 @@
     python -m docs.generate.what_works                # the page docs/what_works.md
 
 Each task has one warm start, which is made and evaluated first; all runs start there and are evaluated on the
-validation rows at their end. `--jobs` runs share the GPU, each a process of its own with up to 40 GB. A run that has
+validation rows at their end. `--jobs` runs share the GPU, each a process of its own with up to 25 GB. A run that has
 ended is one line in --out, its weights are deleted, and it is never repeated; a run that was interrupted begins again.
 Runs are ordered by seed, so that a study that is cut is balanced. Sizes are in study/plan.py; `--set` changes them for
 another study, in another --out. `--smoke` is the whole path with a tiny model on the recipes' samples.
