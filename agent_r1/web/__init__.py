@@ -17,6 +17,7 @@ from agent_r1.web.answers import (
     decode_answer,
     read_answer,
     read_lines,
+    redirection,
 )
 from agent_r1.web.bodies import CLIENT_DISCONNECTED, has_disconnected, read_body, read_object, while_connected
 from agent_r1.web.compressed import ACCEPTED, unpacked
@@ -43,6 +44,7 @@ __all__ = [
     "read_body",
     "read_lines",
     "read_object",
+    "redirection",
     "running_server",
     "serve_forever",
     "unpacked",

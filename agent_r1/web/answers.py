@@ -4,7 +4,7 @@ of a run; and decoded as its byte order mark says, else the charset of its Conte
 from __future__ import annotations
 
 import codecs
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from email.message import Message
 
 MAX_ANSWER = 256 << 20
@@ -33,6 +33,20 @@ class AnswerEncodingError(ValueError):
 
 class UnknownCharsetError(AnswerEncodingError):
     """A server declares a charset that Python does not know."""
+
+
+def redirection(status: int, headers: Mapping[str, str]) -> str | None:
+    """Where an answer redirects to, and what to do; None for other answers.
+
+    Redirections are not followed: a request and its key are for the server that was named.
+
+    >>> redirection(308, {"Location": "https://a.com/v1"})
+    'it redirects to https://a.com/v1, which is not followed; give that address'
+    """
+    place = next((value for name, value in headers.items() if name.lower() == "location"), None)
+    if not 300 <= status < 400 or place is None:
+        return None
+    return f"it redirects to {place:.300}, which is not followed; give that address"
 
 
 async def read_answer(chunks: AsyncIterator[bytes], *, max_bytes: int = MAX_ANSWER) -> bytes:

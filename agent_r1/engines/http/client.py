@@ -17,7 +17,15 @@ from typing import Any, Literal, Protocol
 from agent_r1.engines.http.images import ServerPrompt
 from agent_r1.errors import MissingExtraError, described
 from agent_r1.types import SamplingParams, TokenIds
-from agent_r1.web import ACCEPTED, AnswerEncodingError, AnswerTooLargeError, decode_answer, read_answer, unpacked
+from agent_r1.web import (
+    ACCEPTED,
+    AnswerEncodingError,
+    AnswerTooLargeError,
+    decode_answer,
+    read_answer,
+    redirection,
+    unpacked,
+)
 
 try:
     import aiohttp
@@ -143,6 +151,7 @@ class ServerClient:
                     encoding = response.headers.get("Content-Encoding")
                     answer = await read_answer(unpacked(response.content.iter_any(), encoding))
                     status, content_type = response.status, response.headers.get("Content-Type")
+                    elsewhere = redirection(status, response.headers)
                     text = decode_answer(answer, content_type, strict=status == 200)
         except aiohttp.ServerTimeoutError:
             raise ServerError(f"{where}: no connection in {CONNECT_SECONDS:g} s", is_down=True) from None
@@ -152,6 +161,8 @@ class ServerClient:
             raise ServerError(f"{where}: {type(error).__name__}: {error}", is_down=True) from None
         except (AnswerTooLargeError, AnswerEncodingError) as error:
             raise ServerError(f"{where}: {error}") from None
+        if elsewhere is not None:
+            raise ServerUnusableError(f"{where}: {elsewhere}")
         return _read(where, status, text)
 
 

@@ -24,6 +24,7 @@ from agent_r1.web import (
     decode_answer,
     read_answer,
     read_lines,
+    redirection,
     unpacked,
 )
 
@@ -43,7 +44,8 @@ class ServerSettings:
     key: str | None = field(default=None, repr=False)
     """Sent as a bearer token."""
     timeout: float = 300.0
-    """Seconds without any byte from the server after which a request fails."""
+    """Seconds without any byte from the server after which a request fails; also of a whole answer from its first byte,
+    where it is not streamed."""
     retries: int = 0
     """How often a request is sent again."""
     concurrency: int = 64
@@ -134,7 +136,11 @@ class Servers:
     ) -> Mapping[str, Any]:
         try:
             async with self._client.stream(method, url + path, json=request) as response:
-                body = await _body(response)
+                async with asyncio.timeout(self._settings.timeout):
+                    body = await _body(response)
+        except TimeoutError:
+            seconds = f"{self._settings.timeout:g} s (engine.servers.timeout)"
+            raise PassingError(f"{url + path} began to answer and had not ended after {seconds}") from None
         except AnswerEncodingError as error:
             raise _unreadable(url + path, error) from error
         except (*self._errors, AnswerTooLargeError) as error:
@@ -240,6 +246,9 @@ def _answer(address: str, status: int, body: str, headers: Mapping[str, str]) ->
         raise PassingError(
             f"{address} did not answer with a JSON object but with {body!r:.200}; is this an OpenAI-compatible server?"
         )
+    elsewhere = redirection(status, headers)
+    if elsewhere is not None:
+        raise EngineRequestError(f"{address} does not answer: {elsewhere}")
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     code = error.get("code") if isinstance(error, dict) else None
     reason = (error.get("message", error) if isinstance(error, dict) else error) or body.strip()

@@ -35,7 +35,7 @@ from agent_r1.errors import (
 )
 from agent_r1.registry import check_arguments
 from agent_r1.types import Action, Observation, StepResult, StopReason, Task
-from agent_r1.web import ACCEPTED, AnswerEncodingError, AnswerTooLargeError, read_answer, unpacked
+from agent_r1.web import ACCEPTED, AnswerEncodingError, AnswerTooLargeError, read_answer, redirection, unpacked
 
 if TYPE_CHECKING:
     import httpx
@@ -201,6 +201,9 @@ class RemoteEnv(AgentEnv):
 
     def _read(self, response: httpx.Response, answer: bytes, body: records.Json | None, what: str) -> records.Json:
         text = answer[:800].decode(errors="replace")[:200]
+        elsewhere = redirection(response.status_code, response.headers)
+        if elsewhere is not None:
+            raise EnvServerError(f"{what}: {self._url} does not answer: {elsewhere} (env.url)")
         try:
             value = records.loads(answer)
         except ValueError as error:

@@ -185,6 +185,28 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answers.MAX_ANSWER == 256 << 20
 
 
+async def ask(client: str, url: str, *, timeout: float = 20) -> None:
+    """Send one request to a server of the kind that this client is for."""
+    if client == "generation":
+        async with make_http() as http:
+            await ServerClient(url, http).call("GET", "/version", seconds=timeout)
+    elif client == "openai":
+        servers = Servers([url], ServerSettings(timeout=timeout))
+        try:
+            await servers.post("/chat/completions", {})
+        finally:
+            await servers.close()
+    else:
+        env = RemoteEnv(url=url, retries=0, connect_seconds=timeout, read_seconds=timeout)
+        try:
+            await env.reset(Task(task_id="t", prompt=({"role": "user", "content": "begin"},)))
+        finally:
+            await env.close()
+
+
+CLIENTS = ["generation", "openai", "environment"]
+
+
 def test_a_generation_server_without_end_is_an_error_of_that_server() -> None:
     async def ask(url: str) -> None:
         async with make_http() as http:
@@ -239,17 +261,34 @@ class _Dripping(_Endless):
     do_GET = do_POST = _answer
 
 
-def test_an_environment_server_that_sends_byte_after_byte_is_one_clear_error() -> None:
-    async def reset(url: str) -> None:
-        env = RemoteEnv(url=url, retries=0, connect_seconds=0.2, read_seconds=0.2)
-        try:
-            async with asyncio.timeout(10):
-                await env.reset(Task(task_id="t", prompt=({"role": "user", "content": "begin"},)))
-        finally:
-            await env.close()
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_server_that_sends_byte_after_byte_is_one_clear_error(client: str) -> None:
+    async def bounded(url: str) -> None:
+        async with asyncio.timeout(10):
+            await ask(client, url, timeout=0.2)
 
-    with a_server(_Dripping) as url, pytest.raises(EnvServerError, match=r"not complete after 0\.6 s"):
-        asyncio.run(reset(url))
+    told = r"no answer in 0\.2 s|had not ended after 0\.2 s|not complete after 0\.6 s"
+    with a_server(_Dripping) as url, pytest.raises((ServerError, EngineError, EnvServerError), match=told):
+        asyncio.run(bounded(url))
+
+
+class _Redirecting(_Endless):
+    """Sends every request elsewhere."""
+
+    def _answer(self) -> None:
+        self.send_response(308)
+        self.send_header("Location", "https://elsewhere.test/v1")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_POST = _answer
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_server_that_redirects_is_not_followed_and_names_the_address_to_give(client: str) -> None:
+    told = "it redirects to https://elsewhere.test/v1, which is not followed; give that address"
+    with a_server(_Redirecting) as url, pytest.raises((ServerError, EngineError, EnvServerError), match=told):
+        asyncio.run(ask(client, url))
 
 
 # --- compressed answers ----------------------------------------------------------------------------------------------
@@ -315,29 +354,15 @@ def bomb(encoding: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip"])
-@pytest.mark.parametrize("client", ["generation", "openai", "environment"])
+@pytest.mark.parametrize("client", CLIENTS)
 def test_an_answer_that_unpacks_to_much_is_one_clear_error(client: str, encoding: str) -> None:
-    async def ask(url: str) -> None:
-        if client == "generation":
-            async with make_http() as http:
-                await ServerClient(url, http).call("GET", "/version", seconds=20)
-        elif client == "openai":
-            servers = Servers([url], ServerSettings())
-            try:
-                await servers.post("/chat/completions", {})
-            finally:
-                await servers.close()
-        else:
-            env = RemoteEnv(url=url, retries=0)
-            await env.reset(Task(task_id="t", prompt=({"role": "user", "content": "begin"},)))
-
     told = "larger than 4 MB" if encoding == "gzip" else "Content-Encoding is 'gzip, gzip'"
     tracemalloc.start()
     try:
         with a_server(type("_Bomb", (_Endless,), bomb(encoding))) as url:
             tracemalloc.reset_peak()
             with pytest.raises((ServerError, EngineError, EnvServerError), match=told):
-                asyncio.run(ask(url))
+                asyncio.run(ask(client, url))
         assert tracemalloc.get_traced_memory()[1] < 40 << 20
     finally:
         tracemalloc.stop()
