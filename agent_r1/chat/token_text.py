@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from agent_r1.chat.renderer import ChatRenderer
@@ -16,18 +17,21 @@ class TokenTexts:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._known: dict[int, tuple[str, bytes]] = {}
-        # Some tokenizers drop the space before the first word of a text: words are decoded after an anchor.
-        anchors = tokenizer.encode("a", add_special_tokens=False)
-        self._anchor = [int(anchors[-1])] if anchors else []
-        self._anchor_text = self._decode(self._anchor)
 
     def of(self, token_id: int) -> tuple[str, bytes]:
         """Text and bytes. The text of a token that is a part of a character contains a replacement character."""
         known = self._known.get(token_id)
         if known is None:
-            text = self._decode([*self._anchor, token_id])[len(self._anchor_text) :]
+            anchor, anchor_text = self._anchor
+            text = self._decode([*anchor, token_id])[len(anchor_text) :]
             known = self._known[token_id] = text, _raw_bytes(self._tokenizer, token_id, text)
         return known
+
+    @cached_property
+    def _anchor(self) -> tuple[list[int], str]:
+        """Some tokenizers drop the space before the first word of a text: tokens are decoded after this one."""
+        anchor = [int(token_id) for token_id in self._tokenizer.encode("a", add_special_tokens=False)[-1:]]
+        return anchor, self._decode(anchor)
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))

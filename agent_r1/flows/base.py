@@ -126,6 +126,11 @@ class AgentFlowBase(ABC):
     async def run(self, task: Task) -> Episode:
         """Run one episode."""
 
+    @property
+    def takes_messages(self) -> bool:
+        """Whether the engine is behind a chat API: prompts and completions have no token ids."""
+        return self._message_engine is not None
+
     def render(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """The prompt of an observation; bridged over `after`'s sampled ids when it extends what that turn saw."""
         if self._message_engine is not None:

@@ -51,6 +51,8 @@ class ChatAnswer(_Answer):
     async def sample(self, rollout: OpenRollout) -> None:
         """Call the model and record the steps."""
         request = self._request
+        if request.logprobs or request.return_token_ids:
+            rollout.check_offers_tokens("logprobs" if request.logprobs else "token ids (return_token_ids)")
         asked = SamplingRequest(
             n=request.n,
             max_tokens=request.sampling.max_tokens,

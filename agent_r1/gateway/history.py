@@ -107,6 +107,11 @@ def text_prompt(
     return Prompt(observation=observation, token_ids=call.turn.prompt.token_ids + kept + encode(rest), bridged=True)
 
 
+def digest_of(value: object) -> bytes:
+    """Identifies messages, or anything else that JSON can hold; images by their content."""
+    return _digest(b"", value)
+
+
 def _digest(before: bytes, value: object) -> bytes:
     written = json.dumps(value, sort_keys=True, default=picture_key).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(before + written, digest_size=16).digest()

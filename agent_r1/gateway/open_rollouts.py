@@ -23,8 +23,8 @@ from agent_r1.chat import ChatRenderer, Prompt, TokenTexts
 from agent_r1.errors import ChatTemplateError, EpisodeError, ImageError, UnsupportedMediaError
 from agent_r1.flows import AgentFlowBase, Turn
 from agent_r1.gateway.agents import Assignment, task_for_agent
-from agent_r1.gateway.history import History, RecordedCall, text_prompt
-from agent_r1.types import Message, Observation, StopReason, Task, TokenIds, ToolSchema
+from agent_r1.gateway.history import History, RecordedCall, digest_of, text_prompt
+from agent_r1.types import Message, Observation, StopReason, Task, TokenIds, ToolSchema, turn_call_id
 from agent_r1.web import RefusedError
 
 _T = TypeVar("_T")
@@ -99,6 +99,8 @@ class OpenRollout:
     async def complete(self, prompt: str | TokenIds, request: SamplingRequest) -> list[RecordedCall]:
         """Complete a raw prompt: text, whose control tokens are ordinary characters, or exact ids."""
         self._check_open()
+        if self._flow.takes_messages:
+            raise _behind_chat_api("raw prompts", "send messages to /chat/completions")
         if not isinstance(prompt, str):
             ids = Prompt(observation=Observation(token_ids=prompt), token_ids=prompt)
             return await self._sample(ids, None, request)
@@ -131,7 +133,7 @@ class OpenRollout:
 
     def _reserve(self, prompt: Prompt, count: int) -> None:
         context, max_steps = self._flow.context, self._flow.context.max_steps
-        if not prompt.token_ids:
+        if not (prompt.observation.messages if self._flow.takes_messages else prompt.token_ids):
             raise RefusedError(400, "invalid_messages", "the prompt is empty")
         if not self._flow.fits(prompt):
             self._refuse_at(StopReason.CONTEXT_FULL)
@@ -158,7 +160,8 @@ class OpenRollout:
 
     def _seed(self, prompt: Prompt) -> int:
         """A seed that does not depend on the order in which calls at the same time arrive."""
-        digest = hashlib.blake2b(array("q", prompt.token_ids).tobytes(), digest_size=8).digest()
+        identity = digest_of(prompt.observation.messages) if self._flow.takes_messages else _bytes_of(prompt.token_ids)
+        digest = hashlib.blake2b(identity, digest_size=8).digest()
         self._same_prompt[digest] += 1
         return (int.from_bytes(digest, "little") ^ (self._same_prompt[digest] << 40)) >> 1
 
@@ -194,10 +197,15 @@ class OpenRollout:
             raise RefusedError(422, "unknown_step", f"no response {response_id!r:.80} with choice {index!r:.20} here")
         return steps[index]
 
+    def check_offers_tokens(self, wanted: str) -> None:
+        """Raise `RefusedError` where the model is behind a chat API, which tells no tokens."""
+        if self._flow.takes_messages:
+            raise _behind_chat_api(wanted, "leave it out")
+
     @property
     def token_texts(self) -> TokenTexts:
-        """The texts of single tokens, for log-probs in responses."""
-        return token_texts(self._flow.context.renderer)
+        """The texts of single tokens, for log-probs in responses; nothing asks for one behind a chat API."""
+        return TokenTexts(None) if self._flow.takes_messages else token_texts(self._flow.context.renderer)
 
     def text_of(self, ids: TokenIds) -> str:
         """The text of a prompt that was given as ids."""
@@ -276,10 +284,14 @@ def as_returned(turn: Turn, request: SamplingRequest, renderer: ChatRenderer) ->
     The ids up to the one that completes the stop text are kept: no sampled id depends on later ones, so this is what
     sampling that stopped there would have given.
     """
-    text, ids = turn.action.text, turn.completion.token_ids
+    ids = turn.completion.token_ids
+    text = turn.action.text if ids else turn.action.content
     starts = [(start, stop) for stop in request.stop if (start := text.find(stop)) >= 0]
     if starts:
         start, stop = min(starts)
+        if not ids:  # behind a chat API
+            said = replace(turn.action, text=text[:start], content=text[:start], tool_calls=(), parse_error=None)
+            return replace(turn, action=said, completion=replace(turn.completion, finish_reason="stop"))
         end = start + len(stop)
         count = bisect_left(range(len(ids) + 1), end, key=lambda number: len(renderer.text_of(ids[:number])))
         completion = replace(
@@ -292,7 +304,18 @@ def as_returned(turn: Turn, request: SamplingRequest, renderer: ChatRenderer) ->
         action = renderer.parse(ids[:count], truncated=False, text=text[:start])
         turn = replace(turn, completion=completion, action=action, context_cut=False)
     calls = turn.action.tool_calls if request.with_calls else ()
+    if not ids:  # the server's own ids are not those that a request shows
+        calls = tuple(replace(call, call_id=turn_call_id(number)) for number, call in enumerate(calls))
     return replace(turn, action=replace(turn.action, tool_calls=calls[:1] if request.one_call else calls))
+
+
+def _bytes_of(ids: TokenIds) -> bytes:
+    return array("q", ids).tobytes()
+
+
+def _behind_chat_api(wanted: str, to_do: str) -> RefusedError:
+    message = f"the model of this run is behind a chat API (engine=openai), which offers no {wanted}; {to_do}"
+    return RefusedError(400, "not_offered", message)
 
 
 def _ended() -> RefusedError:

@@ -16,7 +16,7 @@ from agent_r1.codec import read_json, write_json
 from agent_r1.errors import ImageError, MissingExtraError
 from agent_r1.images import Picture, openai_messages, read_picture
 from agent_r1.openai_api.errors import ApiError
-from agent_r1.types import Message, ToolCall, ToolSchema, media_in
+from agent_r1.types import Message, ToolCall, ToolSchema, media_in, turn_call_id
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -60,7 +60,7 @@ def _message(message: Mapping[str, Any], where: str, calls: dict[str, ToolCall])
         return {"role": role, "content": content}
     own = []
     for number, (call_id, name, arguments) in enumerate(tool_calls):
-        call = calls[call_id] = ToolCall(name=name, arguments=arguments, call_id=f"call{number:05d}")
+        call = calls[call_id] = ToolCall(name=name, arguments=arguments, call_id=turn_call_id(number))
         own.append({"id": call.call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
     return {"role": role, "content": content, "tool_calls": own}
 

@@ -48,8 +48,13 @@ class ResponseHead:
 
 
 def usage(num_prompt: int, completions: Iterable[Completion]) -> dict[str, int]:
-    """The `usage` of a response."""
+    """The `usage` of a response: counted, or of a model behind a chat API what its server said."""
+    completions = list(completions)
+    told = [completion.usage for completion in completions if completion.usage is not None]
     num_sampled = sum(len(completion.token_ids) for completion in completions)
+    if told:
+        num_prompt = max(part.get("prompt_tokens", 0) for part in told)
+        num_sampled = sum(part.get("completion_tokens", 0) for part in told)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_sampled,

@@ -24,7 +24,7 @@ from agent_r1.types.messages import (
 from agent_r1.types.pickling import quickly_pickled
 from agent_r1.types.sampling import Completion, FinishReason, SamplingParams
 from agent_r1.types.sequences import common_prefix
-from agent_r1.types.steps import Action, Observation, Step, StepResult, ToolCall
+from agent_r1.types.steps import Action, Observation, Step, StepResult, ToolCall, turn_call_id
 from agent_r1.types.tasks import Task
 
 __all__ = [
@@ -55,4 +55,5 @@ __all__ = [
     "content_text",
     "media_in",
     "quickly_pickled",
+    "turn_call_id",
 ]

@@ -61,6 +61,15 @@ class ToolCall:
     """Links the tool's result to the call."""
 
 
+def turn_call_id(number: int) -> str:
+    """The id of a call by its number in its turn: nine letters and digits, which all chat templates take.
+
+    >>> turn_call_id(0)
+    'call00000'
+    """
+    return f"call{number:05d}"
+
+
 @quickly_pickled
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:

@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.config import AgentConfig
-from agent_r1.engines import Engine, ScriptedEngine
+from agent_r1.engines import Engine, MessageEngine, ScriptedEngine
 from agent_r1.gateway import Gateway
 from agent_r1.rewards import RewardFunction
 from agent_r1.rollout import Rollout, RolloutLimits
@@ -103,6 +103,8 @@ def roll_out(
                 [group] = await running
             else:
                 [group], _ = await asyncio.gather(running, beside(gateway))
+            if isinstance(engine, MessageEngine):  # it has connections
+                await engine.close()
             return list(group.trajectories)
 
     return asyncio.run(run())

@@ -16,7 +16,7 @@ from agent_r1.chat.formats.near_json import MISSING_BRACE, dump_json
 from agent_r1.codec import is_deeper_than
 from agent_r1.errors import ConfigError
 from agent_r1.registry import Registry
-from agent_r1.types import MAX_ARGUMENT_DEPTH, ToolCall, ToolSchema
+from agent_r1.types import MAX_ARGUMENT_DEPTH, ToolCall, ToolSchema, turn_call_id
 
 THINK, THINK_END = "<think>", "</think>"
 THINKING = {THINK: THINK_END}
@@ -175,7 +175,7 @@ class CallParser:
         if repairs:
             self._repairs.append(f"call {len(self.calls) + 1}: {', '.join(repairs)}")
         # Nine letters and digits: Mistral's templates accept nothing else.
-        self.calls.append(ToolCall(name=name, arguments=arguments, call_id=f"call{len(self.calls):05d}"))
+        self.calls.append(ToolCall(name=name, arguments=arguments, call_id=turn_call_id(len(self.calls))))
 
     def malformed(self, reason: str) -> None:
         """Record that the next call is malformed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ def request_fields(observation: Observation, sampling: SamplingParams) -> dict[s
     # What an environment says to a malformed action answers no call, and the API refuses that.
     messages = openai_messages(orphan_tool_results_as_user(normal_observation(observation).messages or ()))
     request: dict[str, Any] = {
-        "messages": [_message(message) for message in messages],
+        "messages": _with_unique_ids(_message(message) for message in messages),
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -42,6 +42,26 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
         for call in message["tool_calls"]
     ]
     return {**message, "tool_calls": calls}
+
+
+def _with_unique_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with an id of its own for each call: environments and agents number the calls of each turn anew."""
+    used: set[str] = set()
+    new_ids: dict[str, str] = {}
+    written = []
+    for number, message in enumerate(messages):
+        if message.get("tool_calls"):
+            new_ids = {}
+            for index, call in enumerate(message["tool_calls"]):
+                known = call.get("id") or ""
+                new_ids[known] = known if known and known not in used else f"c{number:04d}{index:04d}"
+                used.add(new_ids[known])
+            calls = [{**call, "id": new_ids[call.get("id") or ""]} for call in message["tool_calls"]]
+            message = {**message, "tool_calls": calls}
+        elif message.get("tool_call_id") in new_ids:
+            message = {**message, "tool_call_id": new_ids[message["tool_call_id"]]}
+        written.append(message)
+    return written
 
 
 @dataclass

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from agent_r1.config import Config
 from agent_r1.data import load_tasks
-from agent_r1.engines import takes_messages
 from agent_r1.envs import DEFAULT_ENV, AgentEnv, row_env_name
 from agent_r1.errors import AgentR1Error, ConfigError, DataError, report_problems
 from agent_r1.flows import AgentFlowBase
@@ -60,11 +59,6 @@ def check_agent_section(config: Config, tasks: Sequence[Task]) -> None:
     """Refuse a section `agent` that rows need and that cannot work, and one that no row uses."""
     flows = [AgentFlowBase.registry.get(task.agent_name) for task in distinct_setups(tasks)]
     if any(issubclass(flow, GatewayFlow) for flow in flows):
-        if takes_messages(config):
-            raise ConfigError(
-                f"rows have the flow 'gateway', which records token ids, and engine={config.engine.name} tells none; "
-                "let the agent call that server itself"
-            )
         check_agent(config.agent)
     elif config.agent.function or config.agent.command or config.agent.remote:
         raise ConfigError("the section `agent` is set and no row has the flow 'gateway'; set data.agent_name=gateway")

@@ -135,6 +135,30 @@ def test_arguments_that_are_nested_too_deeply_are_a_parse_error(server: ChatServ
         assert "are not a JSON object of at most 100 levels" in action.parse_error
 
 
+def test_calls_have_ids_of_their_own_where_each_turn_numbers_its_calls_anew(server: ChatServer) -> None:
+    def turn(call_id: str) -> list[dict[str, Any]]:
+        call = {"id": call_id, "type": "function", "function": {"name": "look_up", "arguments": {}}}
+        return [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call_id, "content": "7"},
+        ]
+
+    server.replies = [answer("14")]
+    messages = [{"role": "user", "content": "Twice?"}, *turn("call00000"), *turn("call00000"), *turn("own")]
+    ask(server.url, observation=Observation(messages=tuple(messages)))
+    sent = server.bodies[0]["messages"]
+    assert [call["id"] for message in sent for call in message.get("tool_calls", ())] == [
+        "call00000",
+        "c00030000",
+        "own",
+    ]
+    assert [message["tool_call_id"] for message in sent if message["role"] == "tool"] == [
+        "call00000",
+        "c00030000",
+        "own",
+    ]
+
+
 @pytest.mark.parametrize(
     "body",
     [

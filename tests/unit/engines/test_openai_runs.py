@@ -145,13 +145,50 @@ def test_a_server_without_a_list_of_models_serves_the_named_one(server: ChatServ
         (["engine.servers.urls=[]"], "engine=openai needs a server: engine.servers.urls="),
         (["engine.servers.key_env=NO_SUCH_KEY"], "NO_SUCH_KEY, which engine.servers.key_env names, is not set"),
         (["engine.arguments.leave_out=[seed]"], "leave_out"),
-        (["data.agent_name=gateway", "agent.command=true"], "let the agent call that server itself"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(arguments: dict[str, Any], extra: list[str], reason: str) -> None:
     arguments["overrides"] += extra
     with pytest.raises(ConfigError, match=reason):
         agent_r1.evaluate(**arguments)
+
+
+def test_an_agent_of_ones_own_is_evaluated_with_the_model_at_the_server(
+    server: ChatServer, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    agent = tmp_path / "their_agent.py"
+    agent.write_text(THEIR_AGENT)
+    arguments["overrides"] += ["data.agent_name=gateway", f"agent.function={agent}:solve", "env.tools=[]"]
+    evaluation = agent_r1.evaluate(**arguments)
+    assert evaluation.success == 0.25
+    metrics = {name.removeprefix("eval/all/"): value for name, value in evaluation.metrics.items()}
+    assert metrics["prompt_tokens"] == 20
+    assert metrics["requests"] == metrics["steps"] == 2
+    assert "failed" not in metrics
+    assert [tool["function"]["name"] for tool in server.bodies[0]["tools"]] == ["price"]
+    assert len({body["seed"] for body in server.bodies}) == 8
+    told = [body["messages"][-1]["content"] for body in server.bodies if body["messages"][-1]["role"] == "tool"]
+    assert told == ["3"] * 4
+
+
+THEIR_AGENT = """
+from openai import OpenAI
+
+PRICE = {"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": {}}}}
+
+
+def solve(task, base_url, api_key):
+    client = OpenAI(base_url=base_url, api_key=api_key)
+    messages = task["prompt"]
+    while True:
+        response = client.chat.completions.create(model="any", messages=messages, tools=[PRICE])
+        assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (10, 3)
+        message = response.choices[0].message
+        if not message.tool_calls:
+            return message.content
+        messages.append(message)
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "3"} for call in message.tool_calls]
+"""
 
 
 def test_the_key_of_a_variable_is_sent(
