@@ -40,6 +40,9 @@ REFUSALS = (
 
 _MOST_KEPT = 128
 _SEARCH_PATH = "hydra.searchpath=[pkg://agent_r1.config]"
+_HYDRAS_OWN = ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
+_SETTINGS = (_SEARCH_PATH, *(f"~hydra/{group}" for group in _HYDRAS_OWN))
+"""Hydra's own groups, for programs that Hydra starts, take 40% of a composition; its section is not in the result."""
 
 
 class Composed(NamedTuple):
@@ -88,7 +91,7 @@ def fully_composed(folder: Path, name: str, overrides: Sequence[str], given: byt
     if given is not None:
         ConfigStore.instance().store(name=name, node=pickle.loads(given))
     with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
-        return _without_hydra(_compose(name, [_SEARCH_PATH, *overrides]))
+        return _without_hydra(_compose(name, [*_SETTINGS, *overrides]))
 
 
 def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
@@ -200,7 +203,7 @@ def _kept_composition(folder: Path, name: str, choices: Sequence[str], given: by
         loader = _RecordingLoader(hydra.config_loader.get_search_path())
         loader.folder, loader.given = folder, given
         hydra.config_loader = loader
-        config, preset = _without_hydra(_compose(name, [_SEARCH_PATH, *choices]))
+        config, preset = _without_hydra(_compose(name, [*_SETTINGS, *choices]))
     repository = loader.repository_used
     pickled = pickle.dumps(config, -1) if _depends_on_files_only(repository, name) else None
     return _Kept(pickled, preset, repository.found)
