@@ -36,6 +36,7 @@ settings.load_profile("tests")
 def pytest_configure(config: pytest.Config) -> None:
     """Import them before warnings are errors: those of other packages are not ours."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        gc.disable()  # until the tests are collected: there are millions of new objects, and hardly any garbage
         import torch
         from transformers import LlamaForCausalLM  # noqa: F401
 
@@ -48,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Objects of libraries and tests, millions, live to the end: no pass of the garbage collector looks at them."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

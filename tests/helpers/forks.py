@@ -127,6 +127,7 @@ def _import_all() -> None:
 
     load_config(None, ["model.path=none"])  # Hydra looks for its plugins
     gc.freeze()
+    gc.enable()
 
 
 def _become(order: dict[str, Any]) -> None:
