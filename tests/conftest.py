@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,8 @@ settings.load_profile("tests")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Import them before warnings are errors: those of other packages are not ours."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # where the tests run in a shell's background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         gc.disable()  # until the tests are collected: there are millions of new objects, and hardly any garbage
         import torch
