@@ -11,16 +11,23 @@ Once the template has been seen to copy tool answers unchanged, it is not render
 
 from __future__ import annotations
 
+import re
+import sys
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
+from agent_r1.chat.control_tokens import SPLIT
 from agent_r1.chat.delta_cache import TIMES_AGREED, DeltaCache
 from agent_r1.chat.pictures import forms_of
 from agent_r1.errors import ChatTemplateError
+from agent_r1.images import Picture
 from agent_r1.types import Action, Message, Observation, TokenIds
 
 MARKER = "AGENTR1MARKER"
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 Template = Callable[[Sequence[Message], bool], str]
 """The chat template: from messages to text, with or without the generation prompt."""
@@ -76,6 +83,38 @@ class Prompt:
     """The ids continue the previous step's prompt and sampled ids."""
     before: RenderedPrefix | None = None
     """What was last rendered from scratch, and the turns since then; None for raw text or ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A prompt whose text is not encoded yet."""
+
+    text: str
+    """The text whose ids are missing."""
+    prompt: Callable[[TokenIds], Prompt]
+    """The prompt with these ids."""
+    pictures: tuple[Picture, ...] = ()
+    """The images whose placeholders are in the text."""
+
+    @property
+    def most_tokens(self) -> int:
+        """At least as many as its ids, without encoding: a token is at least a byte of the text, as the tokenizer may
+        normalise it, but for one that it may put in front of each piece."""
+        if self.pictures:
+            return sys.maxsize
+        others = _NOT_ASCII.findall(self.text)
+        return len(self.text) - len(others) + sum(map(_most_bytes, others)) + self.text.count(SPLIT) + 1
+
+
+@lru_cache(maxsize=1 << 16)
+def _most_bytes(character: str) -> int:
+    """Bytes of a character in its longest normal form.
+
+    >>> _most_bytes("é"), _most_bytes("½")
+    (3, 5)
+    """
+    forms = character, *(unicodedata.normalize(form, character) for form in ("NFD", "NFKD"))
+    return max(len(form.encode("utf-8", "surrogatepass")) for form in forms)
 
 
 class DeltaFinder:

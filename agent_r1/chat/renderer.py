@@ -24,11 +24,11 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from agent_r1.chat.bridge import DeltaFinder, Prompt, Rendered, RenderedPrefix
+from agent_r1.chat.bridge import DeltaFinder, Draft, Prompt, Rendered, RenderedPrefix
 from agent_r1.chat.control_tokens import ControlTokens
 from agent_r1.chat.encoding import TextEncoder, Tokenizer
 from agent_r1.chat.formats import ToolFormat, tool_formats
@@ -36,20 +36,8 @@ from agent_r1.chat.formats.base import end_of_turn_of, marks_of_own_turn, writes
 from agent_r1.chat.pictures import PromptImages, copy_of, is_plain
 from agent_r1.chat.tools_as_text import knows_tools, orphan_tool_results_as_user, without_tools
 from agent_r1.errors import ChatTemplateError, ConfigError
-from agent_r1.images import ImageProcessor, Picture
+from agent_r1.images import ImageProcessor
 from agent_r1.types import Action, Completion, Message, Observation, TokenIds
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A prompt whose text is not encoded yet."""
-
-    text: str
-    """The text whose ids are missing."""
-    prompt: Callable[[TokenIds], Prompt]
-    """The prompt with these ids."""
-    pictures: tuple[Picture, ...] = ()
-    """The images whose placeholders are in the text."""
 
 
 class ChatRenderer:
@@ -108,13 +96,20 @@ class ChatRenderer:
         draft = self._draft(self._images.normal(observation), trusted)
         return draft if isinstance(draft, Prompt) else draft.prompt(self.encode_rendered(draft.text))
 
-    def _draft(self, observation: Observation, trusted: Collection[Message]) -> _Draft | Prompt:
+    def render_to_check(self, observation: Observation, *, room: int, trusted: Collection[Message] = ()) -> Prompt:
+        """What `render` returns; without its ids where these are certainly fewer than `room`."""
+        draft = self._draft(self._images.normal(observation), trusted)
+        if isinstance(draft, Prompt):
+            return draft
+        return draft.prompt(() if draft.most_tokens < room else self.encode_rendered(draft.text))
+
+    def _draft(self, observation: Observation, trusted: Collection[Message]) -> Draft | Prompt:
         if observation.token_ids is not None:
             return Prompt(observation=observation, token_ids=observation.token_ids)
         if observation.text is not None:
             is_trusted = any(message.get("content") == observation.text for message in trusted)
             plain = observation.text if is_trusted else self.control_tokens.plain(observation.text)
-            return _Draft(plain, lambda ids: Prompt(observation=observation, token_ids=ids))
+            return Draft(plain, lambda ids: Prompt(observation=observation, token_ids=ids))
         messages, text = self._beginning(tuple(observation.messages or ()), observation, tuple(trusted))
         pictures = self._images.of(messages)
 
@@ -127,7 +122,7 @@ class ChatRenderer:
                 before=RenderedPrefix(skeleton=messages, template_text=text),
             )
 
-        return _Draft(text, prompt, pictures)
+        return Draft(text, prompt, pictures)
 
     def _beginning(
         self, messages: tuple[Message, ...], observation: Observation, trusted: tuple[Message, ...]
@@ -249,7 +244,7 @@ class ChatRenderer:
 
     def _bridge(
         self, previous: Prompt, action: Action, observation: Observation, trusted: Collection[Message]
-    ) -> _Draft | None:
+    ) -> Draft | None:
         old, new = previous.observation.messages, observation.messages
         if old is None or new is None or previous.template_text is None or previous.before is None:
             return None
@@ -290,7 +285,7 @@ class ChatRenderer:
                 before=before,
             )
 
-        return _Draft(delta.text, prompt, pictures)
+        return Draft(delta.text, prompt, pictures)
 
     def _without_end_of_turn(self, sampled: TokenIds, delta: TokenIds) -> TokenIds:
         """The delta without the end of turn that the model sampled itself, and without spaces before it."""

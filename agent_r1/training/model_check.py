@@ -49,7 +49,7 @@ def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
         )
     too_long, limits = [], _image_limits(config)
     for task in [*plan.train_tasks, *plan.eval_tasks]:
-        prompt = _first_prompt(plan, task, renderer)
+        prompt = _first_prompt(plan, task, renderer, context)
         length = len(prompt.token_ids)
         if length >= context:
             too_long.append(f"task '{task.task_id}': a prompt of {length} tokens")
@@ -75,9 +75,9 @@ def _image_limits(config: Config) -> dict[str, int]:
     return {key: limit for key, limit in given.items() if limit is not None}
 
 
-def _first_prompt(plan: RunPlan, task: Task, renderer: ChatRenderer) -> Prompt:
+def _first_prompt(plan: RunPlan, task: Task, renderer: ChatRenderer, context: int) -> Prompt:
     try:
-        return renderer.render(first_observation(plan, task), trusted=task.trusted)
+        return renderer.render_to_check(first_observation(plan, task), room=context, trusted=task.trusted)
     except (ImageError, UnsupportedMediaError) as error:
         raise type(error)(f"task '{task.task_id}' and the model {plan.config.model.path}: {error}") from error
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.chat import ChatRenderer
+from agent_r1.chat import ChatRenderer, Prompt
+from agent_r1.chat.bridge import Draft
 from agent_r1.chat.control_tokens import SPLIT, encode_pieces
 from agent_r1.chat.encoding import MAX_KNOWN, EncodingThreads, TextEncoder, fast_backend, fast_decoder
 from agent_r1.types import Action, Message, Observation, TokenIds
@@ -101,6 +102,33 @@ def slow_ids(tokenizer: Any, text: str) -> TokenIds:
 
 
 # --- the same ids ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@given(text=TEXTS)
+@settings(max_examples=cases(100))
+def test_a_prompt_has_no_more_tokens_than_its_text_tells(name: str, text: str) -> None:
+    draft = Draft(text, lambda ids: Prompt(observation=Observation(text=text), token_ids=ids))
+    assert len(slow_ids(TOKENIZERS[name], text)) <= draft.most_tokens
+
+
+@pytest.mark.parametrize("normalizer", ["NFC", "NFD", "NFKC", "NFKD"])
+@given(text=st.text(st.characters(codec="utf-8"), max_size=20))
+@settings(max_examples=cases(100))
+def test_the_longest_normal_form_counts(normalizer: str, text: str) -> None:
+    normal = getattr(normalizers, normalizer)().normalize_str(text)
+    draft = Draft(text, lambda ids: Prompt(observation=Observation(text=text), token_ids=ids))
+    assert len(normal.encode()) < draft.most_tokens
+
+
+def test_a_prompt_that_certainly_fits_is_checked_without_encoding_it() -> None:
+    renderer = ChatRenderer(TOKENIZERS["byte level"])
+    observation = Observation(messages=({"role": "user", "content": "Where is Zürich?"},))
+    whole = renderer.render(observation)
+    assert renderer.render_to_check(observation, room=len(whole.token_ids)).token_ids == whole.token_ids
+    easy = renderer.render_to_check(observation, room=1000)
+    assert easy.token_ids == ()
+    assert easy.observation == whole.observation
 
 
 @pytest.mark.parametrize("name", MAKERS)
