@@ -7,7 +7,9 @@
 Recipes, settings and order are in published/plan.py: the untrained model and GRPO on every recipe first, then the other
 algorithms on two of them, then further seeds of GRPO. The runs of a recipe start from one warm start, which is made and
 evaluated before the first of them. `--jobs` processes share the GPU, each with a log in WORK/NAME/RECIPE/logs; with
-`--jobs 2 --trainings 1` one trains while another is evaluated. A published run is one file in --out; its weights are
+`--jobs 2 --trainings 1` one trains while another is evaluated. Under NVIDIA's MPS (`nvidia-cuda-mps-control -d`) they
+compute at the same time instead of in turns: with `--jobs 3 --trainings 2 --fork` and an engine.kv_memory of 350,000
+tokens, three took at most 90 GB. A published run is one file in --out; its weights are
 deleted, and a run that was interrupted begins again. The settings are those of a model of 1.5 billion parameters;
 `--set` changes them for all runs, for example where memory is short. `--smoke` is the whole path with a tiny model on
 the recipes' samples.

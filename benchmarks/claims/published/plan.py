@@ -118,7 +118,7 @@ RECIPES: dict[str, dict[str, str]] = {
     "webshop": {**_COMMANDS, **_rollouts(steps=18, groups=32)},
     "gsm8k_tool": {**_LINES, "sft.batch_size": "32", **_rollouts(steps=200, groups=40)},
     "paper_search": {**_LINES, **_rollouts(steps=16, groups=32)},
-    "tables": {**_CODE_BLOCKS, **_rollouts(steps=16, groups=32)},
+    "tables": {**_CODE_BLOCKS, **_rollouts(steps=80, groups=32)},
     "math_code": {**_CODE_BLOCKS, **_rollouts(steps=32, groups=32)},
     "tau_retail": {**_LINES, **_rollouts(steps=16, groups=32)},
     "forecasting": {**_LINES, **_rollouts(steps=16, groups=32)},
