@@ -1,6 +1,7 @@
 """Make the runs of docs/results.md: train, evaluate on the test rows, publish; what is published is never repeated.
 
     python benchmarks/claims/results.py --model FOLDER --jobs 2 --only alfworld hotpotqa
+    python benchmarks/claims/results.py --data-only --jobs 8      # needs no model: while it is downloaded, for example
     python benchmarks/claims/results.py --list
     python -m docs.generate.results                   # the page docs/results.md
 
@@ -131,6 +132,20 @@ class Campaign:
                 jobs += self._start_jobs(run)
             jobs += [self._untrained_job(run)] if run.is_untrained else self._run_jobs(run)
         return jobs
+
+    def data_jobs(self) -> list[Job]:
+        """The processes that make the data of all recipes that have runs to make."""
+        bases = {run.recipe: run.base for run in self.missing}
+        return [
+            self._job(
+                f"{recipe}, data",
+                self.places[recipe],
+                "data",
+                self.places[recipe].data_command(base),
+                finish=lambda seconds: f"made, {seconds:.0f} s",
+            )
+            for recipe, base in bases.items()
+        ]
 
     def _start_jobs(self, run: PlannedRun) -> list[Job]:
         place, settings, title = self.places[run.recipe], {**run.base, **TEST_ROWS}, _start_title(run)
@@ -288,6 +303,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "results", help="data, warm starts and runs")
     parser.add_argument("--out", type=Path, help=f"the results (default: {PUBLISHED.relative_to(ROOT)})")
     parser.add_argument("--list", action="store_true", help="print the plan and what is published")
+    parser.add_argument("--data-only", action="store_true", help="make the data of the recipes, and no run")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, few episodes, on a CPU")
     chosen = parser.parse_args(arguments)
     for option, number in (("--jobs", chosen.jobs), ("--trainings", chosen.trainings)):
@@ -298,7 +314,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--set {wrong[0]}: expected KEY=VALUE")
     if chosen.model and not Path(chosen.model).exists():
         parser.error(f"--model {chosen.model}: there is no such folder")
-    if not (chosen.model or chosen.smoke or chosen.list or set(chosen.only) <= set(OWN_MODELS)):
+    needs_none = chosen.smoke or chosen.list or chosen.data_only or set(chosen.only) <= set(OWN_MODELS)
+    if not (chosen.model or needs_none):
         parser.error("--model FOLDER: which model is to be trained?")
     return chosen
 
@@ -330,7 +347,8 @@ def main(arguments: Sequence[str] | None = None, *, start: Starter = start_proce
             return 0
         say(f"{len(campaign.missing)} of {len(campaign.plan)} runs to make, {chosen.jobs} at a time")
         starter = ForkedProcess if chosen.fork else start
-        problems = run_jobs(campaign.jobs(), at_once=chosen.jobs, trainings=chosen.trainings, say=say, start=starter)
+        jobs = campaign.data_jobs() if chosen.data_only else campaign.jobs()
+        problems = run_jobs(jobs, at_once=chosen.jobs, trainings=chosen.trainings, say=say, start=starter)
     except AgentR1Error as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:

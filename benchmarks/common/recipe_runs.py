@@ -47,6 +47,7 @@ _SMOKE: Settings = MappingProxyType(
     }
 )
 """A tiny model learns nothing, quickly."""
+_UNTRAINED = "agent_r1.training.tiny_start:make_untrained"
 TINY_MODEL = "${run.folder}/tiny/hf"
 """Where the tiny model is made."""
 
@@ -70,6 +71,12 @@ class RecipeRuns:
         """Evaluates a model of the recipe into a file."""
         given = {**settings, "run.folder": str(self.folder), **self._model_setting()}
         return ["eval", str(ROOT / "recipes" / self.recipe), "--json", str(file), *options, *overrides(given)]
+
+    def data_command(self, base: Settings) -> list[str]:
+        """Makes the data, and looks for no model."""
+        to_be_made = {"model.prepare": _UNTRAINED, "model.path": str(self.folder / "untrained" / "hf")}
+        given = {**base, "run.folder": str(self.folder), **to_be_made}
+        return ["train", str(ROOT / "recipes" / self.recipe), "--dry-run", *overrides(given)]
 
     def prepare_command(self, base: Settings) -> list[str]:
         """Makes the data and the warm start, and evaluates it."""

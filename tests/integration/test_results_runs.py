@@ -103,6 +103,8 @@ class Machine:
         if command[0] == "demonstrate":
             Path(command[command.index("--out") + 1]).write_text("{}\n")
             log.write_text("4 episodes of 2 tasks: 3 solved, 2 kept\n")
+        elif "--dry-run" in command:
+            assert not Path(given["model.path"]).exists()
         elif command[0] == "train":
             self._train(RunFolder(Path(given["run.folder"]) / given["run.name"]), command, given)
         elif "--json" in command:
@@ -213,6 +215,13 @@ def test_a_warm_start_on_own_episodes_waits_for_them_and_makes_them_once(
     assert machine.made.count("own_episodes") == machine.made.count("warm_start") == 2
 
 
+def test_the_data_of_all_recipes_can_be_made_before_there_is_a_model(tmp_path: Path, machine: Machine) -> None:
+    places = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    assert results.main(["--data-only", "--only", "hotpotqa", "games", *places], start=machine) == 0
+    assert machine.made == ["data", "data"]
+    assert sorted(path.name for path in (tmp_path / "work" / MODEL).iterdir()) == ["games", "hotpotqa"]
+
+
 def test_an_interrupted_run_begins_again(tmp_path: Path, machine: Machine) -> None:
     left = tmp_path / "work" / MODEL / "hotpotqa" / f"hotpotqa_grpo_0_{MODEL}"
     left.mkdir(parents=True)
@@ -275,7 +284,10 @@ def test_a_model_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_the_smoke_runs_publish_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENT_R1_DATA", "restored after the test: the command sets it")
     chosen = ["--smoke", "--only", "hotpotqa", "--seeds", "0", "--algorithms", "react", "grpo"]
-    assert results.main([*chosen, "--work", str(tmp_path)], start=ForkedCommand) == 0
+    chosen += ["--work", str(tmp_path)]
+    assert results.main([*chosen, "--data-only"], start=ForkedCommand) == 0
+    assert [path.name for path in tmp_path.glob("tiny/hotpotqa/*/train.parquet")] == ["train.parquet"]
+    assert results.main(chosen, start=ForkedCommand) == 0
     run, react = read_published(tmp_path / "published")
     assert (run.recipe, run.model, run.algorithm, run.steps, run.warm_start) == ("hotpotqa", "tiny", "grpo", 1, True)
     assert run.tasks == react.tasks
