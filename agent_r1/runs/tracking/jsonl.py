@@ -19,7 +19,7 @@ NOT_FINITE = "error/non_finite_metrics"
 
 
 class JsonlTracker:
-    """One JSON object per line: `{"step": 3, "reward/mean": 0.5, ...}`. Each line is on disk when `log` returns."""
+    """One JSON object per line: `{"step": 3, "reward/outcome": 0.5, ...}`. Each line is on disk when `log` returns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
