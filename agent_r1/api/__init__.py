@@ -1,6 +1,6 @@
 """Agent-R1 from Python: `train`, `evaluate`, `sft`, `demonstrate`, `check` and `replay`, as on the command line.
 
-    agent_r1.train("recipes/quickstart", overrides={"algorithm": "ppo", "trainer.steps": 20})
+    agent_r1.train("quickstart", overrides={"algorithm": "ppo", "trainer.steps": 20})
     agent_r1.train(model="Qwen/Qwen3-0.6B", data=rows, tools=[stock], reward=score, overrides=["trainer.steps=20"])
     agent_r1.train(model="Qwen/Qwen3-0.6B", env="gym:FrozenLake-v1")
     agent_r1.replay("runs/quickstart", reward=stricter)

@@ -100,8 +100,8 @@ def chat(
       agent-r1 chat runs/quickstart --task 3 --verbose
       agent-r1 chat Qwen/Qwen3-0.6B --question "What is the capital of France?"
       agent-r1 chat runs/zoom/hf --image scene.png --question "What color is the dot?"
-      agent-r1 chat MODEL --recipe recipes/gsm8k_tool rollout.temperature=0.7
-      agent-r1 chat MODEL --server http://127.0.0.1:8000 --recipe recipes/gsm8k_tool
+      agent-r1 chat MODEL --recipe gsm8k_tool rollout.temperature=0.7
+      agent-r1 chat MODEL --server http://127.0.0.1:8000 --recipe gsm8k_tool
     """
     from rich.console import Console
     from rich.text import Text

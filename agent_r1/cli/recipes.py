@@ -67,10 +67,10 @@ def train(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False) 
 
     Examples:
 
-      agent-r1 train recipes/quickstart
-      agent-r1 train recipes/quickstart algorithm=ppo trainer.steps=20 run.name=ppo
-      agent-r1 train recipes/quickstart algorithm=grpo algorithm.loss.clip_high=0.28
-      agent-r1 train recipes/quickstart model.path=Qwen/Qwen3-0.6B --dry-run
+      agent-r1 train quickstart
+      agent-r1 train quickstart algorithm=ppo trainer.steps=20 run.name=ppo
+      agent-r1 train quickstart algorithm=grpo algorithm.loss.clip_high=0.28
+      agent-r1 train quickstart model.path=Qwen/Qwen3-0.6B --dry-run
 
     An environment that you already have needs no recipe; docs/ready_environments.md has the keys of each kind:
 
@@ -101,7 +101,7 @@ def sft(recipe: Recipe, overrides: Overrides = None) -> None:
 
     Example:
 
-      agent-r1 sft recipes/quickstart model.path=MODEL sft.data=[demos.jsonl] run.name=warm
+      agent-r1 sft quickstart model.path=MODEL sft.data=[demos.jsonl] run.name=warm
     """
     from agent_r1 import api
 
@@ -129,10 +129,10 @@ def demonstrate(
 
     Examples:
 
-      agent-r1 demonstrate recipes/quickstart --out own.jsonl model.path=MODEL
-      agent-r1 demonstrate recipes/quickstart --out own.jsonl --tasks 2000 --samples 8 --keep 1 model.path=MODEL
-      agent-r1 sft recipes/quickstart model.path=MODEL sft.data=[own.jsonl] run.name=warm
-      agent-r1 train recipes/quickstart model.path=runs/warm/hf
+      agent-r1 demonstrate quickstart --out own.jsonl model.path=MODEL
+      agent-r1 demonstrate quickstart --out own.jsonl --tasks 2000 --samples 8 --keep 1 model.path=MODEL
+      agent-r1 sft quickstart model.path=MODEL sft.data=[own.jsonl] run.name=warm
+      agent-r1 train quickstart model.path=runs/warm/hf
     """
     from agent_r1 import api
 
@@ -164,12 +164,12 @@ def evaluate(
 
     Examples:
 
-      agent-r1 eval recipes/quickstart --model runs/quickstart/hf --show 2
-      agent-r1 eval recipes/quickstart --model runs/quickstart/hf eval.samples=4 --json figures.json
-      agent-r1 eval recipes/quickstart --baseline react
+      agent-r1 eval quickstart --model runs/quickstart/hf --show 2
+      agent-r1 eval quickstart --model runs/quickstart/hf eval.samples=4 --json figures.json
+      agent-r1 eval quickstart --baseline react model=smollm2
       agent-r1 eval runs/quickstart
       agent-r1 eval runs/quickstart rollout.max_steps=8 eval.samples=4
-      agent-r1 eval recipes/quickstart engine=openai engine.servers.urls=[http://127.0.0.1:8000/v1] --model NAME
+      agent-r1 eval quickstart engine=openai engine.servers.urls=[http://127.0.0.1:8000/v1] --model NAME
     """
     from agent_r1 import api
     from agent_r1.console import RunConsole
@@ -212,9 +212,9 @@ def check(
 
     Examples:
 
-      agent-r1 check recipes/quickstart
-      agent-r1 check recipes/quickstart --groups 16 --members 8
-      agent-r1 check recipes/quickstart --no-trials
+      agent-r1 check quickstart
+      agent-r1 check quickstart --groups 16 --members 8
+      agent-r1 check quickstart --no-trials
     """
     from agent_r1 import api
 

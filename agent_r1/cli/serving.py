@@ -79,7 +79,7 @@ def serve(
 
       agent-r1 serve runs/quickstart
       agent-r1 serve Qwen/Qwen3-0.6B --port 8000 model.dtype=bfloat16
-      agent-r1 serve MODEL --recipe recipes/gsm8k_tool --host 0.0.0.0 --key-env MY_KEY
+      agent-r1 serve MODEL --recipe gsm8k_tool --host 0.0.0.0 --key-env MY_KEY
     """
     look_in_current_folder()
     with readable_errors():

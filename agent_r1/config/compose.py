@@ -50,7 +50,7 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
     """The configuration of a recipe (the `base.yaml` of its folder; `find_recipe` says which folder a name means), of
     another configuration or of neither, with overrides on top.
 
-    `load_config("recipes/quickstart", {"trainer.steps": 20}).trainer.steps` is 20.
+    `load_config("quickstart", {"trainer.steps": 20}).trainer.steps` is 20.
     """
     if not isinstance(recipe, str | Path | Config | None):
         raise ConfigError(f"a recipe is a folder, the name of one, or a Config, found {recipe!r:.80}")

@@ -1,6 +1,6 @@
 """The configuration's schema: one dataclass per section, one line of documentation per key. Unknown keys are refused.
 
-    agent-r1 train recipes/quickstart algorithm=ppo trainer.steps=20 rollout.group_size=4
+    agent-r1 train quickstart algorithm=ppo trainer.steps=20 rollout.group_size=4
 
 A key set to `{name: ..., <argument>: ...}` (`env`, and `estimator`, `loss`, `aggregation`, `off_policy` of `algorithm`)
 names an entry of a registry and its keyword arguments, which are checked against its signature.

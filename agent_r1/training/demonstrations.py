@@ -1,7 +1,7 @@
 """Demonstrations from the model itself: its own solved episodes on training tasks (rejection sampling).
 
-    agent-r1 demonstrate recipes/quickstart --out own.jsonl model.path=MODEL
-    agent-r1 sft recipes/quickstart model.path=MODEL sft.data=[own.jsonl]
+    agent-r1 demonstrate quickstart --out own.jsonl model.path=MODEL
+    agent-r1 sft quickstart model.path=MODEL sft.data=[own.jsonl]
 
 Held-out rows are never sampled.
 """

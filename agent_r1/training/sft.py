@@ -1,6 +1,6 @@
 """Warm starts: tuning a model on demonstrations, as a run of its own or as the model that a recipe's runs start from.
 
-    agent-r1 sft recipes/quickstart model.path=MODEL sft.data=[demos.jsonl] run.name=warm     # runs/warm/hf
+    agent-r1 sft quickstart model.path=MODEL sft.data=[demos.jsonl] run.name=warm     # runs/warm/hf
 
 All runs of a recipe that sets `sft.folder` start from the model in there, which the first of them makes.
 """

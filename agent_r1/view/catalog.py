@@ -114,6 +114,6 @@ def check_folders(runs: Sequence[Path], folder: Path) -> list[Path]:
 
 
 _ADVICE = (
-    "Train something first (agent-r1 train recipes/quickstart writes runs/quickstart), or name where the runs are: "
+    "Train something first (agent-r1 train quickstart writes runs/quickstart), or name where the runs are: "
     "agent-r1 view RUN... or agent-r1 view --folder FOLDER"
 )

@@ -16,8 +16,9 @@ A recipe is a folder with a task: data, tools or an environment, a reward, a con
     agent-r1 recipes copy hotpotqa my_search    # copies one into a folder, to be edited
 
 In a clone of the repository they are the folder `recipes`, and `agent-r1 train recipes/quickstart` is the same. A
-folder of your own wins over a recipe of the same name, and the command says so. [Your own
-recipe](../your_own_recipe.md) starts from an empty folder instead.
+folder of your own wins over a recipe of the same name, and the command says so. Scripts of a recipe (`python
+recipes/hotpotqa/...`) are in a clone or in a copy. [Your own recipe](../your_own_recipe.md) starts from an empty folder
+instead.
 """
 
 
@@ -32,6 +33,8 @@ def recipe_pages() -> dict[str, str]:
     pages = {"recipes/index.md": f"{_INTRODUCTION}\n{table}\n"}
     for recipe in recipes:
         readme = (recipe.folder / "README.md").read_text(encoding="utf-8")
-        # In the site a README is at recipes/<name>.md, one level higher than in the repository.
-        pages[f"recipes/{recipe.name}.md"] = re.sub(r"\]\(\.\./\.\./docs/", "](../", readme)
+        # In the site a README is at recipes/<name>.md, one level higher than in the repository. Readers may have the
+        # package alone, in which a recipe has a name and no folder.
+        by_name = re.sub(rf"(agent-r1 \w+ )recipes/{recipe.name}\b", rf"\g<1>{recipe.name}", readme)
+        pages[f"recipes/{recipe.name}.md"] = re.sub(r"\]\(\.\./\.\./docs/", "](../", by_name)
     return pages

@@ -6,7 +6,7 @@
 #   echo '{"prompt": [{"role": "user", "content": "What do 3 tea cost?"}], "env_kwargs": {"prices": {"tea": 4}}}' |
 #       OPENAI_BASE_URL=http://localhost:8000/v1 bash examples/existing_agents/curl_agent.sh
 #
-#   agent-r1 train recipes/quickstart data.agent_name=gateway run.name=curl_agent \
+#   agent-r1 train quickstart data.agent_name=gateway run.name=curl_agent \
 #       agent.command="bash examples/existing_agents/curl_agent.sh"
 set -euo pipefail
 

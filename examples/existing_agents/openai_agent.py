@@ -6,7 +6,7 @@ It knows nothing of training. With a server that speaks the OpenAI API it answer
 
 The last function is the whole adapter for Agent-R1:
 
-    agent-r1 train recipes/quickstart data.agent_name=gateway run.name=openai_agent \\
+    agent-r1 train quickstart data.agent_name=gateway run.name=openai_agent \\
         agent.function=examples/existing_agents/openai_agent.py:solve
 """
 

@@ -6,7 +6,7 @@ With a server that speaks the OpenAI API it answers a question about one shop:
 
 The last function is the whole adapter for Agent-R1:
 
-    agent-r1 train recipes/quickstart data.agent_name=gateway run.name=pydantic_ai_agent \\
+    agent-r1 train quickstart data.agent_name=gateway run.name=pydantic_ai_agent \\
         agent.function=examples/existing_agents/pydantic_ai_agent.py:solve
 """
 

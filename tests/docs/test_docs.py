@@ -29,7 +29,7 @@ def test_the_examples_of_ones_own_group_plan_estimator_and_loss_train(tmp_path: 
     (recipe / "shapes.py").write_text(plan)
     (recipe / "mine.py").write_text(parts)
     [group_plan] = re.findall(r"`(algorithm\.group_plan=\w+:\w+)`", TEXT)
-    [command] = re.findall(r"agent-r1 (train recipes/quickstart imports=.*)", TEXT)
+    [command] = re.findall(r"agent-r1 (train quickstart imports=.*)", TEXT)
     small = [*tiny_overrides(tmp_path, model_folder)[1:], "trainer.steps=2", group_plan]
     result = run_python("-m", "agent_r1.cli", *command.split(), *small, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr

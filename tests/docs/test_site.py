@@ -116,7 +116,7 @@ def test_the_command_reference_has_every_command_with_its_options() -> None:
     assert re.findall(r"^## (.+)$", page, re.MULTILINE) == command_names()
     train = page.partition("## agent-r1 train\n")[2].partition("\n## ")[0]
     assert "| `--dry-run` |" in train
-    assert "agent-r1 train recipes/quickstart algorithm=ppo" in train
+    assert "agent-r1 train quickstart algorithm=ppo" in train
     assert {"agent-r1 recipes copy", "agent-r1 env serve", "agent-r1 view"} <= set(command_names())
 
 

@@ -64,7 +64,7 @@ def serve_engine(
 
       agent-r1 serve-engine runs/quickstart_warm_start/hf --python vllm-env/bin/python --port 8000
       agent-r1 serve-engine Qwen/Qwen3-0.6B --python vllm-env/bin/python --devices 1 -- --max-num-seqs 512
-      agent-r1 train recipes/quickstart engine=vllm engine.servers.urls=[http://127.0.0.1:8000]
+      agent-r1 train quickstart engine=vllm engine.servers.urls=[http://127.0.0.1:8000]
     """
     from agent_r1.engines.http import KINDS, find_python, server_command
     from agent_r1.web import is_loopback

@@ -1,6 +1,6 @@
 """`Ranks`: the processes of a run, and how they stay together. By default there is only one.
 
-    torchrun --nproc-per-node 8 -m agent_r1.cli train recipes/hotpotqa
+    torchrun --nproc-per-node 8 -m agent_r1.cli train hotpotqa
 
 All ranks run the same program. Where only one of them could fail, or where a signal may reach one before the others,
 they agree: each tells what became of its work, and either all continue or all raise. An error on which all agreed

@@ -71,7 +71,7 @@ def test_a_loop_of_links_ends(tmp_path: Path) -> None:
 
 
 def test_where_there_is_no_run_the_error_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no run in .*agent-r1 train recipes/quickstart"):
+    with pytest.raises(DataError, match=r"no run in .*agent-r1 train quickstart"):
         check_folders([], tmp_path)
     with pytest.raises(DataError, match=r"there is no folder .*nowhere\. Train something first"):
         check_folders([], tmp_path / "nowhere")
@@ -82,7 +82,7 @@ def test_where_there_is_no_run_the_error_says_what_to_do(tmp_path: Path) -> None
 def test_the_command_on_an_empty_folder_exits_with_advice(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["view", "--folder", str(tmp_path), "--no-browser"])
     assert result.exit_code == 2
-    assert "agent-r1 train recipes/quickstart" in result.output
+    assert "agent-r1 train quickstart" in result.output
     assert "Traceback" not in result.output
 
 

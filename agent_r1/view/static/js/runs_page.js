@@ -115,6 +115,6 @@ function emptyNote() {
   return h("div", { class: "empty" },
     h("h2", {}, "No runs here yet"),
     h("p", {}, "Start one, and it appears on this page while it trains:"),
-    h("pre", {}, "agent-r1 train recipes/quickstart"),
+    h("pre", {}, "agent-r1 train quickstart"),
   );
 }
