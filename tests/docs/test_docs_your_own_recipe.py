@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,7 @@ SHORT = ["sft.steps=2", "trainer.steps=2", "rollout.groups_per_step=2", "rollout
 
 def follow(folder: Path, *, shortened: bool) -> None:
     """Do what the page says: run its commands, and put its code where it says."""
-    (folder / "recipes").mkdir()
-    commands, code_of_file = r"^    ((?:agent-r1|python) [^\n]*)$", r"`(\S+)` becomes\n\n```python\n(.*?)```"
+    commands, code_of_file = r"^    ((?:mkdir|agent-r1|python) [^\n]*)$", r"`(\S+)` becomes\n\n```python\n(.*?)```"
     actions = re.findall(f"{commands}|{code_of_file}", TEXT, re.MULTILINE | re.DOTALL)
     for command, file, code in actions:
         if file:
@@ -28,6 +28,9 @@ def follow(folder: Path, *, shortened: bool) -> None:
             (folder / file).write_text(code)
             continue
         program, *words = shlex.split(command)
+        if program == "mkdir":
+            subprocess.run([program, *words], cwd=folder, check=True)
+            continue
         if shortened and "pytest" in words:  # tests/integration/test_init.py runs it for every kind
             continue
         is_run = words[0] in ("train", "eval")
