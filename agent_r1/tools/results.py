@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.constraints import reward_problem
-from agent_r1.errors import INTERRUPTIONS, ImageError
+from agent_r1.errors import INTERRUPTIONS, ImageError, described
 from agent_r1.images import Picture, read_picture
 from agent_r1.tools.base import ToolResponse, ToolResult
 
@@ -92,7 +92,14 @@ def cut_middle(text: str, limit: int) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """The message of an exception, or its type when it has none."""
+    """The message of an exception, or its type when it has none. That of a `KeyError` is the key alone, which says
+    nothing by itself.
+
+    >>> describe(ValueError("there is no tea here")), describe(ValueError()), describe(KeyError("tea"))
+    ('there is no tea here', 'ValueError', "KeyError: 'tea'")
+    """
+    if type(error).__str__ is KeyError.__str__:
+        return described(error)
     try:
         text = str(error)
     except INTERRUPTIONS:
