@@ -124,6 +124,8 @@ def test_every_recipe_has_a_page_and_a_row() -> None:
     for recipe in shipped_recipes():
         assert f"docs/recipes/{recipe.name}.md" in GENERATED
         assert f"[{recipe.name}]({recipe.name}.md)" in GENERATED["docs/recipes/index.md"]
+        assert re.search(rf"agent-r1 (train|eval) {recipe.name}\b", GENERATED[f"docs/recipes/{recipe.name}.md"])
+        assert not re.search(r"agent-r1 \w+ recipes/", GENERATED[f"docs/recipes/{recipe.name}.md"])
 
 
 def test_links_out_of_the_documentation_become_links_of_the_site_or_text() -> None:
