@@ -30,7 +30,7 @@ Overrides = Annotated[
 ]
 Recipe = Annotated[
     str | None,
-    typer.Option(help="A recipe folder: its tools, environment, limits and tasks, for a model or instead of a run's."),
+    typer.Option(help="A recipe: its tools, environment, limits and tasks, for a model or instead of a run's."),
 ]
 Question = Annotated[
     str | None,

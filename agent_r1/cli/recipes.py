@@ -99,9 +99,13 @@ def train(recipe: Recipe, overrides: Overrides = None, dry_run: DryRun = False) 
 def sft(recipe: Recipe, overrides: Overrides = None) -> None:
     """Warm-start a model on demonstrations: rows with `messages` (whole conversations) and optional `tools`.
 
-    Example:
+    Trains model.path on the rows of sft.data with sft.steps, sft.batch_size and sft.learning_rate, and writes
+    runs/<run.name>/hf, from which a training run can start. `demonstrate` makes rows of a model's own episodes.
+
+    Examples:
 
       agent-r1 sft quickstart model.path=MODEL sft.data=[demos.jsonl] run.name=warm
+      agent-r1 train quickstart model.path=runs/warm/hf
     """
     from agent_r1 import api
 

@@ -26,7 +26,8 @@ def plan(
     learners: Annotated[int | None, typer.Option(min=1, max=1024, help="Devices for learners; with --engines.")] = None,
     staleness: Annotated[int | None, typer.Option(min=0, help="Short for rollout.max_staleness=NUMBER.")] = None,
     run: Annotated[
-        Path | None, typer.Option(help="The recorded run; by default the recipe's last one.", metavar="RUN")
+        Path | None,
+        typer.Option(help="The recorded run; by default the folder that the recipe names, runs/<name>.", metavar="RUN"),
     ] = None,
     tools: Annotated[float, typer.Option(min=0.0, help="Tools and rewards take this many times as long.")] = 1.0,
     efficiency: Annotated[

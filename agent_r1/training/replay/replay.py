@@ -130,7 +130,7 @@ def _checked(overrides: Sequence[str]) -> list[str]:
     wrong = [text for text in overrides if text.lstrip("+~").partition("=")[0].partition(".")[0] not in REPLAYABLE]
     if wrong:
         raise ConfigError(
-            f"{', '.join(wrong)}: a replay does not roll out, so it takes only keys of what is made of rollouts: "
+            f"{', '.join(wrong)}: a replay does not roll out. It can change only keys of what follows the rollouts: "
             f"{', '.join(f'{section}.*' for section in REPLAYABLE)}. Train a run to see what other keys change"
         )
     return list(overrides)
