@@ -16,7 +16,7 @@ from torch import nn
 
 from agent_r1.config import Config
 from agent_r1.learner.packing.samples import MicroBatch, Packer, Sample, pack
-from agent_r1.learner.packing.trie import iter_tries
+from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.learner.sharded.peers import ONE_PROCESS, Peers
 
 ResultT = TypeVar("ResultT")
@@ -132,7 +132,7 @@ def _packer(config: Config, policy: nn.Module, device: torch.device) -> Packer:
     if device.type == "cuda":
         multiple = min(max_tokens, CUDA_WIDTH_MULTIPLE)
         return partial(
-            iter_tries,
+            pack_tries,
             max_tokens=max_tokens,
             row_tokens=CUDA_ROW_TOKENS,
             width_multiple=multiple,
@@ -140,4 +140,4 @@ def _packer(config: Config, policy: nn.Module, device: torch.device) -> Packer:
             end_to_end=True,
         )
     hidden_size = int(cast(Any, policy).config.get_text_config().hidden_size)
-    return partial(iter_tries, max_tokens=max_tokens, row_tokens=cpu_row_tokens(hidden_size))
+    return partial(pack_tries, max_tokens=max_tokens, row_tokens=cpu_row_tokens(hidden_size))

@@ -112,14 +112,15 @@ class Attention:
 def make_attention(*, heads: int, key_heads: int, head_size: int, block: int, device: torch.device) -> Attention:
     """The first micro-batch of a step, with random numbers."""
     samples = multi_turn_experience(replace(HOTPOTQA, groups=12), vocabulary=10_000).samples
-    micro = pack_tries(
+    batches = pack_tries(
         samples,
         range(len(samples)),
         max_tokens=MICRO_BATCH_TOKENS,
         row_tokens=CUDA_ROW_TOKENS,
         width_multiple=CUDA_WIDTH_MULTIPLE,
         end_to_end=True,
-    )[0].to(device)
+    )
+    micro = next(batches).to(device)
     generator = torch.Generator(device).manual_seed(0)
     width = micro.input_ids.shape[1]
 

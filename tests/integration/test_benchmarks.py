@@ -92,7 +92,7 @@ def test_update_flops_by_hand() -> None:
 
 
 def test_padding_is_not_counted() -> None:
-    padded = pack_tries(SAMPLES, [0, 1], max_tokens=64, width_multiple=16)
+    padded = list(pack_tries(SAMPLES, [0, 1], max_tokens=64, width_multiple=16))
     assert padded[0].input_ids.shape == (1, 16)
     assert flops.packed_work(padded) == flops.packed_work(pack_tries(SAMPLES, [0, 1], max_tokens=64))
 

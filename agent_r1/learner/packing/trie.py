@@ -148,30 +148,6 @@ def pack_tries(
     width_multiple: int = 1,
     portion_tokens: int | None = None,
     end_to_end: bool = False,
-) -> list[MicroBatch]:
-    """The chosen samples as micro-batches of trie rows; see `iter_tries`."""
-    return list(
-        iter_tries(
-            samples,
-            chosen,
-            max_tokens=max_tokens,
-            row_tokens=row_tokens,
-            width_multiple=width_multiple,
-            portion_tokens=portion_tokens,
-            end_to_end=end_to_end,
-        )
-    )
-
-
-def iter_tries(
-    samples: Sequence[Sample],
-    chosen: Sequence[int],
-    *,
-    max_tokens: int,
-    row_tokens: int | None = None,
-    width_multiple: int = 1,
-    portion_tokens: int | None = None,
-    end_to_end: bool = False,
 ) -> Iterator[MicroBatch]:
     """Micro-batches of trie rows, at most `max_tokens` tokens each, padding included.
 

@@ -61,9 +61,7 @@ def chunk(whole: Tensor, size: int, rank: int) -> Tensor:
     return whole[min(rank * rows, len(whole)) : min((rank + 1) * rows, len(whole))]
 
 
-def gathered(
-    named: Iterable[tuple[str, Tensor]], *, device: torch.device, bucket_bytes: int = BUCKET_BYTES
-) -> Iterator[tuple[str, Tensor]]:
+def gathered(named: Iterable[tuple[str, Tensor]], *, device: torch.device) -> Iterator[tuple[str, Tensor]]:
     """The tensors made whole on `device`, in order; those that are not sharded pass. Every rank takes part: all of them
     must take the same tensors. A tensor with several names is gathered once, and stays one tensor."""
     entries = list(named)
@@ -73,7 +71,7 @@ def gathered(
     kept: dict[int, Tensor] = {}
     start = 0
     while start < len(entries):
-        end, room = start, bucket_bytes
+        end, room = start, BUCKET_BYTES
         while end < len(entries) and (end == start or room > 0):
             room -= entries[end][1].numel() * entries[end][1].element_size()
             end += 1

@@ -24,7 +24,7 @@ from agent_r1.learner.critics import make_critic as make_configured_critic
 from agent_r1.learner.experience import Experience
 from agent_r1.learner.learner import TorchLearner
 from agent_r1.learner.packing.samples import Packer, pack
-from agent_r1.learner.packing.trie import iter_tries
+from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.runs import RunFolder, read_credit, read_trajectories
 from agent_r1.training.plan import check_config
 from agent_r1.types import Group, Numbers, Step, StepCredit, Task, TokenIds, Trajectory, TrajectoryCredit
@@ -61,7 +61,7 @@ from tests.unit.algorithms.test_group_estimators import (
 
 PACKINGS: dict[str, Packer] = {
     "rows": partial(pack, max_tokens=60),
-    "trie": partial(iter_tries, max_tokens=120, row_tokens=80),
+    "trie": partial(pack_tries, max_tokens=120, row_tokens=80),
 }
 GREEDY_RETURN = 0.4
 

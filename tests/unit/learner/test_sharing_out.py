@@ -75,7 +75,7 @@ def test_one_micro_batch_of_several_rows_is_cut_for_all_ranks() -> None:
 
 def test_tries_in_one_row_are_cut_where_one_begins() -> None:
     samples = [Sample.of_step((n, 1, 2), (3, 4)) for n in range(10, 18)]
-    whole = pack_tries(samples, range(8), max_tokens=100, row_tokens=5, width_multiple=8, end_to_end=True)
+    whole = list(pack_tries(samples, range(8), max_tokens=100, row_tokens=5, width_multiple=8, end_to_end=True))
     assert [batch.input_ids.shape for batch in whole] == [(1, 40)]
     shares = [share_out(whole, rank=rank, size=4, cost=COST) for rank in range(4)]
     for [batch] in shares:

@@ -32,7 +32,7 @@ from agent_r1.errors import ConfigError
 from agent_r1.learner.compute import Compute
 from agent_r1.learner.critics import Critic
 from agent_r1.learner.packing.samples import MicroBatch, Packer, Sample, pack
-from agent_r1.learner.packing.trie import TrieRow, build_rows, iter_tries, pack_tries
+from agent_r1.learner.packing.trie import TrieRow, build_rows, pack_tries
 from agent_r1.learner.packing.trie_attention import block_mask, dense_mask
 from agent_r1.learner.scoring import hidden_before, score_all, value_of_states
 from agent_r1.models.lm_head import action_scores
@@ -103,7 +103,7 @@ def test_each_token_sees_exactly_what_came_before_it_in_its_step(
     rows: list[tuple[TokenIds, TokenIds]], budget: int, row_tokens: int, portion: int | None, end_to_end: bool
 ) -> None:
     samples = [Sample.of_step(*row) for row in rows]
-    batches = pack_tries(
+    packed = pack_tries(
         samples,
         range(len(samples)),
         max_tokens=budget,
@@ -111,6 +111,7 @@ def test_each_token_sees_exactly_what_came_before_it_in_its_step(
         portion_tokens=portion,
         end_to_end=end_to_end,
     )
+    batches = list(packed)
     assert not end_to_end or all(len(batch.input_ids) == 1 for batch in batches)
     found = {token: path for batch in batches for token, path in paths_of(batch).items()}
     expected = {}
@@ -143,12 +144,12 @@ def test_only_chosen_samples_with_actions_are_packed() -> None:
     [batch] = pack_tries(samples, [1, 2], max_tokens=100)
     assert batch.tokens_N.tolist() == [1]
     assert batch.input_ids.tolist() == [[1, 3, 4]]
-    assert pack_tries(samples, [1], max_tokens=100) == []
+    assert list(pack_tries(samples, [1], max_tokens=100)) == []
 
 
 def test_a_step_longer_than_the_micro_batch_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"5 tokens does not fit trainer\.micro_batch_tokens=4"):
-        pack_tries([Sample.of_step((1, 2, 3), (4, 5))], [0], max_tokens=4)
+        list(pack_tries([Sample.of_step((1, 2, 3), (4, 5))], [0], max_tokens=4))
 
 
 def test_padding_is_seen_by_nobody_and_sees_itself() -> None:
@@ -190,7 +191,7 @@ def sorted_samples(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_first_micro_batch_waits_for_one_portion_of_the_samples_and_not_for_all(sorted_samples: list[int]) -> None:
     samples = [Sample.of_step((n, 1, 2), (3,)) for n in range(100)]
-    batches = iter_tries(samples, range(100), max_tokens=16, portion_tokens=40)
+    batches = pack_tries(samples, range(100), max_tokens=16, portion_tokens=40)
     assert next(batches).tokens_N.tolist() == [0, 1, 2, 3]
     assert sorted_samples == [10]
     assert sorted(n for batch in batches for n in batch.tokens_N.tolist()) == list(range(4, 100))
@@ -198,7 +199,7 @@ def test_the_first_micro_batch_waits_for_one_portion_of_the_samples_and_not_for_
 
 def test_samples_that_wait_are_not_sorted_again_for_every_few_that_come(sorted_samples: list[int]) -> None:
     samples = [Sample.of_step(tuple(range(50)), (n,)) for n in range(400)]  # all fit one row
-    pack_tries(samples, range(400), max_tokens=1000, portion_tokens=100)
+    list(pack_tries(samples, range(400), max_tokens=1000, portion_tokens=100))
     assert sum(sorted_samples) < 3 * 400
 
 

@@ -20,7 +20,7 @@ from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import ConfigError, EngineError
 from agent_r1.learner.compute import Compute
 from agent_r1.learner.packing.samples import Packer, Sample, pack
-from agent_r1.learner.packing.trie import iter_tries
+from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
 from agent_r1.learner.scoring import score, score_all
 from agent_r1.models.attention_features import check_attention, layer_windows, refuse_features
@@ -39,7 +39,7 @@ from tests.unit.engines.test_engine_architectures import (
 CPU = torch.device("cpu")
 PACKINGS: dict[str, Packer] = {
     "rows": partial(pack, max_tokens=4096),
-    "trie": partial(iter_tries, max_tokens=4096, row_tokens=512),
+    "trie": partial(pack_tries, max_tokens=4096, row_tokens=512),
 }
 
 
