@@ -72,10 +72,10 @@ class TextEncoder:
         self._known: dict[str, TokenIds] = {}
         self._threads: EncodingThreads | None = None
 
-    def use_threads(self, num_threads: int | None = None) -> None:
+    def use_threads(self) -> None:
         """Let `encode_beside` work in threads; without a fast tokenizer nothing changes."""
         if self._backend is not None and self._threads is None:
-            num_threads = num_threads or max(1, min(MAX_THREADS, (os.cpu_count() or 1) - 1))
+            num_threads = max(1, min(MAX_THREADS, (os.cpu_count() or 1) - 1))
             self._threads = EncodingThreads(self._encode_all, num_threads)
 
     @property

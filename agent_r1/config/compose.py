@@ -165,12 +165,7 @@ def to_plain(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     """The resolved configuration as YAML, every key included."""
-    return OmegaConf.to_yaml(_node(config))
-
-
-def _node(config: Config) -> DictConfig:
-    """The configuration for OmegaConf, which knows the schema but no `Part`."""
-    return on_schema(to_plain(config))
+    return OmegaConf.to_yaml(on_schema(to_plain(config)))
 
 
 def _pickled_node(config: Config) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_r1.errors import ImageError
 from agent_r1.images.picture import Picture
-from agent_r1.images.reading import ImageLimits, read_picture
+from agent_r1.images.reading import read_picture
 from agent_r1.types import Message, Observation
 
 _TYPES = frozenset(("image", "image_url", "input_image"))
@@ -24,24 +24,20 @@ _KEYS = ("image", "image_url", "url", "path")
 
 
 def picture_messages(
-    messages: Sequence[Message],
-    images: Sequence[Any] = (),
-    *,
-    folder: Path | None = None,
-    limits: ImageLimits | None = None,
+    messages: Sequence[Message], images: Sequence[Any] = (), *, folder: Path | None = None
 ) -> tuple[Message, ...]:
     """The messages with pictures in their one form; messages that need no change are the same objects.
 
     `images` fill parts `{"type": "image"}` in order; those left over are appended to the last message that is not the
     assistant's. Raises `ImageError`, which names message and part.
     """
-    left = list(images)
-    read = _Reader(folder, limits)
-    written = tuple(_message(message, index, left, read) for index, message in enumerate(messages))
-    if left:
-        written = _appended(written, [read(image, "an image beside the messages") for image in left])
-    unchanged = all(new is old for new, old in zip(written, messages, strict=True))
-    return messages if unchanged and isinstance(messages, tuple) else written
+    remaining = list(images)
+    result = tuple(_message(message, index, remaining, folder) for index, message in enumerate(messages))
+    if remaining:
+        where = "an image beside the messages"
+        result = _appended(result, [read_picture(image, folder=folder, where=where) for image in remaining])
+    unchanged = all(new is old for new, old in zip(result, messages, strict=True))
+    return messages if unchanged and isinstance(messages, tuple) else result
 
 
 def needs_reading(observation: Observation) -> bool:
@@ -133,26 +129,18 @@ def picture_key(value: object) -> str:
     raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
 
 
-class _Reader:
-    """Reads pictures with one folder and one set of limits, and says which one is wrong."""
-
-    def __init__(self, folder: Path | None, limits: ImageLimits | None) -> None:
-        self._folder, self._limits = folder, limits
-
-    def __call__(self, source: Any, where: str) -> Picture:
-        return read_picture(source, folder=self._folder, limits=self._limits, where=where)
-
-
-def _message(message: Message, index: int, left: list[Any], read: _Reader) -> Message:
+def _message(message: Message, index: int, remaining: list[Any], folder: Path | None) -> Message:
     content, beside = message.get("content"), message.get("images")
     if beside is None and not isinstance(content, list | tuple):
         return message
     where = f"message {index}"
     parts = list(content) if isinstance(content, list | tuple) else []
-    new = [_part(part, f"{where}, part {number}", left, read) for number, part in enumerate(parts)]
+    new = [_part(part, f"{where}, part {number}", remaining, folder) for number, part in enumerate(parts)]
     if beside is not None:
-        given = beside if isinstance(beside, list | tuple) else [beside]
-        added = [read(image, f"{where}, image {number}") for number, image in enumerate(given)]
+        images = beside if isinstance(beside, list | tuple) else [beside]
+        added = [
+            read_picture(image, folder=folder, where=f"{where}, image {number}") for number, image in enumerate(images)
+        ]
         message = {key: value for key, value in message.items() if key != "images"}
         if isinstance(content, str):
             return {**message, "content": with_images(content, added)}
@@ -162,17 +150,17 @@ def _message(message: Message, index: int, left: list[Any], read: _Reader) -> Me
     return {**message, "content": new}
 
 
-def _part(part: Any, where: str, left: list[Any], read: _Reader) -> Any:
+def _part(part: Any, where: str, remaining: list[Any], folder: Path | None) -> Any:
     if not _is_unread(part):
         return part
     source = next((part[key] for key in _KEYS if part.get(key) is not None), None)
     if isinstance(source, Mapping) and "url" in source:
         source = source["url"]
     if source is None:
-        if not left:
+        if not remaining:
             raise ImageError(f"{where} is an image without content, and no image is given for it")
-        source = left.pop(0)
-    return _part_of(read(source, where))
+        source = remaining.pop(0)
+    return _part_of(read_picture(source, folder=folder, where=where))
 
 
 def _is_unread(part: Any) -> bool:

@@ -19,7 +19,7 @@ from agent_r1.images.families import FAMILIES, Family, FamilySettings, ImageLayo
 from agent_r1.images.ids import MAX_IMAGE_TOKENS
 from agent_r1.images.memory import BoundedInputs, Inputs
 from agent_r1.images.picture import Picture
-from agent_r1.images.store import ImageStore, image_store
+from agent_r1.images.store import image_store
 from agent_r1.types import TokenIds
 
 
@@ -80,14 +80,13 @@ class ImageProcessor:
         processor_config: Mapping[str, Any],
         max_tokens: int | None = None,
         max_pixels: int | None = None,
-        store: ImageStore | None = None,
     ) -> None:
         self.family = family
         """The `model_type` of the model."""
         self._family: Family = FAMILIES[family]
         self._image_processor = image_processor
         self._tokenizer = tokenizer
-        self._store = image_store() if store is None else store
+        self._store = image_store()
         self.max_tokens = min(max_tokens or MAX_IMAGE_TOKENS, MAX_IMAGE_TOKENS)
         self.max_pixels = max_pixels
 

@@ -8,8 +8,8 @@
 
     async for delta in model.stream_choice(request, prompt, seed=7): chunks.delta(0, delta)    # server-sent events
 
-Messages of a request become those that an environment would have written (`messages_from_openai`); `messages_to_openai`
-is the way back, for clients of other servers. docs/serving.md lists the fields.
+Messages of a request become those that an environment would have written (`messages_from_openai`). docs/serving.md
+lists the fields.
 """
 
 from agent_r1.openai_api.answers import ChatModel, Choice, ChoiceDelta
@@ -18,7 +18,6 @@ from agent_r1.openai_api.fields import read_fields
 from agent_r1.openai_api.messages import (
     arguments_from_json,
     messages_from_openai,
-    messages_to_openai,
     tool_calls_to_openai,
     tools_from_openai,
 )
@@ -62,7 +61,6 @@ __all__ = [
     "completion_response",
     "error_event",
     "messages_from_openai",
-    "messages_to_openai",
     "models_response",
     "read_beside",
     "read_chat_request",

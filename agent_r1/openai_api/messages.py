@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_r1.codec import read_json, write_json
 from agent_r1.errors import ImageError, MissingExtraError
-from agent_r1.images import Picture, openai_messages, read_picture
+from agent_r1.images import Picture, read_picture
 from agent_r1.openai_api.errors import ApiError
 from agent_r1.types import Message, ToolCall, ToolSchema, media_in, turn_call_id
 
@@ -181,31 +181,6 @@ def tool_calls_to_openai(calls: Iterable[ToolCall], *, keep_ids: bool = False) -
         }
         for call in calls
     ]
-
-
-def messages_to_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Messages of an environment as a client sends them: arguments as strings of JSON, an id for every answer.
-
-    Call ids are unique in the result, also where those of the environment repeat. An answer without a call becomes a
-    message of the user. Images are data URLs, those of a tool's answer in a message of the user after it.
-    """
-    written: list[dict[str, Any]] = []
-    ids: dict[str, str] = {}
-    for number, message in enumerate(openai_messages(messages)):
-        new: dict[str, Any] = {"role": message["role"], "content": message.get("content")}
-        if message.get("tool_calls"):
-            calls = [dict(call, function=dict(call["function"])) for call in message["tool_calls"]]
-            for index, call in enumerate(calls):
-                ids[call.get("id", "")] = new_id = f"c{number:04d}{index:04d}"
-                call["id"] = new_id
-                arguments = call["function"]["arguments"]
-                call["function"]["arguments"] = arguments if isinstance(arguments, str) else write_json(arguments)
-            new["tool_calls"] = calls
-        elif message["role"] == "tool":
-            call_id = ids.get(message.get("tool_call_id", ""))
-            new = {**new, "tool_call_id": call_id} if call_id else {**new, "role": "user"}
-        written.append(new)
-    return written
 
 
 def _error(where: str, what: str) -> ApiError:

@@ -74,15 +74,15 @@ class Plan:
         return self.simulated / self.measured - 1.0
 
 
-def estimate_steps(workload: Workload, setup: Setup, *, repeats: int = REPEATS, steps: int = STEPS) -> Estimate:
+def estimate_steps(workload: Workload, setup: Setup, *, repeats: int = REPEATS) -> Estimate:
     """The expected step of a setup, from several simulated runs. Steps in which a pipeline is still filling, or runs
     out of groups at the end, do not count."""
     margin = setup.max_staleness
     kept: list[StepTimes] = []
     engine_shares, learner_shares = [], []
     for seed in range(repeats):
-        run = simulate(workload, setup, steps=steps + 2 * margin, seed=seed)
-        kept += run.steps[margin : margin + steps]
+        run = simulate(workload, setup, steps=STEPS + 2 * margin, seed=seed)
+        kept += run.steps[margin : margin + STEPS]
         engine_shares.append(run.engine_share)
         learner_shares.append(run.learner_share)
     totals = [step.total for step in kept]

@@ -48,7 +48,7 @@ async def read_body(
     return bytes(content)
 
 
-def read_object(content: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+def read_object(content: bytes) -> dict[str, Any]:
     """The JSON object of a body, parsed strictly; anything else is refused with status 400.
 
     >>> read_object(b'{"n": 1}')
@@ -60,8 +60,8 @@ def read_object(content: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]
         raise RefusedError(400, "bad_request", f"the body cannot be read: {str(error)[:1000]}") from None
     if not isinstance(value, dict):
         raise RefusedError(400, "bad_request", f"the body must be a JSON object, found {type(value).__name__}")
-    if content.count(b"{") + content.count(b"[") > max_depth and is_deeper_than(value, max_depth):
-        raise RefusedError(400, "bad_request", f"the body is nested more than {max_depth} levels deep")
+    if content.count(b"{") + content.count(b"[") > MAX_DEPTH and is_deeper_than(value, MAX_DEPTH):
+        raise RefusedError(400, "bad_request", f"the body is nested more than {MAX_DEPTH} levels deep")
     return value
 
 

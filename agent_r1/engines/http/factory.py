@@ -128,11 +128,11 @@ def _probe_texts(policy: Any, context_length: int, images: ServerImages | None) 
 
 def _writer(policy: Any, texts: tuple[ProbeText, ...], *, dtype: str, tolerance: float | None) -> Any:
     """What writes weights for servers and computes the trainer's answer to the probe."""
-    from agent_r1.engines.http.policy_weights import next_logprobs, plain_weights, write_weights
+    from agent_r1.engines.http.policy_weights import next_logprobs, write_weights
     from agent_r1.engines.http.probe import Probe, make_probe
 
     def write(weights: Iterable[tuple[str, Any]] | None, folder: Path, before: Probe | None) -> Probe:
-        write_weights(policy, plain_weights(policy) if weights is None else weights, folder, dtype=dtype)
+        write_weights(policy, weights, folder, dtype=dtype)
         logprobs = next_logprobs(policy, texts, folder=folder)
         return make_probe(texts, logprobs, before=before, dtype=dtype, tolerance=tolerance)
 

@@ -25,15 +25,6 @@ from agent_r1.types import TokenIds
 MAX_SHARD_BYTES = 4 * 2**30
 """The weights are written in files of this size: only one is in memory at once."""
 
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "vocab.*",
-    "merges.txt",
-    "added_tokens.json",
-    "chat_template*",
-)
-
 
 def server_dtype(config: Any, policy: nn.Module) -> str:
     """The type in which weights are written, as the local engine chooses its own."""
@@ -42,30 +33,22 @@ def server_dtype(config: Any, policy: nn.Module) -> str:
     return chosen if chosen != "auto" else "bfloat16" if on_gpu else config.model.dtype
 
 
-def plain_weights(policy: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    """The policy's weights under the plain model's names, adapters merged."""
-    return merged_weights(policy)
-
-
 def vocabulary_of(policy: nn.Module) -> int:
     """How many ids the model knows: rows of its embeddings."""
     return int(cast(Any, policy).get_input_embeddings().weight.shape[0])
 
 
-def write_weights(
-    policy: nn.Module, weights: Iterable[tuple[str, Tensor]], folder: Path, *, dtype: str, tokenizer: Path | None = None
-) -> None:
-    """Write a Hugging Face folder with these weights, untied; it appears under its name when it is complete. With
-    `tokenizer`, a folder, its tokenizer's files are in it too, and a server can be started from it."""
+def write_weights(policy: nn.Module, weights: Iterable[tuple[str, Tensor]] | None, folder: Path, *, dtype: str) -> None:
+    """Write a Hugging Face folder with these weights, by default the policy's with adapters merged, untied; it appears
+    under its name when it is complete."""
     beside = folder.with_name(f"{folder.name}.partial")
     with atomic_write(folder, partial=beside):
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
-        _write_shards(beside, _untied(policy, weights), getattr(torch, dtype))
+        _write_shards(
+            beside, _untied(policy, merged_weights(policy) if weights is None else weights), getattr(torch, dtype)
+        )
         _write_config(policy, beside / "config.json", dtype)
-        for pattern in TOKENIZER_FILES if tokenizer is not None else ():
-            for file in tokenizer.glob(pattern) if tokenizer is not None else ():
-                shutil.copyfile(file, beside / file.name)
         beside.replace(folder)
 
 

@@ -40,11 +40,6 @@ class VerlSequence:
     runs_are_steps: bool
     """Each run of 1s in the mask is one step. False where a step sampled nothing, or follows another directly."""
 
-    @property
-    def total_reward(self) -> float:
-        """The sum of its rewards."""
-        return sum(self.response_rewards)
-
 
 @dataclass(slots=True)
 class _Chain:

@@ -46,7 +46,7 @@ def test_prompts_that_extend_each_other_are_one_sequence() -> None:
         steps=(0, 1),
         runs_are_steps=True,
     )
-    assert found.total_reward == 1.5
+    assert sum(found.response_rewards) == 1.5
 
 
 def test_rewritten_history_begins_a_sequence_and_the_last_step_is_in_the_last() -> None:
@@ -138,7 +138,9 @@ def test_every_sampled_id_is_trained_once_after_exactly_the_ids_it_was_sampled_a
         for place, token in enumerate(each.action_ids)
     ]
     assert sorted(trained) == sorted(sampled)
-    assert sum(sequence.total_reward for sequence in found) == pytest.approx(sum(each.reward for each in steps))
+    assert sum(sum(sequence.response_rewards) for sequence in found) == pytest.approx(
+        sum(each.reward for each in steps)
+    )
     rewarded = [
         marked
         for sequence in found

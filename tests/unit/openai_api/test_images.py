@@ -11,13 +11,12 @@ import pytest
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.engines import ScriptedEngine
-from agent_r1.images import FIRST_IMAGE_ID, compact_ids, image_token_ids
+from agent_r1.images import FIRST_IMAGE_ID, compact_ids, image_token_ids, openai_messages
 from agent_r1.openai_api import (
     ApiError,
     ChatModel,
     chat_response,
     messages_from_openai,
-    messages_to_openai,
     read_beside,
     read_chat_request,
 )
@@ -125,7 +124,7 @@ def test_messages_for_other_servers_have_data_urls_and_tools_answer_with_text() 
         {"role": "tool", "tool_call_id": "b", "content": [part(DOT)]},
         {"role": "user", "content": "And now?"},
     )
-    written = messages_to_openai(messages)
+    written = openai_messages(messages)
     assert json.loads(json.dumps(written)) == written
     assert [message["role"] for message in written] == ["user", "assistant", "tool", "tool", "user", "user"]
     assert written[0]["content"] == [sent(DOT), TEXT]
