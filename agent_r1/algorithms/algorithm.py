@@ -170,11 +170,11 @@ def _is_preset(config: AlgorithmConfig) -> bool:
     preset = preset_values("algorithm", config.preset)
     if preset is None:
         return False
-    known = AlgorithmConfig(**{key: preset[key] for key in PART_KEYS if key in preset})
+    parts = AlgorithmConfig(**{key: preset[key] for key in PART_KEYS if key in preset})
     return (
-        all(getattr(config, key).name == getattr(known, key).name for key in PART_KEYS)
+        all(getattr(config, key).name == getattr(parts, key).name for key in PART_KEYS)
         and config.critic.kind == preset.get("critic", {}).get("kind")
-        and config.group_plan == preset.get("group_plan", known.group_plan)
+        and config.group_plan == preset.get("group_plan", parts.group_plan)
     )
 
 

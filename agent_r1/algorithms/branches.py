@@ -44,10 +44,10 @@ def mean_of_continuations(values: Tensor, parents: Tensor, after_last: Tensor) -
 
 def depths(parents: Tensor) -> Tensor:
     """How many entries each one continues, directly or not: [0, 1, 1] for the parents [-1, 0, 0]."""
-    found: list[int] = []
+    result: list[int] = []
     for parent in parents.tolist():
-        found.append(found[parent] + 1 if parent >= 0 else 0)
-    return torch.tensor(found, dtype=torch.long)
+        result.append(result[parent] + 1 if parent >= 0 else 0)
+    return torch.tensor(result, dtype=torch.long)
 
 
 def token_parents(parents_S: Tensor, lengths_S: Tensor) -> Tensor:

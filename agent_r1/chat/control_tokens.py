@@ -58,12 +58,12 @@ class ControlTokens:
         always = set(placeholders)
         others = {*(str(token.content) for token in added), *_marks_of_template(tokenizer), *stop_texts, *always}
         # One character cannot be cut; a longer token that looks like ordinary text is ordinary text.
-        known = {text for text in special if len(text) > 1} | {text for text in others if _MARKUP.fullmatch(text)}
-        ends = {text for text in known if text in stop_texts or _TURN_MARK.fullmatch(text.strip())}
-        turns = ends | always | {text for text in known & special if text.strip() not in own_marks}
-        self._all, self._turns, self._always = _pattern(known), _pattern(turns), _pattern(always)
-        self._json_shows_all = all(json.dumps(text, ensure_ascii=False)[1:-1] == text for text in known)
-        self._normalize = _normalizer(tokenizer) if any(t.normalized and t.content in known for t in added) else None
+        tokens = {text for text in special if len(text) > 1} | {text for text in others if _MARKUP.fullmatch(text)}
+        ends = {text for text in tokens if text in stop_texts or _TURN_MARK.fullmatch(text.strip())}
+        turns = ends | always | {text for text in tokens & special if text.strip() not in own_marks}
+        self._all, self._turns, self._always = _pattern(tokens), _pattern(turns), _pattern(always)
+        self._json_shows_all = all(json.dumps(text, ensure_ascii=False)[1:-1] == text for text in tokens)
+        self._normalize = _normalizer(tokenizer) if any(t.normalized and t.content in tokens for t in added) else None
 
     def plain(self, text: str, *, own_turn: bool = False) -> str:
         """The text with every control token cut; with `own_turn` only those that begin or end turns."""
@@ -112,8 +112,8 @@ class ControlTokens:
         # Templates write the role inside their own marks, where part of a token would complete a whole one.
         if isinstance(role, str) and not _ROLE.fullmatch(role):
             raise ChatTemplateError(f"the role of a message must be a name such as 'user', found {role!r:.80}")
-        own = self._turns if role == "assistant" else self._all
-        return self._message(message, lambda key: self._all if key == "tool_calls" else own)
+        pattern = self._turns if role == "assistant" else self._all
+        return self._message(message, lambda key: self._all if key == "tool_calls" else pattern)
 
     def _message(self, message: Message, pattern_of: Callable[[str], re.Pattern[str] | None]) -> Message:
         changed = {}
@@ -164,13 +164,13 @@ class ControlTokens:
 
     def found_in(self, messages: Iterable[Message]) -> list[str]:
         """The control tokens that would be cut in these messages, each once."""
-        found: dict[str, None] = {}
+        tokens: dict[str, None] = {}
         for message in messages:
             for key, entry in message.items():
                 pattern = self._turns if message.get("role") == "assistant" and key != "tool_calls" else self._all
                 text = entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False, default=str)
-                found.update(dict.fromkeys(match.group() for match in pattern.finditer(text)) if pattern else {})
-        return list(found)
+                tokens.update(dict.fromkeys(match.group() for match in pattern.finditer(text)) if pattern else {})
+        return list(tokens)
 
 
 def pieces_of(text: str) -> list[str]:

@@ -85,14 +85,14 @@ class TextEncoder:
 
     def encode(self, text: str) -> TokenIds:
         """The ids of a text. Its pieces between cuts (see `control_tokens`) are encoded separately."""
-        known = self._known.get(text)
-        return self._keep(text, self._encode(text)) if known is None else known
+        ids = self._known.get(text)
+        return self._keep(text, self._encode(text)) if ids is None else ids
 
     async def encode_beside(self, text: str) -> TokenIds:
         """The same ids, in threads if there are any; the event loop continues meanwhile."""
-        known = self._known.get(text)
-        if known is not None:
-            return known
+        ids = self._known.get(text)
+        if ids is not None:
+            return ids
         if self._threads is None or len(text) < SHORT_TEXT or SPLIT in text or not self._is_plain():
             return self._keep(text, self._encode(text))
         return self._keep(text, await self._threads.submit(text))

@@ -109,14 +109,14 @@ class PromptImages:
         self, message: Message, messages: Sequence[Message], template: Callable[[Sequence[Message]], str]
     ) -> bool:
         """Whether the template shows the images of this one message."""
-        own = self.of([message])
-        if not own:
+        pictures = self.of([message])
+        if not pictures:
             return True
         try:
             text = template([one if one is message else _without_images(one) for one in messages])
         except ChatTemplateError:
             return True
-        return self.are_shown(text, own)
+        return self.are_shown(text, pictures)
 
 
 def _copies_text(chat_template: Callable[[Sequence[Message]], str]) -> bool:

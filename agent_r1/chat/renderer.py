@@ -70,8 +70,8 @@ class ChatRenderer:
         self._tools: tuple[Sequence[Mapping[str, Any]], Any] = (), []  # the last ones, and with control tokens cut
         self.template_shows_tools = knows_tools(tokenizer.chat_template) and not writes_as_text(self.format)
         eos = tokenizer.eos_token_id
-        known = [*([] if eos is None else [int(eos)]), *stop_ids, *self._single_ids(self.format.stop_tokens)]
-        self.stop_ids: TokenIds = tuple(dict.fromkeys(known))
+        stop_tokens = [*([] if eos is None else [int(eos)]), *stop_ids, *self._single_ids(self.format.stop_tokens)]
+        self.stop_ids: TokenIds = tuple(dict.fromkeys(stop_tokens))
         if not self.stop_ids:
             raise ConfigError("the model's tokenizer has no end-of-turn token; set eos_token in tokenizer_config.json")
         ends = [str(tokenizer.decode([end], skip_special_tokens=False)) for end in self.stop_ids]
@@ -129,9 +129,9 @@ class ChatRenderer:
     ) -> tuple[tuple[Message, ...], str]:
         """Messages as the template accepts them, and what it writes; the members of a group render it once."""
         key = messages, observation.tools, trusted
-        for known_key, known in self._beginnings:
+        for known_key, beginning in self._beginnings:
             if known_key == key:
-                return known
+                return beginning
         plain = self.control_tokens.messages(messages, trusted)
         try:
             rendered = plain, self._template(plain, observation)
@@ -300,8 +300,8 @@ class ChatRenderer:
     def _template(
         self, messages: Sequence[Message], observation: Observation, *, add_generation_prompt: bool = True
     ) -> str:
-        known, tools = self._tools
-        if known != observation.tools:
+        schemas, tools = self._tools
+        if schemas != observation.tools:
             tools = self.control_tokens.value([dict(schema) for schema in observation.tools])
             self._tools = observation.tools, tools
         if tools and not self.template_shows_tools:

@@ -33,12 +33,12 @@ class TextStream:
         self._ids += [token for token in token_ids if token not in self._stop_ids]
         if self._num_given == len(self._ids):
             return ""
-        given = self._decode(self._ids[self._context_start : self._num_given])
+        old_text = self._decode(self._ids[self._context_start : self._num_given])
         text = self._decode(self._ids[self._context_start :])
-        if not is_last and (text.endswith(_INCOMPLETE) or len(text) <= len(given)):
+        if not is_last and (text.endswith(_INCOMPLETE) or len(text) <= len(old_text)):
             return ""
         self._context_start, self._num_given = self._num_given, len(self._ids)
-        return text[len(given) :]
+        return text[len(old_text) :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False)) if token_ids else ""

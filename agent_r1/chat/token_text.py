@@ -20,12 +20,12 @@ class TokenTexts:
 
     def of(self, token_id: int) -> tuple[str, bytes]:
         """Text and bytes. The text of a token that is a part of a character contains a replacement character."""
-        known = self._known.get(token_id)
-        if known is None:
+        entry = self._known.get(token_id)
+        if entry is None:
             anchor, anchor_text = self._anchor
             text = self._decode([*anchor, token_id])[len(anchor_text) :]
-            known = self._known[token_id] = text, _raw_bytes(self._tokenizer, token_id, text)
-        return known
+            entry = self._known[token_id] = text, _raw_bytes(self._tokenizer, token_id, text)
+        return entry
 
     @cached_property
     def _anchor(self) -> tuple[list[int], str]:
@@ -92,17 +92,17 @@ class ContentStream:
     def _certain_end(self) -> int:
         end = len(self._pending)
         for mark in self._openings or ():
-            found = self._pending.find(mark)
-            if found >= 0:
-                end, self._is_open = min(end, found), False
+            start = self._pending.find(mark)
+            if start >= 0:
+                end, self._is_open = min(end, start), False
         for mark in (*(self._openings or ()), *self._stop):
             end = min(end, _beginning_at_end(self._pending, mark))
         return end
 
     def rest(self, content: str) -> str:
         """What is missing of the content of the whole turn."""
-        sent = "".join(self._sent)
-        return content.removeprefix(sent if content.startswith(sent) else sent.lstrip())
+        whole = "".join(self._sent)
+        return content.removeprefix(whole if content.startswith(whole) else whole.lstrip())
 
 
 def _beginning_at_end(text: str, mark: str) -> int:

@@ -49,9 +49,9 @@ class Curriculum(TaskSampler):
     def extra(self, number: int, round_number: int, count: int) -> list[Task]:
         """Further tasks for batch `number`, of the level that holds there."""
         level = bisect_right(self._starts, number * self._batch_size) - 1
-        own = self._by_level[level]
+        level_tasks = self._by_level[level]
         rng = random.Random(mix_seed(self._seed, number, round_number, Stream.EXTRA_TASKS))
-        return [own[rng.randrange(len(own))] for _ in range(count)]
+        return [level_tasks[rng.randrange(len(level_tasks))] for _ in range(count)]
 
     def observe(self, groups: Sequence[Group], next_position: int) -> dict[str, float]:
         """Take the results of a batch into account; returns metrics. A new level begins at `next_position`, the first
@@ -90,13 +90,13 @@ class Curriculum(TaskSampler):
 
     def _in_order(self, level: int, index: int) -> Task:
         """Every epoch of a level has each of its tasks once, in an order of its own."""
-        own = self._by_level[level]
-        epoch, place = divmod(index, len(own))
+        level_tasks = self._by_level[level]
+        epoch, place = divmod(index, len(level_tasks))
         if (level, epoch) not in self._orders_of:
-            order = list(range(len(own)))
+            order = list(range(len(level_tasks)))
             random.Random(mix_seed(self._seed, level, epoch)).shuffle(order)
             self._orders_of = {(level, epoch): order}
-        return own[self._orders_of[level, epoch][place]]
+        return level_tasks[self._orders_of[level, epoch][place]]
 
 
 def levels_of(tasks: Sequence[Task]) -> list[int]:

@@ -124,16 +124,16 @@ class DemonstrationWorkers:
         pickled = None if setup is None else _pickled(setup)
         if setup is None or pickled is None:
             return {}
-        known, seconds_per_row = _compared(rows, chosen, renderer, setup.make())
+        tokenised, seconds_per_row = _compared(rows, chosen, renderer, setup.make())
         if seconds_per_row is None or seconds_per_row * len(chosen) < WORTH_SECONDS:
-            return known
+            return tokenised
         num_rows = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS / seconds_per_row)))
         with tempfile.TemporaryDirectory(prefix="agent_r1_tokenise_") as folder:
             file = Path(folder) / "renderer.pickle"
             file.write_bytes(pickled)
             run = _Run(self, str(file), rows, frozenset(chosen), renderer, num_rows)
             run.tokenise(chosen, tracked)
-        return known | run.done
+        return tokenised | run.done
 
 
 class _Run:
@@ -141,7 +141,7 @@ class _Run:
 
     def __init__(
         self,
-        given: DemonstrationWorkers,
+        accelerator: DemonstrationWorkers,
         setup_file: str,
         rows: Sequence[RawDemonstration],
         chosen: frozenset[int],
@@ -149,7 +149,7 @@ class _Run:
         num_rows: int,
     ) -> None:
         self.done: dict[int, list[DemonstrationRow]] = {}
-        self._given, self._setup_file, self._rows, self._chosen = given, setup_file, rows, chosen
+        self._accelerator, self._setup_file, self._rows, self._chosen = accelerator, setup_file, rows, chosen
         self._renderer, self._num_rows = renderer, num_rows
         self._has_failed = False
 
@@ -168,7 +168,7 @@ class _Run:
                 self._keep(*result)
         finally:
             await results.aclose()  # type: ignore[attr-defined]
-            await self._given.workers.close()
+            await self._accelerator.workers.close()
 
     def _keep(self, index: int, packed: Packed | None) -> int:
         conversation = None if packed is None else unpack(packed, self._renderer)
@@ -185,7 +185,7 @@ class _Run:
         )
         try:
             while True:
-                while len(calls) < 2 * self._given.workers.size and (chunk := next(chunks, None)) is not None:
+                while len(calls) < 2 * self._accelerator.workers.size and (chunk := next(chunks, None)) is not None:
                     calls.append((chunk, asyncio.create_task(self._call(chunk))))
                 if not calls:
                     return
@@ -198,39 +198,39 @@ class _Run:
             await asyncio.gather(*(call for _, call in calls), return_exceptions=True)
 
     async def _call(self, chunk: range) -> Sequence[Packed | None]:
-        left: list[Packed | None] = [None] * len(chunk)
+        no_results: list[Packed | None] = [None] * len(chunk)
         if self._has_failed:
-            return left
+            return no_results
         rows = [(self._rows[index], index in self._chosen) for index in chunk]
         try:
-            made: Sequence[Packed | None] = await self._given.workers.call(
+            packed: Sequence[Packed | None] = await self._accelerator.workers.call(
                 tokenise_chunk, self._setup_file, rows, timeout=CALL_TIMEOUT
             )
         except (AgentR1Error, OSError, TypeError) as error:  # OSError: no process can be started
             if not self._has_failed:
                 self._has_failed = True
-                self._given.warn(f"demonstrations are tokenised by this process alone: {error}")
-            return left
-        return made
+                self._accelerator.warn(f"demonstrations are tokenised by this process alone: {error}")
+            return no_results
+        return packed
 
 
 def _compared(
     rows: Sequence[RawDemonstration], chosen: Sequence[int], renderer: ChatRenderer, other: ChatRenderer
 ) -> tuple[dict[int, list[DemonstrationRow]], float | None]:
     """Some of the chosen rows, and the seconds that one takes; None when `other` writes one of them otherwise."""
-    known: dict[int, list[DemonstrationRow]] = {}
+    tokenised: dict[int, list[DemonstrationRow]] = {}
     seconds = 0.0
     for index in chosen[:: -(-len(chosen) // NUM_COMPARED)]:
         start = time.perf_counter()
         try:
-            known[index] = rows[index].checked().tokenised(renderer)
+            tokenised[index] = rows[index].checked().tokenised(renderer)
         except ValueError:  # the caller reports it
             continue
         seconds += time.perf_counter() - start
         packed = pack(rows[index], other, is_chosen=True)
-        if packed is None or unpack(packed, renderer) != known[index]:
-            return known, None
-    return known, seconds / len(known) if known else None
+        if packed is None or unpack(packed, renderer) != tokenised[index]:
+            return tokenised, None
+    return tokenised, seconds / len(tokenised) if tokenised else None
 
 
 def _pickled(setup: RendererSetup) -> bytes | None:
@@ -259,11 +259,11 @@ def pack(row: RawDemonstration, renderer: ChatRenderer, *, is_chosen: bool) -> P
     """A row as plain data; None for one that has an error."""
     try:
         demonstration = row.checked()
-        made = demonstration.tokenised(renderer) if is_chosen else []
+        tokenised = demonstration.tokenised(renderer) if is_chosen else []
     except Exception:  # noqa: BLE001 - the caller meets the same error, and reports it
         return None
-    pictures = _pictures(demonstration) if made and renderer.sees_images else ()
-    return [(array("q", one.token_ids).tobytes(), array("q", one.actions).tobytes()) for one in made], pictures
+    pictures = _pictures(demonstration) if tokenised and renderer.sees_images else ()
+    return [(array("q", one.token_ids).tobytes(), array("q", one.actions).tobytes()) for one in tokenised], pictures
 
 
 def _pictures(demonstration: CheckedDemonstration) -> list[PackedPicture]:
@@ -273,9 +273,9 @@ def _pictures(demonstration: CheckedDemonstration) -> list[PackedPicture]:
 
 def unpack(packed: Packed, renderer: ChatRenderer) -> list[DemonstrationRow] | None:
     """The rows of a conversation, its images known to the renderer's processor; None when that refuses one."""
-    rows, given = packed
+    rows, packed_pictures = packed
     pictures = {}
-    for content_hash, width, height, png in given:
+    for content_hash, width, height, png in packed_pictures:
         picture = Picture(content_hash=content_hash, width=width, height=height, png=png)
         pictures[_stand_in(picture)] = picture
     try:
@@ -293,15 +293,15 @@ def _unpacked(
     assert renderer.processor is not None
     places = [place for place, token in enumerate(token_ids) if token >= FIRST_IMAGE_ID]
     images = [renderer.processor.prompt_ids(renderer.processor.encode(pictures[token_ids[place]])) for place in places]
-    written, start = list[int](), 0
+    expanded, start = list[int](), 0
     for place, image in zip(places, images, strict=True):
-        written += token_ids[start:place]
-        written += image
+        expanded += token_ids[start:place]
+        expanded += image
         start = place + 1
     # An action moves by what the images before it are longer than one token.
     moved_by = list(accumulate((len(image) - 1 for image in images), initial=0))
     return DemonstrationRow(
-        token_ids=(*written, *token_ids[start:]),
+        token_ids=(*expanded, *token_ids[start:]),
         actions=tuple(position + moved_by[bisect_left(places, position)] for position in actions),
     )
 

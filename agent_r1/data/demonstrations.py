@@ -95,19 +95,19 @@ def load_demonstrations(
         for path in map(Path, paths)
         for number, content in enumerate(read_rows(path))
     ]
-    known: dict[int, list[DemonstrationRow]] = {}
+    tokenised: dict[int, list[DemonstrationRow]] = {}
     if accelerator is not None:
-        known = accelerator.tokenise(rows, sorted(set(choose(len(rows)))), renderer, tracked)
+        tokenised = accelerator.tokenise(rows, sorted(set(choose(len(rows)))), renderer, tracked)
     checked: list[tuple[int, CheckedDemonstration | None]] = []
     problems: dict[str, str] = {}
     for index, row in enumerate(rows):
         try:
-            checked.append((index, None if index in known else row.checked()))
+            checked.append((index, None if index in tokenised else row.checked()))
         except ValueError as error:
             problems[row.where] = f"{row.where}: {error}"
     if not rows:
         problems[""] = f"no rows in {', '.join(map(str, paths)) or 'sft.data, which is empty'}"
-    conversations = [known.get(index, []) for index, _ in checked]
+    conversations = [tokenised.get(index, []) for index, _ in checked]
     for number in tracked([number for number in sorted(set(choose(len(checked)))) if not conversations[number]]):
         index, demonstration = checked[number]
         try:
@@ -185,21 +185,21 @@ def check_demonstration(row: Any, *, folder: Path | None = None) -> None:
 def _checked(row: Any, folder: Path) -> tuple[list[Message], list[Mapping[str, Any]]]:
     if isinstance(row, ValueError):
         raise row
-    given = row.get("messages") if isinstance(row, dict) else None
-    given = read_json(given) if isinstance(given, str) else given
-    if not isinstance(given, list):
+    message_list = row.get("messages") if isinstance(row, dict) else None
+    message_list = read_json(message_list) if isinstance(message_list, str) else message_list
+    if not isinstance(message_list, list):
         columns = ", ".join(sorted(map(str, row))) if isinstance(row, dict) else type(row).__name__
-        found = columns if given is None else f"'messages' as {type(given).__name__}"
+        found = columns if message_list is None else f"'messages' as {type(message_list).__name__}"
         raise ValueError(f"a demonstration needs 'messages', a list; found: {found}")
     tools = row.get("tools") or []
     tools = read_json(tools) if isinstance(tools, str) else tools
-    for column, value in (("messages", without_images(given)), ("tools", tools)):
+    for column, value in (("messages", without_images(message_list)), ("tools", tools)):
         problem = next(unusable_parts(value, f"'{column}'"), None)
         if problem is not None:
             raise ValueError(problem)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError(f"'tools' must be a list of schemas, which are objects; found {tools!r:.80}")
-    messages = checked_messages(given, "'messages'")
+    messages = checked_messages(message_list, "'messages'")
     if not any(message["role"] == "assistant" for message in messages):
         raise ValueError(_NOTHING_TO_LEARN)
     if has_images(row, messages):

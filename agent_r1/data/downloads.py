@@ -36,18 +36,18 @@ _CHUNK = 1 << 16
 _TIMEOUT_SECONDS = 60.0
 
 
-def locate(task: str, wanted: Mapping[str, Sequence[str]], folder: Path | None = None) -> dict[str, list[Path]]:
-    """The files of each name in `wanted`, whose values are the addresses to download them from.
+def locate(task: str, addresses_of: Mapping[str, Sequence[str]], folder: Path | None = None) -> dict[str, list[Path]]:
+    """The files of each name in `addresses_of`, whose values are where to download them from.
 
     `locate("gsm8k", {"train": [URL]}, Path("data"))` -> `{"train": [Path("data/train.jsonl.xz")]}`
     """
-    given = _given_folder(task, folder)
-    if given is not None:
-        return {name: find_files(given, name) for name in wanted}
+    local = _given_folder(task, folder)
+    if local is not None:
+        return {name: find_files(local, name) for name in addresses_of}
     cache = cache_dir("data") / task
     return {
         name: [_cached(task, name, address, cache / f"{name}-{number}") for number, address in enumerate(addresses)]
-        for name, addresses in wanted.items()
+        for name, addresses in addresses_of.items()
     }
 
 
@@ -60,10 +60,10 @@ def find_files(folder: Path, name: str) -> list[Path]:
         return whole[:1]
     parts = sorted(folder.glob(f"{name}-*-of-*.parquet"))
     if not parts:
-        found = ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
+        names = ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
         raise DataError(
             f"{folder} has none of {', '.join(name + suffix for suffix in _SUFFIXES)} or {name}-*-of-*.parquet. "
-            f"Found: {found}"
+            f"Found: {names}"
         )
     return parts
 
@@ -73,8 +73,8 @@ def read_raw(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
     for file in files:
         for number, row in enumerate(read_rows(file)):
             if not isinstance(row, dict):
-                found = row if isinstance(row, ValueError) else f"expected an object, found {type(row).__name__}"
-                raise DataError(f"{file}, row {number}: {found}")
+                problem = row if isinstance(row, ValueError) else f"expected an object, found {type(row).__name__}"
+                raise DataError(f"{file}, row {number}: {problem}")
             yield row
 
 
@@ -87,8 +87,8 @@ def download(address: str, file: Path) -> None:
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as beside:
         try:
             with urlopen(request, timeout=_TIMEOUT_SECONDS) as response, progress_counter("kB") as show:
-                for done in _copy(response, beside):
-                    show(f"downloading {file.name}", done // 1000)
+                for num_bytes in _copy(response, beside):
+                    show(f"downloading {file.name}", num_bytes // 1000)
         except HTTPError as error:
             error.close()
             raise
@@ -105,13 +105,13 @@ def download(address: str, file: Path) -> None:
 def _copy(response: Any, into: Any) -> Iterator[int]:
     """Copy a response, yielding the bytes so far. One that ends early raises OSError, which `http` does not do."""
     announced = response.headers.get("Content-Length")
-    done = 0
+    num_bytes = 0
     while chunk := response.read(_CHUNK):
         into.write(chunk)
-        done += len(chunk)
-        yield done
-    if announced is not None and done != int(announced):
-        raise OSError(f"the response ended after {done} of {announced} bytes")
+        num_bytes += len(chunk)
+        yield num_bytes
+    if announced is not None and num_bytes != int(announced):
+        raise OSError(f"the response ended after {num_bytes} of {announced} bytes")
 
 
 def _given_folder(task: str, folder: Path | None) -> Path | None:
@@ -121,14 +121,14 @@ def _given_folder(task: str, folder: Path | None) -> Path | None:
     parent = os.environ.get(DATA_VARIABLE)
     if not parent:
         return None
-    given = Path(parent).expanduser() / task
-    if not given.is_dir():
-        around = sorted(entry.name for entry in given.parent.iterdir()) if given.parent.is_dir() else []
+    task_folder = Path(parent).expanduser() / task
+    if not task_folder.is_dir():
+        around = sorted(entry.name for entry in task_folder.parent.iterdir()) if task_folder.parent.is_dir() else []
         raise DataError(
             f"{DATA_VARIABLE}={parent} has no folder '{task}'. Found: {', '.join(around) or 'nothing'}. "
             f"Put the files there, or unset {DATA_VARIABLE} to download them"
         )
-    return given
+    return task_folder
 
 
 def _cached(task: str, name: str, address: str, folder: Path) -> Path:

@@ -67,9 +67,9 @@ def _check_growth(trajectory: Trajectory) -> None:
         if step.observation.images or media_in(messages):
             raise UnfitEpisodeError("its prompts have images")
     for number, (before, after) in enumerate(pairwise(steps), start=2):
-        said = [*(before.observation.messages or ()), before.action.as_message()]
-        shown = list(after.observation.messages or ())
-        if list(map(_content_of, shown[: len(said)])) != list(map(_content_of, said)):
+        expected = [*(before.observation.messages or ()), before.action.as_message()]
+        next_messages = list(after.observation.messages or ())
+        if list(map(_content_of, next_messages[: len(expected)])) != list(map(_content_of, expected)):
             raise UnfitEpisodeError(
                 f"the prompt of its step {number} does not continue the conversation of step {number - 1} (a context "
                 "policy, an environment that shows each state by itself, or a flow with several conversations)"
@@ -80,8 +80,8 @@ def _check_growth(trajectory: Trajectory) -> None:
 
 def _content_of(message: Message) -> tuple[Any, ...]:
     """What a message says, however it is written: without ids, arguments of calls as objects."""
-    said = [_call_of(call) for call in message.get("tool_calls") or ()]
-    return message.get("role"), message.get("content") or "", said
+    calls = [_call_of(call) for call in message.get("tool_calls") or ()]
+    return message.get("role"), message.get("content") or "", calls
 
 
 def _call_of(call: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -82,9 +82,9 @@ class RevisitingSampler(TaskSampler):
 
     def _pool_at(self, position: int) -> tuple[int, list[int]]:
         """The position since which the pool is what it is at a position, and its tasks."""
-        known = bisect_right(self._changes, position, key=lambda change: change[0])
-        is_latest = known == len(self._changes)  # otherwise a group that was started before the latest changes
-        return self._changes[known - 1][0], sorted(self._pool if is_latest else _members(self._changes[:known]))
+        index = bisect_right(self._changes, position, key=lambda change: change[0])
+        is_latest = index == len(self._changes)  # otherwise a group that was started before the latest changes
+        return self._changes[index - 1][0], sorted(self._pool if is_latest else _members(self._changes[:index]))
 
 
 def _members(changes: Sequence[tuple[int, int, bool]]) -> set[int]:

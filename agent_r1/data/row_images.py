@@ -27,11 +27,11 @@ _NO_TEXT = frozenset(("image", "image_url", "images"))
 
 def row_images(row: Mapping[str, Any]) -> list[Any]:
     """The images of a row's columns."""
-    found: list[Any] = []
+    images: list[Any] = []
     for column in IMAGE_COLUMNS:
         value = row.get(column)
-        found += value if isinstance(value, list | tuple) else [] if value is None or value == "" else [value]
-    return found
+        images += value if isinstance(value, list | tuple) else [] if value is None or value == "" else [value]
+    return images
 
 
 def has_images(row: Mapping[str, Any], messages: Sequence[Message]) -> bool:
@@ -50,8 +50,8 @@ def with_row_images(messages: Sequence[Message], images: Sequence[Any], folder: 
     """The messages with all images read: those inside them, and `images` in the places of the marks. An `ImageError` or
     `ValueError` says what is wrong."""
     pictures = [read_picture(image, folder=folder, where=f"image {i} of the row") for i, image in enumerate(images)]
-    read = picture_messages(messages, folder=folder)
-    return _placed(read, pictures) if pictures else read
+    normal = picture_messages(messages, folder=folder)
+    return _placed(normal, pictures) if pictures else normal
 
 
 def without_images(value: Any) -> Any:
@@ -75,8 +75,8 @@ def _placed(messages: tuple[Message, ...], pictures: list[Picture]) -> tuple[Mes
             f"the row has {len(pictures)} images, but {marks} marks {MARK} in its prompt; it needs one mark per image, "
             "or none"
         )
-    left = list(pictures)
-    return tuple(_filled(message, left) if any(MARK in text for text in _texts(message)) else message
+    remaining = list(pictures)
+    return tuple(_filled(message, remaining) if any(MARK in text for text in _texts(message)) else message
                  for message in messages)  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def _texts(message: Message) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def _filled(message: Message, left: list[Picture]) -> Message:
+def _filled(message: Message, remaining: list[Picture]) -> Message:
     """The message with pictures in the places of its marks."""
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -98,7 +98,7 @@ def _filled(message: Message, left: list[Picture]) -> Message:
             filled.append(part)
             continue
         for number, text in enumerate(part["text"].split(MARK)):
-            filled += [_part(left.pop(0))] if number else []
+            filled += [_part(remaining.pop(0))] if number else []
             filled += [{**part, "text": text}] if text else []
     return {**message, "content": filled}
 

@@ -41,8 +41,8 @@ class MixingSampler(TaskSampler):
     def extra(self, number: int, round_number: int, count: int) -> list[Task]:
         """Further tasks for batch `number`, in the same shares."""
         start = number * self._batch_size
-        drawn = [sampler.extra(number, round_number, count) for sampler in self._samplers]
-        return [drawn[self._place(start + index)[0]][index] for index in range(count)]
+        tasks = [sampler.extra(number, round_number, count) for sampler in self._samplers]
+        return [tasks[self._place(start + index)[0]][index] for index in range(count)]
 
     def _place(self, position: int) -> tuple[int, int]:
         """The source of a position, and which of the source's tasks it is."""
@@ -56,16 +56,16 @@ class MixingSampler(TaskSampler):
 
 
 def _refuse_wrong_shares(shares: Mapping[str, float], sources: Mapping[str, Sequence[Task]]) -> None:
-    found = ", ".join(f"{name} ({len(tasks)} rows)" for name, tasks in sorted(sources.items()))
+    counts = ", ".join(f"{name} ({len(tasks)} rows)" for name, tasks in sorted(sources.items()))
     unknown = [name for name in shares if name not in sources]
     if unknown:
         raise ConfigError(
-            f"data.shares names {', '.join(unknown)}, which no training row has as its data_source; there are {found}"
+            f"data.shares names {', '.join(unknown)}, which no training row has as its data_source; there are {counts}"
         )
     missing = [name for name in sources if name not in shares]
     if missing:
         raise ConfigError(
-            f"data.shares says nothing about {', '.join(missing)}; the training rows have {found}. Name every data "
+            f"data.shares says nothing about {', '.join(missing)}; the training rows have {counts}. Name every data "
             "source, with 0 for one that is to be left out"
         )
     if not any(value > 0 for value in shares.values()):

@@ -20,13 +20,13 @@ def hold_out(rows: Sequence[RowT], count: int, *, key: Callable[[RowT], str]) ->
     >>> len(kept), len(held), set(kept) & set(held)
     (8, 2, set())
     """
-    wanted = max(1, min(count, len(rows) // 5))
+    max_held = max(1, min(count, len(rows) // 5))
     keys = [key(row) for row in rows]
     counts = Counter(keys)
     chosen: set[str] = set()
     num_held = 0
     for text in sorted(set(keys), key=lambda text: hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()):
-        if num_held + counts[text] > wanted and chosen:
+        if num_held + counts[text] > max_held and chosen:
             break
         chosen.add(text)
         num_held += counts[text]

@@ -72,9 +72,9 @@ def load_tasks(paths: Sequence[str | Path], *, default_agent: str = "env_loop") 
     if repeated is not None:
         problems.append(f"the task_id '{repeated}' appears twice; each row needs its own")
     if problems:
-        shown = problems[:_MAX_REPORTED]
-        more = [f"... and {len(problems) - len(shown)} more"] if len(problems) > len(shown) else []
-        raise DataError("the data cannot be used:\n" + "\n".join(f"  - {problem}" for problem in shown + more))
+        first = problems[:_MAX_REPORTED]
+        more = [f"... and {len(problems) - len(first)} more"] if len(problems) > len(first) else []
+        raise DataError("the data cannot be used:\n" + "\n".join(f"  - {problem}" for problem in first + more))
     return tasks
 
 
@@ -113,8 +113,8 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _with_env_kwargs_as_text(row: Mapping[str, Any]) -> dict[str, Any]:
-    given = row.get("env_kwargs")
-    return {**row, "env_kwargs": json.dumps(given, ensure_ascii=False)} if isinstance(given, Mapping) else dict(row)
+    kwargs = row.get("env_kwargs")
+    return {**row, "env_kwargs": json.dumps(kwargs, ensure_ascii=False)} if isinstance(kwargs, Mapping) else dict(row)
 
 
 def _numbered(rows: Iterator[Any], path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -169,16 +169,16 @@ def _full_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     >>> _full_row({"prompt": "2+2?", "solution": "4"})
     {'prompt': '2+2?', 'extra_info': {'solution': '4'}}
     """
-    asked = "prompt" if "prompt" in row else "question"
-    if asked not in row or row.get("reward_model") is not None or not {"answer", "prompt"} & set(row):
+    prompt_column = "prompt" if "prompt" in row else "question"
+    if prompt_column not in row or row.get("reward_model") is not None or not {"answer", "prompt"} & set(row):
         return row
     full = {column: row[column] for column in COLUMNS if column in row and column != "extra_info"}
-    taken = {*COLUMNS, *_MEDIA_COLUMNS, "question", "answer"}
-    others = {column: value for column, value in row.items() if column not in taken}
+    own_columns = {*COLUMNS, *_MEDIA_COLUMNS, "question", "answer"}
+    others = {column: value for column, value in row.items() if column not in own_columns}
     if "answer" not in row:  # such a row may have columns that no task can hold: they are left out
         others = {column: value for column, value in others.items() if not any(unusable_parts(value, column))}
     return {
-        "prompt": row[asked],
+        "prompt": row[prompt_column],
         **full,
         **({"reward_model": {"ground_truth": row["answer"]}} if "answer" in row else {}),
         "extra_info": row.get("extra_info") or others,
@@ -203,9 +203,9 @@ def wants_control_tokens(row: Mapping[str, Any]) -> bool:
 
 
 def _task_id(row: Mapping[str, Any], default_id: str) -> str:
-    found = row.get("task_id")
-    if isinstance(found, int) and not isinstance(found, bool):
-        return str(found)
+    task_id = row.get("task_id")
+    if isinstance(task_id, int) and not isinstance(task_id, bool):
+        return str(task_id)
     return _text(row, "task_id") or default_id
 
 
@@ -228,11 +228,11 @@ def _text(row: Mapping[str, Any], column: str) -> str | None:
 
 def _env_kwargs(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The column with the two keys that the library itself reads checked for their form."""
-    given = _mapping(row, "env_kwargs")
-    env, tools = given.get("env"), given.get("tools")
-    if "env" in given and not isinstance(env, str):
+    env_kwargs = _mapping(row, "env_kwargs")
+    env, tools = env_kwargs.get("env"), env_kwargs.get("tools")
+    if "env" in env_kwargs and not isinstance(env, str):
         raise ValueError(f"'env_kwargs.env' must be the name of an environment, found {_kind(env)}; or leave it out")
-    if "tools" in given and (
+    if "tools" in env_kwargs and (
         not isinstance(tools, list)
         or not all(
             isinstance(tool, str) or (isinstance(tool, dict) and isinstance(tool.get("name"), str)) for tool in tools
@@ -242,7 +242,7 @@ def _env_kwargs(row: Mapping[str, Any]) -> Mapping[str, Any]:
             f"'env_kwargs.tools' must be a list of names, or of objects with a 'name', found {_kind(tools)}; or "
             "leave it out"
         )
-    return given
+    return env_kwargs
 
 
 def _kind(value: Any) -> str:

@@ -188,8 +188,8 @@ class Conversation:
     @property
     def messages(self) -> Messages:
         """What the next observation shows."""
-        shown = self._policy.show(self._history)
-        return shown if self._question is None else (*shown, self._question)
+        messages = self._policy.show(self._history)
+        return messages if self._question is None else (*messages, self._question)
 
     def takes(self, action: Action) -> bool:
         """Whether the action answers the policy's question; if so, the answer is added to the history."""

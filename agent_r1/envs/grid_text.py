@@ -59,15 +59,15 @@ def _object(cell: Any) -> str | None:
 
 def _walls(cells: list[tuple[int, int, Any]]) -> list[tuple[int, int]]:
     """The nearest wall straight ahead, to the left and to the right."""
-    found = []
+    nearest = []
     for way in ((1, 0), (0, -1), (0, 1)):
         walls = [
             (ahead, aside)
             for ahead, aside, cell in cells
             if (_sign(ahead), _sign(aside)) == way and int(cell[0]) == _WALL
         ]
-        found += walls[:1]  # the nearest come first
-    return found
+        nearest += walls[:1]  # the nearest come first
+    return nearest
 
 
 def _sign(number: int) -> int:

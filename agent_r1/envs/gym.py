@@ -98,9 +98,9 @@ class GymEnv(AgentEnv):
         """Returns the row's messages and the first observation."""
         self._thread = self._thread or _EnvThread()
         seed, options, arguments = _row_settings(task)
-        wanted = {**self._arguments, **arguments}
-        if self._env is None or wanted != self._made_with:
-            await self._thread.run(lambda: self._begin(wanted))
+        all_arguments = {**self._arguments, **arguments}
+        if self._env is None or all_arguments != self._made_with:
+            await self._thread.run(lambda: self._begin(all_arguments))
         observation, _ = await self._thread.run(lambda: self._env.reset(seed=seed, options=options))
         self._conversation = Conversation(self._policy, (*task.prompt, await self._message_of(observation)))
         return Observation(messages=self._conversation.messages)
@@ -165,7 +165,7 @@ class GymEnv(AgentEnv):
 
     def _named_action(self, name: str, start: int) -> int:
         names = self._names or []
-        matches = [index for index, known in enumerate(names) if known.casefold() == name.casefold()]
+        matches = [index for index, other in enumerate(names) if other.casefold() == name.casefold()]
         if not matches:
             raise ValueError(f"'{name}' is no action here. {did_you_mean(name, names)}")
         return start + matches[0]
@@ -183,13 +183,13 @@ class GymEnv(AgentEnv):
         return {"role": "user", "content": with_images(text, [read_picture(image, where=where) for image in images])}
 
     def _drawn(self) -> Any:
-        drawn = self._env.render()
-        if not is_image(drawn):
+        image = self._env.render()
+        if not is_image(image):
             raise ConfigError(
-                f"env.image=render needs an environment that draws: {self._make} rendered {type(drawn).__name__}; set "
+                f"env.image=render needs an environment that draws: {self._make} rendered {type(image).__name__}; set "
                 "env.arguments.render_mode=rgb_array"
             )
-        return drawn
+        return image
 
     def _split(self, observation: Any) -> tuple[str, list[Any]]:
         """An observation as text, and the images that it is or has."""
@@ -218,14 +218,15 @@ class GymEnv(AgentEnv):
         return StepResult(observation=observation, reward=reward, info={"metrics": dict(metrics)})
 
 
-def _observed(shown: Any, make: str) -> tuple[str, list[Any]]:
+def _observed(returned: Any, make: str) -> tuple[str, list[Any]]:
     """What a function of `env.observe` returned: text, an image, or both."""
-    text, image = shown if isinstance(shown, tuple) and len(shown) == 2 else (shown, None)
+    text, image = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if image is None and not isinstance(text, str):
         text, image = "", text
     if not isinstance(text, str) or not (image is None or is_image(image)):
         raise ConfigError(
-            f"env.observe returned a {type(shown).__name__} for {make}; it must return text, an image or (text, image)"
+            f"env.observe returned a {type(returned).__name__} for {make}; it must return text, an image or (text, "
+            "image)"
         )
     return text, [] if image is None else [image]
 

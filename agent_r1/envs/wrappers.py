@@ -191,8 +191,8 @@ class ObservationLimit(EnvWrapper):
 
     async def extend(self, task: Task) -> Observation:
         """The next observation, cut; the user's messages stay whole."""
-        said = tuple(message for message in task.prompt if message.get("role") == "user")
-        self._task = (*self._task, *said)
+        user_messages = tuple(message for message in task.prompt if message.get("role") == "user")
+        self._task = (*self._task, *user_messages)
         return self._cut(await super().extend(task))
 
     async def step(self, action: Action) -> StepResult:
@@ -209,8 +209,8 @@ class ObservationLimit(EnvWrapper):
 
     def _short_message(self, message: Message) -> Message:
         content = message.get("content")
-        given = content if isinstance(content, list | tuple) else ()
-        texts = [content] if isinstance(content, str) else [_text_of(part) for part in given]
+        parts_before = content if isinstance(content, list | tuple) else ()
+        texts = [content] if isinstance(content, str) else [_text_of(part) for part in parts_before]
         if max(map(len, texts), default=0) <= self._characters:
             return message
         if message.get("role") in ("assistant", "system") or message in self._task:
@@ -219,7 +219,7 @@ class ObservationLimit(EnvWrapper):
             return {**message, "content": cut_middle(content, self._characters)}
         parts = [
             {**part, "text": cut_middle(text, self._characters)} if len(text) > self._characters else part
-            for part, text in zip(given, texts, strict=True)
+            for part, text in zip(parts_before, texts, strict=True)
         ]
         return {**message, "content": parts}
 

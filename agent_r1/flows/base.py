@@ -149,8 +149,8 @@ class AgentFlowBase(ABC):
         if self._message_engine is not None or type(self).render is not AgentFlowBase.render:
             return self.render(observation, after)
         after = self.context.continues if after is None else after
-        known = None if after is None else (after.prompt, after.action)
-        return await self.context.renderer.prompt_beside(observation, known, trusted=self.context.trusted)
+        previous = None if after is None else (after.prompt, after.action)
+        return await self.context.renderer.prompt_beside(observation, previous, trusted=self.context.trusted)
 
     def fits(self, prompt: Prompt) -> bool:
         """Whether the context has room for at least one more token, and the prompt, together with those before it, has
@@ -235,8 +235,8 @@ class AgentFlowBase(ABC):
         async with aclosing(stream_completion(self.context.engine, prompt.token_ids, sampling)) as stream:
             async for new in stream:
                 completion = new.completion
-                written = text.add(new.token_ids, is_last=completion is not None)
-                observer(TokensSampled(text=written, token_ids=new.token_ids, logprobs=new.logprobs))
+                new_text = text.add(new.token_ids, is_last=completion is not None)
+                observer(TokensSampled(text=new_text, token_ids=new.token_ids, logprobs=new.logprobs))
         if completion is None:
             raise EngineError("the engine's stream ended without a completion")
         return completion

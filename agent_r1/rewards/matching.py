@@ -42,7 +42,7 @@ def normalise_text(text: str) -> str:
     ('eiffeltower', '-1000.5', 'a', '')
     """
     plain = _THOUSANDS.sub("", text.lower().translate(_DASHES))
-    words = _PUNCTUATION.sub(lambda found: found["kept"] or "", plain).split()
+    words = _PUNCTUATION.sub(lambda match: match["kept"] or "", plain).split()
     return " ".join([word for word in words if word not in _ARTICLES] or words)
 
 
@@ -70,8 +70,10 @@ def truth_problem(truth: Any, kind: TruthKind = "text") -> str | None:
     if not any(entry.strip() for entry in accepted):
         return "it has no ground truth (reward_model.ground_truth)"
     if kind == "number":
-        read = [to_number(entry) for entry in _entries(truth)]
-        return None if any(number is not None for number in read) else f"its ground truth {truth!r:.60} is not a number"
+        numbers = [to_number(entry) for entry in _entries(truth)]
+        return (
+            None if any(number is not None for number in numbers) else f"its ground truth {truth!r:.60} is not a number"
+        )
     if kind == "text" and not any(normalise_text(entry) for entry in accepted):
         return f"its ground truth {truth!r:.60} is empty without punctuation, so that no answer can match it"
     return None

@@ -90,8 +90,8 @@ def find_last_number(text: str) -> Fraction | None:
     >>> find_last_number("12 pears cost 1,250.50 in all."), find_last_number("it is -1/2"), find_last_number("at 3:45")
     (Fraction(2501, 2), Fraction(-1, 2), None)
     """
-    found = deque(_NUMBER.finditer(text), maxlen=1)
-    last = found[0] if found else None
+    matches = deque(_NUMBER.finditer(text), maxlen=1)
+    last = matches[0] if matches else None
     if last is None or _is_part_of_a_code(text, last):
         return None
     return _value(last)
@@ -103,8 +103,8 @@ def find_marked_number(text: str) -> Fraction | None:
     >>> find_marked_number("12 pears at 104 each.\\n#### $1,248"), find_marked_number("#### 12 or 13")
     (Fraction(1248, 1), None)
     """
-    found = _MARKED.search(text)
-    return None if found is None else _value(found)
+    match = _MARKED.search(text)
+    return None if match is None else _value(match)
 
 
 def to_number(value: Any) -> Fraction | None:
@@ -143,15 +143,15 @@ def number_text(number: Fraction) -> str:
     return f"{sign}{digits[:-places]}.{digits[-places:]}".rstrip("0").rstrip(".")
 
 
-def _is_part_of_a_code(text: str, found: re.Match[str]) -> bool:
-    start, end = found.span()
+def _is_part_of_a_code(text: str, match: re.Match[str]) -> bool:
+    start, end = match.span()
     before, after = text[max(0, start - _AROUND) : start], text[end : end + _AROUND]
-    signed = found.group("outer") or found.group("spaced") or found.group("inner")
+    signed = match.group("outer") or match.group("spaced") or match.group("inner")
     return bool((not signed and _NOT_BEFORE.search(before)) or _NOT_AFTER.match(after))
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
-    parts = found.groupdict()
+def _value(match: re.Match[str]) -> Fraction | None:
+    parts = match.groupdict()
     try:
         size = _size(parts)
     except (_UnreadableError, ZeroDivisionError):
@@ -184,17 +184,17 @@ def _size(parts: dict[str, str | None]) -> Fraction:
     return _fraction(parts["decimal"] or "") * ten ** _exponent(power or "0")
 
 
-def _fraction(written: str) -> Fraction:
+def _fraction(text: str) -> Fraction:
     """A decimal number without grouping marks, with its sign."""
-    negative = written[:1] in _MINUS and bool(written)
-    digits = re.sub(r"[^\d.]", "", written)
+    negative = text[:1] in _MINUS and bool(text)
+    digits = re.sub(r"[^\d.]", "", text)
     if len(digits) > MAX_DIGITS:
-        raise _UnreadableError(written)
+        raise _UnreadableError(text)
     return -Fraction(f"0{digits}") if negative else Fraction(f"0{digits}")
 
 
-def _exponent(written: str) -> int:
-    digits = re.sub(r"\D", "", written)
+def _exponent(text: str) -> int:
+    digits = re.sub(r"\D", "", text)
     if len(digits) > 4 or int(digits) > MAX_DIGITS:
-        raise _UnreadableError(written)
-    return -int(digits) if written[:1] in _MINUS and written else int(digits)
+        raise _UnreadableError(text)
+    return -int(digits) if text[:1] in _MINUS and text else int(digits)

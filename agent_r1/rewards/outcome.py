@@ -159,8 +159,8 @@ def exact_match_reward(task: Task, episode: Episode) -> RewardValue:
 @needs_ground_truth("number")
 def last_number_reward(task: Task, episode: Episode) -> RewardValue:
     """1 when the last number of the answer equals the ground truth."""
-    found = find_last_number(episode.answer)
+    number = find_last_number(episode.answer)
     return {
-        "score": float(number_matches(found, task.ground_truth)),
-        "answer": "" if found is None else number_text(found),
+        "score": float(number_matches(number, task.ground_truth)),
+        "answer": "" if number is None else number_text(number),
     }

@@ -210,8 +210,8 @@ class OverlappingCollector(Collector):
             step - version
             for group in groups
             for trajectory in group.valid
-            for taken in trajectory.steps
-            for version in taken.policy_versions
+            for recorded in trajectory.steps
+            for version in recorded.policy_versions
         ]
         return {
             STALENESS_MEAN: sum(ages) / len(ages) if ages else 0.0,

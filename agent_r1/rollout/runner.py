@@ -249,8 +249,8 @@ class Rollout:
         running.add_done_callback(_retrieve)  # it may fail in the moment in which the whole batch is cancelled
         end = self._clock() + deadline
         try:
-            while not running.done() and (left := end - self._clock()) > 0:
-                await asyncio.wait({running}, timeout=left)
+            while not running.done() and (remaining := end - self._clock()) > 0:
+                await asyncio.wait({running}, timeout=remaining)
         finally:
             if not running.done():
                 running.cancel()

@@ -71,8 +71,8 @@ def anchor_clusters(observations: Sequence[Observation], group_S: Tensor, simila
         anchor = anchor_of(observation)
         cluster = exact.get((group_id, anchor))
         if cluster is None and similarity is not None:
-            known = firsts.setdefault(group_id, [])
-            cluster = next((number for first, number in known if _similar(first, anchor) >= similarity), None)
+            clusters = firsts.setdefault(group_id, [])
+            cluster = next((number for first, number in clusters if _similar(first, anchor) >= similarity), None)
         if cluster is None:
             cluster, num_clusters = num_clusters, num_clusters + 1
             firsts.setdefault(group_id, []).append((anchor, cluster))
@@ -91,24 +91,26 @@ def anchor_of(observation: Observation) -> str:
         return observation.anchor
     if observation.messages is not None:
         # As a person would read it: braces and quotes would make all conversations look alike.
-        parts = [f"{name}: {_written(message[name])}" for message in observation.messages for name in sorted(message)]
+        parts = [f"{name}: {_as_text(message[name])}" for message in observation.messages for name in sorted(message)]
     else:
-        parts = [_written(observation.text if observation.text is not None else list(observation.token_ids or ()))]
+        parts = [_as_text(observation.text if observation.text is not None else list(observation.token_ids or ()))]
     kind = next(name for name in ("messages", "text", "token_ids") if getattr(observation, name) is not None)
-    return "\n".join([kind, *parts, *map(_written, (*observation.tools, *observation.images))])
+    return "\n".join([kind, *parts, *map(_as_text, (*observation.tools, *observation.images))])
 
 
-def _written(part: object) -> str:
+def _as_text(part: object) -> str:
     """Text as it stands, pictures by what is in them, anything else as JSON."""
     if isinstance(part, str):
         return part
-    shown = _shown(part)
+    plain = _hash_of_picture(part)
     return (
-        shown if isinstance(shown, str) else json.dumps(shown, sort_keys=True, ensure_ascii=False, default=_json_shown)
+        plain
+        if isinstance(plain, str)
+        else json.dumps(plain, sort_keys=True, ensure_ascii=False, default=_json_default)
     )
 
 
-def _shown(part: object) -> object:
+def _hash_of_picture(part: object) -> object:
     """The hash of a picture, of bytes or of what has bytes; anything else as it is."""
     if isinstance(part, Picture):
         return part.content_hash
@@ -116,8 +118,8 @@ def _shown(part: object) -> object:
     return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else part
 
 
-def _json_shown(part: object) -> str:
-    return str(_shown(part))
+def _json_default(part: object) -> str:
+    return str(_hash_of_picture(part))
 
 
 def _similar(first: str, second: str) -> float:

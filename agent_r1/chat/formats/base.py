@@ -196,8 +196,8 @@ class CallParser:
                 self.error("The thinking was never closed: close it, then write the answer or a call")
         if self._errors:
             return ParsedText(content=self.text, tool_calls=(), parse_error=self._error_text())
-        kept = "".join(self._kept).strip() if content is None else content
-        return ParsedText(content=kept, tool_calls=tuple(self.calls), parse_error=None, repairs=tuple(self._repairs))
+        text = "".join(self._kept).strip() if content is None else content
+        return ParsedText(content=text, tool_calls=tuple(self.calls), parse_error=None, repairs=tuple(self._repairs))
 
     def _error_text(self) -> str:
         reported = self._errors[:_MAX_REPORTED]

@@ -128,15 +128,15 @@ class FencedBlocks:
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
         """How to call the tools of a task."""
-        known = {tool.name: tool for tool in self.tools}
+        tool_of = {tool.name: tool for tool in self.tools}
         names = [str(tool.get("function", tool).get("name")) for tool in tools]
-        unknown = [name for name in names if name not in known]
+        unknown = [name for name in names if name not in tool_of]
         if unknown:
             raise ConfigError(
-                f"the tool format {self.name} has the tools {', '.join(known)}; found {', '.join(unknown)}"
+                f"the tool format {self.name} has the tools {', '.join(tool_of)}; found {', '.join(unknown)}"
             )
         return self.instructions.format(
-            examples="\nor\n".join(known[name].block(known[name].example) for name in names)
+            examples="\nor\n".join(tool_of[name].block(tool_of[name].example) for name in names)
         )
 
     def call_text(self, calls: Sequence[ToolCall], content: str) -> str:

@@ -79,7 +79,7 @@ def _read_body(text: str, start: int, close: int) -> JsonRead:
     try:
         return read_whole_json(text, start, close)._replace(end=close)
     except ValueError:
-        read = read_valid_json(text, start)
-        if read is None or not text.startswith(_CLOSE, end := skip_spaces(text, read.end)):
+        value = read_valid_json(text, start)
+        if value is None or not text.startswith(_CLOSE, end := skip_spaces(text, value.end)):
             raise
-        return read._replace(end=end)
+        return value._replace(end=end)

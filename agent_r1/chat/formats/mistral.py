@@ -103,7 +103,7 @@ def _read_value(text: str, start: int, limit: int) -> JsonRead:
     try:
         return read_json(text, start, limit)
     except ValueError:
-        read = read_valid_json(text, start)
-        if read is None:
+        value = read_valid_json(text, start)
+        if value is None:
             raise
-        return read
+        return value

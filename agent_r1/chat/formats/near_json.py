@@ -65,13 +65,13 @@ def read_json(text: str, start: int = 0, limit: int | None = None) -> JsonRead:
     if near < limit:
         # An error makes the decoder scan all text before it: with many small values that would be quadratic.
         try:
-            read = _read_window(text[start:near])
-            if read.end < _WINDOW:
-                return read._replace(end=start + read.end)
+            result = _read_window(text[start:near])
+            if result.end < _WINDOW:
+                return result._replace(end=start + result.end)
         except ValueError:
             pass
-    read = _read_window(text[start:limit])
-    return read._replace(end=start + read.end)
+    result = _read_window(text[start:limit])
+    return result._replace(end=start + result.end)
 
 
 def read_valid_json(text: str, start: int) -> JsonRead | None:
@@ -85,13 +85,13 @@ def read_valid_json(text: str, start: int) -> JsonRead | None:
 
 def read_whole_json(text: str, start: int, limit: int) -> JsonRead:
     """The JSON value that fills `text[start:limit]`; surplus closing braces are repaired too."""
-    read = read_json(text, start, limit)
-    rest = text[read.end : limit].strip()
+    result = read_json(text, start, limit)
+    rest = text[result.end : limit].strip()
     if not rest:
-        return read
+        return result
     if not rest.strip("}"):
-        return JsonRead(read.value, limit, (*read.repairs, "extra closing brace"))
-    raise ValueError(f"not valid JSON (it is complete at character {read.end - start}, then found {rest[0]!r})")
+        return JsonRead(result.value, limit, (*result.repairs, "extra closing brace"))
+    raise ValueError(f"not valid JSON (it is complete at character {result.end - start}, then found {rest[0]!r})")
 
 
 def dump_json(value: Any, escaped: Sequence[str] = ()) -> str:
@@ -103,8 +103,8 @@ def dump_json(value: Any, escaped: Sequence[str] = ()) -> str:
     text = json.dumps(value, ensure_ascii=False)
     for mark in escaped:
         # A mark can only occur inside a string, where every backslash is one of a pair.
-        for written in (mark, mark[0] + SPLIT + mark[1:]):
-            text = text.replace(written, f"\\u{ord(mark[0]):04x}{mark[1:]}")
+        for mark_text in (mark, mark[0] + SPLIT + mark[1:]):
+            text = text.replace(mark_text, f"\\u{ord(mark[0]):04x}{mark[1:]}")
     return text
 
 
@@ -113,9 +113,11 @@ def _read_window(text: str) -> JsonRead:
     fence = _FENCE.match(text, first)
     if fence is None:
         return _read_bare(text, first)
-    read = _read_bare(text, skip_spaces(text, fence.end()))
-    closed = _FENCE_END.match(text, read.end)
-    return JsonRead(read.value, closed.end() if closed else read.end, ("code fence around the JSON", *read.repairs))
+    result = _read_bare(text, skip_spaces(text, fence.end()))
+    closed = _FENCE_END.match(text, result.end)
+    return JsonRead(
+        result.value, closed.end() if closed else result.end, ("code fence around the JSON", *result.repairs)
+    )
 
 
 def _read_bare(text: str, start: int) -> JsonRead:
@@ -123,8 +125,8 @@ def _read_bare(text: str, start: int) -> JsonRead:
         value, end = _DECODER.raw_decode(text, start)
         return JsonRead(value, end, ())
     except json.JSONDecodeError as error:
-        found = f"found {text[error.pos]!r}" if error.pos < len(text) else "found its end"
-        message = f"not valid JSON ({error.msg} at character {error.pos}, {found})"
+        place = f"found {text[error.pos]!r}" if error.pos < len(text) else "found its end"
+        message = f"not valid JSON ({error.msg} at character {error.pos}, {place})"
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     except ValueError:
@@ -141,7 +143,7 @@ def _read_bare(text: str, start: int) -> JsonRead:
 def _repair(text: str, start: int) -> JsonRead | None:
     """The value that begins at `start` as JSON text, which may still be invalid; None when repairing would be a
     guess."""
-    written: list[str] = []
+    pieces: list[str] = []
     repairs: dict[str, None] = {}
     closers: list[str] = []
     position = start
@@ -152,7 +154,7 @@ def _repair(text: str, start: int) -> JsonRead | None:
         token, position = match.group(), match.end()
         if token.isspace():
             continue
-        after_value = bool(written) and written[-1] not in _NOT_A_VALUE
+        after_value = bool(pieces) and pieces[-1] not in _NOT_A_VALUE
         if after_value == (token not in _AFTER_A_VALUE) and token not in ("}", "]"):
             return None
         if token[0] in "\"'":
@@ -162,8 +164,8 @@ def _repair(text: str, start: int) -> JsonRead | None:
         elif token in ("}", "]"):
             if not closers or closers.pop() != token:
                 return None
-            if written[-1] == "," and written[-2] not in _NOT_A_VALUE:
-                written.pop()
+            if pieces[-1] == "," and pieces[-2] not in _NOT_A_VALUE:
+                pieces.pop()
                 repairs["trailing comma"] = None
         elif token.isalpha():
             if token not in _JSON_WORDS:
@@ -171,14 +173,14 @@ def _repair(text: str, start: int) -> JsonRead | None:
             if _JSON_WORDS[token] != token:
                 repairs[f"Python {token}"] = None
                 token = _JSON_WORDS[token]
-        written.append(token)
+        pieces.append(token)
         if not closers:
             break
     if closers:
-        if len(closers) > _MAX_MISSING_BRACES or "]" in closers or written[-1] in _NOT_A_VALUE:
+        if len(closers) > _MAX_MISSING_BRACES or "]" in closers or pieces[-1] in _NOT_A_VALUE:
             return None
         repairs[MISSING_BRACE] = None
-    return JsonRead(" ".join([*written, *closers]), position, tuple(repairs))
+    return JsonRead(" ".join([*pieces, *closers]), position, tuple(repairs))
 
 
 def _repair_string(token: str, repairs: dict[str, None]) -> str:

@@ -110,8 +110,8 @@ def write_value(value: Any) -> str:
     ('apple', '"null"', '7')
     """
     if isinstance(value, str) and read_value(value) == value:
-        shown = without_cuts(value)
-        if not any(mark in shown for mark in _OWN_MARKS):
+        text = without_cuts(value)
+        if not any(mark in text for mark in _OWN_MARKS):
             return value
     return dump_json(value, _OWN_MARKS)
 
@@ -140,11 +140,11 @@ def _read_call(text: str, start: int, parser: CallParser, *, wrapped: bool) -> i
         arguments[name] = read_value(_without_outer_newlines(text[parameter.end() : end]))
         position = skip_spaces(text, end + len(_PARAMETER_END))
     if not text.startswith(_FUNCTION_END, position):
-        found = repr(text[position]) if position < len(text) else "the end"
-        raise ValueError(f"expected <parameter=KEY> or {_FUNCTION_END}, found {found}")
+        place = repr(text[position]) if position < len(text) else "the end"
+        raise ValueError(f"expected <parameter=KEY> or {_FUNCTION_END}, found {place}")
     after = skip_spaces(text, position + len(_FUNCTION_END))
     closed = text.startswith(_CLOSE, after)
-    missing = [tag for tag, there in ((_OPEN, wrapped), (_CLOSE, closed)) if not there]
+    missing = [tag for tag, is_present in ((_OPEN, wrapped), (_CLOSE, closed)) if not is_present]
     parser.add(function.group(1).strip(), arguments, [f"{tag} was missing" for tag in missing])
     return after + len(_CLOSE) if closed else position + len(_FUNCTION_END)
 

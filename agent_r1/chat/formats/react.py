@@ -171,10 +171,10 @@ def _unlabelled_input(action: _Section, text: str) -> _Section | None:
 def _end_of_object(section: _Section, text: str) -> int | None:
     """Where an input that is a JSON object ends, if other lines follow it; None where it fills its section."""
     start = section.end - len(text[section.body : section.end].lstrip())
-    read = read_valid_json(text, start) if text.startswith("{", start) else None
-    if read is None or not text[read.end : section.end].lstrip(" \t").startswith("\n"):
+    value = read_valid_json(text, start) if text.startswith("{", start) else None
+    if value is None or not text[value.end : section.end].lstrip(" \t").startswith("\n"):
         return None
-    return read.end if text[read.end : section.end].strip() else None
+    return value.end if text[value.end : section.end].strip() else None
 
 
 def _read_input(

@@ -72,9 +72,9 @@ def is_formula(answer: str) -> bool:
             return False
         if token == "." and position and not parts[position - 1].isdigit():
             return False
-    written = "".join(parts)
-    powers = _POWER.findall(written)
-    return len(powers) == written.count("**") and written.count(")**") <= 1
+    text = "".join(parts)
+    powers = _POWER.findall(text)
+    return len(powers) == text.count("**") and text.count(")**") <= 1
 
 
 _GUARDS: dict[str, Guard] = {
@@ -96,9 +96,9 @@ def guard_of(name: str, dataset: Hashable) -> Guard:
     """What an answer must satisfy before the data set's scorer sees it."""
     if name == "composite":
         raise ConfigError("reasoning_gym:composite mixes scorers; name one data set, such as reasoning_gym:countdown")
-    known = _GUARDS.get(name)
-    if known is not None:
-        return known
+    guard = _GUARDS.get(name)
+    if guard is not None:
+        return guard
     try:
         source = inspect.getsource(getattr(dataset, "score_answer", None))  # type: ignore[arg-type]
     except (OSError, TypeError):

@@ -54,25 +54,25 @@ def gym(
     curriculum, the easiest first: the tasks are spread over them. The others are arguments of `GymEnv`.
     """
     require_installed("gymnasium", "gymnasium", "gym", "env=gym:...")
-    given = dict(arguments or {})
-    env = make_gym(name, given)
+    make_arguments = dict(arguments or {})
+    env = make_gym(name, make_arguments)
     try:
         spec = getattr(env, "spec", None)
         if observe is None and _is_grid(env):
             observe, actions = GRID_TEXT, actions if actions or act else GRID_ACTIONS
-        if observe is None and "render_mode" not in given and "ansi" in env.metadata.get("render_modes", ()):
-            given["render_mode"] = "ansi"
+        if observe is None and "render_mode" not in make_arguments and "ansi" in env.metadata.get("render_modes", ()):
+            make_arguments["render_mode"] = "ansi"
         if actions is None and act is None:
-            known = KNOWN_ACTIONS.get(getattr(spec, "name", ""), ())
-            actions = known if known and getattr(env.action_space, "n", None) == len(known) else None
+            names = KNOWN_ACTIONS.get(getattr(spec, "name", ""), ())
+            actions = names if names and getattr(env.action_space, "n", None) == len(names) else None
         act_function = None if act is None else load_function(act, kind="action function")
         check_actions(name, env.action_space, actions, act_function)
         text = instructions or _instructions(name, env.action_space, actions, is_parsed=act is not None)
         threshold = success if success is not None else getattr(spec, "reward_threshold", None)
     finally:
         env.close()
-    _check_levels(name, given, levels)
-    chosen = {"arguments": given, "observe": observe, "actions": actions and list(actions), "act": act}
+    _check_levels(name, make_arguments, levels)
+    chosen = {"arguments": make_arguments, "observe": observe, "actions": actions and list(actions), "act": act}
     section = {key: value for key, value in chosen.items() if value}
 
     def rows(split: str, count: int) -> list[Task]:

@@ -38,10 +38,10 @@ def mcp(
             place = {"command": shlex.split(name)}
         except ValueError as error:
             raise ConfigError(f"env=mcp:{name} is not a command line ({error}); quote it as in a shell") from None
-    given = {"env": env, "headers": headers}
+    optional = {"env": env, "headers": headers}
     settings = {
         **place,
-        **{key: dict(value) for key, value in given.items() if value},
+        **{key: dict(value) for key, value in optional.items() if value},
         "timeout": timeout,
         "connect_timeout": connect_timeout,
     }

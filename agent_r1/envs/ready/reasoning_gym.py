@@ -81,29 +81,29 @@ def reasoning_gym(
 
 
 def _levelled(
-    name: str, split: str, configs: Sequence[Mapping[str, Any]], seed: int, count: int, taken: set[str]
+    name: str, split: str, configs: Sequence[Mapping[str, Any]], seed: int, count: int, used_questions: set[str]
 ) -> list[Task]:
     """Tasks of a split, spread evenly over the levels."""
     if len(configs) == 1:
-        return _rows(name, split, configs[0], seed, count * (4 if split == "eval" else 1), count, taken)
+        return _rows(name, split, configs[0], seed, count * (4 if split == "eval" else 1), count, used_questions)
     tasks: list[Task] = []
     for level, config in enumerate(configs, start=1):
         share = count // len(configs) + (level <= count % len(configs))
         size = share * (4 if split == "eval" else 1)
-        rows = _rows(name, split, config, seed, size, share, taken)
+        rows = _rows(name, split, config, seed, size, share, used_questions)
         tasks += [replace(row, task_id=f"{row.task_id}-level{level}", difficulty=level) for row in rows]
     return tasks
 
 
 def _rows(
-    name: str, split: str, config: Mapping[str, Any], seed: int, size: int, count: int, taken: set[str]
+    name: str, split: str, config: Mapping[str, Any], seed: int, size: int, count: int, used_questions: set[str]
 ) -> list[Task]:
     """Tasks from the first `count` entries whose question is not taken. A question stands in each split once."""
     if not count:
         return []
     text = write_json(config)
     data, again = _dataset(name, text, seed, size), _dataset.__wrapped__(name, text, seed, size)
-    seen = set(taken)
+    seen = set(used_questions)
     tasks: list[Task] = []
     for index in range(size):
         entry = data[index]
@@ -160,10 +160,10 @@ def _dataset(name: str, config: str, seed: int, size: int) -> Any:
 @reward_functions.register("reasoning_gym")
 def reasoning_gym_score(task: Task, episode: Episode) -> RewardValue:
     """The score that the task's data set gives the answer: the last `<answer>`, or the whole answer without one."""
-    made = task.reward_model
+    row = task.reward_model
     try:
-        key = (str(made["dataset"]), str(made["config"]), int(made["seed"]), int(made["size"]))
-        index = int(made["index"])
+        key = (str(row["dataset"]), str(row["config"]), int(row["seed"]), int(row["size"]))
+        index = int(row["index"])
     except (KeyError, TypeError, ValueError):
         raise DataError(
             f"task '{task.task_id}' is no row of reasoning-gym: its reward_model has no dataset, config, seed, size "

@@ -28,23 +28,23 @@ def verifiers(
     `tasks` takes the first examples of its data set; without it all are used. Held-out tasks come from its data set for
     evaluation, or else from the end of the other one.
     """
-    given = dict(arguments or {})
-    env = load_verifiers(name, given)
+    load_arguments = dict(arguments or {})
+    env = load_verifiers(name, load_arguments)
     if env.build_dataset() is None:
         raise ConfigError(f"verifiers:{name} has no data set to train on, only one for evaluation")
     examples = list(env.get_dataset())
-    own = env.build_eval_dataset()
-    num_held_out = min(eval_tasks, int(len(examples) * _MAX_HELD_OUT)) if own is None else 0
+    eval_dataset = env.build_eval_dataset()
+    num_held_out = min(eval_tasks, int(len(examples) * _MAX_HELD_OUT)) if eval_dataset is None else 0
     last = len(examples) - num_held_out
     train = [_row(name, "train", index, examples[index]) for index in range(min(last, tasks or last))]
-    if own is None:
+    if eval_dataset is None:
         held_out = [_row(name, "train", index, examples[index]) for index in range(last, len(examples))]
     else:
-        held_out = [_row(name, "eval", index, example) for index, example in enumerate(own)]
-    known = {str(task.prompt) for task in train}
-    held_out = [task for task in held_out if str(task.prompt) not in known][:eval_tasks]
+        held_out = [_row(name, "eval", index, example) for index, example in enumerate(eval_dataset)]
+    train_prompts = {str(task.prompt) for task in train}
+    held_out = [task for task in held_out if str(task.prompt) not in train_prompts][:eval_tasks]
     return ReadyEnv(
-        env={"name": "verifiers", "environment": name, **({"arguments": given} if given else {})},
+        env={"name": "verifiers", "environment": name, **({"arguments": load_arguments} if load_arguments else {})},
         train=train,
         eval=held_out,
         reward="verifiers",

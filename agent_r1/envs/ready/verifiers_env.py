@@ -125,7 +125,7 @@ class VerifiersEnv(AgentEnv):
         self._env = load_verifiers(environment, dict(arguments or {}))
         self._state: Any = None
         self._prompt: Any = None
-        self._written: list[tuple[Any, Message]] = []
+        self._model_messages: list[tuple[Any, Message]] = []
 
     async def reset(self, task: Task) -> Observation:
         """Set up the rollout's state. Returns the example's prompt and the environment's tools."""
@@ -141,8 +141,8 @@ class VerifiersEnv(AgentEnv):
         """The example's prompt and tools; what `setup_state` adds is known only after a reset."""
         info = example_of(self._env, task).get("info")
         info = json.loads(info) if isinstance(info, str) and info.strip().startswith("{") else info
-        own = info.get("tool_defs") if isinstance(info, Mapping) else None
-        return Observation(messages=task.prompt, tools=_schemas(own or self._env.tool_defs or ()))
+        tool_defs = info.get("tool_defs") if isinstance(info, Mapping) else None
+        return Observation(messages=task.prompt, tools=_schemas(tool_defs or self._env.tool_defs or ()))
 
     async def step(self, action: Action) -> StepResult:
         """Add the model's message to the state; the environment answers it, or the rollout is complete."""
@@ -150,7 +150,7 @@ class VerifiersEnv(AgentEnv):
         if state is None:
             raise RuntimeError("step of a VerifiersEnv before its reset, or after its close")
         await env.add_model_response(state, self._prompt, _response(action))
-        self._written.append((state["trajectory"][-1]["completion"][-1], action.as_message()))
+        self._model_messages.append((state["trajectory"][-1]["completion"][-1], action.as_message()))
         info = _LiveInfo({"metrics": {"episode/turns": 1.0}}, env, state)
         if await self._is_over():
             return StepResult(observation=None, done=True, info=info)
@@ -182,9 +182,9 @@ class VerifiersEnv(AgentEnv):
     def _plain(self, message: Any) -> Message:
         """A message of verifiers as ours. What the model wrote keeps the form in which it was parsed, so that the next
         prompt continues from the sampled tokens."""
-        for written, own in self._written:
-            if message is written or message == written:
-                return own
+        for theirs, ours in self._model_messages:
+            if message is theirs or message == theirs:
+                return ours
         return plain_message(message)
 
 
@@ -215,12 +215,12 @@ def prompt_of(example: Mapping[str, Any]) -> tuple[Message, ...]:
 
 def plain_message(message: Any) -> Message:
     """A message of verifiers as a plain one."""
-    given = message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else dict(message)
-    plain: dict[str, Any] = {"role": given["role"], "content": given.get("content") or ""}
-    if given.get("tool_call_id"):
-        plain["tool_call_id"] = given["tool_call_id"]
-    if given.get("tool_calls"):
-        plain["tool_calls"] = [_plain_call(call) for call in given["tool_calls"]]
+    entries = message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else dict(message)
+    plain: dict[str, Any] = {"role": entries["role"], "content": entries.get("content") or ""}
+    if entries.get("tool_call_id"):
+        plain["tool_call_id"] = entries["tool_call_id"]
+    if entries.get("tool_calls"):
+        plain["tool_calls"] = [_plain_call(call) for call in entries["tool_calls"]]
     return plain
 
 
@@ -242,8 +242,8 @@ def _schemas(tools: Any) -> tuple[ToolSchema, ...]:
     """Tool definitions of verifiers in the form that chat templates read."""
     schemas: list[ToolSchema] = []
     for tool in tools:
-        given = tool.model_dump() if hasattr(tool, "model_dump") else dict(tool)
-        function = {key: given[key] for key in ("name", "description", "parameters")}
+        entries = tool.model_dump() if hasattr(tool, "model_dump") else dict(tool)
+        function = {key: entries[key] for key in ("name", "description", "parameters")}
         schemas.append({"type": "function", "function": function})
     return tuple(schemas)
 

@@ -197,8 +197,8 @@ class EnvService:
         action = records.action_from_json(body.get("action"))
         episode = self._episodes.get(episode_id)
         if episode is None:
-            shown = episode_id[:128]
-            raise RefusedError(404, "unknown_episode", f"{self.name} has no episode '{shown}' on this server")
+            short_id = episode_id[:128]
+            raise RefusedError(404, "unknown_episode", f"{self.name} has no episode '{short_id}' on this server")
         where = f"step {number} of {self.name}"
         if request_id != episode.last_request or number != episode.num_steps:
             if number != episode.num_steps + 1 or not episode.last_call.done():

@@ -136,10 +136,12 @@ def _refusal(refused: RefusedError) -> Response:
 def find_factory(reference: str) -> EnvFactory:
     """The environment that `MODULE` or `MODULE:ATTRIBUTE` names; a module must define exactly one."""
     if ":" in reference:
-        found = load_object(reference, kind="environment")
-        if not callable(found):
-            raise ConfigError(f"'{reference}' is a {type(found).__name__}; expected an environment class or a function")
-        factory: EnvFactory = found
+        env_class = load_object(reference, kind="environment")
+        if not callable(env_class):
+            raise ConfigError(
+                f"'{reference}' is a {type(env_class).__name__}; expected an environment class or a function"
+            )
+        factory: EnvFactory = env_class
         return factory
     try:
         module = load_module(reference)

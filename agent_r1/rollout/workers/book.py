@@ -66,21 +66,21 @@ class WorkBook:
         A rollout that may be what kills its workers, because it was lost often, runs alone: when it kills another one,
         no other rollout is lost with it.
         """
-        given: list[tuple[int, int]] = []
+        assigned: list[tuple[int, int]] = []
         postponed: list[int] = []
         while self._waiting:
             rollout = self._waiting.popleft()
             worker = self._worker_for(rollout)
             if worker is not None:
                 self._held[worker].add(rollout)
-                given.append((worker, rollout))
+                assigned.append((worker, rollout))
             elif self._is_suspect(rollout):
                 postponed.append(rollout)
             else:
                 self._waiting.appendleft(rollout)
                 break
         self._waiting.extendleft(reversed(postponed))
-        return given
+        return assigned
 
     def finish(self, worker: int, rollout: int) -> bool:
         """Note that a worker has finished a rollout; False when it is not the worker's (any more)."""

@@ -87,10 +87,10 @@ class RayCluster:
         need = {"CPU": self._settings.cpus_per_worker, **self._settings.resources}
         with suppress(RayError):
             free, total = ray.available_resources(), ray.cluster_resources()
-            found = ", ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name} free" for name in need)
-            asked = ", ".join(f"{amount:g} {name}" for name, amount in need.items())
+            available = ", ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name} free" for name in need)
+            needed = ", ".join(f"{amount:g} {name}" for name, amount in need.items())
             return (
-                f"each needs {asked} and the cluster has {found}; free or add nodes, or reduce "
+                f"each needs {needed} and the cluster has {available}; free or add nodes, or reduce "
                 "rollout.ray.cpus_per_worker and rollout.ray.resources"
             )
         return "the cluster no longer answers"
@@ -229,8 +229,8 @@ def _explained(address: str, error: Exception) -> str:
     text = _first_line(error)
     if "Version mismatch" in str(error):
         ours = f"Python {sys.version.split()[0]} with Ray {ray.__version__}"
-        found = " ".join(str(error).split())[:400]
-        return f"the Ray cluster at {address} has another version of Python or Ray than this process ({ours}): {found}"
+        theirs = " ".join(str(error).split())[:400]
+        return f"the Ray cluster at {address} has another version of Python or Ray than this process ({ours}): {theirs}"
     if address == "local":
         return f"a Ray cluster cannot be started on this machine: {text}"
     return (

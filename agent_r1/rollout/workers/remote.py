@@ -212,8 +212,8 @@ class RemoteRollout(Rollout):
         polling = asyncio.ensure_future(handle.poll())
         try:
             seconds, end = self.limits.deadline_seconds, self._clock() + self.limits.deadline_seconds
-            while not polling.done() and (left := end - self._clock()) > 0:
-                await asyncio.wait({polling}, timeout=left)
+            while not polling.done() and (remaining := end - self._clock()) > 0:
+                await asyncio.wait({polling}, timeout=remaining)
             if not polling.done():
                 await asyncio.wait({polling}, timeout=_GRACE_SECONDS)
             if not polling.done():
