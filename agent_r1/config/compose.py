@@ -58,17 +58,17 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
     is_recipe = not isinstance(recipe, Config | None)
     folder = find_recipe(recipe) if isinstance(recipe, str | Path) else PACKAGE_FOLDER
     name = "base" if is_recipe else "default" if recipe is None else "given"
-    given = None
+    node_bytes = None
     if isinstance(recipe, Config):
         names_algorithm = any(entry.lstrip("+").startswith("algorithm=") for entry in overrides)
         # A preset replaces the whole algorithm, not only the keys it names.
         base = replace(recipe, algorithm=AlgorithmConfig()) if names_algorithm else recipe
-        given = _pickled_node(base)
+        node_bytes = _pickled_node(base)
     _register_schema()
     GlobalHydra.instance().clear()
     checked = _checked_overrides(overrides)
     try:
-        node, preset = composed(folder.resolve(), name, checked, given)
+        node, preset = composed(folder.resolve(), name, checked, node_bytes)
         if preset is not None and node.algorithm.preset is None:
             node.algorithm.preset = preset
         _drop_replaced_arguments(node, overrides)
@@ -276,10 +276,10 @@ def _is_text(key: str) -> bool:
 
 def _nearest_key(key: str, keys: Sequence[str]) -> str:
     section = key.rsplit(".", 1)[0] if "." in key else ""
-    same_section = [known for known in keys if section and known.startswith(f"{section}.")]
-    same_leaf = [known for known in keys if known.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    same_section = [other for other in keys if section and other.startswith(f"{section}.")]
+    same_leaf = [other for other in keys if other.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
     if not (same_section or same_leaf or get_close_matches(key, keys, n=1, cutoff=0.5)):
-        sections = sorted({known.partition(".")[0] for known in keys})
+        sections = sorted({other.partition(".")[0] for other in keys})
         return f"Known are keys of {', '.join(sections)}; --dry-run prints all of them."
     return did_you_mean(key, same_section or same_leaf or keys)
 

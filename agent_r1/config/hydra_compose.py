@@ -38,7 +38,7 @@ REFUSALS = (
 )
 """What Hydra and OmegaConf raise for a file or an override that they cannot use: not only their own errors."""
 
-_MOST_KEPT = 128
+_MAX_COMPOSITIONS = 128
 _SEARCH_PATH = "hydra.searchpath=[pkg://agent_r1.config]"
 _HYDRAS_OWN = ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
 _SETTINGS = (_SEARCH_PATH, *(f"~hydra/{group}" for group in _HYDRAS_OWN))
@@ -52,44 +52,44 @@ class Composed(NamedTuple):
     preset: str | None
 
 
-class _Found(NamedTuple):
+class _Sources(NamedTuple):
     """What one name of a configuration stands for: the bytes of the recipe's and of the package's file, and the node
     that is registered under it."""
 
-    own: bytes | None
-    shipped: bytes | None
+    in_recipe: bytes | None
+    in_package: bytes | None
     registered: object
 
-    def same(self, other: _Found) -> bool:
+    def same(self, other: _Sources) -> bool:
         return self[:2] == other[:2] and self.registered is other.registered
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Composition:
     """One composition before values are applied, pickled: that is the fastest copy. None: compose in full."""
 
     pickled: bytes | None
     preset: str | None
-    found: dict[str, _Found]
+    sources: dict[str, _Sources]
 
 
-_kept: dict[tuple[object, ...], _Kept] = {}
+_compositions: dict[tuple[object, ...], _Composition] = {}
 
 
-def composed(folder: Path, name: str, overrides: Sequence[str], given: bytes | None = None) -> Composed:
-    """The configuration `name` of a folder with overrides in Hydra's grammar on top. `given`: the pickled node that
-    stands for that name instead of a file."""
+def composed(folder: Path, name: str, overrides: Sequence[str], node_bytes: bytes | None = None) -> Composed:
+    """The configuration `name` of a folder with overrides in Hydra's grammar on top. `node_bytes`: the pickled node
+    that stands for that name instead of a file."""
     try:
-        quick = _quickly_composed(folder, name, overrides, given)
+        quick = _quickly_composed(folder, name, overrides, node_bytes)
     except REFUSALS:
         quick = None
-    return quick or fully_composed(folder, name, overrides, given)
+    return quick or fully_composed(folder, name, overrides, node_bytes)
 
 
-def fully_composed(folder: Path, name: str, overrides: Sequence[str], given: bytes | None = None) -> Composed:
+def fully_composed(folder: Path, name: str, overrides: Sequence[str], node_bytes: bytes | None = None) -> Composed:
     """The same, by Hydra alone."""
-    if given is not None:
-        ConfigStore.instance().store(name=name, node=pickle.loads(given))
+    if node_bytes is not None:
+        ConfigStore.instance().store(name=name, node=pickle.loads(node_bytes))
     with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
         return _without_hydra(_compose(name, [*_SETTINGS, *overrides]))
 
@@ -116,30 +116,32 @@ def _without_hydra(config: DictConfig) -> Composed:
 # --- the kept compositions -----------------------------------------------------------------------------------------
 
 
-def _quickly_composed(folder: Path, name: str, overrides: Sequence[str], given: bytes | None) -> Composed | None:
+def _quickly_composed(folder: Path, name: str, overrides: Sequence[str], node_bytes: bytes | None) -> Composed | None:
     """A copy of a kept composition with the values applied; None when only a full composition is sure to be right."""
-    own = given or _bytes_of(folder / f"{name}.yaml")
+    content = node_bytes or _bytes_of(folder / f"{name}.yaml")
     # `shuffle` gives another order each time; Hydra's section is not in what is kept.
-    if own is None or any("hydra" in entry or "shuffle" in entry for entry in overrides):
+    if content is None or any("hydra" in entry or "shuffle" in entry for entry in overrides):
         return None
     parsed = [_parsed(entry) for entry in overrides]
     if any(entry.is_sweep_override() or entry.package is not None for entry in parsed):
         return None
     chosen = [_is_group(folder, entry.key_or_group) and not isinstance(entry.value(), dict) for entry in parsed]
     choices = tuple(text for text, is_choice in zip(overrides, chosen, strict=True) if is_choice)
-    key = (name, own, choices)
-    kept = _kept.pop(key, None)
-    if kept is None or not all(seen.same(_find(folder, path, given)) for path, seen in kept.found.items()):
-        kept = _kept_composition(folder, name, choices, given)
-    _kept[key] = kept  # the last one used is the last one dropped
-    while len(_kept) > _MOST_KEPT:
-        _kept.pop(next(iter(_kept)), None)
-    if kept.pickled is None:
+    key = (name, content, choices)
+    composition = _compositions.pop(key, None)
+    if composition is None or not all(
+        sources.same(_find(folder, path, node_bytes)) for path, sources in composition.sources.items()
+    ):
+        composition = _new_composition(folder, name, choices, node_bytes)
+    _compositions[key] = composition  # the last one used is the last one dropped
+    while len(_compositions) > _MAX_COMPOSITIONS:
+        _compositions.pop(next(iter(_compositions)), None)
+    if composition.pickled is None:
         return None
-    config = cast(DictConfig, pickle.loads(kept.pickled))
+    config = cast(DictConfig, pickle.loads(composition.pickled))
     values = [entry for entry, is_choice in zip(parsed, chosen, strict=True) if not is_choice]
     ConfigLoaderImpl._apply_overrides_to_config(values, config)
-    return Composed(config, kept.preset)
+    return Composed(config, composition.preset)
 
 
 @lru_cache(maxsize=4096)
@@ -160,24 +162,24 @@ def _bytes_of(file: Path) -> bytes | None:
         return None
 
 
-def _find(folder: Path, path: str, given: bytes | None) -> _Found:
+def _find(folder: Path, path: str, node_bytes: bytes | None) -> _Sources:
     file = path if path.endswith(".yaml") else f"{path}.yaml"
-    own, shipped = (_bytes_of(place / file) for place in (folder, PACKAGE_FOLDER))
-    is_given = given is not None and path == "given"  # its content is in the key
-    return _Found(own, shipped, None if is_given else ConfigStore.instance()._open(file))
+    in_recipe, in_package = (_bytes_of(place / file) for place in (folder, PACKAGE_FOLDER))
+    is_node = node_bytes is not None and path == "given"  # its content is in the key
+    return _Sources(in_recipe, in_package, None if is_node else ConfigStore.instance()._open(file))
 
 
 class _RecordingRepository(CachingConfigRepository):
     """Notes what each name that Hydra looks up stands for, before Hydra reads it."""
 
-    def __init__(self, repository: CachingConfigRepository, folder: Path, given: bytes | None) -> None:
+    def __init__(self, repository: CachingConfigRepository, folder: Path, node_bytes: bytes | None) -> None:
         self.delegate, self.cache = repository.delegate, repository.cache  # Hydra's constructor would copy it once more
-        self.folder, self.given = folder, given
-        self.found: dict[str, _Found] = {}
+        self.folder, self.node_bytes = folder, node_bytes
+        self.sources: dict[str, _Sources] = {}
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        if config_path not in self.found:
-            self.found[config_path] = _find(self.folder, config_path, self.given)
+        if config_path not in self.sources:
+            self.sources[config_path] = _find(self.folder, config_path, self.node_bytes)
         return super().load_config(config_path)
 
 
@@ -185,36 +187,36 @@ class _RecordingLoader(ConfigLoaderImpl):
     """Hydra's loader with such a repository."""
 
     folder: Path
-    given: bytes | None
+    node_bytes: bytes | None
     repository_used: _RecordingRepository
 
     def _parse_overrides_and_create_caching_repo(self, config_name: str | None, overrides: list[str]) -> Any:
         parsed, repository = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
-        self.repository_used = _RecordingRepository(repository, self.folder, self.given)
+        self.repository_used = _RecordingRepository(repository, self.folder, self.node_bytes)
         return parsed, self.repository_used
 
 
-def _kept_composition(folder: Path, name: str, choices: Sequence[str], given: bytes | None) -> _Kept:
-    if given is not None:
-        ConfigStore.instance().store(name=name, node=pickle.loads(given))
+def _new_composition(folder: Path, name: str, choices: Sequence[str], node_bytes: bytes | None) -> _Composition:
+    if node_bytes is not None:
+        ConfigStore.instance().store(name=name, node=pickle.loads(node_bytes))
     with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         loader = _RecordingLoader(hydra.config_loader.get_search_path())
-        loader.folder, loader.given = folder, given
+        loader.folder, loader.node_bytes = folder, node_bytes
         hydra.config_loader = loader
         config, preset = _without_hydra(_compose(name, [*_SETTINGS, *choices]))
     repository = loader.repository_used
     pickled = pickle.dumps(config, -1) if _depends_on_files_only(repository, name) else None
-    return _Kept(pickled, preset, repository.found)
+    return _Composition(pickled, preset, repository.sources)
 
 
 def _depends_on_files_only(repository: _RecordingRepository, name: str) -> bool:
     """Whether the composition is the same at each load of these files, warnings included: no `defaults` with a `${...}`
     (the environment) or without `_self_`, no settings of Hydra, no file that has the name of a registered node."""
-    for path, found in repository.found.items():
-        files = [content for content in (found.own, found.shipped) if content is not None]
-        if any(b"hydra" in content for content in files) or (files and found.registered is not None):
+    for path, sources in repository.sources.items():
+        files = [content for content in (sources.in_recipe, sources.in_package) if content is not None]
+        if any(b"hydra" in content for content in files) or (files and sources.registered is not None):
             return False
         loaded = repository.cache[f"config_path={path}"]
         defaults = loaded.defaults_list or [] if loaded is not None else []

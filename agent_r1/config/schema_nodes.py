@@ -81,7 +81,7 @@ def _is_section(node: DictConfig) -> bool:
 
 def _both_are_empty(node: Any, value: Any) -> bool:
     kinds = ((ListConfig, list), (DictConfig, dict))
-    is_empty = any(isinstance(node, own) and type(value) is plain for own, plain in kinds) and not value
+    is_empty = any(isinstance(node, node_type) and type(value) is plain for node_type, plain in kinds) and not value
     return is_empty and isinstance(node._content, list | dict) and not node._content
 
 

@@ -133,14 +133,14 @@ class CommandAgent:
 
 
 def _environment(assignment: Assignment) -> dict[str, str]:
-    written = json.dumps(assignment.task)
+    task_text = json.dumps(assignment.task)
     variables = {
         "OPENAI_BASE_URL": assignment.base_url,
         "OPENAI_API_BASE": assignment.base_url,
         "OPENAI_API_KEY": assignment.api_key,
     }
-    if len(written) <= _MAX_TASK_VARIABLE:
-        variables["AGENT_R1_TASK"] = written
+    if len(task_text) <= _MAX_TASK_VARIABLE:
+        variables["AGENT_R1_TASK"] = task_text
     return {**os.environ, **variables}
 
 

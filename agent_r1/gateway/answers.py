@@ -53,14 +53,14 @@ class ChatAnswer(_Answer):
         request = self._request
         if request.logprobs or request.return_token_ids:
             rollout.check_offers_tokens("logprobs" if request.logprobs else "token ids (return_token_ids)")
-        asked = SamplingRequest(
+        sampling = SamplingRequest(
             n=request.n,
             max_tokens=request.sampling.max_tokens,
             stop=request.sampling.stop,
             with_calls=bool(request.offered_tools),
             one_call=not request.parallel_tool_calls,
         )
-        self.calls = await rollout.chat(request.messages, request.offered_tools, asked)
+        self.calls = await rollout.chat(request.messages, request.offered_tools, sampling)
         self._texts = rollout.token_texts
         rollout.remember_response(str(self._head.fields()["id"]), self.calls)
 
@@ -93,11 +93,11 @@ class TextAnswer(_Answer):
     async def sample(self, rollout: OpenRollout) -> None:
         """Call the model and record the steps."""
         request = self._request
-        asked = SamplingRequest(
+        sampling = SamplingRequest(
             n=request.n, max_tokens=request.sampling.max_tokens, stop=request.sampling.stop, with_calls=False
         )
         [prompt] = request.prompts
-        self.calls = await rollout.complete(prompt, asked)
+        self.calls = await rollout.complete(prompt, sampling)
         self._texts = rollout.token_texts
         if request.echo:
             self._echoed = prompt if isinstance(prompt, str) else rollout.text_of(prompt)

@@ -77,10 +77,12 @@ class History:
 
     def find_text(self, text: str) -> tuple[RecordedCall | None, str]:
         """For a raw prompt: the call whose prompt and completion it begins with, and the text after these."""
-        found = [(len(whole), call) for whole, call in self._texts if text.startswith(whole) and len(text) > len(whole)]
-        if not found:
+        matches = [
+            (len(whole), call) for whole, call in self._texts if text.startswith(whole) and len(text) > len(whole)
+        ]
+        if not matches:
             return None, text
-        length, call = max(found, key=lambda entry: (entry[0], -entry[1].num_continuations, -entry[1].index))
+        length, call = max(matches, key=lambda entry: (entry[0], -entry[1].num_continuations, -entry[1].index))
         return call, text[length:]
 
     def add_text(self, prompt: str, parent: RecordedCall | None, call: RecordedCall) -> None:
@@ -103,8 +105,10 @@ def text_prompt(
     if call is None:
         return Prompt(observation=observation, token_ids=encode(text))
     sampled = call.turn.completion.token_ids
-    kept = sampled[:-1] if sampled[-1] in stop_ids else sampled
-    return Prompt(observation=observation, token_ids=call.turn.prompt.token_ids + kept + encode(rest), bridged=True)
+    without_stop = sampled[:-1] if sampled[-1] in stop_ids else sampled
+    return Prompt(
+        observation=observation, token_ids=call.turn.prompt.token_ids + without_stop + encode(rest), bridged=True
+    )
 
 
 def digest_of(value: object) -> bytes:
@@ -113,5 +117,5 @@ def digest_of(value: object) -> bytes:
 
 
 def _digest(before: bytes, value: object) -> bytes:
-    written = json.dumps(value, sort_keys=True, default=picture_key).encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(before + written, digest_size=16).digest()
+    content = json.dumps(value, sort_keys=True, default=picture_key).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(before + content, digest_size=16).digest()

@@ -106,8 +106,8 @@ class OpenRollout:
             return await self._sample(ids, None, request)
         renderer = self._flow.context.renderer
         parent, rest = self._history.find_text(prompt)
-        written = text_prompt(prompt, renderer.encode, renderer.stop_ids, parent, rest)
-        calls = await self._sample(written, parent, request)
+        rendered = text_prompt(prompt, renderer.encode, renderer.stop_ids, parent, rest)
+        calls = await self._sample(rendered, parent, request)
         for call in calls:
             self._history.add_text(prompt, parent, call)
         return calls
@@ -197,10 +197,10 @@ class OpenRollout:
             raise RefusedError(422, "unknown_step", f"no response {response_id!r:.80} with choice {index!r:.20} here")
         return steps[index]
 
-    def check_offers_tokens(self, wanted: str) -> None:
+    def check_offers_tokens(self, feature: str) -> None:
         """Raise `RefusedError` where the model is behind a chat API, which tells no tokens."""
         if self._flow.takes_messages:
-            raise _behind_chat_api(wanted, "leave it out")
+            raise _behind_chat_api(feature, "leave it out")
 
     @property
     def token_texts(self) -> TokenTexts:
@@ -221,8 +221,8 @@ class OpenRollout:
             raise RefusedError(422, "invalid_reward", f"a reward is a finite number up to a billion, found {reward}")
         if step is not None:
             if not 0 <= step < len(self.calls):
-                made = f"it has made {len(self.calls)}, counted from 0"
-                raise RefusedError(422, "unknown_step", f"step {step} is not a step of this rollout: {made}")
+                count = f"it has made {len(self.calls)}, counted from 0"
+                raise RefusedError(422, "unknown_step", f"step {step} is not a step of this rollout: {count}")
             self._rewards[step] = reward
             return
         if not self._takes_outcome:
@@ -290,8 +290,10 @@ def as_returned(turn: Turn, request: SamplingRequest, renderer: ChatRenderer) ->
     if starts:
         start, stop = min(starts)
         if not ids:  # behind a chat API
-            said = replace(turn.action, text=text[:start], content=text[:start], tool_calls=(), parse_error=None)
-            return replace(turn, action=said, completion=replace(turn.completion, finish_reason="stop"))
+            client_action = replace(
+                turn.action, text=text[:start], content=text[:start], tool_calls=(), parse_error=None
+            )
+            return replace(turn, action=client_action, completion=replace(turn.completion, finish_reason="stop"))
         end = start + len(stop)
         count = bisect_left(range(len(ids) + 1), end, key=lambda number: len(renderer.text_of(ids[:number])))
         completion = replace(
@@ -313,8 +315,8 @@ def _bytes_of(ids: TokenIds) -> bytes:
     return array("q", ids).tobytes()
 
 
-def _behind_chat_api(wanted: str, to_do: str) -> RefusedError:
-    message = f"the model of this run is behind a chat API (engine=openai), which offers no {wanted}; {to_do}"
+def _behind_chat_api(feature: str, to_do: str) -> RefusedError:
+    message = f"the model of this run is behind a chat API (engine=openai), which offers no {feature}; {to_do}"
     return RefusedError(400, "not_offered", message)
 
 

@@ -93,17 +93,17 @@ class _Routes:
 
     async def chat(self, request: Request) -> Response:
         rollout = self._rollout(request)
-        asked = await read_beside(read_chat_request, await _body(request))
-        answer = ChatAnswer(asked, MODEL_NAME)
+        chat_request = await read_beside(read_chat_request, await _body(request))
+        answer = ChatAnswer(chat_request, MODEL_NAME)
         await while_connected(request, answer.sample(rollout))
-        return _completed(answer.events() if asked.stream else None, answer)
+        return _completed(answer.events() if chat_request.stream else None, answer)
 
     async def complete(self, request: Request) -> Response:
         rollout = self._rollout(request)
-        asked = read_completion_request(await _body(request))
-        answer = TextAnswer(asked, MODEL_NAME)
+        completion_request = read_completion_request(await _body(request))
+        answer = TextAnswer(completion_request, MODEL_NAME)
         await while_connected(request, answer.sample(rollout))
-        return _completed(answer.events() if asked.stream else None, answer)
+        return _completed(answer.events() if completion_request.stream else None, answer)
 
     async def models(self, request: Request) -> Response:
         self._rollout(request)

@@ -101,10 +101,10 @@ def _find_function(reference: str) -> Callable[..., Any]:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     with no_exit(f"loading agent.function={reference}: the file"):
-        found = getattr(_load_file(path), attribute, None)
-    if not callable(found):
+        attribute_value = getattr(_load_file(path), attribute, None)
+    if not callable(attribute_value):
         raise ConfigError(f"agent.function={reference}: {path.name} has no function '{attribute}'")
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = attribute_value
     return function
 
 

@@ -73,15 +73,15 @@ class PassLog:
 
     def last(self, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Log-prob and entropy of each token of the batch in the last pass that read it; NaN: none did."""
-        found = torch.full((2, num_tokens), float("nan"))
+        scores_2N = torch.full((2, num_tokens), float("nan"))
         passes = self._peers.together(self._passes)
         if passes:
             scores, first = torch.cat([torch.stack(pair) for _, *pair in passes], dim=1).float().cpu(), 0
             # One pass after the other: in a single assignment the last of several entries for a token need not win.
             for tokens_N, *_ in passes:
-                found[:, tokens_N.cpu()] = scores[:, first : first + len(tokens_N)]
+                scores_2N[:, tokens_N.cpu()] = scores[:, first : first + len(tokens_N)]
                 first += len(tokens_N)
-        return found[0], found[1]
+        return scores_2N[0], scores_2N[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,8 +165,8 @@ def recorded_credit(batch: CreditedBatch, passes: PassLog, *, gamma: float) -> l
     steps_R: list[list[StepCredit]] = [[] for _ in batch.experience.trajectories]
     owners, rewards, returns = table.trajectory_S.tolist(), table.rewards_S.tolist(), returns_S.tolist()
     for index, (owner, reward, observed) in enumerate(zip(owners, rewards, returns, strict=True)):
-        own: dict[str, Any] = {name: () if column is None else column[index] for name, column in columns.items()}
-        steps_R[owner].append(StepCredit(reward=reward, observed_return=observed, **own))
+        numbers: dict[str, Any] = {name: () if column is None else column[index] for name, column in columns.items()}
+        steps_R[owner].append(StepCredit(reward=reward, observed_return=observed, **numbers))
     for owner in batch.experience.cut_states if table.bootstrap_R is not None else ():
         assert table.bootstrap_R is not None
         steps_R[owner][-1] = replace(steps_R[owner][-1], next_value=float(table.bootstrap_R[owner]))

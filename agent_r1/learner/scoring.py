@@ -115,8 +115,8 @@ def _hidden_rows(
                 hidden = in_root(critic.trunk, partial(critic.hidden, moved.with_images(images)))
             rows.append(hidden[moved.rows_N[here], columns_of(moved)[here]])
             tokens.append(batch.tokens_N[chosen])
-    own = torch.cat(tokens)
-    order = own.argsort()
+    tokens_M = torch.cat(tokens)
+    order = tokens_M.argsort()
     index_N = valued_N.cumsum(0) - 1
     rows_M = torch.cat(rows)[send(order, compute.device)]
-    return compute.peers.placed(rows_M, send(index_N[own[order]], compute.device), int(valued_N.sum()))
+    return compute.peers.placed(rows_M, send(index_N[tokens_M[order]], compute.device), int(valued_N.sum()))

@@ -196,12 +196,12 @@ def draw_tasks(tasks: Sequence[Task], number: int, *, seed: int) -> list[Task]:
 
 async def choose_rows(groups: Iterable[Group], keep: int, rule: Rule) -> Choice:
     """The demonstrations among the episodes of some groups: at most `keep` per group, shortest first, none twice."""
-    choice, known = Choice(), set[str]()
+    choice, keys = Choice(), set[str]()
     for group in groups:
-        own: list[Row] = []
+        rows: list[Row] = []
         episodes = [trajectory for trajectory in group.valid if trajectory.steps]
         for trajectory in sorted(episodes, key=lambda trajectory: trajectory.num_action_tokens):
-            if len(own) == keep:
+            if len(rows) == keep:
                 break
             try:
                 row = await rule.row_of(group.task, trajectory)
@@ -211,10 +211,10 @@ async def choose_rows(groups: Iterable[Group], keep: int, rule: Rule) -> Choice:
             except (EpisodeError, ConfigError) as error:  # the other episodes took long to sample
                 choice.broken.append(error)
                 continue
-            if row is not None and (key := conversation_key(row)) not in known:
-                known.add(key)
-                own.append(row)
-        choice.rows += own
+            if row is not None and (key := conversation_key(row)) not in keys:
+                keys.add(key)
+                rows.append(row)
+        choice.rows += rows
     return choice
 
 

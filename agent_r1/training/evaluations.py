@@ -146,7 +146,7 @@ def record_of(evaluation: Evaluation, config: Config, *, step: int, settings: Se
 
 def settings_of(config: Config, split: str, overrides: Sequence[str]) -> tuple[Config, Sequence[str]]:
     """The configuration with which a finished run is evaluated on a split, and what it changes in the run's own."""
-    own = replace(config, eval=replace(config.eval, split=split, max_tasks=None))
+    eval_config = replace(config, eval=replace(config.eval, split=split, max_tasks=None))
     wrong = [text for text in overrides if not _is_evaluable(text.lstrip("+~").partition("=")[0])]
     if wrong:
         raise ConfigError(
@@ -154,13 +154,13 @@ def settings_of(config: Config, split: str, overrides: Sequence[str]) -> tuple[C
             "(other than env.name). Choose rows with --split and other models or settings with the recipe: "
             "agent-r1 eval RECIPE --model RUN/hf"
         )
-    changed = load_config(own, overrides) if overrides else own
+    changed = load_config(eval_config, overrides) if overrides else eval_config
     if takes_messages(changed):
         raise ConfigError(
             f"engine={changed.engine.name} evaluates the model of its server, not those of the run. Choose another "
             "engine, or evaluate the recipe: agent-r1 eval RECIPE engine=..."
         )
-    return changed, changed_settings(own, changed)
+    return changed, changed_settings(eval_config, changed)
 
 
 def _is_evaluable(key: str) -> bool:

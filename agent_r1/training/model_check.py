@@ -40,9 +40,9 @@ def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
 
         check_targets(config.model)
     folder = Path(config.model.path)
-    read = read_renderer(folder, config.model.tool_format) if from_files and folder.is_dir() else None
-    renderer = read or renderer_of(config.model)
-    context = context_length_of(config, read_context_length(folder) if read is not None else None)
+    from_folder = read_renderer(folder, config.model.tool_format) if from_files and folder.is_dir() else None
+    renderer = from_folder or renderer_of(config.model)
+    context = context_length_of(config, read_context_length(folder) if from_folder is not None else None)
     if config.rollout.max_tokens >= context:
         raise ConfigError(
             f"rollout.max_tokens={config.rollout.max_tokens} leaves no room for a prompt in a context of {context}"
@@ -58,21 +58,21 @@ def check_model(plan: RunPlan, *, from_files: bool = False) -> CheckedModel:
             if num_images > limit:
                 raise DataError(f"the first prompt of task '{task.task_id}' has {num_images} images; {key}={limit}")
     if too_long:
-        shown = "\n".join(f"  - {entry}" for entry in too_long[:10])
+        first_ones = "\n".join(f"  - {entry}" for entry in too_long[:10])
         raise DataError(
             f"{len(too_long)} prompts do not fit the context of {context} tokens; shorten them or raise "
-            f"rollout.context_length:\n{shown}"
+            f"rollout.context_length:\n{first_ones}"
         )
     return CheckedModel(renderer=renderer, context_length=context)
 
 
 def _image_limits(config: Config) -> dict[str, int]:
     """How many images a first prompt may have, by key."""
-    given = {
+    limits = {
         "rollout.max_images": config.rollout.max_images,
         "rollout.max_episode_images": config.rollout.max_episode_images,
     }
-    return {key: limit for key, limit in given.items() if limit is not None}
+    return {key: limit for key, limit in limits.items() if limit is not None}
 
 
 def _first_prompt(plan: RunPlan, task: Task, renderer: ChatRenderer, context: int) -> Prompt:
@@ -93,10 +93,10 @@ def renderer_of(model: ModelConfig) -> ChatRenderer:
     )
 
 
-def context_length_of(config: Config, known: int | None = None) -> int:
-    """The run's context: the configured one, at most the model's own and what one micro-batch holds. `known` is the
-    model's own, where it is known."""
-    of_model = _length_of_model(config) if known is None else known
+def context_length_of(config: Config, model_length: int | None = None) -> int:
+    """The run's context: the configured one, at most the model's own and what one micro-batch holds. `model_length` is
+    the model's own, where it is known."""
+    of_model = _length_of_model(config) if model_length is None else model_length
     requested, trainable = config.rollout.context_length, config.trainer.micro_batch_tokens
     if requested is not None and requested > of_model:
         raise ConfigError(f"rollout.context_length={requested} is more than the model's own {of_model}")

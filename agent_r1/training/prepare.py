@@ -132,13 +132,13 @@ def prepare_model(config: Config, console: RunConsole) -> Config:
 
 def _check_whole(config: Config) -> None:
     """Refuse a warm start whose files are damaged: training would start from other weights."""
-    made = RunFolder.of_model(Path(config.model.path))
-    damage = None if made is None else find_model_damage(made)
-    if made is not None and damage is not None:
+    run = RunFolder.of_model(Path(config.model.path))
+    damage = None if run is None else find_model_damage(run)
+    if run is not None and damage is not None:
         again = "run the same command again" if config.model.prepare is not None else "make it again with agent-r1 sft"
         raise CheckpointError(
-            f"the warm start {config.model.path} is damaged: {damage}. Restore it, or delete {made.path} and {again}; "
-            f"if you changed its files yourself, delete {made.model_checksums}"
+            f"the warm start {config.model.path} is damaged: {damage}. Restore it, or delete {run.path} and {again}; "
+            f"if you changed its files yourself, delete {run.model_checksums}"
         )
 
 

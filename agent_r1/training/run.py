@@ -68,9 +68,9 @@ async def _train(
 ) -> Summary:
     resumes = ranks.by_first(lambda: open_run(plan.config, say=console.info, lock=lock)[1])
     folder = RunFolder.of(plan.config, lock)
-    own = replace(plan, config=config_of_rank(plan.config, ranks))
+    rank_plan = replace(plan, config=config_of_rank(plan.config, ranks))
     engine = engine_of_rank(plan.config, ranks)
-    components = ranks.agree_now(lambda: load_components(own, model, announce=console.info, engine=engine))
+    components = ranks.agree_now(lambda: load_components(rank_plan, model, announce=console.info, engine=engine))
     shared = share_rollout(components.rollout, ranks, only_first=is_coordinated(plan.config))
     components = replace(components, rollout=shared)
     async with components.engine_open():
@@ -157,8 +157,10 @@ def eval_trained(
             continue
         console.info(f"{stage} training: {path}")
         model = replace(config.model, path=path, prepare=config.model.prepare if stage == "before" else None)
-        own = replace(config, model=model, sft=replace(config.sft, folder=None))
-        write_evaluation(file, record_of(eval_run(own, console), own, step=steps[stage], settings=settings))
+        stage_config = replace(config, model=model, sft=replace(config.sft, folder=None))
+        write_evaluation(
+            file, record_of(eval_run(stage_config, console), stage_config, step=steps[stage], settings=settings)
+        )
     before, after = (read_evaluation(folder.evaluation(split, stage, settings)) for stage in models)
     return before, after
 

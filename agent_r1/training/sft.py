@@ -205,17 +205,17 @@ def _is_made(folder: RunFolder, config: Config) -> bool:
     except (OSError, UnicodeDecodeError, ConfigError):
         return False
     same_model = replace(present.model, prepare=None) == replace(recipe.model, prepare=None)
-    known = fingerprints.read_fingerprints(folder.path)
-    same_weights = not known or not fingerprints.fingerprint_differences(
-        _of_model(known), _of_model(fingerprints.run_fingerprints(recipe))
+    recorded = fingerprints.read_fingerprints(folder.path)
+    same_weights = not recorded or not fingerprints.fingerprint_differences(
+        _of_model(recorded), _of_model(fingerprints.run_fingerprints(recipe))
     )
     same_settings = same_model and present.sft == recipe.sft
     return folder.model.is_dir() and same_settings and same_weights and digest == _digest(config.sft.data)
 
 
-def _of_model(known: Mapping[str, str]) -> dict[str, str]:
+def _of_model(all_fingerprints: Mapping[str, str]) -> dict[str, str]:
     """Only the model's fingerprints: a warm start reads no rows of a run."""
-    return {name: value for name, value in known.items() if name.startswith("model.path ")}
+    return {name: value for name, value in all_fingerprints.items() if name.startswith("model.path ")}
 
 
 def _digest(paths: Sequence[str]) -> str:

@@ -55,19 +55,19 @@ def shared_rows(policy: nn.Module, tokenizer: Tokenizer, token_ids: Iterable[int
         for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
         if token_id < len(head)
     }
-    known = sorted(texts)
-    written = sorted(texts.keys() & set(token_ids))
-    if not written:
+    added = sorted(texts)
+    candidates = sorted(texts.keys() & set(token_ids))
+    if not candidates:
         return []
-    rows_AD = head[known].float()
+    rows_AD = head[added].float()
     squares_A = rows_AD.square().sum(1)
     scale = float(rows_AD.square().mean().sqrt())
     shared = []
-    for token_id in written:
-        own = known.index(token_id)
-        gaps_A = (rows_AD - rows_AD[own]).square().sum(1)
+    for token_id in candidates:
+        row = added.index(token_id)
+        gaps_A = (rows_AD - rows_AD[row]).square().sum(1)
         # For rows of the same length a cosine of at least _MIN_COSINE; rows of zeros are equal too.
-        equal_A = gaps_A <= 2 * (1 - _MIN_COSINE) * squares_A.maximum(squares_A[own])
+        equal_A = gaps_A <= 2 * (1 - _MIN_COSINE) * squares_A.maximum(squares_A[row])
         num_others = int(equal_A.sum()) - 1
         if num_others > 0:
             shared.append(SharedRow(text=texts[token_id], token_id=token_id, num_others=num_others, scale=scale))
@@ -96,8 +96,8 @@ def warm_start_warning(
     """A warning when demonstrations have tags that the model was never trained to write, and the warm start may not
     teach them: all its steps together move a weight by too little."""
     rows = [row for conversation in conversations for row in conversation]
-    written = {row.token_ids[position] for row in rows for position in row.actions}
-    shared = shared_rows(policy, tokenizer, written)
+    trained_ids = {row.token_ids[position] for row in rows for position in row.actions}
+    shared = shared_rows(policy, tokenizer, trained_ids)
     if not shared:
         return None
     if not any(parameter.requires_grad for parameter in cast(Any, policy).get_output_embeddings().parameters()):

@@ -67,15 +67,15 @@ class Trainer:
         self._ranks = ranks or Ranks()
         self._last_step = LastStep(self.config, folder, self.learner, self.shaping.process, self.collector, self._ranks)
         self._progress = self._last_step.progress
-        written = folder if self._ranks.is_first else None
+        own_folder = folder if self._ranks.is_first else None
         self._log = RunLog(
-            tracker=tracker, console=console, health=self.health, progress=self._progress, folder=written
+            tracker=tracker, console=console, health=self.health, progress=self._progress, folder=own_folder
         )
         self._evaluations = RunEvaluations(
             config=self.config,
             rollout=self.rollout,
             tasks=sample_eval_tasks(plan.eval_tasks, self.config.eval.max_tasks),
-            folder=written,
+            folder=own_folder,
             log=self._log,
             console=console,
             progress=self._progress,

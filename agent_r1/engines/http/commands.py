@@ -65,8 +65,8 @@ class ServerCommand:
     @property
     def environment(self) -> dict[str, str]:
         """The whole environment of the server."""
-        kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-        return {**kept, **self.variables}
+        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        return {**inherited, **self.variables}
 
     def __str__(self) -> str:
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
@@ -89,10 +89,10 @@ def server_command(
 ) -> ServerCommand:
     """The command of a server. `arguments` come last, so that they win; so do `variables` (`NAME=VALUE`). What the
     flags of vLLM depend on is looked up in its environment, unless `build` says it."""
-    given = read_variables(variables)
+    added_variables = read_variables(variables)
     settings: dict[str, str] = {}
     if kind == "vllm":
-        build = build or vllm_build(python, tuple(given.items()))
+        build = build or vllm_build(python, tuple(added_variables.items()))
         settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         fixed = [
             *("-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", host, "--port", str(port)),
@@ -114,7 +114,7 @@ def server_command(
         fixed += ["--dtype", dtype]
     if devices is not None:
         settings["CUDA_VISIBLE_DEVICES"] = devices
-    return ServerCommand(arguments=(python, *fixed, *arguments), variables={**settings, **given})
+    return ServerCommand(arguments=(python, *fixed, *arguments), variables={**settings, **added_variables})
 
 
 def _reads_images(model: str) -> bool:
@@ -126,8 +126,8 @@ def _reads_images(model: str) -> bool:
     from huggingface_hub.errors import HFValidationError
 
     with suppress(HFValidationError):
-        found = try_to_load_from_cache(model, "config.json")
-        return isinstance(found, str) and is_vision_model(Path(found).parent)
+        file = try_to_load_from_cache(model, "config.json")
+        return isinstance(file, str) and is_vision_model(Path(file).parent)
     return False
 
 
@@ -136,10 +136,10 @@ def vllm_build(python: str, variables: tuple[tuple[str, str], ...] = ()) -> Vllm
     """What vLLM in the environment of an interpreter is like; `ConfigError` when there is none."""
     looking = ServerCommand(arguments=(python, "-c", _LOOK_INTO_VLLM), variables=dict(variables))
     try:
-        found = subprocess.run(
+        process = subprocess.run(
             looking.arguments, env=looking.environment, capture_output=True, text=True, timeout=120, check=True
         )
-        build = VllmBuild(**json.loads(found.stdout))
+        build = VllmBuild(**json.loads(process.stdout))
     except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
         raise ConfigError(f"{python} cannot be asked for its vLLM ({error}); give the path of a Python") from error
     if not build.installed:
@@ -149,10 +149,10 @@ def vllm_build(python: str, variables: tuple[tuple[str, str], ...] = ()) -> Vllm
 
 def find_python(name: str | None) -> str:
     """The path of an interpreter, given as a path or as a command (`python3`); None: the one that runs this."""
-    found = shutil.which(name or sys.executable)
-    if found is None:
+    path = shutil.which(name or sys.executable)
+    if path is None:
         raise ConfigError(f"{name} does not exist, or cannot be run; give the path of a Python")
-    return found
+    return path
 
 
 def read_variables(entries: Sequence[str]) -> dict[str, str]:

@@ -252,8 +252,8 @@ class _Request:
         done = len(self._logprobs)
         if not done:
             return self._sampling
-        left = self._sampling.max_tokens - done
-        return replace(self._sampling, max_tokens=left, seed=mix_seed(self._sampling.seed, done))
+        num_left = self._sampling.max_tokens - done
+        return replace(self._sampling, max_tokens=num_left, seed=mix_seed(self._sampling.seed, done))
 
     def extend(self, answer: Answer, versions: Sequence[int]) -> bool:
         """Keep what was sampled; returns whether that was anything."""

@@ -87,22 +87,22 @@ def _write_shards(folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: to
     from safetensors.torch import save_file
 
     shards: list[list[str]] = []
-    held: dict[str, Tensor] = {}
+    shard: dict[str, Tensor] = {}
     num_bytes = total = 0
 
     def flush() -> None:
-        save_file(held, folder / f"model-{len(shards) + 1:05d}.safetensors", metadata={"format": "pt"})
-        shards.append(list(held))
-        held.clear()
+        save_file(shard, folder / f"model-{len(shards) + 1:05d}.safetensors", metadata={"format": "pt"})
+        shards.append(list(shard))
+        shard.clear()
 
     for name, tensor in weights:
         kind = dtype if tensor.is_floating_point() else tensor.dtype
         copy = tensor.detach().to(device="cpu", dtype=kind, copy=True).contiguous()
         size = copy.numel() * copy.element_size()
-        if held and num_bytes + size > MAX_SHARD_BYTES:
+        if shard and num_bytes + size > MAX_SHARD_BYTES:
             flush()
             num_bytes = 0
-        held[server_name(name)] = copy
+        shard[server_name(name)] = copy
         num_bytes, total = num_bytes + size, total + size
     flush()
     if len(shards) == 1:

@@ -90,13 +90,13 @@ class Probe:
     def differences(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> list[float]:
         """For each text: the mean absolute difference to what a server sampled, one token per prefix."""
         expected = (float(self.logprobs[row, token]) for row, token in enumerate(token_ids))
-        found = iter([abs(ours - theirs) for ours, theirs in zip(expected, logprobs, strict=True)])
-        return [fmean(islice(found, len(text.lengths))) for text in self.texts]
+        differences = iter([abs(ours - theirs) for ours, theirs in zip(expected, logprobs, strict=True)])
+        return [fmean(islice(differences, len(text.lengths))) for text in self.texts]
 
 
 def _random_ids(rng: random.Random, count: int, vocabulary: int, omitted: Collection[int]) -> TokenIds:
-    drawn = (rng.randrange(vocabulary) for _ in repeat(None))
-    return tuple(islice((token for token in drawn if token not in omitted), count))
+    random_ids = (rng.randrange(vocabulary) for _ in repeat(None))
+    return tuple(islice((token for token in random_ids if token not in omitted), count))
 
 
 def make_probe(

@@ -74,11 +74,11 @@ class StartedServer:
         if status is None:
             return None
         last = _last_line(self._log)
-        said = f", its last line: {last:.300}" if last else ""
+        last_line = f", its last line: {last:.300}" if last else ""
         how = f"ended with status {status}"
         if self._was_silent is not None:
             how = f"was not well for {self._was_silent:.0f} s and was ended"
-        return f"the server at {self.url} {how}{said} (the rest is in {self._log})"
+        return f"the server at {self.url} {how}{last_line} (the rest is in {self._log})"
 
     @property
     def has_ended_before(self) -> bool:

@@ -34,10 +34,10 @@ class PrefixRouter:
         """One of the servers in `load` (requests in flight by server): the one that knows the longest prefix, if that
         is most of the prompt and no other server has `slack` requests less; else the least busy one."""
         idlest = min(load, key=lambda server: (load[server], server))
-        known = {server: length for server, length in self._known(prompt).items() if server in load}
-        if known:
-            best = max(known, key=lambda server: (known[server], -load[server], -server))
-            if known[best] >= MIN_SHARE * len(prompt) and load[best] - load[idlest] < slack:
+        prefix_lengths = {server: length for server, length in self._known(prompt).items() if server in load}
+        if prefix_lengths:
+            best = max(prefix_lengths, key=lambda server: (prefix_lengths[server], -load[server], -server))
+            if prefix_lengths[best] >= MIN_SHARE * len(prompt) and load[best] - load[idlest] < slack:
                 return best
         return idlest
 

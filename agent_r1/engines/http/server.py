@@ -164,9 +164,9 @@ class Server:
 
     def _check_known(self, answer: Answer) -> None:
         """Raise `ServerError` for ids that the policy does not have: it can neither continue nor train them."""
-        largest, known = max(answer.token_ids, default=0), self.settings.vocabulary
-        if largest >= known:
-            raise ServerError(f"{self.url} sampled the id {largest}, and the policy knows 0 to {known - 1}")
+        largest, vocabulary = max(answer.token_ids, default=0), self.settings.vocabulary
+        if largest >= vocabulary:
+            raise ServerError(f"{self.url} sampled the id {largest}, and the policy knows 0 to {vocabulary - 1}")
 
     def note_failure(self, error: ServerError) -> None:
         """Count a failure; too many, or a lost connection, and the server gets no requests until it is well."""
@@ -324,9 +324,9 @@ class Server:
             ("/get_model_info", "sglang", "model_path"),
         ):
             try:
-                found = await self.client.call("GET", path, seconds=HEALTH_SECONDS)
+                answer = await self.client.call("GET", path, seconds=HEALTH_SECONDS)
             except ServerUnusableError:
                 continue
-            if isinstance(found, dict) and key in found:
+            if isinstance(answer, dict) and key in answer:
                 return kind
         raise ServerUnusableError(f"{self.url} is neither a vLLM nor an SGLang server")

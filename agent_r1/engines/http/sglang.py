@@ -46,8 +46,8 @@ class SglangAdapter:
     async def context_length(self, *, seconds: float) -> int | None:
         """What `/get_server_info` says, where it does."""
         with suppress(ServerUnusableError):
-            found = await self._client.call("GET", "/get_server_info", seconds=seconds)
-            length = found.get("context_length") if isinstance(found, dict) else None
+            answer = await self._client.call("GET", "/get_server_info", seconds=seconds)
+            length = answer.get("context_length") if isinstance(answer, dict) else None
             return length if isinstance(length, int) else None
         return None
 
@@ -59,16 +59,16 @@ class SglangAdapter:
         """The `weight_version` of the last update; newer servers have `/model_info`."""
         for path in ("/model_info", "/get_model_info"):
             with suppress(ServerUnusableError):
-                found = await self._client.call("GET", path, seconds=seconds)
-                if isinstance(found, dict) and found.get("weight_version") is not None:
-                    return str(found["weight_version"])
+                answer = await self._client.call("GET", path, seconds=seconds)
+                if isinstance(answer, dict) and answer.get("weight_version") is not None:
+                    return str(answer["weight_version"])
         return None
 
     async def generate(
         self, prompt: ServerPrompt, sampling: SamplingParams, *, request_id: str, seconds: float
     ) -> Answer:
         """One completion."""
-        asked: dict[str, Any] = {
+        body: dict[str, Any] = {
             "rid": request_id,
             "input_ids": list(prompt.token_ids),
             "return_logprob": True,
@@ -84,16 +84,16 @@ class SglangAdapter:
             },
         }
         if prompt.pictures:
-            asked["image_data"] = prompt.addresses()
-        found = await self._client.call("POST", "/generate", body=asked, seconds=seconds)
+            body["image_data"] = prompt.addresses()
+        answer = await self._client.call("POST", "/generate", body=body, seconds=seconds)
         where = f"{self._client.url}/generate"
-        meta = found.get("meta_info") if isinstance(found, dict) else None
+        meta = answer.get("meta_info") if isinstance(answer, dict) else None
         if not isinstance(meta, dict):
-            raise ServerError(f"{where}: the answer has no meta_info: {found!r:.200}")
+            raise ServerError(f"{where}: the answer has no meta_info: {answer!r:.200}")
         if prompt.pictures and meta.get("prompt_tokens") != len(prompt.expanded):
             raise RequestRefusedError(images_differ(where, prompt, meta.get("prompt_tokens")))
         with reading_answer(where):
-            token_ids = found.get("output_ids") or []
+            token_ids = answer.get("output_ids") or []
             pairs = meta.get("output_token_logprobs") or []
             if not all(isinstance(pair, list) and len(pair) >= 2 for pair in pairs):
                 raise ServerError(f"{where}: the answer has log-probs that cannot be read: {pairs!r:.200}")
@@ -114,13 +114,13 @@ class SglangAdapter:
         try:
             mode = "retract" if keeps_requests else "abort"
             await self._post("/pause_generation", seconds, {"mode": mode})
-            found = await self._post(
+            answer = await self._post(
                 "/update_weights_from_disk",
                 seconds,
                 {"model_path": folder, "weight_version": label, "flush_cache": True},
             )
-            if not isinstance(found, dict) or found.get("success") is not True:
-                raise ServerError(f"{self._client.url}/update_weights_from_disk: {found!r:.300}")
+            if not isinstance(answer, dict) or answer.get("success") is not True:
+                raise ServerError(f"{self._client.url}/update_weights_from_disk: {answer!r:.300}")
         except BaseException:
             with suppress(ServerError):
                 await self._post("/continue_generation", RESUME_SECONDS, {})

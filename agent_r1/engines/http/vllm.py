@@ -58,9 +58,9 @@ class VllmAdapter:
     async def label(self, *, seconds: float) -> str | None:
         """What `/update_weight_version` has set."""
         with suppress(ServerUnusableError):
-            found = await self._client.call("GET", "/weight_info", seconds=seconds)
-            if isinstance(found, dict) and found.get("weight_version") is not None:
-                return str(found["weight_version"])
+            answer = await self._client.call("GET", "/weight_info", seconds=seconds)
+            if isinstance(answer, dict) and answer.get("weight_version") is not None:
+                return str(answer["weight_version"])
         return None
 
     async def generate(
@@ -68,7 +68,7 @@ class VllmAdapter:
     ) -> Answer:
         """`ignore_eos` leaves `stop_token_ids` alone: the request ends at those, as in the local engine."""
         path = "/inference/v1/generate"
-        asked: dict[str, Any] = {
+        body: dict[str, Any] = {
             "request_id": request_id,
             "token_ids": list(prompt.token_ids),
             "sampling_params": {
@@ -84,19 +84,19 @@ class VllmAdapter:
             },
         }
         if self._model is not None:
-            asked["model"] = self._model
+            body["model"] = self._model
         if prompt.pictures:
-            asked |= _image_fields(prompt)
+            body |= _image_fields(prompt)
         try:
-            found = await self._client.call("POST", path, body=asked, seconds=seconds)
+            answer = await self._client.call("POST", path, body=body, seconds=seconds)
         except ServerUnusableError as error:
             raise ServerUnusableError(f"{error}; a vLLM server needs --enable-scale-out") from None
         where = f"{self._client.url}{path}"
         if prompt.pictures:
-            _check_images(where, prompt, found)
-        choices = _entries(found, "choices")
+            _check_images(where, prompt, answer)
+        choices = _entries(answer, "choices")
         if len(choices) != 1:
-            raise ServerError(f"{where}: the answer has {len(choices)} choices: {found!r:.200}")
+            raise ServerError(f"{where}: the answer has {len(choices)} choices: {answer!r:.200}")
         choice = choices[0]
         with reading_answer(where):
             token_ids = choice.get("token_ids") or []
@@ -123,8 +123,8 @@ class VllmAdapter:
             if keeps_requests:
                 await self._post("/update_weight_version", seconds, body={"new_version": label})
             reset = {"reset_running_requests": "true"}
-            found = await self._post("/reset_prefix_cache", seconds, params=reset)
-            if isinstance(found, dict) and found.get("success") is False:
+            answer = await self._post("/reset_prefix_cache", seconds, params=reset)
+            if isinstance(answer, dict) and answer.get("success") is False:
                 raise ServerError(f"{self._client.url}/reset_prefix_cache: the prefix cache could not be dropped")
             if self._sees_images:
                 await self._post("/reset_encoder_cache", seconds)
@@ -154,16 +154,16 @@ def _image_fields(prompt: ServerPrompt) -> dict[str, Any]:
     return {"content_parts": parts, "return_token_ids": True}
 
 
-def _check_images(where: str, prompt: ServerPrompt, found: Any) -> None:
+def _check_images(where: str, prompt: ServerPrompt, answer: Any) -> None:
     """The model must have read what the trainer reads. A server that does not know the field ignores the images."""
-    read = found.get("prompt_token_ids") if isinstance(found, dict) else None
-    if not isinstance(read, list):
+    prompt_ids = answer.get("prompt_token_ids") if isinstance(answer, dict) else None
+    if not isinstance(prompt_ids, list):
         raise ServerUnusableError(
             f"{where}: the server ignores images beside token ids, as vLLM before 0.32 does; use a newer one, or "
             "engine=local"
         )
-    if tuple(read) != prompt.expanded:
-        raise RequestRefusedError(images_differ(where, prompt, len(read)))
+    if tuple(prompt_ids) != prompt.expanded:
+        raise RequestRefusedError(images_differ(where, prompt, len(prompt_ids)))
 
 
 def _token_of(entry: dict[str, Any]) -> Any:
@@ -178,7 +178,7 @@ def _token_of(entry: dict[str, Any]) -> Any:
     return int(number) if name == "token_id" and number.isdecimal() else None
 
 
-def _entries(found: Any, key: str) -> list[dict[str, Any]]:
+def _entries(answer: Any, key: str) -> list[dict[str, Any]]:
     """The objects of a list in an answer; none when it is anything else."""
-    entries = found.get(key) if isinstance(found, dict) else None
+    entries = answer.get(key) if isinstance(answer, dict) else None
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

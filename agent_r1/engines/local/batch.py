@@ -114,8 +114,8 @@ def step_arrays(
     token_ids[:total] = _token_ids(chunks, total)
     positions[:total] = np.arange(total) - query_starts[owner] + (ends - lengths)[owner]
     slots[:] = np.arange(len(slots)) % BLOCK_SIZE  # padding: slots of the spare block
-    written = positions[:total]
-    slots[:total] = tables[owner, written // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + written % BLOCK_SIZE
+    place = positions[:total]
+    slots[:total] = tables[owner, place // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + place % BLOCK_SIZE
     images = step_images(chunks, query_starts, positions) if reads_images else None
     sampling = query_starts[1 : count + 1][[chunk.samples for chunk in chunks]] - 1
     logit_rows = np.zeros(max(num_requests, round_up(len(sampling), ROW_MULTIPLE)), dtype=np.int64)
@@ -168,9 +168,9 @@ def step_inputs(chunks: Sequence[Chunk], device: torch.device, *, reads_images: 
 def block_tables(chunks: Sequence[Chunk], rows: int = 0, columns: int = 0) -> IntTable:
     """[R, maximum blocks], or larger: SPARE_BLOCK, which is 0, behind a request's last block."""
     counts = np.array([len(chunk.request.blocks) for chunk in chunks])
-    held = int_row([chunk.request.blocks for chunk in chunks], int(counts.sum()))
+    blocks = int_row([chunk.request.blocks for chunk in chunks], int(counts.sum()))
     tables = np.zeros((max(rows, len(chunks)), max(columns, int(counts.max()))), dtype=np.int32)
-    tables[: len(chunks)][np.arange(tables.shape[1]) < counts[:, None]] = held
+    tables[: len(chunks)][np.arange(tables.shape[1]) < counts[:, None]] = blocks
     return tables
 
 

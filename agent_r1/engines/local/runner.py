@@ -198,8 +198,8 @@ class ModelRunner:
         """Logits [rows, vocabulary] after some rows of the flat row, by default after all of them."""
         inputs: dict[str, Any] = {"input_ids": token_ids[None], "position_ids": batch.positions[None]}
         if self.images is None:
-            kept = {} if rows is None else {"logits_to_keep": rows}
-            output: Any = self._model(**inputs, **kept, use_cache=False, paged=batch)
+            options = {} if rows is None else {"logits_to_keep": rows}
+            output: Any = self._model(**inputs, **options, use_cache=False, paged=batch)
             logits: Tensor = output.logits[0]
             return logits
         if images is not None:
@@ -209,8 +209,8 @@ class ModelRunner:
             if images.positions is not None:
                 inputs["position_ids"] = torch.from_numpy(images.positions).to(self._device)[:, None]
         hidden = self._decoder(**inputs, use_cache=False, paged=batch).last_hidden_state[0]
-        seen: Tensor = self._model.get_output_embeddings()(hidden if rows is None else hidden[rows])
-        return seen
+        image_logits: Tensor = self._model.get_output_embeddings()(hidden if rows is None else hidden[rows])
+        return image_logits
 
     def _make_caches(self) -> None:
         self._caches = empty_caches(self.num_blocks, config=self._config, dtype=self._dtype, device=self._device)

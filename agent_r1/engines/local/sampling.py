@@ -74,6 +74,6 @@ def _restrict(probabilities: Tensor, requests: Sequence[SamplingParams]) -> Tens
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(vocabulary, device=device)
     mass_before = ordered.cumsum(dim=-1) - ordered
-    kept = (ranks < top_k[:, None]) & ((mass_before < top_p[:, None]) | (top_p[:, None] >= 1.0))
-    kept[:, 0] = True
-    return torch.zeros_like(probabilities).scatter(1, order, torch.where(kept, ordered, 0.0))
+    is_kept = (ranks < top_k[:, None]) & ((mass_before < top_p[:, None]) | (top_p[:, None] >= 1.0))
+    is_kept[:, 0] = True
+    return torch.zeros_like(probabilities).scatter(1, order, torch.where(is_kept, ordered, 0.0))

@@ -150,15 +150,15 @@ class Servers:
     async def stream(self, path: str, request: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         """The JSON objects of a stream of server-sent events. A failure is retried until the first one has come."""
         for attempt in range(self._settings.retries + 1):
-            begun = False
+            has_begun = False
             async with self._chosen() as server:
                 try:
                     async for chunk in self._stream_once(server.url, path, request):
-                        begun = True
+                        has_begun = True
                         yield chunk
                     return
                 except PassingError as error:
-                    if begun:
+                    if has_begun:
                         raise
                     pause = self._pause_after(error, attempt, server)
             await asyncio.sleep(pause)
@@ -184,7 +184,7 @@ class Servers:
     async def _chosen(self) -> AsyncIterator[_Server]:
         """A slot at the server with the fewest open requests; servers that just failed come last."""
         now = time.monotonic()
-        server = min(self._servers, key=lambda known: (known.rests_until > now, known.num_open))
+        server = min(self._servers, key=lambda other: (other.rests_until > now, other.num_open))
         server.num_open += 1
         try:
             async with server.slots:
@@ -210,10 +210,10 @@ def base_url(url: str) -> str:
     return base if base.endswith("/v1") else f"{base}/v1"
 
 
-def _pause(attempt: int, asked: float | None) -> float:
+def _pause(attempt: int, requested: float | None) -> float:
     """Seconds before the next attempt: what the server asked for, else a random time up to a bound that doubles."""
-    if asked is not None:
-        return min(asked, _LONGEST_PAUSE)
+    if requested is not None:
+        return min(requested, _LONGEST_PAUSE)
     bound: float = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
     return random.uniform(bound / 2, bound)
 

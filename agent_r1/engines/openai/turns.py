@@ -48,20 +48,20 @@ def _with_unique_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]
     """The messages with an id of its own for each call: environments and agents number the calls of each turn anew."""
     used: set[str] = set()
     new_ids: dict[str, str] = {}
-    written = []
+    result = []
     for number, message in enumerate(messages):
         if message.get("tool_calls"):
             new_ids = {}
             for index, call in enumerate(message["tool_calls"]):
-                known = call.get("id") or ""
-                new_ids[known] = known if known and known not in used else f"c{number:04d}{index:04d}"
-                used.add(new_ids[known])
+                call_id = call.get("id") or ""
+                new_ids[call_id] = call_id if call_id and call_id not in used else f"c{number:04d}{index:04d}"
+                used.add(new_ids[call_id])
             calls = [{**call, "id": new_ids[call.get("id") or ""]} for call in message["tool_calls"]]
             message = {**message, "tool_calls": calls}
         elif message.get("tool_call_id") in new_ids:
             message = {**message, "tool_call_id": new_ids[message["tool_call_id"]]}
-        written.append(message)
-    return written
+        result.append(message)
+    return result
 
 
 @dataclass
@@ -87,11 +87,11 @@ class Reply:
         turn = choice.get("message") or choice.get("delta") or {}
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         for position, call in enumerate(turn.get("tool_calls") or ()):
-            known = self.calls.setdefault(int(call.get("index", position)), {"id": "", "name": "", "arguments": ""})
+            entry = self.calls.setdefault(int(call.get("index", position)), {"id": "", "name": "", "arguments": ""})
             function = call.get("function") or {}
-            known["id"] += call.get("id") or ""
-            known["name"] += function.get("name") or ""
-            known["arguments"] += function.get("arguments") or ""
+            entry["id"] += call.get("id") or ""
+            entry["name"] += function.get("name") or ""
+            entry["arguments"] += function.get("arguments") or ""
         text = str(turn.get("content") or turn.get("refusal") or "")
         self.text += text
         return text
@@ -121,9 +121,9 @@ class Reply:
                 )
         if problem is not None:
             calls = []
-        written = "".join(f"\n{call['name']}({call['arguments']})" for call in self.calls.values())
+        call_texts = "".join(f"\n{call['name']}({call['arguments']})" for call in self.calls.values())
         return completion, Action(
-            text=self.text + written, content=self.text, tool_calls=tuple(calls), parse_error=problem
+            text=self.text + call_texts, content=self.text, tool_calls=tuple(calls), parse_error=problem
         )
 
 
@@ -133,10 +133,10 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
     >>> _usage({"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}})
     {'prompt_tokens': 9, 'completion_tokens': 2, 'cached_prompt_tokens': 8}
     """
-    told = {
+    counts = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "completion_tokens": usage.get("completion_tokens"),
         "cached_prompt_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
         "reasoning_tokens": (usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
     }
-    return {name: int(value) for name, value in told.items() if value is not None}
+    return {name: int(value) for name, value in counts.items() if value is not None}

@@ -115,7 +115,7 @@ def _arrays(samples: Sequence[Sample], chosen: Sequence[int]) -> tuple[dict[int,
     """
     arrays: dict[int, Ids] = {}
     longer: TokenIds = ()
-    known, word = np.zeros(0, dtype=np.int64), ">u4"
+    array_of_longer, word = np.zeros(0, dtype=np.int64), ">u4"
     for index in reversed(chosen):
         token_ids = samples[index].token_ids
         if not samples[index].action_positions:
@@ -123,10 +123,10 @@ def _arrays(samples: Sequence[Sample], chosen: Sequence[int]) -> tuple[dict[int,
         if longer[: len(token_ids)] != token_ids:
             # Through an array of machine words: several times faster than from a tuple.
             try:
-                longer, known = token_ids, np.array(array("I", token_ids), dtype=np.int64)
+                longer, array_of_longer = token_ids, np.array(array("I", token_ids), dtype=np.int64)
             except OverflowError:  # some are image tokens
-                longer, known, word = token_ids, np.array(array("q", token_ids), dtype=np.int64), ">u8"
-        arrays[index] = known[: len(token_ids)]
+                longer, array_of_longer, word = token_ids, np.array(array("q", token_ids), dtype=np.int64), ">u8"
+        arrays[index] = array_of_longer[: len(token_ids)]
     return arrays, word
 
 
@@ -210,7 +210,7 @@ def _collate(
     position_ids = np.zeros((num_rows, width), dtype=np.int64)
     ends = np.tile(np.arange(1, width + 1), (num_rows, 1))
     members: list[tuple[int, TokenIds, Ids]] = []
-    row_of, before, own, tokens = [], [], [], []
+    row_of, before, own_columns, tokens = [], [], [], []
     for (number, first), trie in zip(places, tries, strict=True):
         columns = slice(first, first + len(trie))
         input_ids[number, columns] = trie.token_ids
@@ -220,10 +220,10 @@ def _collate(
             actions = np.array(samples[index].action_positions, dtype=np.int64)
             row_of.append(np.full(len(actions), number))
             before.append(first + path[actions - 1])
-            own.append(first + path[actions])
+            own_columns.append(first + path[actions])
             tokens.append(np.arange(starts[index], starts[index] + len(actions)))
             members.append((number, samples[index].token_ids, first + path))
-    rows, action_columns = np.concatenate(row_of), np.concatenate(own)
+    rows, action_columns = np.concatenate(row_of), np.concatenate(own_columns)
     targets_N = torch.from_numpy(input_ids[rows, action_columns])
     images = take_images(input_ids, position_ids, members)
     if images is not None:

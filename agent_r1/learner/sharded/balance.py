@@ -36,13 +36,13 @@ def token_cost(hidden_size: int) -> Cost:
 def share_out(batches: Iterable[MicroBatch], *, rank: int, size: int, cost: Cost) -> list[MicroBatch]:
     """The micro-batches of one of `size` ranks; every rank gets as many."""
     ordered = sorted(_fill_last_round(list(batches), size, cost), key=cost, reverse=True)
-    own: list[MicroBatch] = []
+    share: list[MicroBatch] = []
     for first in range(0, len(ordered), size):
         members = ordered[first : first + size]
         # Back and forth: the rank that has the most of one round has the least of the next.
         position = size - 1 - rank if (first // size) % 2 else rank
-        own.append(members[position] if position < len(members) else empty_like(members[-1]))
-    return own
+        share.append(members[position] if position < len(members) else empty_like(members[-1]))
+    return share
 
 
 def _fill_last_round(batches: list[MicroBatch], size: int, cost: Cost) -> list[MicroBatch]:

@@ -202,8 +202,8 @@ def _for_optimizer(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -
     if len(settings["params"]) != len(parameters):
         raise ValueError(f"{len(settings['params'])} parameters were trained, where this run trains {len(parameters)}")
     groups = [
-        {**settings, "params": group["params"], "fused": own.get("fused")}
-        for group, own in zip(optimizer.state_dict()["param_groups"], optimizer.param_groups, strict=True)
+        {**settings, "params": group["params"], "fused": optimizer_group.get("fused")}
+        for group, optimizer_group in zip(optimizer.state_dict()["param_groups"], optimizer.param_groups, strict=True)
     ]
     entries = {
         index: {

@@ -137,11 +137,11 @@ class Monitor:
         stop = self._stop
         if stop is None:
             return
-        known = self.posted("signal")
-        if stop.received is not None and known is None:
+        posted = self.posted("signal")
+        if stop.received is not None and posted is None:
             self.post("signal", str(stop.received))
-        elif stop.received is None and known is not None:
-            os.kill(os.getpid(), int(known))
+        elif stop.received is None and posted is not None:
+            os.kill(os.getpid(), int(posted))
 
     def _end(self, message: str) -> None:
         """End this process, unless the main thread does so first. The lowest rank that is alive shows the message."""

@@ -62,16 +62,16 @@ class ShardPeers(Peers):
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         """Sum the gradients of whole parameters over the ranks, then clip all gradients by their common norm."""
-        found = gradients(parameters)
-        for gradient in found:
+        all_gradients = gradients(parameters)
+        for gradient in all_gradients:
             if not is_sharded(gradient):
                 dist.all_reduce(gradient, group=self._group_of(gradient))
-        device = local(found[0]).device
-        shards, whole = square_sums(found, device)
+        device = local(all_gradients[0]).device
+        shards, whole = square_sums(all_gradients, device)
         dist.all_reduce(shards, group=self._group_of(shards))
         norm = (shards + whole).sqrt()
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_([local(gradient) for gradient in found], factor)
+        torch._foreach_mul_([local(gradient) for gradient in all_gradients], factor)
         return norm
 
     def norm(self, tensors: list[Any]) -> float:

@@ -36,19 +36,19 @@ def sharded(whole: Tensor, like: DTensor) -> DTensor:
     if whole.shape != like.shape:
         raise ValueError(f"a tensor of shape {tuple(whole.shape)} where {tuple(like.shape)} is expected")
     mesh = like.device_mesh
-    own = chunk(whole, mesh.size(), mesh.get_local_rank()).to(local(like).device)
-    return _placed(own.clone(), mesh, whole.shape, like.stride())
+    part = chunk(whole, mesh.size(), mesh.get_local_rank()).to(local(like).device)
+    return _placed(part.clone(), mesh, whole.shape, like.stride())
 
 
 def empty_shard(shape: torch.Size, dtype: torch.dtype, mesh: DeviceMesh, device: torch.device) -> DTensor:
     """A sharded tensor to be filled."""
     whole = torch.empty(shape, dtype=dtype, device="meta")
-    own = chunk(whole, mesh.size(), mesh.get_local_rank())
-    return _placed(torch.empty(own.shape, dtype=dtype, device=device), mesh, shape, whole.stride())
+    part = chunk(whole, mesh.size(), mesh.get_local_rank())
+    return _placed(torch.empty(part.shape, dtype=dtype, device=device), mesh, shape, whole.stride())
 
 
-def _placed(own: Tensor, mesh: DeviceMesh, shape: torch.Size, stride: tuple[int, ...]) -> DTensor:
-    return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+def _placed(part: Tensor, mesh: DeviceMesh, shape: torch.Size, stride: tuple[int, ...]) -> DTensor:
+    return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
 
 def chunk(whole: Tensor, size: int, rank: int) -> Tensor:
@@ -68,18 +68,18 @@ def gathered(named: Iterable[tuple[str, Tensor]], *, device: torch.device) -> It
     times: dict[int, int] = {}
     for _, tensor in entries:
         times[id(tensor)] = times.get(id(tensor), 0) + 1
-    kept: dict[int, Tensor] = {}
+    tied: dict[int, Tensor] = {}
     start = 0
     while start < len(entries):
         end, room = start, BUCKET_BYTES
         while end < len(entries) and (end == start or room > 0):
             room -= entries[end][1].numel() * entries[end][1].element_size()
             end += 1
-        new = {id(tensor): tensor for _, tensor in entries[start:end] if is_sharded(tensor) and id(tensor) not in kept}
+        new = {id(tensor): tensor for _, tensor in entries[start:end] if is_sharded(tensor) and id(tensor) not in tied}
         whole = dict(zip(new, _gather([cast(DTensor, tensor) for tensor in new.values()], device), strict=True))
-        kept |= {key: tensor for key, tensor in whole.items() if times[key] > 1}
+        tied |= {key: tensor for key, tensor in whole.items() if times[key] > 1}
         for name, tensor in entries[start:end]:
-            yield name, whole.get(id(tensor), kept.get(id(tensor), tensor))
+            yield name, whole.get(id(tensor), tied.get(id(tensor), tensor))
         start = end
 
 
@@ -92,13 +92,13 @@ def _gather(tensors: list[DTensor], device: torch.device) -> list[Tensor]:
         size, group = mesh.size(), mesh.get_group()
         rows = {index: -(-tensors[index].shape[0] // size) if tensors[index].dim() else 1 for index in members}
         sizes = [rows[index] * max(1, tensors[index].shape[1:].numel()) for index in members]
-        own = torch.zeros(sum(sizes), dtype=dtype, device=device)
-        for index, part in zip(members, torch.split(own, sizes), strict=True):
+        flat_parts = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        for index, part in zip(members, torch.split(flat_parts, sizes), strict=True):
             flat = local(tensors[index]).detach().reshape(-1)
             part[: len(flat)] = flat
-        everyone = torch.empty(size * len(own), dtype=dtype, device=device)
-        _all_gather(everyone, own, group=group)
-        parts = torch.split(everyone.view(size, len(own)), sizes, dim=1)
+        everyone = torch.empty(size * len(flat_parts), dtype=dtype, device=device)
+        _all_gather(everyone, flat_parts, group=group)
+        parts = torch.split(everyone.view(size, len(flat_parts)), sizes, dim=1)
         for index, part in zip(members, parts, strict=True):
             shape = tensors[index].shape
             result[index] = part.reshape(-1)[: shape.numel()].clone().view(shape)
@@ -110,9 +110,9 @@ def square_sums(tensors: Iterable[Tensor], device: torch.device) -> tuple[Tensor
     """The sums of all squares of this rank's parts of the sharded tensors, and of the tensors that are not sharded."""
     sums = [torch.zeros((), device=device), torch.zeros((), device=device)]
     for kind in (True, False):
-        own = [local(tensor) for tensor in tensors if is_sharded(tensor) == kind]
-        if own:
-            norms = torch._foreach_norm(own, dtype=torch.float32)
+        parts = [local(tensor) for tensor in tensors if is_sharded(tensor) == kind]
+        if parts:
+            norms = torch._foreach_norm(parts, dtype=torch.float32)
             sums[not kind] = torch.stack([norm.to(device) for norm in norms]).square().sum()
     return sums[0], sums[1]
 

@@ -26,13 +26,13 @@ _STOP_SECONDS = 8.0
 _END_SECONDS = 2.0
 """How long a process whose connection is closed may take to end."""
 
-_MOST_WORKERS = 8
+_MAX_WORKERS = 8
 """More would not make the engine's own process any faster, which serves them all."""
 
 
 def default_num_workers() -> int:
     """One worker per core of this process but one, on which the engine and the learner run; at most 8."""
-    return max(1, min(_MOST_WORKERS, num_cores() - 1))
+    return max(1, min(_MAX_WORKERS, num_cores() - 1))
 
 
 class ProcessCluster:

@@ -15,11 +15,11 @@ def disk_space_warning(config: Config, learner: Learner, folder: RunFolder) -> s
     already has some of them. With keep_checkpoints=0 there is only the model.
     """
     settings = config.trainer
-    there = [step for step, _ in list_checkpoints(folder.checkpoints)]
-    to_come = range(max(there, default=0) + 1, settings.steps + 1)
+    saved_steps = [step for step, _ in list_checkpoints(folder.checkpoints)]
+    to_come = range(max(saved_steps, default=0) + 1, settings.steps + 1)
     num_saves = sum(step % settings.save_every == 0 or step == settings.steps for step in to_come)
     at_once = settings.keep_checkpoints + 1 if settings.keep_checkpoints else 0
-    num_more = max(0, min(at_once - len(there), num_saves))
+    num_more = max(0, min(at_once - len(saved_steps), num_saves))
     checkpoint, model = learner.checkpoint_bytes(), learner.model_bytes()
     needed, free = num_more * checkpoint + model, free_bytes(folder.path)
     if needed <= free:

@@ -51,9 +51,9 @@ def write_shards(beside: Path, place: Path, state: Mapping[str, Any], ranks: Ran
 
     def finish() -> None:
         with atomic_write(place, partial=beside):
-            known = {name: entry for files in listed for name, entry in files.items()}
-            known[".metadata"] = checksum(beside / SHARDS / ".metadata")
-            (beside / SHARDS_LIST).write_text(json.dumps(known, indent=2) + "\n")
+            checksums = {name: entry for files in listed for name, entry in files.items()}
+            checksums[".metadata"] = checksum(beside / SHARDS / ".metadata")
+            (beside / SHARDS_LIST).write_text(json.dumps(checksums, indent=2) + "\n")
             torch.save(rest, beside / "state.pt")
             seal_state(beside)
             for file in (beside / SHARDS_LIST, beside / "state.pt", beside / SHARDS, beside):
@@ -78,16 +78,16 @@ def read_shards(path: Path, rest: Any, make_shard: MakeShard | None) -> Any:
     dcp: Any = checkpoints
     reader = dcp.FileSystemReader(path / SHARDS)
     entries = reader.read_metadata().state_dict_metadata
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for key, entry in entries.items():
         if not isinstance(entry, TensorStorageMetadata):
             raise CheckpointError(f"{path / SHARDS} holds '{key}', which is no tensor")
         shape, dtype = entry.size, entry.properties.dtype
-        found[key] = torch.empty(shape, dtype=dtype) if make_shard is None else make_shard(shape, dtype)
+        tensors[key] = torch.empty(shape, dtype=dtype) if make_shard is None else make_shard(shape, dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads for itself
-        dcp.load(found, storage_reader=reader, no_dist=True)
-    return _filled(rest, found)
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return _filled(rest, tensors)
 
 
 def split_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:

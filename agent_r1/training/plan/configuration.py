@@ -125,7 +125,7 @@ def _check_env(config: Config, are_tools_ready: bool) -> None:
         ) from error
     if "context" in arguments:
         make_policy(arguments["context"])
-    declare_servers({name: make_server(name, given) for name, given in mcp_section(config).items()})
+    declare_servers({name: make_server(name, settings) for name, settings in mcp_section(config).items()})
     listed = listed_tools(config)
     if are_tools_ready:
         find_tools(config)

@@ -41,17 +41,17 @@ def load_rows(config: Config) -> tuple[list[Task], list[Task]]:
 
 def _check_env_of_row(config: Config, task: Task) -> None:
     """Another environment than the configured one must be registered, and work without arguments."""
-    own = row_env_name(task)
-    if own is None or own == config.env.get("name", DEFAULT_ENV):
+    name = row_env_name(task)
+    if name is None or name == config.env.get("name", DEFAULT_ENV):
         return
     try:
-        signature_of(AgentEnv.registry.registered(own)).bind()
+        signature_of(AgentEnv.registry.registered(name)).bind()
     except AgentR1Error as error:
         raise DataError(f"task '{task.task_id}', env_kwargs.env: {error}") from error
     except TypeError as error:
         raise DataError(
-            f"task '{task.task_id}': env_kwargs.env='{own}' needs arguments ({error}), which rows cannot give; set "
-            f"env.name={own} and its arguments in the configuration"
+            f"task '{task.task_id}': env_kwargs.env='{name}' needs arguments ({error}), which rows cannot give; set "
+            f"env.name={name} and its arguments in the configuration"
         ) from None
 
 
@@ -68,9 +68,9 @@ def check_ground_truths(name: str, reward: RewardFunction, tasks: Sequence[Task]
     """Refuse rows that the reward function declares it cannot score: no answer to them would ever be right."""
     problems = [(task.task_id, problem) for task in tasks if (problem := row_problem(reward, task)) is not None]
     if problems:
-        shown = "\n".join(f"  - row '{task_id}': {problem}" for task_id, problem in problems[:10])
+        first_ones = "\n".join(f"  - row '{task_id}': {problem}" for task_id, problem in problems[:10])
         more = f"\n  - ... and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise DataError(
             f"the reward function '{name}' cannot score {len(problems)} of {len(tasks)} rows; give each a "
-            f"reward_model.ground_truth, leave them out, or choose another reward.function:\n{shown}{more}"
+            f"reward_model.ground_truth, leave them out, or choose another reward.function:\n{first_ones}{more}"
         )

@@ -77,10 +77,10 @@ def check_tools(config: Config, tasks: Sequence[Task]) -> None:
     for tool in {id(tool): tool for tool in used}.values():
         problems.run(check_form, tool)
     report_problems(problems.found, ConfigError, TITLE)
-    known = {*BaseTool.registry.names(), *(tool.name for tool in used)}
+    names = {*BaseTool.registry.names(), *(tool.name for tool in used)}
     for name, changes in tool_policies(config).items():
-        if name not in known:
-            problems.found.append(f"unknown tool in 'tools.{name}'. {did_you_mean(name, known)}")
+        if name not in names:
+            problems.found.append(f"unknown tool in 'tools.{name}'. {did_you_mean(name, names)}")
         elif not isinstance(changes, Mapping):
             problems.found.append(f"tools.{name}={changes} is not a policy; write for example tools.{name}.timeout=5")
         else:

@@ -115,7 +115,7 @@ def compare_numbers(before: Mapping[Key, float], after: Mapping[Key, float]) -> 
     for key in both:
         groups[key[:2]].append(key)
     within = [_correlated(members, before, after) for members in groups.values()]
-    known = [number for number in within if number is not None]
+    correlations = [number for number in within if number is not None]
     total = len(before.keys() | after.keys())
     same = sum(before[key] == after[key] for key in both)
     return Change(
@@ -123,7 +123,7 @@ def compare_numbers(before: Mapping[Key, float], after: Mapping[Key, float]) -> 
         after=fmean(after.values()) if after else None,
         changed=(total - same) / total if total else 0.0,
         rank_correlation=_correlated(both, before, after),
-        within_groups=fmean(known) if known else None,
+        within_groups=fmean(correlations) if correlations else None,
     )
 
 

@@ -60,7 +60,7 @@ def credit_without_models(
     """
     kl = algorithm.settings.kl
     scale = kl.coefficient / recorded.coefficient if recorded.coefficient else 1.0
-    found: dict[Key, ReplayedTrajectory] = {}
+    trajectories: dict[Key, ReplayedTrajectory] = {}
     missing = None
     lacks_penalties = False
     for step in steps:
@@ -70,12 +70,12 @@ def credit_without_models(
         advantages = None if missing else _advantages(experience, step, algorithm, scale)
         rewards = _by_trajectory(experience, experience.table.rewards_S.tolist())
         for index, trajectory in enumerate(experience.trajectories):
-            found[step.step, trajectory.group_id, trajectory.member] = ReplayedTrajectory(
+            trajectories[step.step, trajectory.group_id, trajectory.member] = ReplayedTrajectory(
                 rewards=tuple(rewards[index]),
                 advantages=None if advantages is None else tuple(advantages[index]),
             )
     if missing:
-        found = {key: replace(trajectory, advantages=None) for key, trajectory in found.items()}
+        trajectories = {key: replace(trajectory, advantages=None) for key, trajectory in trajectories.items()}
     approximation = None
     if lacks_penalties and not missing:
         approximation = (
@@ -87,7 +87,7 @@ def credit_without_models(
             "the KL penalty in the reward is the recorded one times the change of algorithm.kl.coefficient; what "
             "another estimator, target or horizon makes of it needs the model"
         )
-    return ReplayedCredit(trajectories=found, missing=missing, approximation=approximation)
+    return ReplayedCredit(trajectories=trajectories, missing=missing, approximation=approximation)
 
 
 def _other_penalty(kl: KLConfig, recorded: KLConfig) -> bool:
@@ -167,7 +167,7 @@ def _by_trajectory(experience: Experience, by_step: Sequence[T]) -> list[list[T]
 
 
 def _column(
-    experience: Experience, credit: RecordedCredit | None, read: Callable[[StepCredit], Numbers]
+    experience: Experience, credit: RecordedCredit | None, numbers_of: Callable[[StepCredit], Numbers]
 ) -> list[float] | None:
     """A recorded number per token, in the order of the experience, 0 where there is none; None when some trajectory
     has not recorded it."""
@@ -177,7 +177,7 @@ def _column(
         if steps is None:
             return None
         for recorded, step in zip(steps, trajectory.steps, strict=True):
-            column = read(recorded)
+            column = numbers_of(recorded)
             if len(column) != len(step.action_ids):
                 return None
             numbers += [0.0 if number is None or not math.isfinite(number) else number for number in column]

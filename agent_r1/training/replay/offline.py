@@ -58,14 +58,14 @@ def check_weights(folder: RunFolder, config: Config, steps: Sequence[int], *, mo
     if model is not None:
         check_model_exists(replace(config, model=replace(config.model, path=model)))
         return steps[-1]
-    kept = [number for number, _ in list_checkpoints(folder.checkpoints)]
-    possible = [step for step in steps if step == 1 or step - 1 in kept]
+    saved = [number for number, _ in list_checkpoints(folder.checkpoints)]
+    possible = [step for step in steps if step == 1 or step - 1 in saved]
     if not possible:
         raise ConfigError(
             f"the weights that sampled {in_words(steps)} of {folder.path} are not kept. Those of step 1 are the model "
-            f"that the run started from; it has checkpoints of {in_words(kept) if kept else 'no step'}, each of which "
-            "sampled the step after it. Choose another with --step, name weights with --model FOLDER, or train with "
-            "trainer.save_every=1 trainer.keep_checkpoints=1000"
+            f"that the run started from; it has checkpoints of {in_words(saved) if saved else 'no step'}, each of "
+            "which sampled the step after it. Choose another with --step, name weights with --model FOLDER, or train "
+            "with trainer.save_every=1 trainer.keep_checkpoints=1000"
         )
     check_model_exists(config)
     changed = [
@@ -196,13 +196,13 @@ def _encode_pictures(step: RecordedStep, renderer: ChatRenderer, path: str) -> N
 
 def _check_vocabulary(step: RecordedStep, policy: nn.Module, path: str) -> None:
     """Refuse ids that the model has no embedding for."""
-    known = int(cast(Any, policy).get_input_embeddings().num_embeddings)
+    vocabulary = int(cast(Any, policy).get_input_embeddings().num_embeddings)
     ids = (token for turn in _turns(step) for token in (*turn.prompt_ids, *turn.action_ids) if not is_image_id(token))
     largest = max(ids, default=0)
-    if largest >= known:
+    if largest >= vocabulary:
         raise DataError(
-            f"a recorded token has the id {largest}, and the model {path} knows {known} tokens: it is another model "
-            "than the one that sampled"
+            f"a recorded token has the id {largest}, and the model {path} knows {vocabulary} tokens: it is another "
+            "model than the one that sampled"
         )
 
 

@@ -43,16 +43,16 @@ def recorded_steps(folder: RunFolder) -> list[int]:
     return steps
 
 
-def choose_steps(folder: RunFolder, wanted: Sequence[int]) -> list[int]:
+def choose_steps(folder: RunFolder, chosen: Sequence[int]) -> list[int]:
     """The steps to replay: all recorded ones, or those asked for, each of which must be recorded."""
-    known = recorded_steps(folder)
-    missing = sorted(set(wanted) - set(known))
+    recorded = recorded_steps(folder)
+    missing = sorted(set(chosen) - set(recorded))
     if missing:
         raise DataError(
-            f"{folder.path} has not recorded {in_words(missing)}; it has recorded {in_words(known)}. Choose among "
+            f"{folder.path} has not recorded {in_words(missing)}; it has recorded {in_words(recorded)}. Choose among "
             "them, or train again with tracking.record_every=1, which records every step"
         )
-    return sorted(set(wanted)) if wanted else known
+    return sorted(set(chosen)) if chosen else recorded
 
 
 def in_words(steps: Sequence[int]) -> str:

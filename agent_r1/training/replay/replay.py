@@ -155,17 +155,17 @@ def _chosen(folder: RunFolder, steps: Sequence[int], config: Config, *, train: b
 
 def _read(folder: RunFolder, chosen: Sequence[int], config: Config, *, needs_all: bool) -> list[RecordedStep]:
     """The chosen steps; with running statistics of process rewards, also all that came before them."""
-    wanted = list(chosen)
+    numbers = list(chosen)
     if needs_all:
-        wanted = list(range(1, max(chosen) + 1))
-        missing = sorted(set(wanted) - set(recorded_steps(folder)))
+        numbers = list(range(1, max(chosen) + 1))
+        missing = sorted(set(numbers) - set(recorded_steps(folder)))
         if missing:
             raise DataError(
                 f"algorithm.process.normalisation=running depends on all steps before, and {folder.path} has not "
                 f"recorded {in_words(missing)}. Train again with tracking.record_every=1"
             )
     rows = TaskRows.of(config)
-    return [read_step(folder, step, rows) for step in wanted]
+    return [read_step(folder, step, rows) for step in numbers]
 
 
 def _count(step: RecordedStep) -> int:
@@ -256,13 +256,13 @@ def _reproduced(steps: Sequence[RecordedStep], credit: ReplayedCredit) -> Reprod
     tokens, rewards = list[tuple[float | None, float | None]](), list[tuple[float | None, float]]()
     for step in steps:
         for (group, member), recorded in (step.credit or {}).items():
-            found = credit.trajectories.get((step.step, group, member))
-            if found is None or found.advantages is None:
+            replayed = credit.trajectories.get((step.step, group, member))
+            if replayed is None or replayed.advantages is None:
                 continue
-            for own, numbers, reward in zip(recorded, found.advantages, found.rewards, strict=True):
-                tokens += zip(own.advantages, numbers, strict=True)
-                if not own.penalties:  # a KL penalty is part of the recorded reward
-                    rewards.append((own.reward, reward))
+            for step_credit, numbers, reward in zip(recorded, replayed.advantages, replayed.rewards, strict=True):
+                tokens += zip(step_credit.advantages, numbers, strict=True)
+                if not step_credit.penalties:  # a KL penalty is part of the recorded reward
+                    rewards.append((step_credit.reward, reward))
     differences = [abs((one or 0.0) - (other or 0.0)) for one, other in (*tokens, *rewards)]
     return Reproduced(
         tokens=len(tokens),
@@ -275,12 +275,12 @@ def _reproduced(steps: Sequence[RecordedStep], credit: ReplayedCredit) -> Reprod
 
 def _newly_failed(before: Sequence[RecordedStep], after: Sequence[RecordedStep]) -> list[Trajectory]:
     """The episodes on which the reward function failed; an error when it failed on all."""
-    known, scored = _trajectories(before), _trajectories(after)
-    tried = [key for key, trajectory in known.items() if not trajectory.is_failure]
-    failed = [scored[key] for key in tried if scored[key].is_failure]
-    if failed and len(failed) == len(tried):
+    recorded, scored = _trajectories(before), _trajectories(after)
+    scorable = [key for key, trajectory in recorded.items() if not trajectory.is_failure]
+    failed = [scored[key] for key in scorable if scored[key].is_failure]
+    if failed and len(failed) == len(scorable):
         raise DataError(
-            f"the reward function failed on all {len(tried)} episodes; on the first one:\n{failed[0].error}"
+            f"the reward function failed on all {len(scorable)} episodes; on the first one:\n{failed[0].error}"
         )
     return failed
 
@@ -292,16 +292,16 @@ def _notes(folder: RunFolder, before: _Side, after: _Side, old: ReplayedCredit, 
     notes += [note for note in dict.fromkeys([old.approximation, new.approximation]) if note]
     if after[1].settings.critic.enabled and new.missing is None:
         notes.append("the critic's values are the recorded ones; a critic fitted to changed rewards would have others")
-    known = list(_trajectories(before[2]).values())
-    failed, posted = (sum(t.is_failure for t in known), sum(t.posted_reward is not None for t in known))
+    recorded = list(_trajectories(before[2]).values())
+    failed, posted = (sum(t.is_failure for t in recorded), sum(t.posted_reward is not None for t in recorded))
     if failed:
-        notes.append(f"{failed} of {len(known)} rollouts failed in the run and have no episode to score")
+        notes.append(f"{failed} of {len(recorded)} rollouts failed in the run and have no episode to score")
     if posted:
-        notes.append(f"{posted} of {len(known)} rewards were posted by the agent itself and stay as they are")
+        notes.append(f"{posted} of {len(recorded)} rewards were posted by the agent itself and stay as they are")
     raised = _newly_failed(before[2], after[2])
     if raised:
         notes.append(
-            f"the reward function failed on {len(raised)} of {len(known)} episodes, which are left out; on the "
+            f"the reward function failed on {len(raised)} of {len(recorded)} episodes, which are left out; on the "
             f"first one:\n{raised[0].error}"
         )
     steps = recorded_steps(folder)

@@ -41,18 +41,19 @@ def print_replay(replay: Replay, console: RunConsole, *, show: int = 0) -> None:
 
 
 def _print_reproduced(replay: Replay, console: RunConsole) -> None:
-    found = replay.reproduced
-    if found is None:
+    result = replay.reproduced
+    if result is None:
         return
-    if not found.differing and not found.differing_steps:
+    if not result.differing and not result.differing_steps:
         console.info(
-            f"recorded credit: {found.tokens:,} advantages and {found.steps:,} rewards of steps are reproduced exactly"
+            f"recorded credit: {result.tokens:,} advantages and {result.steps:,} rewards of steps are reproduced "
+            "exactly"
         )
         return
     console.warn(
-        f"recorded credit: {found.differing:,} of {found.tokens:,} advantages and {found.differing_steps:,} of "
-        f"{found.steps:,} rewards of steps differ from those that follow from the recorded rewards, by at most "
-        f"{found.largest:.3g}; another version or other hardware wrote them"
+        f"recorded credit: {result.differing:,} of {result.tokens:,} advantages and {result.differing_steps:,} "
+        f"of {result.steps:,} rewards of steps differ from those that follow from the recorded rewards, by at most "
+        f"{result.largest:.3g}; another version or other hardware wrote them"
     )
 
 

@@ -58,7 +58,7 @@ class RolloutSetup:
     stop_ids: TokenIds
     context_length: int
     takes_messages: bool
-    given: Any
+    objects: Any
     """Entries that are registered as objects, by registry and name; pickled on the way."""
     folder: Path
     """The working folder of the driver."""
@@ -66,7 +66,7 @@ class RolloutSetup:
     def pickled(self, dumps: Callable[[Any], bytes]) -> bytes:
         """What is sent to the worker. Objects of the recipe are inside as bytes: they can be read when its files are
         importable."""
-        return dumps(replace(self, given=dumps(self.given)))
+        return dumps(replace(self, objects=dumps(self.objects)))
 
     @asynccontextmanager
     async def rollout(self, engine: ProxyEngine) -> AsyncIterator[Rollout]:
@@ -80,11 +80,11 @@ class RolloutSetup:
         elif config.recipe is not None:
             open_recipe_package(Path(config.recipe))
         with recipe_folder(None if config.recipe is None else Path(config.recipe)):
-            self._register_given()
+            self._register_objects()
             for module in config.imports:
                 find_module(module, f"module '{module}' of imports")
             servers = config.tools.get("mcp", {})
-            declare_servers({name: make_server(name, given) for name, given in servers.items()})
+            declare_servers({name: make_server(name, settings) for name, settings in servers.items()})
             reward = find_reward(config.reward.function, [(part.name, part.weight) for part in config.reward.functions])
             renderer = self._renderer(config)
             sees_images = self.takes_messages or renderer.sees_images
@@ -101,16 +101,16 @@ class RolloutSetup:
             return ChatRenderer(self.tokenizer, config.model.tool_format, stop_ids=self.stop_ids)
         return renderer_of(config.model)
 
-    def _register_given(self) -> None:
+    def _register_objects(self) -> None:
         try:
-            given = pickle.loads(self.given)
+            registered = pickle.loads(self.objects)
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 "the tools, environments and rewards that were given as objects need something that workers cannot "
                 f"import ({error}); put it into a module of its own, and with rollout.workers=ray add that module's "
                 "folder or file to rollout.ray.modules"
             ) from error
-        for kind, entries in given.items():
+        for kind, entries in registered.items():
             for name, entry in entries.items():
                 _REGISTRIES[kind].add(name, entry, replaceable=True)
 
@@ -133,7 +133,7 @@ def make_remote_rollout(
         stop_ids=renderer.stop_ids,
         context_length=engine.context_length,
         takes_messages=takes_messages,
-        given=_given_parts(config),
+        objects=_given_parts(config),
         folder=Path.cwd(),
     )
     cluster, limits = make_cluster(config, setup)
@@ -171,7 +171,7 @@ def _tokenizer_to_send(plan: RunPlan, renderer: ChatRenderer) -> Tokenizer | Non
     model that reads images, whose processor is in `transformers`."""
     if renderer.sees_images:
         return None
-    shown = distinct_setups([*plan.train_tasks, *plan.eval_tasks])[:_MAX_COMPARED]
-    shown += plan.train_tasks[: _MAX_COMPARED - len(shown)]
-    observations = [first_observation(plan, task) for task in shown]
+    tasks = distinct_setups([*plan.train_tasks, *plan.eval_tasks])[:_MAX_COMPARED]
+    tasks += plan.train_tasks[: _MAX_COMPARED - len(tasks)]
+    observations = [first_observation(plan, task) for task in tasks]
     return portable_tokenizer(renderer, plan.config.model.tool_format, observations)

@@ -219,7 +219,7 @@ def test_a_recipe_without_self_warns_at_each_load(tmp_path: Path) -> None:
 
 
 def test_the_number_of_kept_compositions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hydra_compose, "_MOST_KEPT", 2)
+    monkeypatch.setattr(hydra_compose, "_MAX_COMPOSITIONS", 2)
     for algorithm in ("ppo", "rloo", "dapo"):
         load_config(QUICKSTART, [f"algorithm={algorithm}"])
-    assert [key[2] for key in hydra_compose._kept] == [("algorithm=rloo",), ("algorithm=dapo",)]
+    assert [key[2] for key in hydra_compose._compositions] == [("algorithm=rloo",), ("algorithm=dapo",)]

@@ -80,7 +80,7 @@ class ServerImages:
         ids = tuple(token_ids)
         if not has_image_ids(ids):
             return ServerPrompt.of_text(ids)
-        sent, pictures, end = list[int](), list[Picture](), 0
+        server_ids, pictures, end = list[int](), list[Picture](), 0
         for span in image_store().spans(ids):
             if span.start < end:
                 continue
@@ -90,17 +90,17 @@ class ServerImages:
                     f"the prompt has a part of an image of {span.image.num_tokens} tokens, or not what the model has "
                     "around it; a server takes whole images alone"
                 )
-            sent += [*ids[end:start], self.placeholder_id]
+            server_ids += [*ids[end:start], self.placeholder_id]
             pictures.append(picture)
             end = start + len(whole)
-        sent += ids[end:]
-        if sent.count(self.placeholder_id) != len(pictures):
+        server_ids += ids[end:]
+        if server_ids.count(self.placeholder_id) != len(pictures):
             raise EngineRequestError(
                 f"the prompt has the model's image token {self._processor.placeholder!r} as text beside "
                 f"{len(pictures)} images, and a server would take it for another one; use engine=local"
             )
         expanded = tuple(self.placeholder_id if is_image_id(token) else token for token in ids)
-        return ServerPrompt(token_ids=tuple(sent), expanded=expanded, pictures=tuple(pictures))
+        return ServerPrompt(token_ids=tuple(server_ids), expanded=expanded, pictures=tuple(pictures))
 
     def image_ids(self, picture: Picture) -> TokenIds:
         """What an image is in a prompt of this library."""

@@ -29,16 +29,16 @@ class ImageEmbeddings:
 
     def rows(self, spans: Sequence[ImageSpan]) -> Tensor:
         """The embeddings of the image tokens of these spans, one after another."""
-        found = {span.image.key: self._cache.get(span.image.key) for span in spans}
-        known = {key: rows for key, rows in found.items() if rows is not None}
-        missing = {span.image.key: span.image for span in spans if span.image.key not in known}
+        cached = {span.image.key: self._cache.get(span.image.key) for span in spans}
+        rows_of = {key: rows for key, rows in cached.items() if rows is not None}
+        missing = {span.image.key: span.image for span in spans if span.image.key not in rows_of}
         if missing:
             encoded = self._vision.encode(list(missing.values()), one_by_one=self._one_by_one)
             for key, rows in zip(missing, encoded, strict=True):
-                known[key] = rows.clone()  # not a view of a whole batch
-                self._cache.put(key, known[key])
+                rows_of[key] = rows.clone()  # not a view of a whole batch
+                self._cache.put(key, rows_of[key])
             self.num_encoded += len(missing)
-        return torch.cat([known[span.image.key][span.first : span.first + span.length] for span in spans])
+        return torch.cat([rows_of[span.image.key][span.first : span.first + span.length] for span in spans])
 
     def note_weight(self, name: str, before: Tensor, after: Tensor) -> None:
         """Drop all embeddings when a weight of tower or projector is about to change."""

@@ -111,9 +111,9 @@ def step_images(chunks: Sequence[Chunk], query_starts: IntArray, positions: IntA
         if images is None:
             continue
         if images.positions is not None:
-            own = images.positions_of(chunk.start, chunk.end)
-            positions[row : row + chunk.length] = own[0]
-            corrected.append((row, own))
+            image_positions = images.positions_of(chunk.start, chunk.end)
+            positions[row : row + chunk.length] = image_positions[0]
+            corrected.append((row, image_positions))
         for part in _cut(images, chunk.start, chunk.end):
             spans.append(part)
             first = row + part.start - chunk.start
@@ -123,8 +123,8 @@ def step_images(chunks: Sequence[Chunk], query_starts: IntArray, positions: IntA
     table = None
     if corrected:
         table = np.tile(positions, (3, 1))
-        for row, own in corrected:
-            table[:, row : row + own.shape[1]] = own
+        for row, image_positions in corrected:
+            table[:, row : row + image_positions.shape[1]] = image_positions
     return StepImages(places=np.concatenate(places), spans=tuple(spans), positions=table)
 
 
