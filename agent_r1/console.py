@@ -326,14 +326,14 @@ def _conversation(trajectory: Trajectory) -> Text:
     continues, or with all of it."""
     text, steps = Text(), trajectory.steps
     for index, (step, parent) in enumerate(zip(steps, trajectory.parents, strict=True)):
-        messages, shown = step.observation.messages or (), 0
+        messages, num_shown = step.observation.messages or (), 0
         if parent >= 0:
             before = steps[parent].observation.messages or ()
-            shown = common_prefix(before, messages)
-            shown += shown == len(before)  # the action of that step, which is shown already
+            num_shown = common_prefix(before, messages)
+            num_shown += num_shown == len(before)  # the action of that step, which is shown already
         if index and parent != index - 1:
             text.append("--- another branch\n", style="dim")
-        for message in messages[shown:]:
+        for message in messages[num_shown:]:
             text.append(f"{message['role']}: ", style="bold cyan")
             text.append(f"{content_text(message.get('content'))}\n")
         text.append("agent: ", style="bold green")

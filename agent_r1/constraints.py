@@ -141,9 +141,9 @@ def unusable_parts(value: Any, where: str, *, from_data: bool = True) -> Iterato
     """
     if _are_usable(value, from_data):
         return
-    left: list[tuple[Any, str, int]] = [(value, where, 0)]
-    while left:
-        part, path, depth = left.pop()
+    pending: list[tuple[Any, str, int]] = [(value, where, 0)]
+    while pending:
+        part, path, depth = pending.pop()
         if depth > MAX_NESTING:
             yield f"{where} is nested more than {MAX_NESTING} levels deep"
             return
@@ -154,9 +154,9 @@ def unusable_parts(value: Any, where: str, *, from_data: bool = True) -> Iterato
                 elif (problem := _text_problem(key, from_data)) is not None:
                     yield f"{path} has a key that {problem}"
                 else:
-                    left.append((entry, f"{path}.{key}" if path else key, depth + 1))
+                    pending.append((entry, f"{path}.{key}" if path else key, depth + 1))
         elif isinstance(part, list | tuple):
-            left.extend((entry, f"{path}[{index}]", depth + 1) for index, entry in enumerate(part))
+            pending.extend((entry, f"{path}[{index}]", depth + 1) for index, entry in enumerate(part))
         elif isinstance(part, str):
             if (problem := _text_problem(part, from_data)) is not None:
                 yield f"{path} {problem}"

@@ -52,6 +52,6 @@ def replay(
         texts += override_texts(reward_settings(reward))
     console = RunConsole(quiet=quiet)
     weights = None if model is None else str(model)
-    found = replay_run(Path(run), texts, console, steps=steps, train=train, model=weights)
-    print_replay(found, console, show=show)
-    return found
+    result = replay_run(Path(run), texts, console, steps=steps, train=train, model=weights)
+    print_replay(result, console, show=show)
+    return result

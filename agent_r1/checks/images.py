@@ -72,8 +72,8 @@ def tool_image_findings(renderer: ChatRenderer, observation: Observation) -> lis
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     content = [{"type": "text", "text": "Here:"}, {"type": "image", "image": dot}]
     answer = {"role": "tool", "name": name, "tool_call_id": "call00000", "content": content}
-    asked = Observation(messages=(*observation.messages, turn, answer), tools=observation.tools)
-    return _attempt(lambda: renderer.render(asked))
+    next_observation = Observation(messages=(*observation.messages, turn, answer), tools=observation.tools)
+    return _attempt(lambda: renderer.render(next_observation))
 
 
 def _attempt(render: Callable[[], object]) -> list[Finding]:

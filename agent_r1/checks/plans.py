@@ -39,13 +39,13 @@ async def plans_result(
             missed.append(f"'{task.task_id}' ({error})")
     if not num_played and not missed:
         return None
-    found = (
+    results = (
         ("gold plans score full marks", missed, "Fix the environment, its gold_actions or the reward function"),
         ("a plan without its last action does not", fooled, "Make the reward function stricter"),
     )
     findings = [
         Finding(rule=rule, observed=f"{len(names)} of {num_played} rows: {', '.join(names[:_SHOWN])}", fix=fix)
-        for rule, names, fix in found
+        for rule, names, fix in results
         if names
     ]
     seen = f"{num_played - len(missed)} of {num_played} gold plans score full marks, {len(fooled)} cut ones do"
@@ -58,8 +58,8 @@ async def _score(env: AgentEnv, reward: RewardFunction, task: Task, plan: Sequen
     with boundary(StopReason.ENV_ERROR, "a gold plan"):
         try:
             observation = await env.reset(task)
-            for given in plan:
-                action = given if isinstance(given, Action) else Action(text=given, content=given)
+            for texts in plan:
+                action = texts if isinstance(texts, Action) else Action(text=texts, content=texts)
                 result = as_step_result(await env.step(action))
                 steps.append(
                     Step(

@@ -119,8 +119,8 @@ def _images(plan: RunPlan, tasks: Sequence[Task]) -> Result | None:
         renderer, context = renderer_of(plan.config.model), context_length_of(plan.config)
     except AgentR1Error:
         return None  # the model check reports it
-    given = plan.config.rollout.max_images, plan.config.rollout.max_episode_images
-    max_images = min((limit for limit in given if limit is not None), default=None)
+    limits = plan.config.rollout.max_images, plan.config.rollout.max_episode_images
+    max_images = min((limit for limit in limits if limit is not None), default=None)
     findings = image_findings(renderer, shown, context=context, max_images=max_images)
     setups = [first_observation(plan, task) for task in distinct_setups(tasks)]
     findings += [finding for observation in setups for finding in tool_image_findings(renderer, observation)]
@@ -135,9 +135,9 @@ def _rendering(plan: RunPlan, model: CheckedModel, tasks: Sequence[Task]) -> Ite
     yield Result(
         title="control tokens", findings=tuple(findings), seen="" if findings else "no row has any in its text"
     )
-    shown = [first_observation(plan, task) for task in distinct_setups(tasks)]
-    yield _about(shown, "chat template", lambda observation: template_findings(renderer, observation))
-    yield _about(shown, "calls", lambda observation: call_findings(renderer, observation))
+    observations = [first_observation(plan, task) for task in distinct_setups(tasks)]
+    yield _about(observations, "chat template", lambda observation: template_findings(renderer, observation))
+    yield _about(observations, "calls", lambda observation: call_findings(renderer, observation))
 
 
 def _with_model(plan: RunPlan, console: RunConsole, *, warm_start: bool) -> RunPlan:
@@ -182,16 +182,22 @@ def _room(plan: RunPlan, model: CheckedModel, tasks: Sequence[Task]) -> Result:
     return Result(title="context", findings=tuple(findings), seen=seen)
 
 
-def _about(shown: Sequence[Observation], title: str, findings_of: Callable[[Observation], list[Finding]]) -> Result:
-    findings = [finding for observation in shown for finding in findings_of(observation)]
+def _about(
+    observations: Sequence[Observation], title: str, findings_of: Callable[[Observation], list[Finding]]
+) -> Result:
+    findings = [finding for observation in observations for finding in findings_of(observation)]
     return Result(title=title, findings=without_repeats(findings))
 
 
 def _trials(plan: RunPlan, model: CheckedModel, console: RunConsole, groups: int, members: int) -> Iterator[Result]:
     components = load_components(plan, model)
     if components.policy is not None:
-        shown = [first_observation(plan, task) for task in distinct_setups([*plan.train_tasks, *plan.eval_tasks])]
-        yield _about(shown, "tags", lambda observation: tag_findings(model.renderer, observation, components.policy))
+        observations = [
+            first_observation(plan, task) for task in distinct_setups([*plan.train_tasks, *plan.eval_tasks])
+        ]
+        yield _about(
+            observations, "tags", lambda observation: tag_findings(model.renderer, observation, components.policy)
+        )
     tasks = (plan.train_tasks or plan.eval_tasks)[:groups]
     with console.progress("trial episodes", len(tasks) * members) as bar:
 

@@ -188,7 +188,7 @@ def tools_result(trials: Trials) -> Result:
         return Result(title="tool use", seen="the model is offered no tools", skipped=True)
     calls = Counter(call.name for step in steps for call in step.action.tool_calls)
     errors = sum(step.action.parse_error is not None for step in steps)
-    known = {schema["function"]["name"] for step in steps for schema in step.observation.tools}
+    names = {schema["function"]["name"] for step in steps for schema in step.observation.tools}
     findings: list[Finding] = []
     if not calls:
         fix = (
@@ -199,7 +199,7 @@ def tools_result(trials: Trials) -> Result:
         if errors:
             observed += f"; {errors} were malformed, for example: {_first_error(steps)}"
         findings.append(Finding(rule="tools are called", observed=observed, fix=fix))
-    elif not known & set(calls):
+    elif not names & set(calls):
         observed = f"only unknown tools were called: {', '.join(sorted(calls)[:5])}"
         findings.append(Finding(rule="tools are called", observed=observed, fix="Show the model its tools' names"))
     elif errors > _MAX_PARSE_ERRORS * len(steps):

@@ -50,8 +50,8 @@ def _add(group: typer.Typer, name: str, command: Callable[..., Any], panel: str 
     group.command(name, help=help_text(command.__doc__ or ""), rich_help_panel=panel)(command)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(f"agent-r1 {__version__}")
         raise typer.Exit
 

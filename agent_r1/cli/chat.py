@@ -119,9 +119,9 @@ def chat(
             console = Console(highlight=False, markup=False, emoji=False)
             TerminalChat(agent, console, system=system, seed=seed).run(start=world, question=question, images=images)
             return
-        shown = notes if verbose else None
+        shown_notes = notes if verbose else None
         trajectory, record = ask_once(
-            agent, question=question, task=world, system=system, verbose=shown, seed=seed, images=images
+            agent, question=question, task=world, system=system, verbose=shown_notes, seed=seed, images=images
         )
         if trajectory.is_failure:
             details = f"{trajectory.error}\n" if verbose else ""

@@ -149,6 +149,6 @@ def replay(
     from agent_r1.training.replay import replay_as_json
 
     with readable_errors():
-        found = api.replay(run, overrides=overrides or [], steps=step or [], train=train, model=model, show=show)
+        result = api.replay(run, overrides=overrides or [], steps=step or [], train=train, model=model, show=show)
         if json_file is not None:
-            write_atomically(json_file, write_json(replay_as_json(found), indent=2) + "\n")
+            write_atomically(json_file, write_json(replay_as_json(result), indent=2) + "\n")

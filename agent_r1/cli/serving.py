@@ -85,8 +85,8 @@ def serve(
     with readable_errors():
         from agent_r1.web import key_from_env, listen, make_access, serve_forever
 
-        given = key if key_env is None else key_from_env(key_env)
-        access = make_access(host, key=given, allowed=allow_host or ())
+        api_key = key if key_env is None else key_from_env(key_env)
+        access = make_access(host, key=api_key, allowed=allow_host or ())
         with closing(listen(host, port)) as listener:  # before anything is loaded: a taken port is told at once
             from agent_r1.inference import load_agent
             from agent_r1.serving import ModelServer, ServingLimits, create_app
@@ -105,7 +105,7 @@ def serve(
 
             def announce(address: str) -> None:
                 typer.echo(f"serving {server.name} at {address}/v1")
-                if access.token is not None and not given:
+                if access.token is not None and not api_key:
                     typer.echo(f"clients need the key {access.token}")
 
             serve_forever(create_app(server, access), listener, announce, shutdown_seconds=shutdown_seconds)

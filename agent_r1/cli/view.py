@@ -77,10 +77,10 @@ def view(
         if export is not None:
             from agent_r1.view import export as exports
 
-            written, left_out = exports.write_page(api, export, max_trajectories=trajectories)
+            result, left_out = exports.write_page(api, export, max_trajectories=trajectories)
             for problem in left_out:
                 typer.echo(f"warning: {problem}", err=True)
-            typer.echo(f"wrote {written}")
+            typer.echo(f"wrote {result}")
             return
         from agent_r1.view import server
         from agent_r1.web import listen, make_access, serve_forever

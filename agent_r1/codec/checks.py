@@ -86,11 +86,11 @@ def record(value: Any, where: str, fields: Mapping[str, Check[Any]], required: I
     if missing:
         raise WireError(f"{where} has no {', '.join(missing)}")
     if unknown:
-        shown = ", ".join(repr(name) for name in unknown[:_MAX_NAMES])
-        raise WireError(f"{where} has unknown fields: {shown}; known are {', '.join(fields)}")
+        names = ", ".join(repr(name) for name in unknown[:_MAX_NAMES])
+        raise WireError(f"{where} has unknown fields: {names}; known are {', '.join(fields)}")
     return {name: fields[name](item, f"{where}.{name}") for name, item in entries.items()}
 
 
 def _refuse(value: Any, where: str, expected: str) -> Any:
-    found = f"{value!r}" if isinstance(value, float | bool) else type(value).__name__
-    raise WireError(f"{where} must be {expected}, got {found}")
+    value_text = f"{value!r}" if isinstance(value, float | bool) else type(value).__name__
+    raise WireError(f"{where} must be {expected}, got {value_text}")

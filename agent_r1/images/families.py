@@ -76,9 +76,9 @@ def _tiles(output: Mapping[str, Any], settings: FamilySettings, image_processor:
 
 
 def _tokens_per_tile(settings: FamilySettings) -> int:
-    given = settings.processor.get("image_seq_len")
-    if given is not None:
-        return int(given)
+    length = settings.processor.get("image_seq_len")
+    if length is not None:
+        return int(length)
     vision = settings.config.get("vision_config") or {}
     size, patch = int(vision.get("image_size", 364)), int(vision.get("patch_size", 14))
     return int((size // patch) ** 2 / int(settings.config.get("scale_factor", 2)) ** 2)

@@ -38,11 +38,11 @@ class PictureFolder:
         missing or shows something else; a hash that is none raises `ImageError` at once."""
         if not is_content_hash(content_hash):
             raise ImageError(f"{content_hash!r:.80} is not the content hash of a picture")
-        known = self._known.get(content_hash)
-        if known is None:
+        picture = self._known.get(content_hash)
+        if picture is None:
             load = partial(_read, self.path / f"{content_hash}.png")
-            known = self._known[content_hash] = Picture.lazy(content_hash, width, height, load)
-        return known
+            picture = self._known[content_hash] = Picture.lazy(content_hash, width, height, load)
+        return picture
 
 
 def is_content_hash(text: object) -> bool:

@@ -56,10 +56,10 @@ class PictureSources:
     def get(self, content_hash: str) -> Picture:
         """A picture that was added."""
         with self._lock:
-            held = self._held.get(content_hash)
-            if held is not None:
+            entry = self._held.get(content_hash)
+            if entry is not None:
                 self._held.move_to_end(content_hash)
-                return held
+                return entry
             if content_hash not in self._spilled:
                 raise ImageError(
                     f"the image {content_hash[:12]} is no longer held here: more than "
@@ -110,10 +110,10 @@ class InputCache:
     def get(self, key: str) -> Inputs | None:
         """Inputs that are still held."""
         with self._lock:
-            found = self._held.get(key)
-            if found is not None:
+            entry = self._held.get(key)
+            if entry is not None:
                 self._held.move_to_end(key)
-            return found
+            return entry
 
     def _remove(self, key: str) -> None:
         removed = self._held.pop(key, None)

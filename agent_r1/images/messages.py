@@ -103,19 +103,19 @@ def _openai_part(part: Any) -> Any:
 def openai_messages(messages: Iterable[Message]) -> list[Message]:
     """The messages with their pictures as the OpenAI API has them. A tool's answer may have text alone there: the
     pictures of answers follow these in a message of the user."""
-    written: list[Message] = []
+    result: list[Message] = []
     waiting: list[Any] = []
     for message in picture_messages(tuple(messages)):
         content = openai_content(message.get("content"))
         if message.get("role") != "tool":
-            written += [{"role": "user", "content": waiting}] if waiting else []
+            result += [{"role": "user", "content": waiting}] if waiting else []
             waiting = []
         elif isinstance(content, list) and any(_is_address(part) for part in content):
             waiting += [part for part in content if _is_address(part)]
             texts = [part for part in content if not _is_address(part)]
             content = texts or "The image follows."
-        written.append(message if content is message.get("content") else {**message, "content": content})
-    return [*written, *([{"role": "user", "content": waiting}] if waiting else [])]
+        result.append(message if content is message.get("content") else {**message, "content": content})
+    return [*result, *([{"role": "user", "content": waiting}] if waiting else [])]
 
 
 def _is_address(part: Any) -> bool:

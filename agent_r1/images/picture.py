@@ -49,25 +49,25 @@ class Picture:
     @classmethod
     def lazy(cls, content_hash: str, width: int, height: int, load: Callable[[], bytes]) -> Picture:
         """A picture whose PNG (as `png` returned it) is loaded when it is first asked for, and checked then."""
-        known = _PICTURES.get(content_hash)
-        return cls(content_hash=content_hash, width=width, height=height, load=load) if known is None else known
+        picture = _PICTURES.get(content_hash)
+        return cls(content_hash=content_hash, width=width, height=height, load=load) if picture is None else picture
 
     @classmethod
     def from_rgb(cls, image: Image, png: bytes | None = None) -> Picture:
         """The picture of a PIL image in mode RGB; `png` is that image as a plain PNG, if there is one already."""
         content_hash = hash_of(image)
         with _LOCK:
-            known = _PICTURES.get(content_hash)
-        if known is not None:
-            return known
-        made = cls(
+            picture = _PICTURES.get(content_hash)
+        if picture is not None:
+            return picture
+        new = cls(
             content_hash=content_hash,
             width=image.width,
             height=image.height,
             png=encode_png(image) if png is None else png,
         )
         with _LOCK:
-            return _PICTURES.setdefault(content_hash, made)
+            return _PICTURES.setdefault(content_hash, new)
 
     def pil(self) -> Image:
         """A new PIL image in mode RGB; changing it changes no picture."""
@@ -128,9 +128,9 @@ _LOCK = Lock()
 
 
 def _unpickled(content_hash: str, width: int, height: int, png: bytes) -> Picture:
-    made = Picture(content_hash=content_hash, width=width, height=height, png=png)
+    picture = Picture(content_hash=content_hash, width=width, height=height, png=png)
     with _LOCK:
-        return _PICTURES.setdefault(content_hash, made)
+        return _PICTURES.setdefault(content_hash, picture)
 
 
 def hash_of(image: Image) -> str:

@@ -41,8 +41,8 @@ def load_image_processor(
     require_installed("PIL", "pillow", "images", f"the model '{path}' ({name})")
     processor_config = read_model_json(path, "processor_config.json") or {}
     # Newer folders have one file for both.
-    given = processor_config.get("image_processor") or read_model_json(path, "preprocessor_config.json") or {}
-    image_processor_class = _image_processor_class(FAMILIES[name], given.get("image_processor_type"), path)
+    settings = processor_config.get("image_processor") or read_model_json(path, "preprocessor_config.json") or {}
+    image_processor_class = _image_processor_class(FAMILIES[name], settings.get("image_processor_type"), path)
     try:
         image_processor = image_processor_class.from_pretrained(str(path))
         if tokenizer is None:
@@ -93,8 +93,8 @@ class ImageProcessor:
         def token(name: str, usual: str) -> str:
             return str(getattr(tokenizer, name, None) or usual)
 
-        given = processor_config.get("image_token") or self._family.image_token
-        self.placeholder: str = token("image_token", str(given))
+        image_token = processor_config.get("image_token") or self._family.image_token
+        self.placeholder: str = token("image_token", str(image_token))
         """What the chat template writes for an image; it is one token."""
         self.placeholder_id: int = self._single_id(self.placeholder)
         self._settings = FamilySettings(
@@ -120,11 +120,11 @@ class ImageProcessor:
                 f"{MAX_IMAGE_TOKENS} at most)"
             )
         self._store.sources.add(picture)
-        known = self._store.get(key)
-        if known is None:
-            known = self._new(key, picture.content_hash, layout)
-            self._store.add(known)
-        return known
+        image = self._store.get(key)
+        if image is None:
+            image = self._new(key, picture.content_hash, layout)
+            self._store.add(image)
+        return image
 
     def prepare(self, picture: Picture) -> None:
         """Make the inputs of a picture now, in whatever thread this is called, unless they are held already."""
@@ -199,13 +199,13 @@ class ImageProcessor:
         return int(ids[0])
 
 
-def _image_processor_class(family: Family, given: str | None, path: str | Path) -> Any:
+def _image_processor_class(family: Family, class_name: str | None, path: str | Path) -> Any:
     """The class that works with Pillow, from its own module: `AutoImageProcessor` asks for torchvision in some versions
     of `transformers`."""
-    name = next(iter(family.processors)) if given is None else given.removesuffix("Fast").removesuffix("Pil")
+    name = next(iter(family.processors)) if class_name is None else class_name.removesuffix("Fast").removesuffix("Pil")
     if name not in family.processors:
         raise ConfigError(
-            f"the model '{path}' has the image processor '{given}', which is not supported for its family "
+            f"the model '{path}' has the image processor '{class_name}', which is not supported for its family "
             f"(supported: {', '.join(family.processors)})"
         )
     package = family.processors[name]
@@ -224,8 +224,8 @@ def _frozen(value: Any) -> Any:
 def _fingerprint(image_processor: Any, settings: FamilySettings) -> str:
     """What decides the inputs and the number of tokens."""
     vision = settings.config.get("vision_config")
-    known = [image_processor.to_dict(), settings.processor, vision, settings.config.get("scale_factor")]
-    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    decisive = [image_processor.to_dict(), settings.processor, vision, settings.config.get("scale_factor")]
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def is_vision_model(path: str | Path) -> bool:

@@ -107,24 +107,24 @@ def _bytes_of_url(url: str, limits: ImageLimits, where: str) -> bytes:
 
 
 def _bytes_of_file(source: str | Path, folder: Path | None, limits: ImageLimits, where: str) -> bytes:
-    shown = str(source)[:200]
+    text = str(source)[:200]
     if isinstance(source, str) and _SCHEME.match(source):
-        raise ImageError(f"{where} is at '{shown}': nothing is downloaded at run time; store the file beside the data")
+        raise ImageError(f"{where} is at '{text}': nothing is downloaded at run time; store the file beside the data")
     if folder is None:
-        raise ImageError(f"{where} is the path '{shown}', and no folder is known that it may lie in; give its bytes")
+        raise ImageError(f"{where} is the path '{text}', and no folder is known that it may lie in; give its bytes")
     try:
         root = folder.resolve(strict=True)
         path = (root / source).resolve(strict=True)
         if not path.is_relative_to(root):
-            raise ImageError(f"{where} is at '{shown}', outside the folder {folder}; move it there")
+            raise ImageError(f"{where} is at '{text}', outside the folder {folder}; move it there")
         if not path.is_file():
-            raise ImageError(f"{where} is at '{shown}', which is not a file")
+            raise ImageError(f"{where} is at '{text}', which is not a file")
         with path.open("rb") as file:
             content = file.read(limits.max_bytes + 1)
     except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, AgentR1Error):
             raise
-        raise ImageError(f"{where} is at '{shown}' in {folder}, which cannot be read: {error}") from error
+        raise ImageError(f"{where} is at '{text}' in {folder}, which cannot be read: {error}") from error
     return content
 
 

@@ -75,8 +75,8 @@ class ImageStore:
         if not len(where):
             return []
         # A span ends where the next image token is not the next one of the same image.
-        found = ids[where]
-        breaks = np.flatnonzero((np.diff(where) != 1) | (np.diff(found) != 1)) + 1
+        numbers = ids[where]
+        breaks = np.flatnonzero((np.diff(where) != 1) | (np.diff(numbers) != 1)) + 1
         return [
             ImageSpan(
                 image=self.find(int(ids[part[0]])),

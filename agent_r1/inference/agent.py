@@ -259,9 +259,9 @@ def make_agent(source: AgentSource, renderer: ChatRenderer, engine: Engine, rewa
 
 def _sample_as_published(source: AgentSource, overrides: Sequence[str]) -> None:
     """Take over the sampling that a model's generation config recommends, where no override says otherwise."""
-    given = {text.partition("=")[0].lstrip("+") for text in overrides}
+    keys = {text.partition("=")[0].lstrip("+") for text in overrides}
     for name, value in generation_sampling(source.config.model.path).items():
-        if f"rollout.{name}" not in given:
+        if f"rollout.{name}" not in keys:
             setattr(source.config.rollout, name, value)
 
 

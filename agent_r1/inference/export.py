@@ -120,9 +120,9 @@ def _check_out(folder: Path, source: AgentSource, *, force: bool) -> None:
     """Refuse to replace anything but a model, and the model that is exported."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ExportError(f"{folder} is not a folder; name another one")
-    read = [Path(source.config.model.path), *([] if source.run is None else [source.run.path])]
+    read_folders = [Path(source.config.model.path), *([] if source.run is None else [source.run.path])]
     place = folder.resolve()
-    for path in read:
+    for path in read_folders:
         if path.exists() and (place == path.resolve() or place in path.resolve().parents):
             raise ExportError(f"{folder} holds what is exported ({path}); name another folder")
     if not folder.is_dir() or not any(folder.iterdir()):

@@ -92,8 +92,8 @@ class ChatSession:
     ) -> Trajectory:
         """The agent's reply to a message of the user, with images before its text. A failed reply leaves the
         conversation as it was."""
-        shown = [{"type": "image", "image": image} for image in images]
-        content: Any = [*shown, *([{"type": "text", "text": text}] if text else [])] if shown else text
+        parts = [{"type": "image", "image": image} for image in images]
+        content: Any = [*parts, *([{"type": "text", "text": text}] if text else [])] if parts else text
         messages = (*self.messages, {"role": "user", "content": content})
         base = self.exchanges[-1].task if self.exchanges else self._world
         task = self.agent.question(messages) if base is None else replace(base, prompt=messages)
@@ -252,8 +252,8 @@ class _Watch:
     def _append(self, step: Step, replies: Sequence[Message]) -> None:
         """Add a step and the replies to it; what the environment had put before the action is part of it, unless it
         showed only a part of the conversation."""
-        shown = step.observation.messages or ()
-        before = shown if shown[: len(self.messages)] == self.messages else self.messages
+        messages = step.observation.messages or ()
+        before = messages if messages[: len(self.messages)] == self.messages else self.messages
         self.messages = (*before, step.action.as_message(), *replies)
         self.steps.append(step)
 

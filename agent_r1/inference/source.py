@@ -73,10 +73,10 @@ def find_source(
     else:
         _check_is_model(path)
     if recipe is None:
-        given = {text.partition("=")[0].lstrip("+") for text in texts}
-        if "rollout.max_tokens" not in given:
+        keys = {text.partition("=")[0].lstrip("+") for text in texts}
+        if "rollout.max_tokens" not in keys:
             config.rollout.max_tokens = _MAX_TOKENS
-        if "trainer.micro_batch_tokens" not in given:  # it bounds the context, and nothing is trained here
+        if "trainer.micro_batch_tokens" not in keys:  # it bounds the context, and nothing is trained here
             config.trainer.micro_batch_tokens = _MAX_CONTEXT
     label = path.parent.name if path.name == RunFolder(path.parent).model.name else path.name
     return AgentSource(
@@ -137,16 +137,16 @@ def _as_it_is(config: Config, path: str) -> Config:
 
 def _checkpoint(folder: RunFolder, step: int | None) -> tuple[int, Path]:
     """The checkpoint of a step, else the newest one; damaged ones are passed over and left as they are."""
-    known = list_checkpoints(folder.checkpoints)
-    if step is not None and step not in dict(known):
-        steps = ", ".join(str(number) for number, _ in known) or "none"
+    checkpoints = list_checkpoints(folder.checkpoints)
+    if step is not None and step not in dict(checkpoints):
+        steps = ", ".join(str(number) for number, _ in checkpoints) or "none"
         raise CheckpointError(
             f"{folder.path} has no checkpoint of step {step}; there are: {steps} (trainer.save_every and "
             "trainer.keep_checkpoints decide which are kept)"
         )
-    wanted = [entry for entry in reversed(known) if step in (None, entry[0])]
+    candidates = [entry for entry in reversed(checkpoints) if step in (None, entry[0])]
     damages: list[str] = []
-    for number, path in wanted:
+    for number, path in candidates:
         damage = find_damage(path)
         if damage is None:
             return number, path
@@ -198,5 +198,5 @@ def _check_is_model(path: Path) -> None:
     if not path.exists() and _run_at(in_runs) is not None:
         raise ConfigError(f"{path} does not exist. Did you mean the run {in_runs}?")
     if not path.exists() and path.parent.is_dir() and (str(path.parent) != "." or path.suffix == ".gguf"):
-        known = [entry.name for entry in path.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-        raise ConfigError(f"{path} does not exist. {did_you_mean(path.name, known)}")
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+        raise ConfigError(f"{path} does not exist. {did_you_mean(path.name, names)}")

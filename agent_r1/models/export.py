@@ -133,9 +133,9 @@ def _copy_processor(policy: nn.Module, folder: Path) -> None:
     if vision_family(config) is None or not source:
         return
     for name in PROCESSOR_FILES:
-        found = model_file(source, name)
-        if found is not None and not (folder / name).exists():
-            shutil.copyfile(found, folder / name)
+        file = model_file(source, name)
+        if file is not None and not (folder / name).exists():
+            shutil.copyfile(file, folder / name)
 
 
 def _let_others_read(folder: Path, *, like: Path) -> None:
@@ -185,10 +185,10 @@ def export_adapters(
 
 def copy_model(source: Path, folder: Path, *, files: Mapping[str, str] | None = None) -> None:
     """Copy a model's folder; `files` are further text files by name, in place of those of the source."""
-    found = [path for path in sorted(source.iterdir()) if path.is_file() and not path.name.startswith(".")]
-    num_bytes = sum(path.stat().st_size for path in found)
+    paths = [path for path in sorted(source.iterdir()) if path.is_file() and not path.name.startswith(".")]
+    num_bytes = sum(path.stat().st_size for path in paths)
     with raising(ExportError, f"{folder} cannot be exported"), new_folder(folder, num_bytes=num_bytes) as beside:
-        for path in found:
+        for path in paths:
             shutil.copyfile(path, beside / path.name)
         _write_texts(beside, files)
 
@@ -235,8 +235,8 @@ def _set_generation(policy: nn.Module, sampling: SamplingParams | None) -> None:
 
     model = cast(Any, policy)
     tokens = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    known = getattr(model, "generation_config", None)
-    settings = {name: getattr(known, name, None) for name in tokens}
+    old_config = getattr(model, "generation_config", None)
+    settings = {name: getattr(old_config, name, None) for name in tokens}
     if sampling is not None:
         settings |= {
             "do_sample": True,
@@ -252,10 +252,10 @@ def _set_generation(policy: nn.Module, sampling: SamplingParams | None) -> None:
 
 def _note_dtype(file: Path, dtype: torch.dtype) -> None:
     """Write the type of the exported weights: `transformers` writes that of the weights in memory."""
-    written = json.loads(file.read_text())
-    for part in (written, *(part for part in written.values() if isinstance(part, dict) and "dtype" in part)):
+    content = json.loads(file.read_text())
+    for part in (content, *(part for part in content.values() if isinstance(part, dict) and "dtype" in part)):
         part["dtype"] = str(dtype).removeprefix("torch.")
-    file.write_text(json.dumps(written, indent=2) + "\n")
+    file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def stored_bytes(state: Any) -> int:

@@ -78,10 +78,10 @@ def find_targets(model: nn.Module, targets: Sequence[str], *, vision: str = "non
         raise ConfigError(f"model.lora.rank: the decoder of {type(model).__name__} has no linear layers to adapt")
     if ALL_LINEAR in targets:
         return linear
-    known = {name.rpartition(".")[2] for name in linear}
+    names = {name.rpartition(".")[2] for name in linear}
     unknown = [target for target in targets if not any(_means(target, name) for name in linear)]
     report_problems(
-        [f"there is no '{target}'. {did_you_mean(target, known)}" for target in unknown],
+        [f"there is no '{target}'. {did_you_mean(target, names)}" for target in unknown],
         ConfigError,
         "model.lora.targets must be linear layers of the decoder:",
     )
@@ -176,12 +176,12 @@ def adapter_targets(policy: nn.Module) -> list[str]:
     """The layers with adapters, as short as they are unambiguous: `q_proj` when every layer of that name has one."""
     adapted = _adapted(policy)
     short = sorted({name.rpartition(".")[2] for name in adapted})
-    meant = {
+    matching = {
         name
         for name, part in policy.named_modules()
         if (isinstance(part, nn.Linear) or name in adapted) and name.rpartition(".")[2] in short
     }
-    return short if meant == adapted.keys() else sorted(adapted)
+    return short if matching == adapted.keys() else sorted(adapted)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

@@ -39,9 +39,9 @@ def open_model(
 def _check_complete(path: str, missing: Sequence[str]) -> None:
     """Raise ConfigError for weights that the files of a model lack: random numbers would take their place."""
     if missing:
-        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise ConfigError(
-            f"the model '{path}' cannot be loaded: {len(missing)} of its weights are in none of its files ({shown}); "
+            f"the model '{path}' cannot be loaded: {len(missing)} of its weights are in none of its files ({names}); "
             "its config.json is another model's, or a file is missing or was made for another use of the model"
         )
 

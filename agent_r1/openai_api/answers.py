@@ -128,13 +128,13 @@ class ChatModel:
         required = request.tool_choice.mode == "required"
         attempts = _MAX_ATTEMPTS if required and params.temperature > 0 else 1
         for attempt in range(attempts):
-            tried = params if not attempt else replace(params, seed=mix_seed(params.seed, attempt))
-            choice = await self._one_choice(request, prompt, tried, index)
+            attempt_params = params if not attempt else replace(params, seed=mix_seed(params.seed, attempt))
+            choice = await self._one_choice(request, prompt, attempt_params, index)
             if not required or _is_required_call(choice, request):
                 return choice
-        wanted = f"a call of {request.tool_choice.name}" if request.tool_choice.name else "a tool call"
+        requirement = f"a call of {request.tool_choice.name}" if request.tool_choice.name else "a tool call"
         raise ApiError(
-            f"the model wrote {wanted} in none of {attempts} completions, but tool_choice requires it",
+            f"the model wrote {requirement} in none of {attempts} completions, but tool_choice requires it",
             status=422,
             param="tool_choice",
             code="tool_choice_not_met",
@@ -176,16 +176,16 @@ class ChatModel:
     def _finished(self, request: ChatRequest, prompt: Prompt, end: SampledText, index: int) -> Choice:
         """The choice of a completion; the turn is remembered for the request that continues it."""
         has_tools, is_whole = bool(request.offered_tools), end.stop_text is None
-        own = self.renderer.own_turn(end.completion) if has_tools and is_whole else end.completion
-        truncated = own.finish_reason == "length"
-        action = self.renderer.parse(own.token_ids, truncated=truncated, text=None if is_whole else end.text)
+        turn = self.renderer.own_turn(end.completion) if has_tools and is_whole else end.completion
+        truncated = turn.finish_reason == "length"
+        action = self.renderer.parse(turn.token_ids, truncated=truncated, text=None if is_whole else end.text)
         calls = action.tool_calls if has_tools and action.parse_error is None else ()
         if is_whole:
             self.memory.remember(prompt, action)
         content = action.content if calls else action.text if action.history_text is None else action.history_text
         return Choice(
             index=index,
-            completion=own,
+            completion=turn,
             text=content,
             action=action,
             tool_calls=calls if request.parallel_tool_calls else calls[:1],

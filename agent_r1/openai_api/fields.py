@@ -104,15 +104,15 @@ class CompletionFields(_Common):
 
 def read_fields(body: Mapping[str, Any], model: type[_Model]) -> _Model:
     """The checked fields of a body; `ApiError` names the first one that is wrong. A field that is null is not set."""
-    known = {name: value for name, value in body.items() if value is not None and name not in HARMLESS}
-    for name in [name for name in known if name in NEUTRAL and name not in model.model_fields]:
-        if known.pop(name) not in NEUTRAL[name]:
+    fields = {name: value for name, value in body.items() if value is not None and name not in HARMLESS}
+    for name in [name for name in fields if name in NEUTRAL and name not in model.model_fields]:
+        if fields.pop(name) not in NEUTRAL[name]:
             raise ApiError(
                 f"{name} is not supported by this server; leave it out{_neutral_values(NEUTRAL[name])}",
                 param=name,
                 code="unsupported_parameter",
             )
-    unknown = sorted(str(name)[:60] for name in known if name not in model.model_fields)
+    unknown = sorted(str(name)[:60] for name in fields if name not in model.model_fields)
     if unknown:
         raise ApiError(
             f"unknown fields: {', '.join(unknown[:5])}; known are {', '.join(model.model_fields)}",
@@ -120,14 +120,14 @@ def read_fields(body: Mapping[str, Any], model: type[_Model]) -> _Model:
             code="unknown_parameter",
         )
     try:
-        return model.model_validate(known)
+        return model.model_validate(fields)
     except ValidationError as error:
         raise _api_error(error.errors(include_url=False, include_context=False)) from None
 
 
 def _neutral_values(values: Iterable[Any]) -> str:
-    shown = " or ".join(repr(value) for value in values)
-    return f" or set it to {shown}" if shown else ""
+    choices = " or ".join(repr(value) for value in values)
+    return f" or set it to {choices}" if choices else ""
 
 
 def _api_error(errors: list[Any]) -> ApiError:
@@ -135,8 +135,8 @@ def _api_error(errors: list[Any]) -> ApiError:
     worst = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
     place = [part for part in worst["loc"] if not (isinstance(part, str) and ("[" in part or part in _BRANCHES))]
     where = ".".join(map(str, place))
-    found = "" if worst["type"] == "missing" else f", found {repr(worst['input'])[:80]}"
-    return ApiError(f"{where}: {worst['msg']}{found}", param=str(place[0]) if place else None)
+    observed = "" if worst["type"] == "missing" else f", found {repr(worst['input'])[:80]}"
+    return ApiError(f"{where}: {worst['msg']}{observed}", param=str(place[0]) if place else None)
 
 
 _BRANCHES = frozenset(("str", "int", "float", "bool", "dict"))

@@ -43,32 +43,34 @@ def messages_from_openai(messages: Sequence[Mapping[str, Any]]) -> tuple[Message
 
 
 def _message(message: Mapping[str, Any], where: str, calls: dict[str, ToolCall]) -> Message:
-    given = {name: value for name, value in message.items() if value is not None}
-    role = _ROLES.get(given.get("role", "")) if isinstance(given.get("role"), str) else None
+    fields = {name: value for name, value in message.items() if value is not None}
+    role = _ROLES.get(fields.get("role", "")) if isinstance(fields.get("role"), str) else None
     if role is None:
-        raise _error(where, f"role must be one of {', '.join(_ROLES)}, found {given.get('role')!r:.60}")
-    unknown = sorted(given.keys() - _ALLOWED[role] - _IGNORED)
+        raise _error(where, f"role must be one of {', '.join(_ROLES)}, found {fields.get('role')!r:.60}")
+    unknown = sorted(fields.keys() - _ALLOWED[role] - _IGNORED)
     if unknown:
         raise _error(where, f"a message of {role} has no field {unknown[0]!r:.60}")
-    tool_calls = _tool_calls(given["tool_calls"], where) if given.get("tool_calls") else ()
-    if "content" not in given and not tool_calls:
+    tool_calls = _tool_calls(fields["tool_calls"], where) if fields.get("tool_calls") else ()
+    if "content" not in fields and not tool_calls:
         raise _error(where, "content is missing")
-    content = _content(given.get("content", ""), where, may_have_images=role in ("user", "tool"))
+    content = _content(fields.get("content", ""), where, may_have_images=role in ("user", "tool"))
     if role == "tool":
-        return _tool_answer(given, content, where, calls)
+        return _tool_answer(fields, content, where, calls)
     if not tool_calls:
         return {"role": role, "content": content}
-    own = []
+    message_calls = []
     for number, (call_id, name, arguments) in enumerate(tool_calls):
         call = calls[call_id] = ToolCall(name=name, arguments=arguments, call_id=turn_call_id(number))
-        own.append({"id": call.call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
-    return {"role": role, "content": content, "tool_calls": own}
+        message_calls.append(
+            {"id": call.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        )
+    return {"role": role, "content": content, "tool_calls": message_calls}
 
 
-def _tool_answer(given: Mapping[str, Any], content: Any, where: str, calls: Mapping[str, ToolCall]) -> Message:
-    if "tool_call_id" not in given:  # what an environment says to a malformed call
+def _tool_answer(fields: Mapping[str, Any], content: Any, where: str, calls: Mapping[str, ToolCall]) -> Message:
+    if "tool_call_id" not in fields:  # what an environment says to a malformed call
         return {"role": "tool", "content": content}
-    call_id = given["tool_call_id"]
+    call_id = fields["tool_call_id"]
     if not isinstance(call_id, str):
         raise _error(where, f"tool_call_id must be text, found {call_id!r:.60}")
     call = calls.get(call_id)
@@ -91,16 +93,16 @@ def _content(content: Any, where: str, *, may_have_images: bool) -> str | list[d
         elif kind == "image_url" and may_have_images:
             parts.append({"type": "image", "image": _picture(part.get("image_url"), f"{where}.content.{number}")})
         else:
-            known = "{'type': 'text', 'text': ...}"
-            known += " or {'type': 'image_url', 'image_url': {'url': 'data:image/...'}}" if may_have_images else ""
-            raise _error(where, f"a part must be {known}, found {part!r:.80}")
+            forms = "{'type': 'text', 'text': ...}"
+            forms += " or {'type': 'image_url', 'image_url': {'url': 'data:image/...'}}" if may_have_images else ""
+            raise _error(where, f"a part must be {forms}, found {part!r:.80}")
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     return parts
 
 
-def _picture(given: Any, where: str) -> Picture:
-    address = given.get("url") if isinstance(given, dict) else given
+def _picture(image_url: Any, where: str) -> Picture:
+    address = image_url.get("url") if isinstance(image_url, dict) else image_url
     if not isinstance(address, str) or address[:5].lower() != "data:":
         raise _error(
             where,
@@ -116,7 +118,7 @@ def _picture(given: Any, where: str) -> Picture:
 def _tool_calls(value: Any, where: str) -> tuple[tuple[str, str, dict[str, Any]], ...]:
     if not isinstance(value, list):
         raise _error(where, f"tool_calls must be a list, found {type(value).__name__}")
-    found = []
+    calls = []
     for number, call in enumerate(value):
         place = f"{where}.tool_calls.{number}"
         function = call.get("function") if isinstance(call, dict) else None
@@ -125,8 +127,8 @@ def _tool_calls(value: Any, where: str) -> tuple[tuple[str, str, dict[str, Any]]
         name, call_id = function.get("name"), call.get("id", "")
         if not isinstance(name, str) or not name or not isinstance(call_id, str):
             raise _error(place, "function.name and id must be text")
-        found.append((call_id, name, arguments_from_json(function.get("arguments"), place)))
-    return tuple(found)
+        calls.append((call_id, name, arguments_from_json(function.get("arguments"), place)))
+    return tuple(calls)
 
 
 def arguments_from_json(text: Any, where: str) -> dict[str, Any]:
@@ -162,8 +164,8 @@ def tools_from_openai(tools: Sequence[Any]) -> tuple[ToolSchema, ...]:
             raise ApiError(f"tools.{index}: the description must be text", param="tools")
         if not isinstance(function.get("parameters") or {}, dict):
             raise ApiError(f"tools.{index}: parameters must be a JSON schema (an object)", param="tools")
-        shown = {key: value for key, value in function.items() if key != "strict" and value is not None}
-        schemas.append({"type": "function", "function": shown})
+        fields = {key: value for key, value in function.items() if key != "strict" and value is not None}
+        schemas.append({"type": "function", "function": fields})
     names = [schema["function"]["name"] for schema in schemas]
     if len(set(names)) < len(names):
         raise ApiError("tools: two tools have the same name", param="tools")

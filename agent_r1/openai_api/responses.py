@@ -50,11 +50,11 @@ class ResponseHead:
 def usage(num_prompt: int, completions: Iterable[Completion]) -> dict[str, int]:
     """The `usage` of a response: counted, or of a model behind a chat API what its server said."""
     completions = list(completions)
-    told = [completion.usage for completion in completions if completion.usage is not None]
+    counts = [completion.usage for completion in completions if completion.usage is not None]
     num_sampled = sum(len(completion.token_ids) for completion in completions)
-    if told:
-        num_prompt = max(part.get("prompt_tokens", 0) for part in told)
-        num_sampled = sum(part.get("completion_tokens", 0) for part in told)
+    if counts:
+        num_prompt = max(part.get("prompt_tokens", 0) for part in counts)
+        num_sampled = sum(part.get("completion_tokens", 0) for part in counts)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_sampled,
@@ -112,7 +112,7 @@ def completion_response(
     texts: TokenTexts,
 ) -> dict[str, Any]:
     """A whole response of `/v1/completions`; the choices of prompt `p` are those from `p * n` on."""
-    written = []
+    entries = []
     for choice in choices:
         prompt = choice.index // request.n
         sampled = choice.completion
@@ -125,9 +125,9 @@ def completion_response(
         }
         if request.return_token_ids:
             entry |= {"token_ids": list(sampled.token_ids), "prompt_token_ids": list(prompts[prompt])}
-        written.append(entry)
+        entries.append(entry)
     used = usage(sum(map(len, prompts)), (choice.completion for choice in choices))
-    return {**head.fields(), "choices": written, "usage": used}
+    return {**head.fields(), "choices": entries, "usage": used}
 
 
 def text_logprobs(ids: Sequence[int], logprobs: Sequence[float], texts: TokenTexts, offset: int = 0) -> dict[str, Any]:

@@ -67,11 +67,11 @@ async def sample_text(
 def _ended(completion: Completion, renderer: ChatRenderer, stop: Sequence[str]) -> SampledText:
     """A completion that the engine finished. Text that was not certain before may contain a stop text."""
     text = renderer.text_of(completion.token_ids)
-    found = _first_stop(text, stop, 0)
+    place = _first_stop(text, stop, 0)
     return SampledText(
         completion=completion,
-        text=text if found is None else text[: found[0]],
-        stop_text=None if found is None else found[1],
+        text=text if place is None else text[: place[0]],
+        stop_text=None if place is None else place[1],
     )
 
 
@@ -95,8 +95,8 @@ class _SoFar:
         self._ids += ids
         self._logprobs += logprobs
         self._versions += versions
-        found = _first_stop(self._text, self._stop, searched)
-        if found is None:
+        place = _first_stop(self._text, self._stop, searched)
+        if place is None:
             return None
         completion = Completion(
             token_ids=tuple(self._ids),
@@ -104,13 +104,13 @@ class _SoFar:
             finish_reason="stop",
             policy_versions=tuple(self._versions),
         )
-        return SampledText(completion=completion, text=self._text[: found[0]], stop_text=found[1])
+        return SampledText(completion=completion, text=self._text[: place[0]], stop_text=place[1])
 
 
 def _first_stop(text: str, stop: Sequence[str], start: int) -> tuple[int, str] | None:
     """Where the first stop text begins, and which it is."""
-    found = [(index, mark) for mark in stop if (index := text.find(mark, start)) >= 0]
-    return min(found, default=None)
+    places = [(index, mark) for mark in stop if (index := text.find(mark, start)) >= 0]
+    return min(places, default=None)
 
 
 @contextmanager

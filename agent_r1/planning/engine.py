@@ -141,8 +141,8 @@ class SimulatedEngine:
         if self._prompts:
             seconds = self._prompts[0].prompt_tokens * self._rates.per_prompt_token
         else:
-            left = self._running[0].ends_at - self._served
-            seconds = left * self._rates.seconds_per_token(len(self._running))
+            remaining = self._running[0].ends_at - self._served
+            seconds = remaining * self._rates.seconds_per_token(len(self._running))
         self._clock.after(max(0.0, seconds), lambda: self._happen() if planned == self._planned else None)
 
     def _happen(self) -> None:

@@ -78,14 +78,14 @@ def estimate_steps(workload: Workload, setup: Setup, *, repeats: int = REPEATS) 
     """The expected step of a setup, from several simulated runs. Steps in which a pipeline is still filling, or runs
     out of groups at the end, do not count."""
     margin = setup.max_staleness
-    kept: list[StepTimes] = []
+    step_times: list[StepTimes] = []
     engine_shares, learner_shares = [], []
     for seed in range(repeats):
         run = simulate(workload, setup, steps=STEPS + 2 * margin, seed=seed)
-        kept += run.steps[margin : margin + STEPS]
+        step_times += run.steps[margin : margin + STEPS]
         engine_shares.append(run.engine_share)
         learner_shares.append(run.learner_share)
-    totals = [step.total for step in kept]
+    totals = [step.total for step in step_times]
     cuts = quantiles(totals, n=20, method="inclusive") if len(totals) > 1 else totals
     mean = fmean(totals)
     return Estimate(
@@ -93,14 +93,14 @@ def estimate_steps(workload: Workload, setup: Setup, *, repeats: int = REPEATS) 
         step_seconds=mean,
         interval=(cuts[0], cuts[-1]),
         parts={
-            "rollout": fmean(step.collect for step in kept),
-            "update": fmean(step.update for step in kept),
-            "weight_sync": fmean(step.weight_sync for step in kept),
-            "other": fmean(step.other for step in kept),
+            "rollout": fmean(step.collect for step in step_times),
+            "update": fmean(step.update for step in step_times),
+            "weight_sync": fmean(step.weight_sync for step in step_times),
+            "other": fmean(step.other for step in step_times),
         },
         engine_share=fmean(engine_shares),
         learner_share=fmean(learner_shares),
-        tokens_per_second=fmean(step.tokens for step in kept) / mean if mean else 0.0,
+        tokens_per_second=fmean(step.tokens for step in step_times) / mean if mean else 0.0,
     )
 
 

@@ -58,8 +58,8 @@ def find_damage(path: Path) -> str | None:
 
 def seal_model(folder: RunFolder) -> None:
     """Write the sizes and checksums of the model's files beside its folder."""
-    known = {file.name: checksum(file) for file in sorted(folder.model.iterdir()) if file.is_file()}
-    write_atomically(folder.model_checksums, json.dumps(known, indent=2) + "\n")
+    checksums = {file.name: checksum(file) for file in sorted(folder.model.iterdir()) if file.is_file()}
+    write_atomically(folder.model_checksums, json.dumps(checksums, indent=2) + "\n")
 
 
 def find_model_damage(folder: RunFolder) -> str | None:
@@ -91,8 +91,8 @@ def _explained(find: Callable[[], str | None]) -> str | None:
 
 def _damaged_part(path: Path) -> str | None:
     if (path / STATE_DIRECTORY).exists():
-        known = json.loads((path / STATE_DIRECTORY).read_text(encoding="utf-8"))
-        if known != _directory(path / STATE, known["start"]):
+        directory = json.loads((path / STATE_DIRECTORY).read_text(encoding="utf-8"))
+        if directory != _directory(path / STATE, directory["start"]):
             return f"the checksum of the directory of {STATE} is wrong"
     with zipfile.ZipFile(path / STATE) as file:
         bad = file.testzip()

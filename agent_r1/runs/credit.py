@@ -42,7 +42,7 @@ def read_credit(path: Path) -> dict[tuple[int, int], tuple[StepCredit, ...]]:
 
     Raises `DataError` for a file that `write_credit` did not write.
     """
-    found: dict[tuple[int, int], tuple[StepCredit, ...]] = {}
+    credit_of: dict[tuple[int, int], tuple[StepCredit, ...]] = {}
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -52,8 +52,8 @@ def read_credit(path: Path) -> dict[tuple[int, int], tuple[StepCredit, ...]]:
                     f"line {number} of {path} is not the credit of a trajectory ({type(error).__name__}: {error}); "
                     "restore the file, or delete it to read the trajectories without it"
                 ) from error
-            found[credit.group_id, credit.member] = credit.steps
-    return found
+            credit_of[credit.group_id, credit.member] = credit.steps
+    return credit_of
 
 
 def parse_credit(line: str | bytes) -> TrajectoryCredit:
@@ -90,18 +90,18 @@ def _from_json(entry: Mapping[str, Any]) -> StepCredit:
 
 
 def _short(numbers: Numbers, *, is_rounded: bool = False) -> list[float | None] | float | None:
-    written = [_rounded(number) for number in numbers] if is_rounded else list(numbers)
-    return written[0] if written and all(number == written[0] for number in written) else written
+    values = [_rounded(number) for number in numbers] if is_rounded else list(numbers)
+    return values[0] if values and all(number == values[0] for number in values) else values
 
 
-def _whole(written: Any, length: int) -> Numbers:
-    return tuple(map(_number, written)) if isinstance(written, list) else (_number(written),) * length
+def _whole(entry: Any, length: int) -> Numbers:
+    return tuple(map(_number, entry)) if isinstance(entry, list) else (_number(entry),) * length
 
 
-def _number(written: Any) -> float | None:
-    if written is not None and type(written) not in (int, float):
-        raise ValueError(f"{written!r:.40} is not a number")
-    return written  # type: ignore[no-any-return]
+def _number(value: Any) -> float | None:
+    if value is not None and type(value) not in (int, float):
+        raise ValueError(f"{value!r:.40} is not a number")
+    return value  # type: ignore[no-any-return]
 
 
 def _rounded(number: float | None) -> float | None:

@@ -79,8 +79,8 @@ def read_fingerprints(folder: Path) -> Fingerprints:
     return {str(key): str(value) for key, value in saved.items()} if isinstance(saved, dict) else {}
 
 
-def _length(known: str | None) -> str:
-    return "no file" if known is None else known.partition(",")[0]
+def _length(fingerprint: str | None) -> str:
+    return "no file" if fingerprint is None else fingerprint.partition(",")[0]
 
 
 def _of_files(key: str, files: Iterable[Path]) -> Fingerprints:

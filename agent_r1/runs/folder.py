@@ -180,13 +180,13 @@ class RunFolder:
         """The warnings so far: `{"step", "rule", "text"}`. Lines that cannot be read are left out."""
         if not self.warnings.is_file():
             return []
-        found = [parse_metrics_line(line) for line in self.warnings.read_bytes().splitlines()]
-        return [line for line in found if line is not None]
+        lines = [parse_metrics_line(line) for line in self.warnings.read_bytes().splitlines()]
+        return [line for line in lines if line is not None]
 
     def rewind(self, step: int) -> None:
         """Delete what was logged after `step`, so that a resumed run writes each line once."""
-        kept = [line for line in self.read_metrics() if line["step"] <= step]
-        write_atomically(self.metrics, "".join(write_json(line) + "\n" for line in kept))
+        lines = [line for line in self.read_metrics() if line["step"] <= step]
+        write_atomically(self.metrics, "".join(write_json(line) + "\n" for line in lines))
         if self.warnings.is_file():
             warnings = [line for line in self.read_warnings() if line["step"] <= step]
             write_atomically(self.warnings, "".join(write_json(line) + "\n" for line in warnings))

@@ -84,10 +84,10 @@ class Table:
         return f"<Table of {len(self)} rows and {len(self.columns)} columns: {', '.join(self.columns[:8])}, ...>"
 
     def _repr_html_(self) -> str:
-        shown = self.rows[-_SHOWN_ROWS:]
-        note = f"<p>the last {len(shown)} of {len(self)} rows</p>" if len(shown) < len(self) else ""
+        rows = self.rows[-_SHOWN_ROWS:]
+        note = f"<p>the last {len(rows)} of {len(self)} rows</p>" if len(rows) < len(self) else ""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
-        body = "".join(f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in row)}</tr>" for row in shown)
+        body = "".join(f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in row)}</tr>" for row in rows)
         return f"{note}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -144,16 +144,18 @@ class LoadedRun:
         """
         if evaluation is not None:
             files = [self.folder.eval_trajectories(evaluation)]
-            found = [file.stem.removeprefix("eval_") for file in self.folder.trajectories.glob("eval_*.jsonl")]
+            names = [file.stem.removeprefix("eval_") for file in self.folder.trajectories.glob("eval_*.jsonl")]
             missing = not files[0].is_file()
         else:
             steps = {file: number for file in self.folder.trajectory_files() if (number := step_of(file)) is not None}
-            found = [str(number) for number in steps.values()]
+            names = [str(number) for number in steps.values()]
             files = [file for file, number in steps.items() if step in (None, number)]
             missing = step is not None and not files
         if missing:
-            wanted = f"step {step}" if evaluation is None else f"evaluation '{evaluation}'"
-            raise DataError(f"{self.folder.trajectories} has no {wanted}; recorded: {', '.join(found) or 'none'}")
+            missing_record = f"step {step}" if evaluation is None else f"evaluation '{evaluation}'"
+            raise DataError(
+                f"{self.folder.trajectories} has no {missing_record}; recorded: {', '.join(names) or 'none'}"
+            )
         return (trajectory for file in files for trajectory in read_trajectories(file))
 
     def credit(self, step: int) -> dict[tuple[int, int], tuple[StepCredit, ...]]:

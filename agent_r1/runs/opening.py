@@ -142,8 +142,8 @@ def _differences(folder: RunFolder, config: Config) -> tuple[list[str], list[str
         return [f"{folder.config} cannot be read: {str(error).splitlines()[0]}"], []
     changed = config_differences(_essence(old), _essence(config))
     other_paths = (old.model.path, old.data) != (config.model.path, config.data)
-    known = {} if other_paths else fingerprints.read_fingerprints(folder.path)
-    replaced = fingerprints.fingerprint_differences(known, fingerprints.run_fingerprints(config)) if known else []
+    recorded = {} if other_paths else fingerprints.read_fingerprints(folder.path)
+    replaced = fingerprints.fingerprint_differences(recorded, fingerprints.run_fingerprints(config)) if recorded else []
     return changed, replaced
 
 

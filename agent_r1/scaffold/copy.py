@@ -23,14 +23,14 @@ def copy_recipe(name: str, folder: Path | None = None) -> list[Path]:
 
     Without `folder` the copy has the recipe's name, in the folder `recipes` where there is one.
     """
-    known = {recipe.name: recipe for recipe in shipped_recipes()}
-    if name not in known:
-        raise UnknownNameError(f"there is no recipe '{name}'. {did_you_mean(name, known)}")
+    recipes = {recipe.name: recipe for recipe in shipped_recipes()}
+    if name not in recipes:
+        raise UnknownNameError(f"there is no recipe '{name}'. {did_you_mean(name, recipes)}")
     target = folder if folder is not None else usual_place() / name
     if target.name != name:
         check_name(target.name)
     check_folder(target)
-    contents = {target / path: content for path, content in _contents(known[name], target).items()}
+    contents = {target / path: content for path, content in _contents(recipes[name], target).items()}
     for path, content in contents.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

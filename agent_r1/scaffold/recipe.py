@@ -88,20 +88,20 @@ def check_name(name: str) -> None:
             f"'{name}' cannot name a recipe, because it names Python files too: use letters, digits and '_', with a "
             "letter first and no word of Python, for example my_shop"
         )
-    taken = "is a module of Python's own" if name in sys.stdlib_module_names else _TAKEN.get(name)
+    problem = "is a module of Python's own" if name in sys.stdlib_module_names else _TAKEN.get(name)
     if name in {recipe.name for recipe in shipped_recipes()}:
-        taken = f"is a recipe that comes with Agent-R1, and both would write to runs/{name}"
-    if taken is None and _is_installed(name):
-        taken = "is an installed package, and Python would find the recipe in its place"
-    if taken is not None:
-        raise ConfigError(f"'{name}' {taken}; choose another name, for example my_{name}")
+        problem = f"is a recipe that comes with Agent-R1, and both would write to runs/{name}"
+    if problem is None and _is_installed(name):
+        problem = "is an installed package, and Python would find the recipe in its place"
+    if problem is not None:
+        raise ConfigError(f"'{name}' {problem}; choose another name, for example my_{name}")
 
 
 def _is_installed(name: str) -> bool:
     """Whether a package of this name is in the environment."""
-    found = importlib.util.find_spec(name)
+    spec = importlib.util.find_spec(name)
     places = {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}
-    return found is not None and found.origin is not None and bool(places & set(Path(found.origin).parents))
+    return spec is not None and spec.origin is not None and bool(places & set(Path(spec.origin).parents))
 
 
 def check_folder(folder: Path) -> None:

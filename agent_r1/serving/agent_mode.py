@@ -102,30 +102,30 @@ class AgentMode:
             return_token_ids=fields.return_token_ids,
         )
 
-    def _task(self, wanted: str | int) -> Task:
+    def _task(self, key: str | int) -> Task:
         try:
             tasks = self._agent.tasks()
         except DataError as error:
             raise ApiError(str(error), status=404, param="task") from None
-        if isinstance(wanted, int) and 0 <= wanted < len(tasks):
-            return tasks[wanted]
+        if isinstance(key, int) and 0 <= key < len(tasks):
+            return tasks[key]
         if self._tasks is None:
             self._tasks = {task.task_id: task for task in tasks}
-        if wanted not in self._tasks:
+        if key not in self._tasks:
             raise ApiError(
-                f"there is no task {wanted!r:.80}; there are {len(tasks)}, the first is {tasks[0].task_id!r:.80}",
+                f"there is no task {key!r:.80}; there are {len(tasks)}, the first is {tasks[0].task_id!r:.80}",
                 status=404,
                 param="task",
             )
-        return self._tasks[str(wanted)]
+        return self._tasks[str(key)]
 
     async def run(self, request: AgentRequest, slots: Slots) -> Json:
         """The whole trajectory."""
-        written = _Events(request)
+        observer = _Events(request)
         with slots.taken(1):
-            trajectory = await self._play(request, written)
-        events = [event for event in written.items if event["type"] != "tokens" or request.return_token_ids]
-        return {"object": "agent.trajectory", "events": events, **written.end(trajectory)}
+            trajectory = await self._play(request, observer)
+        events = [event for event in observer.items if event["type"] != "tokens" or request.return_token_ids]
+        return {"object": "agent.trajectory", "events": events, **observer.end(trajectory)}
 
     def stream(self, request: AgentRequest, slots: Slots) -> Reserved:
         """The events of the trajectory as they happen."""
@@ -134,25 +134,25 @@ class AgentMode:
             return Reserved(self._stream(request), stack.pop_all())
 
     async def _stream(self, request: AgentRequest) -> AsyncGenerator[bytes, None]:
-        written = _Events(request)
-        episode = asyncio.create_task(self._play(request, written))
-        episode.add_done_callback(lambda _: written.changed.set())
+        observer = _Events(request)
+        episode = asyncio.create_task(self._play(request, observer))
+        episode.add_done_callback(lambda _: observer.changed.set())
         try:
             while not episode.done():
-                await written.changed.wait()
-                written.changed.clear()
-                if items := written.take():
+                await observer.changed.wait()
+                observer.changed.clear()
+                if items := observer.take():
                     yield b"".join(map(_event, items))
             trajectory = episode.result()
         finally:
             episode.cancel()
             await asyncio.gather(episode, return_exceptions=True)
-        yield _event({"type": "end", **written.end(trajectory)}) + DONE
+        yield _event({"type": "end", **observer.end(trajectory)}) + DONE
 
-    async def _play(self, request: AgentRequest, written: _Events) -> Trajectory:
+    async def _play(self, request: AgentRequest, observer: _Events) -> Trajectory:
         trajectory = await self._agent.play(
             request.task,
-            observer=written,
+            observer=observer,
             sampling=request.sampling,
             seed=request.seed,
             scored=request.is_scored,
@@ -202,8 +202,8 @@ class _Events:
 
     def _step(self, event: StepRecorded) -> None:
         for message in event.replies:
-            shown = {key: value for key, value in message.items() if isinstance(value, str)}
-            self._add("message", **shown | {"content": _shown_content(message)})
+            fields = {key: value for key, value in message.items() if isinstance(value, str)}
+            self._add("message", **fields | {"content": _shown_content(message)})
         self._add("reward", reward=event.step.reward, done=event.step.done)
 
     def _add(self, kind: str, **fields: Any) -> None:

@@ -108,10 +108,10 @@ def _posted(server: ModelServer, read: _Read, whole: _Whole, events: _Events) ->
             body = await read_body(
                 request, max_bytes=limits.body_bytes, seconds=limits.body_seconds, limit_name="--body-mb"
             )
-            wanted = await read_beside(read, read_object(body))
-            if wanted.stream:
-                return EventStream(events(wanted), seconds=limits.request_seconds, on_end=end)
-            response = _json(await while_connected(request, _in_time(whole(wanted), limits.request_seconds)))
+            parsed = await read_beside(read, read_object(body))
+            if parsed.stream:
+                return EventStream(events(parsed), seconds=limits.request_seconds, on_end=end)
+            response = _json(await while_connected(request, _in_time(whole(parsed), limits.request_seconds)))
         except RefusedError as refused:
             response = _json(refusal_body(refused), refused.status)
         except ApiError as error:

@@ -50,12 +50,12 @@ def find_recipe(recipe: str | Path) -> Path:
 
 def recipe_note(recipe: str | Path) -> str | None:
     """What to tell the user of a recipe that was given by a name which a recipe of Agent-R1 has; None: nothing."""
-    name, own = str(recipe), _own_folder(recipe)
+    name, folder = str(recipe), _own_folder(recipe)
     shipped = next((entry for entry in shipped_recipes() if entry.name == name), None)
-    if shipped is None or (own is not None and own.resolve() == shipped.folder.resolve()):
+    if shipped is None or (folder is not None and folder.resolve() == shipped.folder.resolve()):
         return None
-    if own is not None:
-        return f"recipe: your folder {own}, not the recipe '{name}' that comes with Agent-R1"
+    if folder is not None:
+        return f"recipe: your folder {folder}, not the recipe '{name}' that comes with Agent-R1"
     return f"recipe: '{name}' of Agent-R1; to edit it: agent-r1 recipes copy {name}"
 
 
@@ -78,9 +78,9 @@ def _describe(folder: Path) -> ShippedRecipe:
 
 def _own_folder(recipe: str | Path) -> Path | None:
     """The user's folder that is meant, if it is a recipe."""
-    given = Path(recipe)
-    is_name = len(given.parts) == 1
-    places = [given] if not is_name or _exists(given) else [given, _OWN_FOLDER / given]
+    path = Path(recipe)
+    is_name = len(path.parts) == 1
+    places = [path] if not is_name or _exists(path) else [path, _OWN_FOLDER / path]
     return next((place for place in places if _is_file(place / "base.yaml")), None)
 
 
@@ -103,9 +103,9 @@ def _why_not(folder: Path) -> str:
     return f"'{folder}' is not a recipe: there is no file {folder / 'base.yaml'}"
 
 
-def _advice(given: Path, names: dict[str, Path]) -> str:
-    if given.name in names and str(given) != given.name:
-        return f"Did you mean the recipe '{given.name}' that comes with Agent-R1? Give its name alone"
-    if given.name in names:
-        return f"The recipe '{given.name}' of Agent-R1 is hidden by this folder; rename the folder, or run elsewhere"
-    return f"Give a folder with a base.yaml, or a recipe that comes with Agent-R1. {did_you_mean(given.name, names)}"
+def _advice(path: Path, names: dict[str, Path]) -> str:
+    if path.name in names and str(path) != path.name:
+        return f"Did you mean the recipe '{path.name}' that comes with Agent-R1? Give its name alone"
+    if path.name in names:
+        return f"The recipe '{path.name}' of Agent-R1 is hidden by this folder; rename the folder, or run elsewhere"
+    return f"Give a folder with a base.yaml, or a recipe that comes with Agent-R1. {did_you_mean(path.name, names)}"

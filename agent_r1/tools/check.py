@@ -58,27 +58,27 @@ def schema_findings(tool: BaseTool) -> list[Finding]:
     try:
         json.dumps(schema)
     except (TypeError, ValueError) as error:
-        return [_schema("a schema is JSON", str(error), "Use plain strings, numbers, lists and mappings")]
+        return [_finding("a schema is JSON", str(error), "Use plain strings, numbers, lists and mappings")]
     function = schema.get("function") if isinstance(schema, Mapping) else None
     if not isinstance(function, Mapping) or schema.get("type") != "function":
         shape = '{"type": "function", "function": {"name", "description", "parameters"}}'
-        return [_schema("a schema has the form chat templates expect", f"found {schema}", f"Write {shape}")]
+        return [_finding("a schema has the form chat templates expect", f"found {schema}", f"Write {shape}")]
     findings: list[Finding] = []
     if function.get("name") != tool.name:
-        found = f"the schema calls it '{function.get('name')}' and it answers to '{tool.name}'"
-        findings.append(_schema("a tool answers to the name the model reads", found, "Use one name"))
+        observed = f"the schema calls it '{function.get('name')}' and it answers to '{tool.name}'"
+        findings.append(_finding("a tool answers to the name the model reads", observed, "Use one name"))
     if not NAME.fullmatch(str(function.get("name"))):
-        found = f"'{function.get('name')}' has characters that not every tool format can write"
-        findings.append(_schema("a name is letters, digits, _ and -", found, "Rename it"))
+        observed = f"'{function.get('name')}' has characters that not every tool format can write"
+        findings.append(_finding("a name is letters, digits, _ and -", observed, "Rename it"))
     if not str(function.get("description") or "").strip():
-        findings.append(_schema("a tool is described", f"{tool.name} is not", "Say in a sentence what it does"))
+        findings.append(_finding("a tool is described", f"{tool.name} is not", "Say in a sentence what it does"))
     return findings + _parameter_findings(tool.name, function.get("parameters"))
 
 
 def _parameter_findings(name: str, parameters: Any) -> list[Finding]:
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
-        do = 'Write {"type": "object", "properties": {...}, "required": [...]}'
-        return [_schema("parameters are an object", f"those of {name} are {parameters}", do)]
+        fix = 'Write {"type": "object", "properties": {...}, "required": [...]}'
+        return [_finding("parameters are an object", f"those of {name} are {parameters}", fix)]
     properties = parameters.get("properties", {})
     unknown = [key for key in parameters.get("required", ()) if key not in properties]
     findings = [
@@ -92,8 +92,8 @@ def _parameter_findings(name: str, parameters: Any) -> list[Finding]:
         if not (isinstance(parameter, Mapping) and parameter.get("description"))
     ]
     if unknown:
-        found = f"{', '.join(unknown)} of {name} are required and not among its properties"
-        findings.append(_schema("what is required exists", found, "Add them to properties"))
+        observed = f"{', '.join(unknown)} of {name} are required and not among its properties"
+        findings.append(_finding("what is required exists", observed, "Add them to properties"))
     return findings
 
 
@@ -108,8 +108,8 @@ def _argument_findings(tool: BaseTool) -> list[Finding]:
     except INTERRUPTIONS:
         raise
     except BaseException as error:  # noqa: BLE001 - a tool's own check is foreign code
-        found = f"{arguments} raised {described(error)}"
-        findings.append(_schema("wrong arguments raise ToolInputError", found, "Let check raise nothing else"))
+        observed = f"{arguments} raised {described(error)}"
+        findings.append(_finding("wrong arguments raise ToolInputError", observed, "Let check raise nothing else"))
     return findings
 
 
@@ -129,22 +129,22 @@ async def _run_findings(runner: ToolRunner, tool: BaseTool, calls: Sequence[Mapp
             try:
                 outcome = await runner.call({tool.name: tool}, call, context)
             except EpisodeError as error:
-                findings.append(_schema("a call is answered", f"{arguments} ended the episode: {error}", "Fix it"))
+                findings.append(_finding("a call is answered", f"{arguments} ended the episode: {error}", "Fix it"))
                 continue
             finally:
                 await tool.close(context)
             seconds = time.perf_counter() - started
             if outcome.status != "ok":
-                found = f"{arguments} gave {outcome.status}: {outcome.response.text}"
-                findings.append(_schema("a call that should work works", found, "Fix the tool, or the call"))
+                observed = f"{arguments} gave {outcome.status}: {outcome.response.text}"
+                findings.append(_finding("a call that should work works", observed, "Fix the tool, or the call"))
             elif outcome.truncated:
-                found = f"{arguments} gave more than {policy.max_output_chars} characters; their middle was cut"
-                do = f"Answer more shortly, or raise tools.{tool.name}.max_output_chars"
-                findings.append(Finding(rule="answers fit", observed=found, fix=do, severity="warning"))
+                observed = f"{arguments} gave more than {policy.max_output_chars} characters; their middle was cut"
+                fix = f"Answer more shortly, or raise tools.{tool.name}.max_output_chars"
+                findings.append(Finding(rule="answers fit", observed=observed, fix=fix, severity="warning"))
             elif seconds > _SLOW_SHARE * policy.timeout:
-                found = f"{arguments} took {seconds:.1f} s of the {policy.timeout:g} s it may take"
-                do = f"Make it faster, or raise tools.{tool.name}.timeout"
-                findings.append(Finding(rule="answers come in time", observed=found, fix=do, severity="warning"))
+                observed = f"{arguments} took {seconds:.1f} s of the {policy.timeout:g} s it may take"
+                fix = f"Make it faster, or raise tools.{tool.name}.timeout"
+                findings.append(Finding(rule="answers come in time", observed=observed, fix=fix, severity="warning"))
     finally:
         await runner.close()
     return findings
@@ -188,5 +188,5 @@ def _example(schema: Any, definitions: Mapping[str, Any]) -> Any:
     return simple.get(str(kind), "text" * max(1, -(-int(schema.get("minLength", 1)) // 4)))
 
 
-def _schema(what: str, found: str, do: str) -> Finding:
-    return Finding(rule=what, observed=found, fix=do)
+def _finding(rule: str, observed: str, fix: str) -> Finding:
+    return Finding(rule=rule, observed=observed, fix=fix)

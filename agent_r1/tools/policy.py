@@ -45,10 +45,10 @@ class ToolPolicy:
         >>> ToolPolicy().with_overrides("search", {"timeout": 5}).timeout
         5
         """
-        known = [entry.name for entry in fields(ToolPolicy)]
-        unknown = [key for key in changes if key not in known]
+        names = [entry.name for entry in fields(ToolPolicy)]
+        unknown = [key for key in changes if key not in names]
         if unknown:
-            raise ConfigError(f"unknown key 'tools.{tool_name}.{unknown[0]}'. {did_you_mean(str(unknown[0]), known)}")
+            raise ConfigError(f"unknown key 'tools.{tool_name}.{unknown[0]}'. {did_you_mean(str(unknown[0]), names)}")
         try:
             return replace(self, **changes)
         except ConfigError as error:

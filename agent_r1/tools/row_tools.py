@@ -43,10 +43,10 @@ def _tools(entry: Any, listed: Sequence[ToolEntry]) -> list[BaseTool]:
     if not isinstance(requested, Mapping) or not isinstance(requested.get("name"), str):
         raise DataError(f"an entry is a name or an object with a 'name', found {entry!r:.80}")
     name = str(requested["name"])
-    namesakes = [known for known in listed if _as_mapping(known)["name"] == name]
-    for known in namesakes:
-        if all(key in _as_mapping(known) and _as_mapping(known)[key] == value for key, value in requested.items()):
-            return BaseTool.find(known)
+    namesakes = [other for other in listed if _as_mapping(other)["name"] == name]
+    for other in namesakes:
+        if all(key in _as_mapping(other) and _as_mapping(other)[key] == value for key, value in requested.items()):
+            return BaseTool.find(other)
     if len(requested) == 1 and name.partition(":")[0] in BaseTool.families.names():
         return BaseTool.find(name)
     registered = BaseTool.registry.registered(name) if not namesakes else None

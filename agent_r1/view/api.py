@@ -146,14 +146,14 @@ class ViewApi:
         run = self.run(run_id)
         row, neighbours, record = self._read(run, key)
         bounds = Bounds()
-        shown: dict[str, Any] = bounds.apply(whole_record(record))
+        shown_record: dict[str, Any] = bounds.apply(whole_record(record))
         tokenizer = find_tokenizer(run.folder, run.model_path) if with_tokens else None
         credit = run.credit([row]).get(row["key"]) if with_tokens else None
         if with_tokens:
-            add_tokens(shown, record, tokenizer, credit)
+            add_tokens(shown_record, record, tokenizer, credit)
         return {
             **row,
-            **shown,
+            **shown_record,
             "tokenizer": tokenizer is not None,
             "credit": credit is not None,
             "neighbours": neighbours,
@@ -224,13 +224,13 @@ class ViewApi:
         """The row, the neighbours and the decoded line of a trajectory; the index is updated when the file is new."""
         for attempt in range(2):
             with run.index.reading() as connection:
-                found = query.find_key(connection, key)
-                if found is not None:
-                    [row] = query.rows_of(connection, [found["id"]])
-                    around = query.neighbours(connection, found)
-            if found is not None:
+                entry = query.find_key(connection, key)
+                if entry is not None:
+                    [row] = query.rows_of(connection, [entry["id"]])
+                    around = query.neighbours(connection, entry)
+            if entry is not None:
                 try:
-                    line = run.index.read_line(found["file_name"], found["start"], found["length"])
+                    line = run.index.read_line(entry["file_name"], entry["start"], entry["length"])
                     return row, around, decode(line)
                 except (FileNotFoundError, ValueError):  # rewritten since it was indexed
                     pass

@@ -89,7 +89,7 @@ def text_at(value: Any, path: str) -> str | None:
     # Keys may contain dots themselves.
     for key, entry in value.items():
         if path == str(key) or path.startswith(f"{key}."):
-            found = text_at(entry, path[len(str(key)) + 1 :])
-            if found is not None:
-                return found
+            text = text_at(entry, path[len(str(key)) + 1 :])
+            if text is not None:
+                return text
     return None

@@ -51,15 +51,15 @@ class Catalog:
 
     def _scan(self) -> None:
         self.problems = []
-        found: list[Path] = []
+        folders: list[Path] = []
         for folder in self._folders:
-            found += [path for path in self._runs_below(folder, folder, 0) if path not in found]
-        known = {run.folder: run for run in self._runs.values()}
+            folders += [path for path in self._runs_below(folder, folder, 0) if path not in folders]
+        run_of = {run.folder: run for run in self._runs.values()}
         runs: dict[str, ViewedRun] = {}
-        for folder in sorted(found):
-            run = known.get(folder)
+        for folder in sorted(folders):
+            run = run_of.get(folder)
             run_id = _slug(folder)
-            if run_id in runs or (run is None and run_id in self._runs and self._runs[run_id].folder in found):
+            if run_id in runs or (run is None and run_id in self._runs and self._runs[run_id].folder in folders):
                 run_id = f"{run_id}~{hashlib.blake2b(str(folder).encode(errors='replace'), digest_size=4).hexdigest()}"
             if run is None:
                 run = ViewedRun(run_id, folder)

@@ -46,12 +46,12 @@ def collect(api: ViewApi, max_trajectories: int) -> dict[str, Any]:
     """The data of all runs: of each at most so many trajectories, evenly over its steps."""
     runs = api.catalog.runs()
     data: dict[str, Any] = {"format": 1, "runs": [], "metrics": {}, "config": {}, "trajectories": {}, "pictures": {}}
-    left, left_for_pictures = _MAX_DATA, MAX_EXPORTED
+    bytes_left, left_for_pictures = _MAX_DATA, MAX_EXPORTED
     for run in runs:
         run.index.update()
         data["metrics"][run.id] = run.metrics(None)
         data["config"][run.id] = api.config(run.id)
-        data["trajectories"][run.id], left = _trajectories(api, run, max_trajectories, left)
+        data["trajectories"][run.id], bytes_left = _trajectories(api, run, max_trajectories, bytes_left)
         hashes = hashes_in(list(data["trajectories"][run.id]["records"].values()))
         data["pictures"][run.id], left_for_pictures = exported_pictures(run.folder, hashes, left_for_pictures)
         data["runs"].append(run.overview())  # after all else has been read: it says what could not be
@@ -69,7 +69,7 @@ def _left_out(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield f"{run['id']}: {lines} of {file} could not be read"
 
 
-def _trajectories(api: ViewApi, run: ViewedRun, count: int, left: int) -> tuple[dict[str, Any], int]:
+def _trajectories(api: ViewApi, run: ViewedRun, count: int, bytes_left: int) -> tuple[dict[str, Any], int]:
     """Whole groups, evenly over the steps, until there are `count` trajectories; and how many bytes are left."""
     with run.index.reading() as connection:
         groups = whole_groups(connection, count)
@@ -78,15 +78,15 @@ def _trajectories(api: ViewApi, run: ViewedRun, count: int, left: int) -> tuple[
     for row in rows:
         record = _without_gaps(api.trajectory(run.id, row["key"]))
         records[row["key"]] = record
-        left -= len(write_json(record, default=str))
-        if left < 0:
+        bytes_left -= len(write_json(record, default=str))
+        if bytes_left < 0:
             raise DataError(
                 f"the page would be larger than {size_in_words(_MAX_DATA)}; name fewer runs, or give a smaller "
                 "--trajectories"
             )
         texts = [row["question"], *(str(step.get("text") or "") for step in record["steps"])]
         row["search"] = "\n".join(texts)[:_SEARCH_CHARS]
-    return {"total": run.index.state.trajectories, "rows": rows, "records": records}, left
+    return {"total": run.index.state.trajectories, "rows": rows, "records": records}, bytes_left
 
 
 def _without_gaps(record: dict[str, Any]) -> dict[str, Any]:

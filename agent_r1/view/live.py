@@ -46,11 +46,11 @@ class LiveStreams:
 
     def open_all(self) -> AsyncIterator[str]:
         """The runs that changed, without end; at first all of them."""
-        told: dict[str, Any] = {}
+        last_sent: dict[str, Any] = {}
 
         def news() -> list[str]:
-            changed = [run for run in self._api.runs()["runs"] if told.get(run["id"]) != run]
-            told.update({run["id"]: run for run in changed})
+            changed = [run for run in self._api.runs()["runs"] if last_sent.get(run["id"]) != run]
+            last_sent.update({run["id"]: run for run in changed})
             return [f"data: {write_json({'runs': changed}, default=str)}\n\n"] if changed else []
 
         return self._events(news)
@@ -109,8 +109,8 @@ class _Watch:
             is_rewritten = False
         return events
 
-    def _changed(self, name: str, read: Callable[[], dict[str, Any]]) -> list[str]:
-        data = read()
+    def _changed(self, name: str, current: Callable[[], dict[str, Any]]) -> list[str]:
+        data = current()
         if self._told.get(name) == data:
             return []
         self._told[name] = data

@@ -57,7 +57,7 @@ def references_in(message: Any) -> list[dict[str, Any]]:
     """The pictures of a message, in order."""
     content = message.get("content") if isinstance(message, Mapping) else None
     parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
-    return [found for part in parts if (found := reference_of(part.get("image"))) is not None]
+    return [reference for part in parts if (reference := reference_of(part.get("image"))) is not None]
 
 
 def hashes_in(value: Any) -> Iterator[str]:
@@ -72,16 +72,16 @@ def hashes_in(value: Any) -> Iterator[str]:
                 yield from hashes_in(entry)
 
 
-def exported_pictures(folder: Path, hashes: Iterator[str], left: int) -> tuple[dict[str, str], int]:
-    """Pictures as `data:` addresses by their hashes, as long as `left` bytes hold out, and how many are left then.
+def exported_pictures(folder: Path, hashes: Iterator[str], bytes_left: int) -> tuple[dict[str, str], int]:
+    """Pictures as `data:` addresses by their hashes, as long as `bytes_left` suffice, and how many bytes are left then.
     Those that are missing or cannot be shown are left out."""
-    found: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     for content_hash in dict.fromkeys(hashes):
         try:
             address = f"data:image/png;base64,{base64.b64encode(read_png(folder, content_hash)).decode()}"
         except (FileNotFoundError, DataError):
             continue
-        if len(address) <= left:
-            found[content_hash] = address
-            left -= len(address)
-    return found, left
+        if len(address) <= bytes_left:
+            addresses[content_hash] = address
+            bytes_left -= len(address)
+    return addresses, bytes_left

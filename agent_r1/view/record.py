@@ -52,17 +52,17 @@ def add_tokens(
     credit: Sequence[StepCredit] | None = None,
 ) -> None:
     """Give each shown step its new tokens, and what the learner made of those that were sampled."""
-    left = MAX_TOKENS
+    tokens_left = MAX_TOKENS
     for index, (view, step) in enumerate(zip(shown["steps"], record["steps"], strict=False)):
         learned = credit[index] if credit is not None and index < len(credit) else None
         if learned is not None:
             view["advantage"], view["value"] = number(learned.advantage), number(learned.value)
             view["return"], view["credited_reward"] = number(learned.observed_return), number(learned.reward)
         size = len(_prompt_entries(step)) + len(_ids(step.get("action_ids")))
-        if size > left:
+        if size > tokens_left:
             view["tokens_cut"] = size
             continue
-        left -= size
+        tokens_left -= size
         view["tokens"] = [
             *_prompt_tokens(step, tokenizer, is_rewritten=view["rewritten"]),
             *_action_tokens(step, tokenizer, learned),
@@ -80,7 +80,7 @@ def _prompt_tokens(
         split = tokenizer.split([-1 if isinstance(entry, dict) else entry for entry in entries])
         texts = known = ["" if isinstance(entry, dict) else text for entry, text in zip(entries, split, strict=True)]
         writers = writers_of(known, messages)
-    owners = {shown["picture"]: writer_of(message) for message in messages for shown in references_in(message)}
+    owners = {reference["picture"]: writer_of(message) for message in messages for reference in references_in(message)}
     return [
         _image_token(entry, owners) if isinstance(entry, dict) else _token(entry, text, writer)
         for entry, text, writer in zip(entries, texts, writers, strict=True)

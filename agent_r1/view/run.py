@@ -116,8 +116,8 @@ class ViewedRun:
             stored: list[dict[str, Any]] = self._derived("warnings", text, _parse_warnings)
             return stored
         listed = self.summary().get("warnings")
-        found = [_STEP_WARNING.fullmatch(str(entry)) for entry in listed] if isinstance(listed, list) else []
-        return [{"step": int(match[1]), "rule": "", "text": match[2]} for match in found if match]
+        matches = [_STEP_WARNING.fullmatch(str(entry)) for entry in listed] if isinstance(listed, list) else []
+        return [{"step": int(match[1]), "rule": "", "text": match[2]} for match in matches if match]
 
     def _read(self, name: str) -> str:
         try:
@@ -231,23 +231,23 @@ class ViewedRun:
 
     def credit(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[StepCredit]]:
         """What the learner recorded about the tokens of trajectories of one step, per key and step of the episode."""
-        wanted = {
+        keys = {
             f'{{"group_id": {row["group_id"]}, "member": {row["member"]},'.encode(): row["key"]
             for row in rows
             if row["kind"] == "train"
         }
-        found: dict[str, Sequence[StepCredit]] = {}
+        credit_of: dict[str, Sequence[StepCredit]] = {}
         try:
             with open_inside(self.folder, "credit", f"{rows[0]['step']}.jsonl") as file:
                 for _, _, line in lines_of(file):
-                    key = wanted.get(line[: line.find(b",", line.find(b",") + 1) + 1]) if line else None
+                    key = keys.get(line[: line.find(b",", line.find(b",") + 1) + 1]) if line else None
                     if line is not None and key is not None:
-                        found[key] = parse_credit(line).steps
+                        credit_of[key] = parse_credit(line).steps
         except (FileNotFoundError, DataError):
             pass
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             self.problems["credit"] = f"credit/{rows[0]['step']}.jsonl has a line that is no credit: {error}"
-        return found
+        return credit_of
 
     def _time(self, name: str) -> float | None:
         try:
@@ -312,7 +312,7 @@ def _latest(lines: list[dict[str, Any]]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _parse_warnings(text: str) -> list[dict[str, Any]]:
-    found = []
+    warnings = []
     for line in text.splitlines():
         try:
             entry = json.loads(line)
@@ -320,8 +320,8 @@ def _parse_warnings(text: str) -> list[dict[str, Any]]:
             continue
         if isinstance(entry, dict) and type(entry.get("step")) is int:
             rule, words = str(entry.get("rule") or ""), str(entry.get("text") or "")
-            found.append({"step": entry["step"], "rule": rule[:100], "text": words[:2000]})
-    return found[:1000]
+            warnings.append({"step": entry["step"], "rule": rule[:100], "text": words[:2000]})
+    return warnings[:1000]
 
 
 def _finite(value: Any) -> Any:

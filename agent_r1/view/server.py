@@ -164,9 +164,9 @@ class KeyFromBrowser:
 
 def _given_key(scope: Any) -> str | None:
     if scope["path"] == "/":
-        asked = parse_qs(scope["query_string"].decode("latin-1")).get("key")
-        if asked:
-            return str(asked[0])
+        keys = parse_qs(scope["query_string"].decode("latin-1")).get("key")
+        if keys:
+            return str(keys[0])
     for name, value in scope["headers"]:
         if name.lower() == b"cookie":
             try:
@@ -199,9 +199,9 @@ def _file(name: str) -> Response:
 
 
 def _text(api: ViewApi, request: Request) -> dict[str, Any]:
-    asked = request.query_params
-    path, where = request.path_params, asked.get("path", "")
-    offset, limit = _whole("offset", asked.get("offset", "0")), _whole("limit", asked.get("limit", "200000"))
+    query = request.query_params
+    path, where = request.path_params, query.get("path", "")
+    offset, limit = _whole("offset", query.get("offset", "0")), _whole("limit", query.get("limit", "200000"))
     return api.text(path["run_id"], path["key"], where, offset, limit)
 
 

@@ -52,10 +52,10 @@ def writers_of(texts: Sequence[str], messages: Sequence[Mapping[str, Any]]) -> l
     position = 0
     for content, writer in ((content, writer_of(message)) for message in messages for content in _texts(message)):
         for candidate in (content, content.strip()):
-            found = whole.find(candidate, position) if candidate else -1
-            if found >= 0:
-                position = found + len(candidate)
-                spans.append((found, position, writer))
+            place = whole.find(candidate, position) if candidate else -1
+            if place >= 0:
+                position = place + len(candidate)
+                spans.append((place, position, writer))
                 break
     writers, start, current = [], 0, 0
     for text in texts:
@@ -90,15 +90,15 @@ def find_tokenizer(folder: Path, model: str) -> TokenTexts | None:
     A name of the Hugging Face hub is looked up in the local cache only.
     """
     with suppress(FileNotFoundError, DataError), open_inside(folder, "hf", _FILE) as file:
-        found = _from_file(file, str(folder))
-        if found is not None:
-            return found
+        tokenizer = _from_file(file, str(folder))
+        if tokenizer is not None:
+            return tokenizer
     places = [Path(model) / _FILE, *_cached_files(model)] if model and model != "?" else []
     for place in places:
         with suppress(OSError, ValueError), place.open("rb") as file:
-            found = _from_file(file, str(place))
-            if found is not None:
-                return found
+            tokenizer = _from_file(file, str(place))
+            if tokenizer is not None:
+                return tokenizer
     return None
 
 
@@ -107,10 +107,10 @@ def _cached_files(model: str) -> list[Path]:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(model, _FILE)
+        file = try_to_load_from_cache(model, _FILE)
     except (HFValidationError, OSError):
         return []
-    return [Path(found)] if isinstance(found, str) else []
+    return [Path(file)] if isinstance(file, str) else []
 
 
 _loaded: dict[str, tuple[Signature, TokenTexts | None]] = {}

@@ -70,9 +70,9 @@ class Access:
         scheme, _, token = (headers[0] if len(headers) == 1 else b"").partition(b" ")
         expected = (self.token or "").encode()
         if scheme.lower() != b"bearer" or not secrets.compare_digest(token.strip(), expected):
-            found = "a wrong one" if headers else "none"
+            observed = "a wrong one" if headers else "none"
             raise RefusedError(
-                401, "unauthorized", f"this server needs its {self.token_name}, found {found}: {self.token_help}"
+                401, "unauthorized", f"this server needs its {self.token_name}, found {observed}: {self.token_help}"
             )
 
 

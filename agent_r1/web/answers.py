@@ -77,7 +77,7 @@ async def read_lines(
     A line ends with a carriage return, a line feed, or both, as in server-sent events.
     """
     decoder = _Decoder(content_type)
-    begun, size, was_return = list[str](), 0, False
+    parts, size, was_return = list[str](), 0, False
     async for chunk in chunks:
         text = decoder.decode(chunk)
         size += len(chunk)
@@ -86,16 +86,16 @@ async def read_lines(
             text = text.removeprefix("\n") if ended else text  # the line has been given already
         *lines, text = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
         if lines:
-            yield "".join((*begun, lines[0]))
+            yield "".join((*parts, lines[0]))
             for line in lines[1:]:
                 yield line
-            begun, size = [], len(text)
-        begun.append(text)
+            parts, size = [], len(text)
+        parts.append(text)
         if size > max_bytes:
             raise AnswerTooLargeError(max_bytes)
-    begun.append(decoder.decode(b"", final=True))
-    if any(begun):
-        yield "".join(begun)
+    parts.append(decoder.decode(b"", final=True))
+    if any(parts):
+        yield "".join(parts)
 
 
 class _Decoder:

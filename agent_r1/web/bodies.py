@@ -29,8 +29,8 @@ async def read_body(
     request: Request, *, max_bytes: int, seconds: float, limit_name: str = "the limit of this server"
 ) -> bytes:
     """The body of a request; refused when it is too large, whatever its header says, or too slow."""
-    shown = f"{max_bytes / (1 << 20):g} MB"
-    too_large = RefusedError(413, "too_large", f"the request is larger than {shown} ({limit_name})")
+    limit = f"{max_bytes / (1 << 20):g} MB"
+    too_large = RefusedError(413, "too_large", f"the request is larger than {limit} ({limit_name})")
     declared = request.headers.get("content-length", "0")
     if not declared.isascii() or not declared.isdigit():
         raise RefusedError(400, "bad_request", "Content-Length is not a number")
@@ -84,13 +84,13 @@ async def while_connected(request: Request, call: Awaitable[_T]) -> _T:
     from starlette.requests import ClientDisconnect
 
     work = asyncio.ensure_future(call)
-    gone = asyncio.ensure_future(request.receive())  # after the body, the next message is the disconnect
+    disconnect = asyncio.ensure_future(request.receive())  # after the body, the next message is the disconnect
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             return work.result()
         raise ClientDisconnect
     finally:
         work.cancel()
-        gone.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        disconnect.cancel()
+        await asyncio.gather(work, disconnect, return_exceptions=True)

@@ -31,8 +31,8 @@ class HeadDeadline:
             request = connection.cycle
             if request is not None and not request.response_complete:
                 continue
-            known = self._waiting.get(connection)
-            since = known[1] if known is not None and known[0] is request else now
+            entry = self._waiting.get(connection)
+            since = entry[1] if entry is not None and entry[0] is request else now
             if now - since < self._seconds:
                 waiting[connection] = (request, since)
             else:

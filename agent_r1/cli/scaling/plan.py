@@ -64,8 +64,8 @@ def plan(
             changes = [*changes, f"rollout.max_staleness={staleness}"]
         hardware = {"engines": engines or 1, "learners": learners or 1, "shared": engines is None}
         before = {"engines": recorded_engines, "learners": recorded_learners}
-        made = _make(folder, changes, run, {**hardware, "efficiency": efficiency}, before, devices=gpus, tools=tools)
-        _write(made, json, figure)
+        result = _make(folder, changes, run, {**hardware, "efficiency": efficiency}, before, devices=gpus, tools=tools)
+        _write(result, json, figure)
 
 
 def _make(

@@ -96,10 +96,10 @@ class Commands:
         if self._session.exchanges[-1].is_scored:
             return Reply(run=task)
         self._session.undo()
-        said = task.prompt[-1]
-        content = said["content"]
+        last = task.prompt[-1]
+        content = last["content"]
         texts = [content] if isinstance(content, str) else [part["text"] for part in content if "text" in part]
-        return Reply(say="".join(texts), images=tuple(pictures_in([said])))
+        return Reply(say="".join(texts), images=tuple(pictures_in([last])))
 
     def image(self, rest: str) -> None:
         """/image [FILE ...]: attach image files to your next message; without one, take back what is attached"""
@@ -134,8 +134,8 @@ class Commands:
         if not any(step.action_ids for step in steps):
             raise ConfigError("the server does not tell the tokens")
         tokenizer = self._session.agent.renderer.tokenizer
-        shown = steps if rest == "all" else steps[-1:]
-        show_tokens(self._console, shown, lambda token: str(tokenizer.decode([token], skip_special_tokens=False)))
+        chosen = steps if rest == "all" else steps[-1:]
+        show_tokens(self._console, chosen, lambda token: str(tokenizer.decode([token], skip_special_tokens=False)))
 
     def sampling(self, rest: str) -> None:
         """/sampling [KEY=VALUE ...]: show or set temperature, top_p, top_k, max_tokens"""

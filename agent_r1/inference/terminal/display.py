@@ -110,8 +110,8 @@ def opening_of_calls(renderer: ChatRenderer) -> str | None:
     tool_format = getattr(renderer, "format", None)
     if tool_format is None:
         return None
-    written = tool_format.call_text([ToolCall(name="code_interpreter", arguments={"code": "1"})], "")
-    mark = re.match(r"\s*(<[^<>\s]+>|\[[A-Z_]+\])", written)
+    text = tool_format.call_text([ToolCall(name="code_interpreter", arguments={"code": "1"})], "")
+    mark = re.match(r"\s*(<[^<>\s]+>|\[[A-Z_]+\])", text)
     return mark[1] if mark else None
 
 

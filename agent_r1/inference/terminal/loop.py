@@ -103,8 +103,8 @@ class TerminalChat:
             if reply.run is not None:
                 trajectory = runner.run(self.session.run_task(reply.run, observer=show))
             else:
-                said = self.session.say(reply.say or "", images=reply.images, observer=show)
-                trajectory = runner.run(said)
+                episode = self.session.say(reply.say or "", images=reply.images, observer=show)
+                trajectory = runner.run(episode)
         except KeyboardInterrupt:
             show.end_line()
             self.console.print(Text("[stopped; /undo takes it back]", style="yellow"))

@@ -127,8 +127,8 @@ def sequences_of(steps: Sequence[Step], rewards: Sequence[float] | None = None) 
 
 def check_lengths(sequence: VerlSequence, *, prompt_length: int, response_length: int) -> None:
     """Refuse what does not fit verl's lengths; verl itself would cut it and train on the rest."""
-    found = (len(sequence.prompt_ids), len(sequence.response_ids))
-    for name, length, limit in zip(("prompt", "response"), found, (prompt_length, response_length), strict=True):
+    lengths = (len(sequence.prompt_ids), len(sequence.response_ids))
+    for name, length, limit in zip(("prompt", "response"), lengths, (prompt_length, response_length), strict=True):
         if length > limit:
             raise ConfigError(
                 f"a {name} of {length} tokens does not fit data.max_{name}_length={limit}; raise that key, or shorten "

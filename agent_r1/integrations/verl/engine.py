@@ -40,8 +40,8 @@ class EngineCounts:
         """Count one `TokenOutput`."""
         if output.num_preempted is not None:
             self.num_preempted = max(0, self.num_preempted) + output.num_preempted
-        said = output.extra_fields
-        oldest, newest = (said.get(f"{end}_global_steps", said.get("global_steps")) for end in ("min", "max"))
+        fields = output.extra_fields
+        oldest, newest = (fields.get(f"{end}_global_steps", fields.get("global_steps")) for end in ("min", "max"))
         if oldest is not None:
             self.min_global_steps = min(oldest, oldest if self.min_global_steps is None else self.min_global_steps)
         if newest is not None:
@@ -139,9 +139,9 @@ class VerlEngine:
         if not 0 < len(ids) <= max_tokens:
             raise EngineError(f"verl's server sampled {len(ids)} tokens; expected 1 to {max_tokens}")
         if logprobs is None or len(logprobs) != len(ids):
-            found = "none" if logprobs is None else str(len(logprobs))
+            count = "none" if logprobs is None else str(len(logprobs))
             raise EngineError(
-                f"verl's server gave {found} log-probs for {len(ids)} tokens; each needs its own "
+                f"verl's server gave {count} log-probs for {len(ids)} tokens; each needs its own "
                 "(actor_rollout_ref.rollout.calculate_log_probs=True)"
             )
         self.counts.add(output)

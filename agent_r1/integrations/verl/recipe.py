@@ -66,15 +66,15 @@ def task_of_row(row: Mapping[str, Any], default_agent: str = "env_loop") -> Task
     media = [column for column in _MEDIA_COLUMNS if row.get(column) is not None and len(row[column])]
     if media:
         raise DataError(f"a row of verl has the column '{media[0]}'; {_NO_MEDIA}")
-    given = row.get(TASK_COLUMN)
-    if given is not None:
+    text = row.get(TASK_COLUMN)
+    if text is not None:
         try:
-            read = json.loads(given)
+            columns_of_task = json.loads(text)
         except (TypeError, ValueError) as error:
-            raise DataError(f"the column {TASK_COLUMN} must hold JSON text, found {given!r:.80}: {error}") from error
-        if not isinstance(read, dict):
-            raise DataError(f"the column {TASK_COLUMN} must hold JSON text of an object, found {given!r:.80}")
-        return _checked(read, "verl", default_agent)
+            raise DataError(f"the column {TASK_COLUMN} must hold JSON text, found {text!r:.80}: {error}") from error
+        if not isinstance(columns_of_task, dict):
+            raise DataError(f"the column {TASK_COLUMN} must hold JSON text of an object, found {text!r:.80}")
+        return _checked(columns_of_task, "verl", default_agent)
     extra = row.get("extra_info") or {}
     columns: dict[str, Any] = {
         key: row[key] for key in ("reward_model", "env_kwargs", "data_source", "task_id") if row.get(key) is not None
@@ -110,14 +110,14 @@ class VerlRecipe:
 
     def renderer(self, tokenizer: Any, model_path: str) -> ChatRenderer:
         """The renderer of verl's tokenizer, whose chat template verl's configuration may have replaced."""
-        known = self._renderers.get(id(tokenizer))
-        if known is None:
+        entry = self._renderers.get(id(tokenizer))
+        if entry is None:
             problem = image_problem(model_path)
             if problem is not None:
                 raise ConfigError(f"the agent loop agent_r1 cannot be used: {problem}")
             renderer = ChatRenderer(tokenizer, self.config.model.tool_format, stop_ids=generation_stop_ids(model_path))
-            known = self._renderers[id(tokenizer)] = (tokenizer, renderer)
-        return known[1]
+            entry = self._renderers[id(tokenizer)] = (tokenizer, renderer)
+        return entry[1]
 
     async def play(
         self, task: Task, *, engine: Engine, renderer: ChatRenderer, sampling_params: Mapping[str, Any], seed: int

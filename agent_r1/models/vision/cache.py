@@ -30,10 +30,10 @@ class ByteCache:
 
     def get(self, key: Hashable) -> Tensor | None:
         """The tensor with this key, which is now the most recently used."""
-        found = self._tensors.get(key)
-        if found is not None:
+        tensor = self._tensors.get(key)
+        if tensor is not None:
             self._tensors.move_to_end(key)
-        return found
+        return tensor
 
     def put(self, key: Hashable, tensor: Tensor) -> None:
         """Keep a tensor. It must not be a view: its whole storage would stay."""

@@ -98,8 +98,8 @@ class Vision:
         """What the tower gives the projector for each image, from the cache where it is there."""
         cache = self._feature_cache()
         kind = torch.get_autocast_dtype(self.device.type) if torch.is_autocast_enabled(self.device.type) else None
-        found = [cache.get((image.key, kind)) for image in images]
-        missing = [image for image, features in zip(images, found, strict=True) if features is None]
+        cached = [cache.get((image.key, kind)) for image in images]
+        missing = [image for image, features in zip(images, cached, strict=True) if features is None]
         fresh: dict[str, Tensor] = {}
         for indices, inputs in _batches(missing, one_by_one):
             chosen = [missing[index] for index in indices]
@@ -107,7 +107,7 @@ class Vision:
                 fresh[image.key] = features.clone()
                 cache.put((image.key, kind), fresh[image.key])
         return [
-            fresh[image.key] if features is None else features for image, features in zip(images, found, strict=True)
+            fresh[image.key] if features is None else features for image, features in zip(images, cached, strict=True)
         ]
 
     def _projector_input(self, inputs: Sequence[Inputs]) -> Tensor:

@@ -44,14 +44,14 @@ class ImagePass:
 
     def backward(self) -> None:
         """Send the gradients of all micro-batches through projector and tower; the pass is over."""
-        made, gradients = list[Tensor](), list[Tensor]()
+        outputs, gradients = list[Tensor](), list[Tensor]()
         for key, embeddings in self._made.items():
             gradient = self._given[key].grad
             if self._apart and embeddings.requires_grad and gradient is not None:
-                made.append(embeddings)
+                outputs.append(embeddings)
                 gradients.append(gradient.to(embeddings.dtype))
-        if made:
-            torch.autograd.backward(made, gradients)
+        if outputs:
+            torch.autograd.backward(outputs, gradients)
         self._made, self._given = {}, {}
 
     def _encode(self, images: Sequence[EncodedImage]) -> None:
@@ -64,7 +64,7 @@ class ImagePass:
             encoded = vision.encode(images, keep_features=True)
         for image, embeddings in zip(images, encoded, strict=True):
             self._made[image.key] = embeddings
-            given = embeddings
+            leaf = embeddings
             if self._apart and embeddings.requires_grad:
-                given = embeddings.detach().float().requires_grad_()  # gradients add up in float32
-            self._given[image.key] = given
+                leaf = embeddings.detach().float().requires_grad_()  # gradients add up in float32
+            self._given[image.key] = leaf

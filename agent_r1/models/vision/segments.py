@@ -91,4 +91,4 @@ def _by_length(lengths: Sequence[int], device: torch.device) -> list[tuple[int, 
     for length in lengths:
         rows[length] += range(start, start + length)
         start += length
-    return [(length, torch.tensor(found, device=device)) for length, found in rows.items() if length]
+    return [(length, torch.tensor(indices, device=device)) for length, indices in rows.items() if length]

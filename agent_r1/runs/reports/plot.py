@@ -70,16 +70,16 @@ def draw_curves(runs: Sequence[RunRecord], keys: Sequence[str] = (), *, by_minut
     unknown = [key for key in keys if key not in logged]
     if unknown:
         raise DataError(f"no run logged '{unknown[0]}'. {did_you_mean(unknown[0], logged)}")
-    shown = list(keys) or [key for key in DEFAULT_KEYS if key in logged]
-    if not shown:
+    shown_keys = list(keys) or [key for key in DEFAULT_KEYS if key in logged]
+    if not shown_keys:
         raise DataError(f"nothing to draw: no run has logged {', '.join(DEFAULT_KEYS)}")
-    rows = math.ceil(len(shown) / 4)
-    columns = math.ceil(len(shown) / rows)
+    rows = math.ceil(len(shown_keys) / 4)
+    columns = math.ceil(len(shown_keys) / rows)
     figure: Any = Figure(figsize=(4.2 * columns, 2.9 * rows + 0.4), layout="constrained", facecolor="white")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for panel, key in zip(panels, shown, strict=False):
+    for panel, key in zip(panels, shown_keys, strict=False):
         _draw_panel(panel, runs, key, by_minutes=by_minutes)
-    for panel in panels[len(shown) :]:
+    for panel in panels[len(shown_keys) :]:
         panel.remove()
     if len(runs) > 1:
         lines = {line.get_label(): line for panel in figure.axes for line in panel.get_lines()}

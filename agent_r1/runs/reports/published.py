@@ -96,26 +96,27 @@ class Published:
         steps = sorted({step for points in self.curves.values() for step, _ in points})
         values = {key: {point[0]: point[1] for point in points} for key, points in self.curves.items()}
         lines = [
-            {"step": step, **{key: found[step] for key, found in values.items() if step in found}} for step in steps
+            {"step": step, **{key: value_at[step] for key, value_at in values.items() if step in value_at}}
+            for step in steps
         ]
         return RunRecord(label=label, lines=lines, config_text="", summary={})
 
     def _stage(self, stage: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] | None = self.before if stage == "before" else self.after
-        if found is None:
+        evaluation: Mapping[str, Any] | None = self.before if stage == "before" else self.after
+        if evaluation is None:
             raise DataError(f"{self.name} was not evaluated before training")
-        return found
+        return evaluation
 
     def _record(self, stage: str) -> EvaluationRecord:
-        found = self._stage(stage)
+        evaluation = self._stage(stage)
         return EvaluationRecord(
             split=self.split,
             model=self.model,
             step=0,
             tasks=self.tasks,
             sources=self.sources,
-            solved=found["solved"],
-            metrics=found["metrics"],
+            solved=evaluation["solved"],
+            metrics=evaluation["metrics"],
             intervals={},
         )
 
@@ -158,25 +159,25 @@ def publish_run(run: RunRecord, *, split: str = "test", model: str | None = None
 def publish_evaluation(file: Path, *, model: str | None = None, title: str | None = None) -> Published:
     """What is published of the result of `agent-r1 eval --json`; tables call it by its `title`."""
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        overrides = [text for text in found["overrides"] if not text.startswith(("eval.split=", *_NOT_IN_COMMANDS))]
-        paths = [text.partition("=")[2] for text in found["overrides"] if text.startswith("model.path=")]
-        named = model or Path(str(found["model"] or (paths or ["?"])[-1])).name
-        recipe = Path(str(found["recipe"])).name
-        options = f" --baseline {found['baseline']}" if found["baseline"] else ""
+        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        overrides = [text for text in record["overrides"] if not text.startswith(("eval.split=", *_NOT_IN_COMMANDS))]
+        paths = [text.partition("=")[2] for text in record["overrides"] if text.startswith("model.path=")]
+        named = model or Path(str(record["model"] or (paths or ["?"])[-1])).name
+        recipe = Path(str(record["recipe"])).name
+        options = f" --baseline {record['baseline']}" if record["baseline"] else ""
         changes = shlex.join([*overrides, f"model.path={named}"])
-        kind = found["baseline"] or re.sub(r"[^a-z0-9]+", "_", (title or "model").lower())
+        kind = record["baseline"] or re.sub(r"[^a-z0-9]+", "_", (title or "model").lower())
         return Published(
             kind="evaluation",
             name=f"{recipe}_{kind}_{named}",
             recipe=recipe,
             model=named,
-            split=found["split"],
-            commands=[f"agent-r1 eval recipes/{recipe}{options} --split {found['split']} {changes}"],
-            tasks=found["tasks"],
-            sources=found["sources"],
-            after={"solved": [_short(value) for value in found["solved"]], "metrics": _rounded(found["metrics"])},
-            baseline=found["baseline"],
+            split=record["split"],
+            commands=[f"agent-r1 eval recipes/{recipe}{options} --split {record['split']} {changes}"],
+            tasks=record["tasks"],
+            sources=record["sources"],
+            after={"solved": [_short(value) for value in record["solved"]], "metrics": _rounded(record["metrics"])},
+            baseline=record["baseline"],
             title=title,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -201,8 +202,8 @@ def read_published(folder: Path) -> list[Published]:
 
 def _read(file: Path) -> Published:
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        published = Published(**found)
+        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        published = Published(**fields)
         for stage in ("after", *(["before"] if published.kind == "run" else [])):
             published.solved(stage)
             published.figure(stage, "greedy")

@@ -49,12 +49,12 @@ class BackgroundTracker:
 
     def failures(self) -> list[TrackerFailure]:
         """What failed since the last call."""
-        found: list[TrackerFailure] = []
+        failures: list[TrackerFailure] = []
         while True:
             try:
-                found.append(self._failures.get_nowait())
+                failures.append(self._failures.get_nowait())
             except Empty:
-                return found
+                return failures
 
     def stop(self, *, failed: bool = False) -> None:
         """Close the tracker once it has logged everything, with `failed` as a run that failed; returns at once."""

@@ -130,11 +130,11 @@ def saved_id(folder: Path, tracker: str) -> str | None:
         ids = json.loads((folder / IDS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    found = ids.get(tracker) if isinstance(ids, dict) else None
-    return found if isinstance(found, str) else None
+    run_id = ids.get(tracker) if isinstance(ids, dict) else None
+    return run_id if isinstance(run_id, str) else None
 
 
 def save_id(folder: Path, tracker: str, run_id: str) -> None:
     """Remember the id of the run in a tracker."""
-    known = {name: known for name in ("wandb", "mlflow") if (known := saved_id(folder, name)) is not None}
-    write_atomically(folder / IDS_FILE, json.dumps({**known, tracker: run_id}, indent=2) + "\n")
+    ids = {name: other for name in ("wandb", "mlflow") if (other := saved_id(folder, name)) is not None}
+    write_atomically(folder / IDS_FILE, json.dumps({**ids, tracker: run_id}, indent=2) + "\n")

@@ -32,10 +32,10 @@ class MlflowTracker:
         self._client: Any = MlflowClient()
         self._metric: Any = entities.Metric
         self._status = "FINISHED"
-        known = saved_id(folder, "mlflow")
-        if known is not None:
-            self._run_id = known
-            self._client.update_run(known, status="RUNNING")
+        run_id = saved_id(folder, "mlflow")
+        if run_id is not None:
+            self._run_id = run_id
+            self._client.update_run(run_id, status="RUNNING")
             return
         experiment = self._experiment_id(config.tracking.project)
         tags = {**run_tags(config), **dict.fromkeys(config.tracking.tags, "true")}

@@ -24,7 +24,7 @@ class WandbTracker:
             import wandb
         except ImportError as error:
             raise MissingExtraError("wandb", "wandb", "the tracker 'wandb'") from error
-        known = saved_id(folder, "wandb")
+        run_id = saved_id(folder, "wandb")
         self._exit_code = 0
         # W&B would put itself between the progress bars and the terminal.
         settings: dict[str, Any] = {"console": "off"}
@@ -34,13 +34,13 @@ class WandbTracker:
             project=config.tracking.project,
             name=config.run.name,
             dir=str(folder),
-            id=known,
-            resume=None if known is None else "allow",
+            id=run_id,
+            resume=None if run_id is None else "allow",
             config=plain_config(config),
             tags=[tag[:_MAX_TAG] for tag in (*filter(None, run_tags(config).values()), *config.tracking.tags)],
             settings=wandb.Settings(**settings),
         )
-        if known is None:
+        if run_id is None:
             save_id(folder, "wandb", self._run.id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -151,12 +151,12 @@ class PythonTool(BaseTool):
 
     def _show(self, reply: SandboxReply) -> tuple[str, str]:
         """What the model reads, and how the call ended, in one word."""
-        shown = reply.report.get("shown", "")
-        shown = shown if isinstance(shown, str) else "(the interpreter sent a broken report)"
+        text = reply.report.get("shown", "")
+        text = text if isinstance(text, str) else "(the interpreter sent a broken report)"
         if self._brief_errors and reply.report.get("status") == "error":
-            shown = brief_error(shown)
+            text = brief_error(text)
         note, ended = self._verdict(reply)
-        parts = (self._printed(reply).rstrip("\n"), cut_middle(shown, self._max_chars), note)
+        parts = (self._printed(reply).rstrip("\n"), cut_middle(text, self._max_chars), note)
         return "\n".join(part for part in parts if part) or "(no output)", ended
 
     def _printed(self, reply: SandboxReply) -> str:
@@ -225,5 +225,5 @@ def _as_limits(limits: SandboxLimits | Mapping[str, Any] | None) -> SandboxLimit
     try:
         return SandboxLimits(**limits)
     except TypeError as error:
-        known = ", ".join(inspect.signature(SandboxLimits).parameters)
-        raise ConfigError(f"limits of the Python tool: {error}. There are: {known}") from None
+        names = ", ".join(inspect.signature(SandboxLimits).parameters)
+        raise ConfigError(f"limits of the Python tool: {error}. There are: {names}") from None

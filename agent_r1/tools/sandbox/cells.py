@@ -49,7 +49,7 @@ def run_cell(code: str, namespace: dict[str, Any], name: str) -> dict[str, str]:
     {'status': 'ok', 'shown': '3'}
     """
     status = "ok"
-    shown = ""
+    text = ""
     try:
         tree = compile(code, name, "exec", _ONLY_TREE)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
@@ -58,15 +58,15 @@ def run_cell(code: str, namespace: dict[str, Any], name: str) -> dict[str, str]:
             value = eval(compile(_ast.Expression(last.value), name, "eval"), namespace)
             if value is not None:
                 namespace["_"] = value
-                shown = repr(value)
+                text = repr(value)
     except SystemExit as error:
-        status, shown = "exit", "" if error.code in (None, 0) else f"SystemExit: {error.code}"
+        status, text = "exit", "" if error.code in (None, 0) else f"SystemExit: {error.code}"
     except MemoryError:
         status = "memory"
     except BaseException as error:  # noqa: BLE001 - whatever the cell raised is what it shows
-        status, shown = "error", _explain(error, code, name)
+        status, text = "error", _explain(error, code, name)
     _flush()
-    return {"status": status, "shown": shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "..."}
+    return {"status": status, "shown": text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."}
 
 
 def _explain(error: BaseException, code: str, name: str) -> str:

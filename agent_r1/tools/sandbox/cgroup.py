@@ -51,8 +51,8 @@ def own_group(membership: str, mounts: str) -> Path | None:
     """
     group = next((line[3:] for line in membership.splitlines() if line.startswith("0::/")), None)
     for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        fields = left.split()
+        before, _, right = line.partition(" - ")
+        fields = before.split()
         if group is None or right.split()[:1] != ["cgroup2"] or len(fields) < 5:
             continue
         root = fields[3].rstrip("/")

@@ -83,10 +83,10 @@ def _problem(layers: Layers) -> str:
     deadline = time.monotonic() + _PROBE_SECONDS
     while b"works" not in output[started.reports] and time.monotonic() < deadline:
         ready, _, _ = select.select(ends, (), (), 0.1)
-        read = {end: os.read(end, 65536) for end in ready}
-        for end, data in read.items():
+        chunks = {end: os.read(end, 65536) for end in ready}
+        for end, data in chunks.items():
             output[end] += data
-        if started.reports in read and not read[started.reports]:
+        if started.reports in chunks and not chunks[started.reports]:
             break
     for descriptor in (*ends, started.requests):
         os.close(descriptor)

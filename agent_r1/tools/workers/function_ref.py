@@ -48,11 +48,11 @@ class FunctionRef:
         folder = recipe_folder_of(module)
         reference = cls(module=module, qualname=qualname, folder=None if folder is None else str(folder))
         try:
-            found = _attribute(sys.modules[module], qualname)
+            attribute = _attribute(sys.modules[module], qualname)
         except (KeyError, AttributeError):
-            found = None
+            attribute = None
         # `@tool` replaces the function with a FunctionTool.
-        if inspect.unwrap(target) not in (found, getattr(found, "function", None)) and target is not found:
+        if inspect.unwrap(target) not in (attribute, getattr(attribute, "function", None)) and target is not attribute:
             raise ConfigError(f"'{reference}' is not the function that was given. {advice}, under its own name")
         return reference
 

@@ -100,8 +100,8 @@ def _has_our_schema(connection: sqlite3.Connection) -> bool:
     ours = {statement.split()[3 if "VIRTUAL" in statement else 2]: statement for statement in _SCHEMA}
     rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
     shadows = {f"{table}{part}" for table in ("texts", "prompt_texts") for part in _OF_FTS}
-    found = {name: sql for name, sql in rows if name not in shadows and name != "sqlite_sequence"}
-    return found == ours
+    objects = {name: sql for name, sql in rows if name not in shadows and name != "sqlite_sequence"}
+    return objects == ours
 
 
 def remove_index(path: Path) -> None:

@@ -100,8 +100,8 @@ def parse_filters(parameters: Sequence[tuple[str, str]]) -> tuple[Filters, Page]
             elif name in paging:
                 page[name] = paging[name](value)
             else:
-                known = sorted([*parsers, *paging, *repeated, "step"])
-                problems.append(f"unknown parameter {name!r:.40}; known are {', '.join(known)}")
+                names = sorted([*parsers, *paging, *repeated, "step"])
+                problems.append(f"unknown parameter {name!r:.40}; known are {', '.join(names)}")
         except ValueError as error:
             problems.append(f"{name}={value!r:.60}: {error}")
     if problems:

@@ -77,7 +77,7 @@ def list_rows(connection: sqlite3.Connection, filters: Filters, page: Page) -> d
 
 def rows_of(connection: sqlite3.Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
     """The rows with these ids, in this order."""
-    found: dict[int, dict[str, Any]] = {}
+    row_of: dict[int, dict[str, Any]] = {}
     for some in (ids[start : start + MAX_ROWS] for start in range(0, len(ids), MAX_ROWS)):
         marks = ", ".join("?" * len(some))
         for row in connection.execute(
@@ -86,8 +86,8 @@ def rows_of(connection: sqlite3.Connection, ids: Sequence[int]) -> list[dict[str
             f"LEFT JOIN toolsets s ON s.id = t.toolset LEFT JOIN prompts p ON p.id = t.prompt WHERE t.id IN ({marks})",
             some,
         ):
-            found[row["id"]] = _row(row)
-    return [found[row_id] for row_id in ids if row_id in found]
+            row_of[row["id"]] = _row(row)
+    return [row_of[row_id] for row_id in ids if row_id in row_of]
 
 
 def find_key(connection: sqlite3.Connection, key: str) -> sqlite3.Row | None:
@@ -106,14 +106,14 @@ def find_key(connection: sqlite3.Connection, key: str) -> sqlite3.Row | None:
 def neighbours(connection: sqlite3.Connection, row: sqlite3.Row) -> dict[str, str | None]:
     """The keys of the trajectories before and after this one in its file."""
     stem = row["file_name"].removesuffix(".jsonl")
-    found: dict[str, str | None] = {}
+    keys: dict[str, str | None] = {}
     for name, comparison, order in (("previous", "<", "DESC"), ("next", ">", "ASC")):
         line = connection.execute(
             f"SELECT line FROM trajectories WHERE file = ? AND line {comparison} ? ORDER BY line {order} LIMIT 1",
             (row["file"], row["line"]),
         ).fetchone()
-        found[name] = None if line is None else f"{stem}-{line[0]}"
-    return found
+        keys[name] = None if line is None else f"{stem}-{line[0]}"
+    return keys
 
 
 def group_ids(connection: sqlite3.Connection, step: int, group: int, kind: str) -> list[int]:
@@ -134,12 +134,12 @@ def whole_groups(connection: sqlite3.Connection, count: int) -> list[list[int]]:
         groups.setdefault((row["file"], row["group_id"]), []).append(row["id"])
     everything = list(groups.values())
     chosen: dict[int, list[int]] = {}
-    left, stride = count, len(everything)
-    while stride >= 1 and left > 0:  # the first, the middle, the quarters ...: even for any count
+    num_left, stride = count, len(everything)
+    while stride >= 1 and num_left > 0:  # the first, the middle, the quarters ...: even for any count
         for place in range(0, len(everything), stride):
-            if place not in chosen and len(everything[place]) <= left:
+            if place not in chosen and len(everything[place]) <= num_left:
                 chosen[place] = everything[place]
-                left -= len(everything[place])
+                num_left -= len(everything[place])
         stride //= 2
     return [chosen[place] for place in sorted(chosen)]
 

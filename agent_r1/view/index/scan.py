@@ -165,9 +165,9 @@ def shorten(line: bytes) -> bytes:
 
 def _cut_array(line: bytes, position: int, key: bytes, parts: list[bytes]) -> int:
     """Copy up to the next array of this key, and its length; returns where it ends, or `position` without one."""
-    found = line.find(key, position)
-    start = found + len(key)
-    end = line.find(b"]", start) if found >= 0 else -1
+    place = line.find(key, position)
+    start = place + len(key)
+    end = line.find(b"]", start) if place >= 0 else -1
     if end < 0:
         return position
     count = line.count(b",", start, end) + 1 if end > start else 0
@@ -177,11 +177,11 @@ def _cut_array(line: bytes, position: int, key: bytes, parts: list[bytes]) -> in
 
 def _cut_between(line: bytes, position: int, key: bytes, end_mark: bytes, parts: list[bytes]) -> int:
     """Copy up to the value of the next such key, and null; returns where the mark begins, or `position` without one."""
-    found = line.find(key, position)
-    end = line.find(end_mark, found) if found >= 0 else -1
+    place = line.find(key, position)
+    end = line.find(end_mark, place) if place >= 0 else -1
     if end < 0:
         return position
-    parts += [line[position : found + len(key)], b"null"]
+    parts += [line[position : place + len(key)], b"null"]
     return end
 
 

@@ -114,18 +114,18 @@ class TrajectoryIndex:
 
     def _bring_up_to_date(self, files: dict[str, Signature], problems: list[str], stop: threading.Event | None) -> None:
         with closing(connect(self._place())) as connection:
-            known = {
+            entries = {
                 name: Signature(size, mtime_ns)
                 for name, size, mtime_ns in connection.execute("SELECT name, size, mtime_ns FROM files")
             }
-            for name in known.keys() - files.keys():
+            for name in entries.keys() - files.keys():
                 with transaction(connection):
                     forget_file(connection, name)
-            self._files = {name: known[name] for name in known.keys() & files.keys()}
+            self._files = {name: entries[name] for name in entries.keys() & files.keys()}
             total = sum(signature.size for signature in files.values()) or 1
-            done = sum(files[name].size for name in files if known.get(name) == files[name])
+            done = sum(files[name].size for name in files if entries.get(name) == files[name])
             self._publish(connection, done / total, problems, complete=False)
-            for name in sorted((name for name in files if known.get(name) != files[name]), key=_file_order):
+            for name in sorted((name for name in files if entries.get(name) != files[name]), key=_file_order):
                 if stop is not None and stop.is_set():
                     return
                 self._index_file(connection, name, done, total, problems)

@@ -91,23 +91,23 @@ class FileWriter:
         if names not in self._toolsets:
             text = json.dumps(names)
             self._connection.execute("INSERT OR IGNORE INTO toolsets (names) VALUES (?)", (text,))
-            [(found,)] = self._connection.execute("SELECT id FROM toolsets WHERE names = ?", (text,))
-            self._toolsets[names] = found
+            [(toolset_id,)] = self._connection.execute("SELECT id FROM toolsets WHERE names = ?", (text,))
+            self._toolsets[names] = toolset_id
         return self._toolsets[names]
 
     def _prompt(self, text: str) -> int:
         if text not in self._prompts:
             digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-            found = self._connection.execute("SELECT id FROM prompts WHERE digest = ?", (digest,)).fetchone()
-            if found is None:
+            row = self._connection.execute("SELECT id FROM prompts WHERE digest = ?", (digest,)).fetchone()
+            if row is None:
                 cursor = self._connection.execute(
                     "INSERT INTO prompts (digest, text) VALUES (?, ?)", (digest, text[:PREVIEW_CHARS])
                 )
-                found = (int(cursor.lastrowid or 0),)
+                row = (int(cursor.lastrowid or 0),)
                 self._connection.execute(
-                    "INSERT INTO prompt_texts (rowid, body) VALUES (?, ?)", (found[0], as_words(text))
+                    "INSERT INTO prompt_texts (rowid, body) VALUES (?, ?)", (row[0], as_words(text))
                 )
-            self._prompts[text] = found[0]
+            self._prompts[text] = row[0]
         return self._prompts[text]
 
 

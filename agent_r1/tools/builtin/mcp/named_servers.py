@@ -20,12 +20,12 @@ _servers: dict[str, McpServer] = {}
 
 def make_server(name: str, settings: Any) -> McpServer:
     """A server as the section `tools.mcp` of the configuration describes it."""
-    known = [key for key in inspect.signature(McpServer).parameters if key != "name"]
+    keys = [key for key in inspect.signature(McpServer).parameters if key != "name"]
     if not isinstance(settings, Mapping):
         raise ConfigError(f"tools.mcp.{name} must have keys such as command or url, found {settings!r}")
-    unknown = [str(key) for key in settings if key not in known]
+    unknown = [str(key) for key in settings if key not in keys]
     if unknown:
-        raise ConfigError(f"unknown key 'tools.mcp.{name}.{unknown[0]}'. {did_you_mean(unknown[0], known)}")
+        raise ConfigError(f"unknown key 'tools.mcp.{name}.{unknown[0]}'. {did_you_mean(unknown[0], keys)}")
     check_arguments(McpServer, f"tools.mcp.{name}.", settings, f"MCP server '{name}'")
     return McpServer(name, **settings)
 
@@ -69,6 +69,6 @@ def tools_of(member: str) -> list[BaseTool]:
         return tools
     chosen = [tool for tool in tools if tool.name == tool_name]
     if not chosen:
-        known = did_you_mean(tool_name, [tool.name for tool in tools])
-        raise UnknownNameError(f"the MCP server '{name}' has no tool '{tool_name}'. {known}")
+        advice = did_you_mean(tool_name, [tool.name for tool in tools])
+        raise UnknownNameError(f"the MCP server '{name}' has no tool '{tool_name}'. {advice}")
     return chosen

@@ -41,40 +41,40 @@ def answer_requests(folder: str, requests: Sequence[SearchRequest]) -> list[Sear
     index = shared_index(Path(folder))
     queries = [query for request in requests for query in request.queries]
     # The best 3 are the first 3 of the best 5, so requests with different `k` still share one search.
-    found = iter(index.search(queries, max((request.k for request in requests), default=1)))
-    return [_answer(request, [next(found)[: request.k] for _ in request.queries]) for request in requests]
+    results = iter(index.search(queries, max((request.k for request in requests), default=1)))
+    return [_answer(request, [next(results)[: request.k] for _ in request.queries]) for request in requests]
 
 
-def _answer(request: SearchRequest, found: list[list[Hit]]) -> SearchAnswer:
-    ids = [[hit.passage.passage_id for hit in some] for some in found]
-    return SearchAnswer(answer_text(request.queries, found, request.characters), ids)
+def _answer(request: SearchRequest, hits_of: list[list[Hit]]) -> SearchAnswer:
+    ids = [[hit.passage.passage_id for hit in some] for some in hits_of]
+    return SearchAnswer(answer_text(request.queries, hits_of, request.characters), ids)
 
 
-def answer_text(queries: Sequence[str], found: list[list[Hit]], characters: int) -> str:
+def answer_text(queries: Sequence[str], results: list[list[Hit]], characters: int) -> str:
     """The passages in at most `characters`, titles included. Each text is shortened to its share; where a share would
     be too short to be useful, the last hits of each query are left out."""
     while True:
-        bare = _joined(queries, found, 0)
-        num_hits = sum(map(len, found))
+        bare = _joined(queries, results, 0)
+        num_hits = sum(map(len, results))
         share = (characters - len(bare)) // max(num_hits, 1)
-        max_hits = max(map(len, found), default=0)
+        max_hits = max(map(len, results), default=0)
         if share >= _MIN_SHARE or max_hits <= 1:
-            return _joined(queries, found, max(share, 1))
-        found = [hits[: max_hits - 1] for hits in found]
+            return _joined(queries, results, max(share, 1))
+        results = [hits[: max_hits - 1] for hits in results]
 
 
-def _joined(queries: Sequence[str], found: list[list[Hit]], share: int) -> str:
-    parts = [_format_hits(some, share) for some in found]
+def _joined(queries: Sequence[str], results: list[list[Hit]], share: int) -> str:
+    parts = [_format_hits(some, share) for some in results]
     if len(parts) > 1:
         parts = [f'Results for "{query}":\n{part}' for query, part in zip(queries, parts, strict=True)]
     return "\n\n".join(parts)
 
 
-def _format_hits(found: Sequence[Hit], characters: int) -> str:
+def _format_hits(hits: Sequence[Hit], characters: int) -> str:
     """Numbered passages: "[1] Tea" on one line, its text on the next."""
-    if not found:
+    if not hits:
         return "No passage matches."
-    return "\n\n".join(_format_hit(number, hit, characters) for number, hit in enumerate(found, start=1))
+    return "\n\n".join(_format_hit(number, hit, characters) for number, hit in enumerate(hits, start=1))
 
 
 def _format_hit(number: int, hit: Hit, characters: int) -> str:

@@ -117,12 +117,12 @@ def _bm25s() -> Any:
 @contextmanager
 def _hidden(package: str) -> Iterator[None]:
     """Within the block, importing the package fails as if it were not installed."""
-    kept = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == package}
-    for name in kept:
+    modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == package}
+    for name in modules:
         del sys.modules[name]
     sys.modules[package] = None  # type: ignore[assignment]
     try:
         yield
     finally:
         del sys.modules[package]
-        sys.modules.update(kept)
+        sys.modules.update(modules)

@@ -82,15 +82,15 @@ def read_manifest(folder: Path, kind: str | None = None) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise _unusable(folder, f"its {MANIFEST} cannot be read ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else manifest
-        raise _unusable(folder, f"its format is {found!r}, this version reads {FORMAT}")
+        version = manifest.get("format") if isinstance(manifest, dict) else manifest
+        raise _unusable(folder, f"its format is {version!r}, this version reads {FORMAT}")
     if kind is not None and manifest["kind"] != kind:
         raise _unusable(folder, f"it is of kind '{manifest['kind']}', not '{kind}'")
     for name, size in manifest["files"].items():
         file = folder / name
         if not file.is_file() or file.stat().st_size != size:
-            found = f"{file.stat().st_size} bytes" if file.is_file() else "nothing"
-            raise _unusable(folder, f"{name} should have {size} bytes, found {found}")
+            observed = f"{file.stat().st_size} bytes" if file.is_file() else "nothing"
+            raise _unusable(folder, f"{name} should have {size} bytes, found {observed}")
     return manifest
 
 

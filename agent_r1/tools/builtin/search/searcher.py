@@ -78,12 +78,12 @@ class Searcher:
         keys = [SearchKey(folder, version, request) for request in requests]
         answers: dict[SearchKey, SearchAnswer] = {}
         while missing := [key for key in dict.fromkeys(keys) if key not in answers]:
-            kept = {key: answer for key in missing if (answer := self._cache.get(key)) is not None}
-            answers.update(kept)
-            others = {key: self._in_flight[key] for key in missing if key not in kept and key in self._in_flight}
-            own = [key for key in missing if key not in kept and key not in others]
-            if own:
-                answers.update(await self._search(folder, own))
+            cached = {key: answer for key in missing if (answer := self._cache.get(key)) is not None}
+            answers.update(cached)
+            others = {key: self._in_flight[key] for key in missing if key not in cached and key in self._in_flight}
+            new = [key for key in missing if key not in cached and key not in others]
+            if new:
+                answers.update(await self._search(folder, new))
             for key, future in others.items():
                 if (answer := await asyncio.shield(future)) is not None:
                     answers[key] = answer
@@ -93,16 +93,16 @@ class Searcher:
         """Search for requests that no one searches for yet; the others who ask for the same get the answer too."""
         loop = asyncio.get_running_loop()
         self._in_flight.update({key: loop.create_future() for key in keys})
-        found: dict[SearchKey, SearchAnswer] = {}
+        answer_of: dict[SearchKey, SearchAnswer] = {}
         try:
             answers = await self._run(str(folder), [key.request for key in keys])
-            found = dict(zip(keys, answers, strict=True))
-            for key, answer in found.items():
+            answer_of = dict(zip(keys, answers, strict=True))
+            for key, answer in answer_of.items():
                 self._cache.keep(key, answer)
-            return found
+            return answer_of
         finally:
             for key in keys:  # without an answer, because this search failed or was cancelled, the others search again
-                self._in_flight.pop(key).set_result(found.get(key))
+                self._in_flight.pop(key).set_result(answer_of.get(key))
 
     async def _run(self, folder: str, requests: list[SearchRequest]) -> list[SearchAnswer]:
         if self.num_workers and self._pool is None and (not self._waits_for_load or self._threads_are_busy()):
