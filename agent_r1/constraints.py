@@ -116,7 +116,7 @@ def field_problems(record: Any, prefix: str = "") -> Iterator[str]:
         if hasattr(value, "__dataclass_fields__"):
             yield from field_problems(value, f"{key}.")
         elif (problem := _problem(check, value)) is not None:
-            yield f"{key}={_shown(value)} {problem}"
+            yield f"{key}={_value_text(value)} {problem}"
 
 
 def argument_problems(target: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -128,7 +128,7 @@ def argument_problems(target: Callable[..., Any], arguments: Mapping[str, Any]) 
     for name, value in arguments.items():
         check = checks.get(name)
         if check is not None and (problem := _problem(check, value)) is not None:
-            yield name, f"{_shown(value)} {problem}"
+            yield name, f"{_value_text(value)} {problem}"
 
 
 def unusable_parts(value: Any, where: str, *, from_data: bool = True) -> Iterator[str]:
@@ -150,7 +150,7 @@ def unusable_parts(value: Any, where: str, *, from_data: bool = True) -> Iterato
         if isinstance(part, Mapping):
             for key, entry in part.items():
                 if not isinstance(key, str):
-                    yield f"{path} has the key {_shown(key)}; keys must be text"
+                    yield f"{path} has the key {_value_text(key)}; keys must be text"
                 elif (problem := _text_problem(key, from_data)) is not None:
                     yield f"{path} has a key that {problem}"
                 else:
@@ -162,7 +162,7 @@ def unusable_parts(value: Any, where: str, *, from_data: bool = True) -> Iterato
                 yield f"{path} {problem}"
         elif isinstance(part, int):
             if part.bit_length() > _MAX_BITS:
-                yield f"{path} is {_shown(part)}, more than any float can hold; write it as text"
+                yield f"{path} is {_value_text(part)}, more than any float can hold; write it as text"
         elif isinstance(part, float):
             if not math.isfinite(part):
                 yield f"{path} is {part}; numbers must be finite"
@@ -300,11 +300,11 @@ def _problem(check: TypeAdapter[Any], value: Any) -> str | None:
             error = lax_error
         else:
             return None
-    messages = dict.fromkeys(_reworded(entry) for entry in error.errors(include_url=False))
+    messages = dict.fromkeys(_message_of(entry) for entry in error.errors(include_url=False))
     return " or ".join(list(messages)[:3])
 
 
-def _reworded(entry: Any) -> str:
+def _message_of(entry: Any) -> str:
     message = str(entry["msg"]).removeprefix("Value error, ")
     for words, replacement in _WORDS.items():
         message = message.replace(words, replacement, 1)
@@ -313,7 +313,7 @@ def _reworded(entry: Any) -> str:
     return f"[{inside}] {message}" if inside else message
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to write the longest ones out
     text = repr(value) if not isinstance(value, str) else value

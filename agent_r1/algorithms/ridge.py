@@ -97,7 +97,7 @@ class Moments:
             cross=self.cross + weight * other.cross,
         )
 
-    def decayed(self, decay: float) -> Moments:
+    def times(self, decay: float) -> Moments:
         """The same sums times `decay`."""
         return self.plus(self, decay - 1.0)
 
@@ -185,7 +185,7 @@ class RidgeValues:
         folds = [fold_M == fold for fold in range(int(fold_M.max()) + 1 if len(fold_M) else 0)]
         parts = [Moments.of(features_M[here & finite_M], targets_M[here & finite_M]) for here in folds]
         bounds = [_bounds(targets_M[here & finite_M]) for here in folds]
-        earlier = self.moments.decayed(self.decay)
+        earlier = self.moments.times(self.decay)
         total = reduce(Moments.plus, parts, earlier)
         values_M, best = torch.zeros_like(targets_M, dtype=torch.float64), self.best
         errors = torch.zeros_like(self.errors)

@@ -167,7 +167,7 @@ class StepTable:
         A step without tokens has the value of the step that continues it (where several do, their mean), else that of
         `after_last_R`.
         """
-        values_N = _required(self.values_N)
+        values_N = _require_values(self.values_N)
         values_S = self.after_last_R[self.trajectory_S].to(values_N.dtype)
         if self.parent_S is not None:
             return self._step_values_of_branches(self.parent_S, values_N, values_S)
@@ -249,7 +249,7 @@ class StepTable:
         )
 
 
-def _required(values_N: Tensor | None) -> Tensor:
+def _require_values(values_N: Tensor | None) -> Tensor:
     if values_N is None:
         raise ValueError("this estimator needs a critic; set algorithm.critic.kind=closed_form")
     return values_N

@@ -140,16 +140,18 @@ class DeltaFinder:
         cache_key = (kind, *(answer.get("name") for answer in answers))
         cached = self._cache.text(cache_key, texts, rendered)
         if cached is not None:
-            return _marked(so_far, answers, cached)
+            return _delta_after_marker(so_far, answers, cached)
 
         def render_answers(other_texts: Sequence[str], begin_turn: bool) -> str | None:
             others = [_with_content(answer, text) for answer, text in zip(answers, other_texts, strict=True)]
             delta = find_delta(lambda messages, _: template(messages, begin_turn), so_far, action, others, self._ends)
-            return delta.text if delta is not None and delta == _marked(so_far, others, delta.text) else None
+            return (
+                delta.text if delta is not None and delta == _delta_after_marker(so_far, others, delta.text) else None
+            )
 
         delta = self._render(kind, template, so_far, before, action, answers)
         is_trusted = not before.num_turns or self._agreed.get(kind, 0) >= TIMES_AGREED
-        if is_trusted and delta is not None and delta == _marked(so_far, answers, delta.text):
+        if is_trusted and delta is not None and delta == _delta_after_marker(so_far, answers, delta.text):
             self._cache.learn(cache_key, texts, rendered, delta.text, render_answers)
         return delta
 
@@ -183,7 +185,7 @@ class DeltaFinder:
         return whole
 
 
-def _marked(so_far: Rendered, answers: Sequence[Message], text: str) -> TurnDelta:
+def _delta_after_marker(so_far: Rendered, answers: Sequence[Message], text: str) -> TurnDelta:
     """The delta of a template that writes nothing before the sampled turn's content, and `text` after it."""
     turn: Message = {"role": "assistant", "content": MARKER}
     return TurnDelta(

@@ -144,10 +144,10 @@ class ControlTokens:
     def messages(self, messages: Iterable[Message], trusted: Collection[Message] = ()) -> tuple[Message, ...]:
         """Messages with control tokens cut; in those that equal one of `trusted`, placeholders of images only."""
         return tuple(
-            self.message(message) if message not in trusted else self._trusted(message) for message in messages
+            self.message(message) if message not in trusted else self._cut_placeholders(message) for message in messages
         )
 
-    def _trusted(self, message: Message) -> Message:
+    def _cut_placeholders(self, message: Message) -> Message:
         return message if self._always is None else self._message(message, lambda _: self._always)
 
     def action(self, action: Action) -> Action:

@@ -73,14 +73,14 @@ class TextEncoder:
         self._threads: EncodingThreads | None = None
 
     def use_threads(self) -> None:
-        """Let `encode_beside` work in threads; without a fast tokenizer nothing changes."""
+        """Let `encode_async` work in threads; without a fast tokenizer nothing changes."""
         if self._backend is not None and self._threads is None:
             num_threads = max(1, min(MAX_THREADS, (os.cpu_count() or 1) - 1))
             self._threads = EncodingThreads(self._encode_all, num_threads)
 
     @property
     def has_threads(self) -> bool:
-        """Whether `encode_beside` works in threads."""
+        """Whether `encode_async` works in threads."""
         return self._threads is not None
 
     def encode(self, text: str) -> TokenIds:
@@ -88,7 +88,7 @@ class TextEncoder:
         ids = self._known.get(text)
         return self._keep(text, self._encode(text)) if ids is None else ids
 
-    async def encode_beside(self, text: str) -> TokenIds:
+    async def encode_async(self, text: str) -> TokenIds:
         """The same ids, in threads if there are any; the event loop continues meanwhile."""
         ids = self._known.get(text)
         if ids is not None:

@@ -65,7 +65,7 @@ class ChatRenderer:
         self.format: ToolFormat = tool_formats.get(tool_format)()
         self._end_of_turn = end_of_turn_of(self.format)
         self._encoder = TextEncoder(tokenizer)
-        self._images = PromptImages(processor, self._applied)
+        self._images = PromptImages(processor, self._apply_template)
         self._beginnings: deque[tuple[Any, tuple[tuple[Message, ...], str]]] = deque(maxlen=4)
         self._tools: tuple[Sequence[Mapping[str, Any]], Any] = (), []  # the last ones, and with control tokens cut
         self.template_shows_tools = knows_tools(tokenizer.chat_template) and not writes_as_text(self.format)
@@ -110,7 +110,7 @@ class ChatRenderer:
             is_trusted = any(message.get("content") == observation.text for message in trusted)
             plain = observation.text if is_trusted else self.control_tokens.plain(observation.text)
             return Draft(plain, lambda ids: Prompt(observation=observation, token_ids=ids))
-        messages, text = self._beginning(tuple(observation.messages or ()), observation, tuple(trusted))
+        messages, text = self._render_first(tuple(observation.messages or ()), observation, tuple(trusted))
         pictures = self._images.of(messages)
 
         def prompt(ids: TokenIds) -> Prompt:
@@ -124,7 +124,7 @@ class ChatRenderer:
 
         return Draft(text, prompt, pictures)
 
-    def _beginning(
+    def _render_first(
         self, messages: tuple[Message, ...], observation: Observation, trusted: tuple[Message, ...]
     ) -> tuple[tuple[Message, ...], str]:
         """Messages as the template accepts them, and what it writes; the members of a group render it once."""
@@ -158,7 +158,7 @@ class ChatRenderer:
         draft = self._bridge(previous, action, observation, trusted) or self._draft(observation, trusted)
         return draft if isinstance(draft, Prompt) else draft.prompt(self.encode_rendered(draft.text))
 
-    async def prompt_beside(
+    async def prompt_async(
         self, observation: Observation, after: tuple[Prompt, Action] | None, *, trusted: Collection[Message] = ()
     ) -> Prompt:
         """What `render` (without `after`) or `next_prompt` returns. After `encode_in_threads`, the event loop continues
@@ -172,10 +172,10 @@ class ChatRenderer:
             for picture in draft.pictures:
                 if not self.processor.is_prepared(picture):
                     await asyncio.to_thread(self.processor.prepare, picture)
-        return draft.prompt(await self._encoder.encode_beside(draft.text))
+        return draft.prompt(await self._encoder.encode_async(draft.text))
 
     def encode_in_threads(self) -> None:
-        """From now on `prompt_beside` encodes in threads. For engines that do not compute on the event loop."""
+        """From now on `prompt_async` encodes in threads. For engines that do not compute on the event loop."""
         self._encoder.use_threads()
 
     def own_turn(self, completion: Completion) -> Completion:
@@ -306,9 +306,11 @@ class ChatRenderer:
             self._tools = observation.tools, tools
         if tools and not self.template_shows_tools:
             messages, tools = without_tools(messages, tools, self.format), []
-        return self._applied(self._images.for_template(messages), tools, add_generation_prompt)
+        return self._apply_template(self._images.for_template(messages), tools, add_generation_prompt)
 
-    def _applied(self, messages: Sequence[Message], tools: Any = None, add_generation_prompt: bool = True) -> str:
+    def _apply_template(
+        self, messages: Sequence[Message], tools: Any = None, add_generation_prompt: bool = True
+    ) -> str:
         try:
             rendered: str = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],

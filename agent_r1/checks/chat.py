@@ -104,10 +104,10 @@ def call_findings(renderer: ChatRenderer, observation: Observation) -> list[Find
         return findings
     if not renderer.template_shows_tools:
         return findings  # the format itself describes the tools to the model
-    return _shown(renderer, observation) + _template_calls(renderer, observation)
+    return _unnamed_tools(renderer, observation) + _template_calls(renderer, observation)
 
 
-def _shown(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
+def _unnamed_tools(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
     text = renderer.render(observation).template_text or ""
     missing = [schema["function"]["name"] for schema in observation.tools if schema["function"]["name"] not in text]
     if not missing:

@@ -58,7 +58,7 @@ def image_findings(
         *_finding("the template shows every image", hidden, "Give the model a template that shows images there"),
         *_finding("every image fits the context", long, "Make the images smaller, or raise rollout.context_length"),
         *_finding("no row has more images than allowed", many, fewer),
-        *_unmarked(renderer, shown),
+        *_placeholders_in_text(renderer, shown),
     ]
 
 
@@ -88,7 +88,7 @@ def _attempt(render: Callable[[], object]) -> list[Finding]:
     return []
 
 
-def _unmarked(renderer: ChatRenderer, shown: Sequence[tuple[Task, Observation]]) -> list[Finding]:
+def _placeholders_in_text(renderer: ChatRenderer, shown: Sequence[tuple[Task, Observation]]) -> list[Finding]:
     """Rows with a placeholder in their text: it stands for no image, only an image itself does."""
     if renderer.processor is None:
         return []

@@ -111,7 +111,7 @@ def chat(
         from agent_r1.inference.terminal import TerminalChat, ask_once, failure_text, printable
 
         images = tuple(image or ())
-        question = _asked(question, image, has_task=task is not None, in_chat=interactive, as_json=json_record)
+        question = _read_question(question, image, has_task=task is not None, in_chat=interactive, as_json=json_record)
         notes = Console(stderr=True, highlight=False)
         agent = _agent(model_or_run, overrides, recipe, step, server, key_env, notes)
         world = _world(agent, task, notes)
@@ -131,7 +131,7 @@ def chat(
         typer.echo(record.rstrip("\n") if json_record else printable(last.final_answer or last.text))
 
 
-def _asked(
+def _read_question(
     question: str | None, images: list[str] | None, *, has_task: bool, in_chat: bool, as_json: bool
 ) -> str | None:
     """The question; - reads it from the input."""

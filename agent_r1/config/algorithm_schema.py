@@ -74,13 +74,13 @@ class AlgorithmConfig:
 
     preset: Optional[str] = None
     """The preset that was loaded (`algorithm=grpo`), for reports; changing this key alone changes nothing."""
-    estimator: _PartOrMapping = field(default_factory=lambda: _named("group"))
+    estimator: _PartOrMapping = field(default_factory=lambda: _part_named("group"))
     """The advantage estimator and its arguments."""
-    loss: _PartOrMapping = field(default_factory=lambda: _named("clip"))
+    loss: _PartOrMapping = field(default_factory=lambda: _part_named("clip"))
     """The policy loss and its arguments."""
-    aggregation: _PartOrMapping = field(default_factory=lambda: _named("trajectory-mean-token-mean"))
+    aggregation: _PartOrMapping = field(default_factory=lambda: _part_named("trajectory-mean-token-mean"))
     """What gets equal weight: tokens, steps or trajectories."""
-    off_policy: _PartOrMapping = field(default_factory=lambda: _named("none"))
+    off_policy: _PartOrMapping = field(default_factory=lambda: _part_named("none"))
     """Correction for the difference between the engine's and the trainer's probabilities: none, token, sequence or
     mask."""
     old_logprobs: Annotated[str, one_of("auto", "rollout", "trainer")] = "auto"
@@ -132,5 +132,5 @@ def unread_algorithm() -> AlgorithmConfig:
     return algorithm
 
 
-def _named(name: str) -> Any:
+def _part_named(name: str) -> Any:
     return {"name": name}

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from agent_r1.config.algorithm_schema import PART_KEYS, AlgorithmConfig
-from agent_r1.config.hydra_compose import PACKAGE_FOLDER, REFUSALS, composed
+from agent_r1.config.hydra_compose import PACKAGE_FOLDER, REFUSALS, compose_config
 from agent_r1.config.overrides import Overrides, override_texts
 from agent_r1.config.quoting import readable
 from agent_r1.config.schema import Config
@@ -68,7 +68,7 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
     GlobalHydra.instance().clear()
     checked = _checked_overrides(overrides)
     try:
-        node, preset = composed(folder.resolve(), name, checked, node_bytes)
+        node, preset = compose_config(folder.resolve(), name, checked, node_bytes)
         if preset is not None and node.algorithm.preset is None:
             node.algorithm.preset = preset
         _drop_replaced_arguments(node, overrides)
@@ -77,7 +77,7 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
         OmegaConf.resolve(node)
         config = cast(Config, OmegaConf.to_object(node))
     except REFUSALS as error:
-        raise _explained(error, folder / f"{name}.yaml") from error
+        raise _explain(error, folder / f"{name}.yaml") from error
     finally:
         GlobalHydra.instance().clear()
     if is_recipe:
@@ -238,7 +238,7 @@ def _checked_overrides(overrides: Sequence[str]) -> list[str]:
         if key in _groups() and match["sign"] != "~" and _PRESET.fullmatch(match["value"]) is None:
             problems.append(f"unknown {key} '{match['value']:.60}'. {did_you_mean(match['value'][:60], presets(key))}")
             continue
-        override = _quoted_where_needed(match)
+        override = _quote_where_needed(match)
         is_open = any(key == name or key.startswith(f"{name}.") for name in (*OPEN_KEYS, *_NAMED_KEYS))
         if not is_open and key not in keys and key not in sections:
             problems.append(f"unknown key '{key}'. {_nearest_key(key, keys)}")
@@ -248,7 +248,7 @@ def _checked_overrides(overrides: Sequence[str]) -> list[str]:
     return result
 
 
-def _quoted_where_needed(override: re.Match[str]) -> str:
+def _quote_where_needed(override: re.Match[str]) -> str:
     """The override with its value in a form that Hydra reads; a preset's name (`algorithm=ppo`) stays as it is."""
     value, key = override["value"], override["key"].lstrip("/")
     if value is None:
@@ -284,7 +284,7 @@ def _nearest_key(key: str, keys: Sequence[str]) -> str:
     return did_you_mean(key, same_section or same_leaf or keys)
 
 
-def _explained(error: Exception, file: Path) -> ConfigError | UnknownNameError:
+def _explain(error: Exception, file: Path) -> ConfigError | UnknownNameError:
     """Hydra's and OmegaConf's errors, reworded."""
     # Hydra wraps the error that says what is wrong. OmegaConf's own has a bare cause under a debugger or tracer.
     text = str(error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error)

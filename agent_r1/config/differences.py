@@ -22,7 +22,7 @@ def config_differences(old: Config, new: Config) -> list[str]:
     """One line per key whose value differs: `optimizer.learning_rate: 0.0004 -> 0.001`."""
     before, after = _flat(to_plain(old)), _flat(to_plain(new))
     return [
-        f"{key}: {_shown(before, key)} -> {_shown(after, key)}"
+        f"{key}: {_value_text(before, key)} -> {_value_text(after, key)}"
         for key in sorted({*before, *after})
         if (key in before, before.get(key)) != (key in after, after.get(key))
     ]
@@ -84,7 +84,7 @@ def _flat(section: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
+def _value_text(values: Mapping[str, Any], key: str) -> str:
     if key not in values:
         return "(not set)"
     text = "null" if values[key] is None else str(values[key])

@@ -76,17 +76,17 @@ class _Composition:
 _compositions: dict[tuple[object, ...], _Composition] = {}
 
 
-def composed(folder: Path, name: str, overrides: Sequence[str], node_bytes: bytes | None = None) -> Composed:
+def compose_config(folder: Path, name: str, overrides: Sequence[str], node_bytes: bytes | None = None) -> Composed:
     """The configuration `name` of a folder with overrides in Hydra's grammar on top. `node_bytes`: the pickled node
     that stands for that name instead of a file."""
     try:
-        quick = _quickly_composed(folder, name, overrides, node_bytes)
+        quick = _compose_quickly(folder, name, overrides, node_bytes)
     except REFUSALS:
         quick = None
-    return quick or fully_composed(folder, name, overrides, node_bytes)
+    return quick or compose_fully(folder, name, overrides, node_bytes)
 
 
-def fully_composed(folder: Path, name: str, overrides: Sequence[str], node_bytes: bytes | None = None) -> Composed:
+def compose_fully(folder: Path, name: str, overrides: Sequence[str], node_bytes: bytes | None = None) -> Composed:
     """The same, by Hydra alone."""
     if node_bytes is not None:
         ConfigStore.instance().store(name=name, node=pickle.loads(node_bytes))
@@ -116,13 +116,13 @@ def _without_hydra(config: DictConfig) -> Composed:
 # --- the kept compositions -----------------------------------------------------------------------------------------
 
 
-def _quickly_composed(folder: Path, name: str, overrides: Sequence[str], node_bytes: bytes | None) -> Composed | None:
+def _compose_quickly(folder: Path, name: str, overrides: Sequence[str], node_bytes: bytes | None) -> Composed | None:
     """A copy of a kept composition with the values applied; None when only a full composition is sure to be right."""
     content = node_bytes or _bytes_of(folder / f"{name}.yaml")
     # `shuffle` gives another order each time; Hydra's section is not in what is kept.
     if content is None or any("hydra" in entry or "shuffle" in entry for entry in overrides):
         return None
-    parsed = [_parsed(entry) for entry in overrides]
+    parsed = [_parse_override(entry) for entry in overrides]
     if any(entry.is_sweep_override() or entry.package is not None for entry in parsed):
         return None
     chosen = [_is_group(folder, entry.key_or_group) and not isinstance(entry.value(), dict) for entry in parsed]
@@ -145,7 +145,7 @@ def _quickly_composed(folder: Path, name: str, overrides: Sequence[str], node_by
 
 
 @lru_cache(maxsize=4096)
-def _parsed(override: str) -> Override:
+def _parse_override(override: str) -> Override:
     return OverridesParser.create().parse_overrides([override])[0]
 
 

@@ -121,10 +121,10 @@ class DemonstrationWorkers:
     ) -> dict[int, list[DemonstrationRow]]:
         """What workers made of the rows, by index; hardly anything when they are not worth starting."""
         setup = RendererSetup.of(renderer, self.tool_format) if self.workers.size > 1 and chosen else None
-        pickled = None if setup is None else _pickled(setup)
+        pickled = None if setup is None else _pickle_setup(setup)
         if setup is None or pickled is None:
             return {}
-        tokenised, seconds_per_row = _compared(rows, chosen, renderer, setup.make())
+        tokenised, seconds_per_row = _compare(rows, chosen, renderer, setup.make())
         if seconds_per_row is None or seconds_per_row * len(chosen) < WORTH_SECONDS:
             return tokenised
         num_rows = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS / seconds_per_row)))
@@ -214,7 +214,7 @@ class _Run:
         return packed
 
 
-def _compared(
+def _compare(
     rows: Sequence[RawDemonstration], chosen: Sequence[int], renderer: ChatRenderer, other: ChatRenderer
 ) -> tuple[dict[int, list[DemonstrationRow]], float | None]:
     """Some of the chosen rows, and the seconds that one takes; None when `other` writes one of them otherwise."""
@@ -233,7 +233,7 @@ def _compared(
     return tokenised, seconds / len(tokenised) if tokenised else None
 
 
-def _pickled(setup: RendererSetup) -> bytes | None:
+def _pickle_setup(setup: RendererSetup) -> bytes | None:
     """The setup as it is sent; None where the tokenizer has parts in Python, which `tokenizers` does not send."""
     try:
         return pickle.dumps(setup, protocol=5)
@@ -279,12 +279,12 @@ def unpack(packed: Packed, renderer: ChatRenderer) -> list[DemonstrationRow] | N
         picture = Picture(content_hash=content_hash, width=width, height=height, png=png)
         pictures[_stand_in(picture)] = picture
     try:
-        return [_unpacked(*row, pictures, renderer) for row in rows]
+        return [_unpack_row(*row, pictures, renderer) for row in rows]
     except ValueError:  # an image beyond a limit
         return None
 
 
-def _unpacked(
+def _unpack_row(
     ids: bytes, positions: bytes, pictures: Mapping[int, Picture], renderer: ChatRenderer
 ) -> DemonstrationRow:
     token_ids, actions = tuple(array("q", ids)), tuple(array("q", positions))

@@ -47,7 +47,7 @@ class RawDemonstration:
 
     def checked(self) -> CheckedDemonstration:
         """The conversation in it; a ValueError says what is wrong with it."""
-        messages, tools = _checked(self.content, self.folder)
+        messages, tools = _read_parts(self.content, self.folder)
         return CheckedDemonstration(messages=messages, tools=tools, control_tokens=wants_control_tokens(self.content))
 
 
@@ -175,14 +175,14 @@ def _with_columns_as_text(row: Mapping[str, Any]) -> dict[str, Any]:
 def check_demonstration(row: Any, *, folder: Path | None = None) -> None:
     """Raise a `ValueError` that says why a row is not a demonstration, or why it cannot be written as JSON. Paths of
     images are relative to `folder`."""
-    _checked(row, folder or Path())
+    _read_parts(row, folder or Path())
     wants_control_tokens(row)
     problem = next(unusable_parts(without_images(row), "the row"), None)
     if problem is not None:
         raise ValueError(problem)
 
 
-def _checked(row: Any, folder: Path) -> tuple[list[Message], list[Mapping[str, Any]]]:
+def _read_parts(row: Any, folder: Path) -> tuple[list[Message], list[Mapping[str, Any]]]:
     if isinstance(row, ValueError):
         raise row
     message_list = row.get("messages") if isinstance(row, dict) else None

@@ -41,12 +41,12 @@ def locate(task: str, addresses_of: Mapping[str, Sequence[str]], folder: Path | 
 
     `locate("gsm8k", {"train": [URL]}, Path("data"))` -> `{"train": [Path("data/train.jsonl.xz")]}`
     """
-    local = _given_folder(task, folder)
+    local = _local_folder(task, folder)
     if local is not None:
         return {name: find_files(local, name) for name in addresses_of}
     cache = cache_dir("data") / task
     return {
-        name: [_cached(task, name, address, cache / f"{name}-{number}") for number, address in enumerate(addresses)]
+        name: [_fetch_once(task, name, address, cache / f"{name}-{number}") for number, address in enumerate(addresses)]
         for name, addresses in addresses_of.items()
     }
 
@@ -114,7 +114,7 @@ def _copy(response: Any, into: Any) -> Iterator[int]:
         raise OSError(f"the response ended after {num_bytes} of {announced} bytes")
 
 
-def _given_folder(task: str, folder: Path | None) -> Path | None:
+def _local_folder(task: str, folder: Path | None) -> Path | None:
     """The folder the user gave, if any."""
     if folder is not None:
         return folder
@@ -131,7 +131,7 @@ def _given_folder(task: str, folder: Path | None) -> Path | None:
     return task_folder
 
 
-def _cached(task: str, name: str, address: str, folder: Path) -> Path:
+def _fetch_once(task: str, name: str, address: str, folder: Path) -> Path:
     """The downloaded file of an address, fetched when it is not there."""
     file = folder / unquote(Path(urlsplit(address).path).name)
     if file.is_file():

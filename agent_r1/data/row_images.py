@@ -51,7 +51,7 @@ def with_row_images(messages: Sequence[Message], images: Sequence[Any], folder: 
     `ValueError` says what is wrong."""
     pictures = [read_picture(image, folder=folder, where=f"image {i} of the row") for i, image in enumerate(images)]
     normal = picture_messages(messages, folder=folder)
-    return _placed(normal, pictures) if pictures else normal
+    return _place_pictures(normal, pictures) if pictures else normal
 
 
 def without_images(value: Any) -> Any:
@@ -61,7 +61,7 @@ def without_images(value: Any) -> Any:
     return [without_images(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def _placed(messages: tuple[Message, ...], pictures: list[Picture]) -> tuple[Message, ...]:
+def _place_pictures(messages: tuple[Message, ...], pictures: list[Picture]) -> tuple[Message, ...]:
     marks = sum(text.count(MARK) for message in messages for text in _texts(message))
     if not marks:
         users = [index for index, message in enumerate(messages) if message["role"] == "user"]
@@ -76,7 +76,7 @@ def _placed(messages: tuple[Message, ...], pictures: list[Picture]) -> tuple[Mes
             "or none"
         )
     remaining = list(pictures)
-    return tuple(_filled(message, remaining) if any(MARK in text for text in _texts(message)) else message
+    return tuple(_fill_marks(message, remaining) if any(MARK in text for text in _texts(message)) else message
                  for message in messages)  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def _texts(message: Message) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def _filled(message: Message, remaining: list[Picture]) -> Message:
+def _fill_marks(message: Message, remaining: list[Picture]) -> Message:
     """The message with pictures in the places of its marks."""
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content

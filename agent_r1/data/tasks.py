@@ -59,7 +59,7 @@ def load_tasks(paths: Sequence[str | Path], *, default_agent: str = "env_loop") 
     names = {file: file.stem if stems.count(file.stem) == 1 else file.with_suffix("").as_posix() for file in files}
     for path in files:
         try:
-            for number, row in _numbered(read_rows(path), path, problems):
+            for number, row in _number_rows(read_rows(path), path, problems):
                 try:
                     tasks.append(task_from_row(row, f"{names[path]}-{number}", default_agent, folder=path.parent))
                 except ValueError as error:
@@ -117,7 +117,7 @@ def _with_env_kwargs_as_text(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "env_kwargs": json.dumps(kwargs, ensure_ascii=False)} if isinstance(kwargs, Mapping) else dict(row)
 
 
-def _numbered(rows: Iterator[Any], path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _number_rows(rows: Iterator[Any], path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, row in enumerate(rows):
         if isinstance(row, ValueError):
             problems.append(f"{path}, row {number}: {row}")

@@ -78,7 +78,7 @@ class _Play:
             with boundary(StopReason.ENV_ERROR, "making the environment"):
                 env = make_env()
         except EpisodeError as failure:
-            self._raised("making the environment", failure)
+            self._note_error("making the environment", failure)
             return self
         await self._episode(env, actions)
         for index, (shown, copied) in enumerate(zip(self.shown, self.copies, strict=True)):
@@ -200,13 +200,13 @@ class _Play:
     async def _call(self, where: str, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
             with boundary(StopReason.ENV_ERROR, where):
-                async with _watched(self.blocked, where), asyncio.timeout(self.call_seconds):
+                async with _watch_blocking(self.blocked, where), asyncio.timeout(self.call_seconds):
                     return await call()
         except EpisodeError as failure:
-            self._raised(where, failure)
+            self._note_error(where, failure)
             return _FAILED
 
-    def _raised(self, where: str, failure: EpisodeError) -> None:
+    def _note_error(self, where: str, failure: EpisodeError) -> None:
         last_line = _last_line(failure)
         if last_line == "TimeoutError":
             last_line = f"TimeoutError, after {self.call_seconds:g} s at the latest"
@@ -232,7 +232,7 @@ def _last_line(failure: EpisodeError) -> str:
 
 
 @asynccontextmanager
-async def _watched(blocked: dict[str, float], where: str) -> AsyncIterator[None]:
+async def _watch_blocking(blocked: dict[str, float], where: str) -> AsyncIterator[None]:
     """Record the longest time for which the event loop was blocked inside this context."""
     longest = 0.0
     last = time.perf_counter()

@@ -178,11 +178,11 @@ class GymEnv(AgentEnv):
             picture = picture_text(str(await self._thread.run(self._env.render)))
             text = f"{picture}\n{text}"
         if self._image == "render":
-            images = [*images, await self._thread.run(self._drawn)]
+            images = [*images, await self._thread.run(self._draw)]
         where = f"an image of {self._make}"
         return {"role": "user", "content": with_images(text, [read_picture(image, where=where) for image in images])}
 
-    def _drawn(self) -> Any:
+    def _draw(self) -> Any:
         image = self._env.render()
         if not is_image(image):
             raise ConfigError(
@@ -194,7 +194,7 @@ class GymEnv(AgentEnv):
     def _split(self, observation: Any) -> tuple[str, list[Any]]:
         """An observation as text, and the images that it is or has."""
         if self._observe is not None:
-            return _observed(self._observe(observation), str(self._make))
+            return _split_observed(self._observe(observation), str(self._make))
         images: list[Any] = []
         if self._image == "observation":
             observation, images = split_images(observation)
@@ -218,7 +218,7 @@ class GymEnv(AgentEnv):
         return StepResult(observation=observation, reward=reward, info={"metrics": dict(metrics)})
 
 
-def _observed(returned: Any, make: str) -> tuple[str, list[Any]]:
+def _split_observed(returned: Any, make: str) -> tuple[str, list[Any]]:
     """What a function of `env.observe` returned: text, an image, or both."""
     text, image = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if image is None and not isinstance(text, str):

@@ -140,7 +140,7 @@ class AgentFlowBase(ABC):
             return self.context.renderer.render(observation, trusted=self.context.trusted)
         return self.context.renderer.next_prompt(after.prompt, after.action, observation, trusted=self.context.trusted)
 
-    async def render_beside(self, observation: Observation, after: Turn | None = None) -> Prompt:
+    async def render_async(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """What `render` returns. Where the engine computes outside this thread, the event loop continues while long
         texts are encoded; otherwise nothing here waits, but for images that are read."""
         sees_images = self._message_engine is not None or self.context.renderer.sees_images
@@ -150,7 +150,7 @@ class AgentFlowBase(ABC):
             return self.render(observation, after)
         after = self.context.continues if after is None else after
         previous = None if after is None else (after.prompt, after.action)
-        return await self.context.renderer.prompt_beside(observation, previous, trusted=self.context.trusted)
+        return await self.context.renderer.prompt_async(observation, previous, trusted=self.context.trusted)
 
     def fits(self, prompt: Prompt) -> bool:
         """Whether the context has room for at least one more token, and the prompt, together with those before it, has

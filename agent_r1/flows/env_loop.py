@@ -29,7 +29,7 @@ class AgentEnvLoop(AgentFlowBase):
     async def _loop(self, env: AgentEnv, task: Task) -> Episode:
         name = type(env).__name__
         with boundary(StopReason.ENV_ERROR, f"reset of {name}"):
-            prompt = await self.render_beside(as_observation(await awaited(env.reset(task), f"{name}.reset")))
+            prompt = await self.render_async(as_observation(await awaited(env.reset(task), f"{name}.reset")))
         while self.fits(prompt):
             turn = await self.act(prompt)
             started = time.perf_counter()
@@ -50,7 +50,7 @@ class AgentEnvLoop(AgentFlowBase):
             if result.truncated or len(self.steps) == self.context.max_steps:
                 return self._cut(StopReason.MAX_STEPS, turn, result)
             with boundary(StopReason.ENV_ERROR, f"the observation of {name}"):
-                prompt = await self.render_beside(_next_observation(result), after=turn)
+                prompt = await self.render_async(_next_observation(result), after=turn)
             last = turn
         if not self.steps:
             raise ConfigError(
@@ -78,7 +78,7 @@ class SingleStepFlow(AgentFlowBase):
 
     async def run(self, task: Task) -> Episode:
         """Call the model once."""
-        turn = await self.act(await self.render_beside(Observation(messages=task.prompt)))
+        turn = await self.act(await self.render_async(Observation(messages=task.prompt)))
         cut = turn.completion.finish_reason == "length"
         self.record(turn, reward=0.0, done=not cut)
         if not cut:

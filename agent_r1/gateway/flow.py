@@ -54,7 +54,7 @@ class GatewayFlow(AgentFlowBase):
             posted = None
             if gateway.settings.reward == "posted":
                 posted = await rollout.posted_outcome(gateway.settings.grace_seconds)
-            return self._finished(reason, end, rollout, posted)
+            return self._finish(reason, end, rollout, posted)
 
     async def _end_of(self, agent: asyncio.Future[str | None], rollout: OpenRollout, grace_seconds: float) -> _AgentEnd:
         """Wait for the agent. One that has no call left is stopped when it does not end by itself."""
@@ -99,7 +99,7 @@ class GatewayFlow(AgentFlowBase):
             return StopReason.CONTEXT_FULL if last.context_cut else StopReason.MAX_TOKENS
         return StopReason.DONE
 
-    def _finished(self, reason: StopReason, end: _AgentEnd, rollout: OpenRollout, posted: float | None) -> Episode:
+    def _finish(self, reason: StopReason, end: _AgentEnd, rollout: OpenRollout, posted: float | None) -> Episode:
         for index, reward in rollout.rewards().items():
             self.steps[index] = replace(self.steps[index], reward=reward)
         self.steps[-1] = replace(self.steps[-1], done=reason is StopReason.DONE)

@@ -120,7 +120,7 @@ class OpenRollout:
         try:
             seeds = [self._seed(prompt) for _ in range(request.n)]
             acting = [partial(self._flow.act, prompt, max_tokens=request.max_tokens, seed=seed) for seed in seeds]
-            turns = await self._while_open(_together(acting))
+            turns = await self._while_open(_gather_turns(acting))
         except EpisodeError as error:
             if not self.failure.done():
                 self.failure.set_result(error)
@@ -181,7 +181,7 @@ class OpenRollout:
         except asyncio.CancelledError:
             if self._is_open:
                 raise
-            raise _ended() from None
+            raise _ended_error() from None
         finally:
             self._running.discard(task)
             task.cancel()
@@ -216,7 +216,7 @@ class OpenRollout:
     def post_reward(self, reward: float, step: int | None) -> None:
         """Take a reward: of a step, or without `step` of the whole rollout."""
         if not self._takes_rewards:
-            raise _ended()
+            raise _ended_error()
         if not math.isfinite(reward) or abs(reward) > 1e9:
             raise RefusedError(422, "invalid_reward", f"a reward is a finite number up to a billion, found {reward}")
         if step is not None:
@@ -269,7 +269,7 @@ class OpenRollout:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise _ended()
+            raise _ended_error()
 
 
 @lru_cache(maxsize=8)
@@ -320,11 +320,11 @@ def _behind_chat_api(feature: str, to_do: str) -> RefusedError:
     return RefusedError(400, "not_offered", message)
 
 
-def _ended() -> RefusedError:
+def _ended_error() -> RefusedError:
     return RefusedError(410, "rollout_ended", "this rollout has ended; its address is no longer served")
 
 
-async def _together(acting: Sequence[Callable[[], Coroutine[Any, Any, Turn]]]) -> list[Turn]:
+async def _gather_turns(acting: Sequence[Callable[[], Coroutine[Any, Any, Turn]]]) -> list[Turn]:
     """All turns; when one fails the others are cancelled and its error is raised."""
     if len(acting) == 1:
         return [await acting[0]()]

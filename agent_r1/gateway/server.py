@@ -28,7 +28,7 @@ from agent_r1.gateway.open_rollouts import OpenRollout
 from agent_r1.openai_api import (
     ApiError,
     models_response,
-    read_beside,
+    read_async,
     read_chat_request,
     read_completion_request,
     refusal_body,
@@ -78,7 +78,7 @@ def create_app(gateway: Gateway, access: Access) -> Starlette:
             Route("/rollouts", _answering(routes.claim), methods=["POST"]),
             Route("/health", _answering(routes.health), methods=["GET"]),
         ],
-        exception_handlers={HTTPException: _not_served},
+        exception_handlers={HTTPException: _refuse_path},
     )
     app.router.redirect_slashes = False
     app.add_middleware(AccessControl, access=access, body=refusal_body)
@@ -93,17 +93,17 @@ class _Routes:
 
     async def chat(self, request: Request) -> Response:
         rollout = self._rollout(request)
-        chat_request = await read_beside(read_chat_request, await _body(request))
+        chat_request = await read_async(read_chat_request, await _body(request))
         answer = ChatAnswer(chat_request, MODEL_NAME)
         await while_connected(request, answer.sample(rollout))
-        return _completed(answer.events() if chat_request.stream else None, answer)
+        return _completion_response(answer.events() if chat_request.stream else None, answer)
 
     async def complete(self, request: Request) -> Response:
         rollout = self._rollout(request)
         completion_request = read_completion_request(await _body(request))
         answer = TextAnswer(completion_request, MODEL_NAME)
         await while_connected(request, answer.sample(rollout))
-        return _completed(answer.events() if completion_request.stream else None, answer)
+        return _completion_response(answer.events() if completion_request.stream else None, answer)
 
     async def models(self, request: Request) -> Response:
         self._rollout(request)
@@ -197,13 +197,13 @@ def _answering(handler: Handler) -> Handler:
     return answer
 
 
-async def _not_served(request: Request, error: Exception) -> Response:
+async def _refuse_path(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = f"{request.method} {request.url.path[:100]}: no such path; see the fields of agent_r1.gateway.server"
     return _json(ApiError(message, status=status, code="unknown_url").body, status)
 
 
-def _completed(events: AsyncIterator[bytes] | None, answer: ChatAnswer | TextAnswer) -> Response:
+def _completion_response(events: AsyncIterator[bytes] | None, answer: ChatAnswer | TextAnswer) -> Response:
     headers = {"x-agent-r1-step": str(answer.calls[0].index)}
     if events is not None:
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)

@@ -48,7 +48,7 @@ class Gateway:
     @asynccontextmanager
     async def serving(self, rollout: OpenRollout) -> AsyncIterator[Assignment]:
         """Inside, the rollout can be reached under its address."""
-        url = await self._started()
+        url = await self._start()
         self.rollouts[rollout.token] = rollout
         try:
             yield rollout.assignment(f"{url}/{rollout.token}/v1", self.key or rollout.token)
@@ -56,7 +56,7 @@ class Gateway:
             rollout.close()
             del self.rollouts[rollout.token]
 
-    async def _started(self) -> str:
+    async def _start(self) -> str:
         async with self._starting:
             if self._url is None:
                 from agent_r1.gateway.server import create_app

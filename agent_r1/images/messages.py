@@ -35,7 +35,7 @@ def picture_messages(
     result = tuple(_message(message, index, remaining, folder) for index, message in enumerate(messages))
     if remaining:
         where = "an image beside the messages"
-        result = _appended(result, [read_picture(image, folder=folder, where=where) for image in remaining])
+        result = _append_pictures(result, [read_picture(image, folder=folder, where=where) for image in remaining])
     unchanged = all(new is old for new, old in zip(result, messages, strict=True))
     return messages if unchanged and isinstance(messages, tuple) else result
 
@@ -174,7 +174,7 @@ def _part_of(picture: Picture) -> dict[str, Any]:
     return {"type": "image", "image": picture}
 
 
-def _appended(messages: tuple[Message, ...], pictures: list[Picture]) -> tuple[Message, ...]:
+def _append_pictures(messages: tuple[Message, ...], pictures: list[Picture]) -> tuple[Message, ...]:
     """The messages with pictures at the end of the last one that is not the assistant's."""
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]

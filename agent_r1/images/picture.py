@@ -79,12 +79,12 @@ class Picture:
     def png(self) -> bytes:
         """The image as a PNG."""
         if self._png is None:
-            object.__setattr__(self, "_png", self._loaded())
+            object.__setattr__(self, "_png", self._load_png())
             object.__setattr__(self, "_load", None)
         assert self._png is not None
         return self._png
 
-    def _loaded(self) -> bytes:
+    def _load_png(self) -> bytes:
         from PIL import Image
 
         try:
@@ -120,14 +120,14 @@ class Picture:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.content_hash, self.width, self.height, self.png())
+        return _unpickle, (self.content_hash, self.width, self.height, self.png())
 
 
 _PICTURES: WeakValueDictionary[str, Picture] = WeakValueDictionary()
 _LOCK = Lock()
 
 
-def _unpickled(content_hash: str, width: int, height: int, png: bytes) -> Picture:
+def _unpickle(content_hash: str, width: int, height: int, png: bytes) -> Picture:
     picture = Picture(content_hash=content_hash, width=width, height=height, png=png)
     with _LOCK:
         return _PICTURES.setdefault(content_hash, picture)

@@ -70,14 +70,16 @@ def _front_matter(facts: CardFacts, config: Config | None) -> str:
 
 def _opening(facts: CardFacts, config: Config | None) -> str:
     if config is None:
-        return f"The model `{_shown(facts.base)}`, exported with Agent-R1 {__version__}.\n"
+        return f"The model `{_short_path(facts.base)}`, exported with Agent-R1 {__version__}.\n"
     if facts.run is not None and is_warm_start(facts.run):
-        return f"A language model tuned on demonstrations with Agent-R1 {__version__}, from `{_shown(facts.base)}`.\n"
+        return (
+            f"A language model tuned on demonstrations with Agent-R1 {__version__}, from `{_short_path(facts.base)}`.\n"
+        )
     what = "LoRA adapters" if facts.adapters else "A language model"
     step = "" if facts.step is None else f", as it was after training step {facts.step}"
     return (
         f"{what} trained with Agent-R1 {__version__} by reinforcement learning over whole multi-turn episodes, from "
-        f"`{_shown(facts.base)}`{step}.\n"
+        f"`{_short_path(facts.base)}`{step}.\n"
     )
 
 
@@ -90,7 +92,7 @@ def _demonstrations(config: Config) -> str:
     sft = config.sft
     lines = [
         "## Training\n",
-        f"- demonstrations: {_codes([_shown(path) for path in sft.data])}",
+        f"- demonstrations: {_codes([_short_path(path) for path in sft.data])}",
         f"- {sft.steps} steps of {sft.batch_size} conversations, learning rate {sft.learning_rate:g}, seed "
         f"{config.trainer.seed}",
     ]
@@ -104,11 +106,11 @@ def _task(config: Config) -> str:
     rewards = [part.name for part in config.reward.functions] or [config.reward.function]
     lines = [
         "## Task and data\n",
-        f"- recipe: `{_shown(config.recipe)}`" if config.recipe else "- no recipe: settings given in Python",
+        f"- recipe: `{_short_path(config.recipe)}`" if config.recipe else "- no recipe: settings given in Python",
         f"- environment: `{config.env.get('name', 'tool')}`" + (f" with the tools {_codes(tools)}" if tools else ""),
         f"- reward: {_codes(rewards)}",
-        f"- training data: {_codes([_shown(path) for path in config.data.train]) or 'none'}",
-        f"- held-out data: {_codes([_shown(path) for path in config.data.eval]) or 'none'}",
+        f"- training data: {_codes([_short_path(path) for path in config.data.train]) or 'none'}",
+        f"- held-out data: {_codes([_short_path(path) for path in config.data.eval]) or 'none'}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -118,7 +120,7 @@ def _training(config: Config, facts: CardFacts) -> str:
     steps = config.trainer.steps if facts.step is None else facts.step
     lines = [
         "## Training\n",
-        f"- started from: `{_shown(config.model.path)}`",
+        f"- started from: `{_short_path(config.model.path)}`",
         f"- algorithm: {algorithm_name(config)}",
         f"- {steps} steps of {rollout.groups_per_step} tasks with {rollout.group_size} episodes each, seed "
         f"{config.trainer.seed}",
@@ -126,7 +128,7 @@ def _training(config: Config, facts: CardFacts) -> str:
         + (f", LoRA of rank {lora.rank} and alpha {lora.alpha:g}" if lora.rank else ""),
     ]
     if config.recipe is not None:
-        lines.append(f"\n    agent-r1 train {_shown(config.recipe)}\n")
+        lines.append(f"\n    agent-r1 train {_short_path(config.recipe)}\n")
         changes = _changes(config)
         if changes:
             lines += ["with these changes of the recipe's settings:\n", *(f"    {change}" for change in changes)]
@@ -153,7 +155,7 @@ def _figures(facts: CardFacts, config: Config) -> str:
         for name in names
     ]
     table = "\n".join(["| held-out tasks | before training | after |", "|---|---:|---:|", *rows])
-    recipe = _shown(config.recipe) if config.recipe else "RECIPE"
+    recipe = _short_path(config.recipe) if config.recipe else "RECIPE"
     command = f"    agent-r1 eval {recipe} --model {facts.name}"
     note = "`greedy` is the share of tasks solved without sampling, `reward` the mean outcome reward. The command:"
     return f"## Figures\n\n{table}\n\n{note}\n\n{command}\n"
@@ -190,11 +192,11 @@ def _loading(facts: CardFacts, config: Config | None) -> str:
     if facts.adapters:
         code = (
             f"from peft import PeftModel\nfrom transformers import {auto}, AutoTokenizer\n\n"
-            f'base = {auto}.from_pretrained("{_shown(facts.base)}")\n'
+            f'base = {auto}.from_pretrained("{_short_path(facts.base)}")\n'
             f'model = PeftModel.from_pretrained(base, "{facts.name}")\n'
             f'tokenizer = AutoTokenizer.from_pretrained("{facts.name}")'
         )
-        served = f"vllm serve {_shown(facts.base)} --enable-lora --lora-modules agent={facts.name}"
+        served = f"vllm serve {_short_path(facts.base)} --enable-lora --lora-modules agent={facts.name}"
     else:
         code = (
             f"from transformers import {auto}, AutoTokenizer\n\n"
@@ -204,7 +206,7 @@ def _loading(facts: CardFacts, config: Config | None) -> str:
         served = f"vllm serve {facts.name}"
     lines = ["## How to load it\n", f"```python\n{code}\n```\n", f"    {served}"]
     if config is not None and config.recipe and not facts.adapters:
-        lines.append(f"    agent-r1 chat {facts.name} --recipe {_shown(config.recipe)}")
+        lines.append(f"    agent-r1 chat {facts.name} --recipe {_short_path(config.recipe)}")
     if config is not None:
         lines.append(
             f"\nThe chat template is in the tokenizer. Tool calls are written in the format "
@@ -219,12 +221,12 @@ def _licence(facts: CardFacts) -> str:
     if facts.licence is not None:
         return f"## Licence\n\n{facts.licence}\n"
     return (
-        f"## Licence\n\nNot stated. The licence of `{_shown(facts.base)}` applies to this model too: state it here, "
-        "and as `license` at the top of this file, before you publish it.\n"
+        f"## Licence\n\nNot stated. The licence of `{_short_path(facts.base)}` applies to this model too: state it "
+        "here, and as `license` at the top of this file, before you publish it.\n"
     )
 
 
-def _shown(path: object) -> str:
+def _short_path(path: object) -> str:
     """A path for readers elsewhere: relative ones and hub ids as they are, of an absolute one its last parts."""
     text = str(path)
     return "/".join(Path(text).parts[-2:]) if Path(text).is_absolute() else text

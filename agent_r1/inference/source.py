@@ -119,7 +119,7 @@ def _of_run(
         return AgentSource(label=label, config=_as_it_is(config, str(folder.model)), has_recipe=True, run=folder)
     saved = _checkpoint(folder, step)
     trained = folder.read_config().model
-    model = replace(trained, path=_converted(trained.path))
+    model = replace(trained, path=_gguf_folder(trained.path))
     return AgentSource(
         label=f"{label} (step {saved[0]})",
         config=replace(config, model=model, sft=replace(config.sft, folder=None)),
@@ -173,7 +173,7 @@ def unpacked(path: str, say: Say) -> str:
     return str(unpack_gguf(Path(path)))
 
 
-def _converted(path: str) -> str:
+def _gguf_folder(path: str) -> str:
     """The folder that a GGUF file was converted into for training."""
     return str(gguf_folder(Path(path))) if is_gguf(path) else path
 

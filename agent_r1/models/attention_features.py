@@ -113,7 +113,7 @@ def check_attention(model: nn.Module) -> None:
     if not getattr(model, "_supports_attention_backend", False):
         problems.append("it does not let its attention be replaced")
     if not problems:
-        problems = _call_problems(_recorded(model), layer_windows(config))
+        problems = _call_problems(_record_calls(model), layer_windows(config))
     report_problems(problems, EngineError, f"{name} cannot be used. {_ADVICE}:")
 
 
@@ -156,7 +156,7 @@ def _call_problems(calls: list[AttentionCall], windows: list[int | None]) -> lis
     return list(problems)
 
 
-def _recorded(model: Any) -> list[AttentionCall]:
+def _record_calls(model: Any) -> list[AttentionCall]:
     calls: list[AttentionCall] = []
     tokens = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
     before = set_attention(model, _RECORDER)

@@ -207,11 +207,11 @@ def _slope(
 
 
 @lru_cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     watch_compilation()
     return torch.compile(function, dynamic=True)
 
 
 def _for_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """On CUDA the function is compiled into one kernel: each of its small steps would read all logits once more."""
-    return _compiled(function) if device.type == "cuda" else function
+    return _compile(function) if device.type == "cuda" else function

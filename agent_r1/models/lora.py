@@ -120,7 +120,7 @@ def add_adapters(policy: nn.Module, settings: LoraConfig, *, seed: int, vision: 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Within the context, the model computes without its adapters, as before training."""
-    layers = list(_adapted(model).values())
+    layers = list(_adapted_layers(model).values())
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -146,7 +146,7 @@ def merged_weights(
     Layers named in `apart` are not merged: they give `weight`, `lora_A` and `lora_B`, the latter scaled by alpha /
     rank. `gathered` makes the weights of a sharded policy whole, in order.
     """
-    layers, state = _adapted(policy), policy.state_dict()
+    layers, state = _adapted_layers(policy), policy.state_dict()
     names = _adapter_names(layers)
     adapters = dict(gathered([(name, tensor) for name, tensor in state.items() if name in names]))
     for name, tensor in gathered([(name, tensor) for name, tensor in state.items() if name not in names]):
@@ -168,13 +168,13 @@ def adapter_factors(policy: nn.Module) -> list[tuple[float, Tensor, Tensor]]:
     """Scale, B and A of every adapter."""
     return [
         (float(layer.scaling[_ADAPTER]), layer.lora_B[_ADAPTER].weight, layer.lora_A[_ADAPTER].weight)
-        for layer in _adapted(policy).values()
+        for layer in _adapted_layers(policy).values()
     ]
 
 
 def adapter_targets(policy: nn.Module) -> list[str]:
     """The layers with adapters, as short as they are unambiguous: `q_proj` when every layer of that name has one."""
-    adapted = _adapted(policy)
+    adapted = _adapted_layers(policy)
     short = sorted({name.rpartition(".")[2] for name in adapted})
     matching = {
         name
@@ -190,7 +190,7 @@ def adapter_targets(policy: nn.Module) -> list[str]:
 def saved_state(policy: nn.Module, *, base: Tensor | None = None) -> dict[str, Any]:
     """What a checkpoint keeps of a policy: all weights; with adapters only these and a fingerprint of the rest, `base`
     where it is known already."""
-    layers, state = _adapted(policy), policy.state_dict()
+    layers, state = _adapted_layers(policy), policy.state_dict()
     if not layers:
         return state
     return {
@@ -202,7 +202,7 @@ def saved_state(policy: nn.Module, *, base: Tensor | None = None) -> dict[str, A
 
 def restore_state(policy: nn.Module, saved: Mapping[str, Any], *, base: Tensor | None = None) -> None:
     """Load what `saved_state` gave, from a policy with the same settings and the same base model."""
-    layers = _adapted(policy)
+    layers = _adapted_layers(policy)
     if bool(layers) != ("adapters" in saved):
         how = "without" if layers else "with"
         raise CheckpointError(f"the checkpoint was written {how} LoRA; set model.lora as it was, or start a new run")
@@ -229,14 +229,14 @@ def _scales(layers: Mapping[str, Any]) -> dict[str, float]:
 
 def base_fingerprint(policy: nn.Module) -> Tensor:
     """The sum of each frozen weight's bits, read as integers: the same on every device."""
-    adapters = _adapter_names(_adapted(policy))
+    adapters = _adapter_names(_adapted_layers(policy))
     frozen = [tensor for name, tensor in policy.state_dict().items() if name not in adapters]
     return torch.tensor(
         [int(tensor.contiguous().view(_BITS[tensor.element_size()]).sum(dtype=torch.int64)) for tensor in frozen]
     )
 
 
-def _adapted(model: nn.Module) -> dict[str, Any]:
+def _adapted_layers(model: nn.Module) -> dict[str, Any]:
     """The layers with adapters, by the plain model's names; recognised by attribute, since peft may be missing."""
     return {name: part for name, part in model.named_modules() if hasattr(part, "lora_A")}
 

@@ -55,11 +55,11 @@ class LaidAdapters:
         for weight, rank in zip(weights, ranks, strict=True):
             rows, columns = slice(row, row + len(weight)), slice(column, column + rank)
             joint[rows, : self.in_features] = weight
-            self.weights.append(_fixed(joint[rows, : self.in_features]))
-            self.downs.append(_fixed(down[columns]))
-            self.ups.append(_fixed(joint[rows, self.in_features + column : self.in_features + column + rank]))
+            self.weights.append(_fixed_parameter(joint[rows, : self.in_features]))
+            self.downs.append(_fixed_parameter(down[columns]))
+            self.ups.append(_fixed_parameter(joint[rows, self.in_features + column : self.in_features + column + rank]))
             row, column = rows.stop, columns.stop
-        self.joint, self.down = _fixed(joint), _fixed(down)
+        self.joint, self.down = _fixed_parameter(joint), _fixed_parameter(down)
 
     def product(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         """The outputs of all layers, side by side."""
@@ -82,6 +82,6 @@ class AdaptedLinear(nn.Module):
         return self._laid.product(hidden, self.bias)
 
 
-def _fixed(tensor: Tensor) -> nn.Parameter:
+def _fixed_parameter(tensor: Tensor) -> nn.Parameter:
     """A parameter (of fixed shape to a compiler) that an engine changes in place."""
     return nn.Parameter(tensor, requires_grad=False)

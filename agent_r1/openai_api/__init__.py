@@ -26,7 +26,7 @@ from agent_r1.openai_api.requests import (
     CompletionRequest,
     Sampling,
     ToolChoice,
-    read_beside,
+    read_async,
     read_chat_request,
     read_completion_request,
 )
@@ -62,7 +62,7 @@ __all__ = [
     "error_event",
     "messages_from_openai",
     "models_response",
-    "read_beside",
+    "read_async",
     "read_chat_request",
     "read_completion_request",
     "read_fields",

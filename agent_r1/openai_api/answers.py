@@ -146,7 +146,7 @@ class ChatModel:
                 if delta.choice is not None:
                     return delta.choice
         sampled = await sample_whole_text(self.engine, self.renderer, prompt.token_ids, params)
-        return self._finished(request, prompt, sampled, index)
+        return self._make_choice(request, prompt, sampled, index)
 
     async def stream_choice(
         self, request: ChatRequest, prompt: Prompt, *, seed: int, index: int = 0
@@ -169,11 +169,11 @@ class ChatModel:
         content = content_stream(self.renderer, has_tools=bool(request.offered_tools), stop=stop)
         async with aclosing(sample_text(self.engine, self.renderer, prompt.token_ids, params, stop)) as sampled:
             async for new in sampled:
-                choice = None if new.end is None else self._finished(request, prompt, new.end, index)
+                choice = None if new.end is None else self._make_choice(request, prompt, new.end, index)
                 text = content.push(new.text) if choice is None else content.rest(choice.text)
                 yield ChoiceDelta(text=text, token_ids=new.token_ids, logprobs=new.logprobs, choice=choice)
 
-    def _finished(self, request: ChatRequest, prompt: Prompt, end: SampledText, index: int) -> Choice:
+    def _make_choice(self, request: ChatRequest, prompt: Prompt, end: SampledText, index: int) -> Choice:
         """The choice of a completion; the turn is remembered for the request that continues it."""
         has_tools, is_whole = bool(request.offered_tools), end.stop_text is None
         turn = self.renderer.own_turn(end.completion) if has_tools and is_whole else end.completion

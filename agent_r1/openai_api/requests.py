@@ -102,7 +102,7 @@ class CompletionRequest:
     return_token_ids: bool = False
 
 
-async def read_beside(read: Callable[[Any], T], body: Mapping[str, Any]) -> T:
+async def read_async(read: Callable[[Any], T], body: Mapping[str, Any]) -> T:
     """What `read` makes of a body. Images in its messages are read in a thread: the event loop continues meanwhile."""
     messages = body.get("messages")
     if isinstance(messages, list) and media_in(messages):

@@ -58,13 +58,13 @@ async def sample_text(
                 text = texts.add(new.token_ids)
                 end = so_far.stopped_at(text, new.token_ids, new.logprobs, new.policy_versions) if stop else None
                 if end is None and new.completion is not None:
-                    end = _ended(new.completion, renderer, stop)
+                    end = _finish(new.completion, renderer, stop)
                 yield TextDelta(text=text, token_ids=new.token_ids, logprobs=new.logprobs, end=end)
                 if end is not None:
                     return
 
 
-def _ended(completion: Completion, renderer: ChatRenderer, stop: Sequence[str]) -> SampledText:
+def _finish(completion: Completion, renderer: ChatRenderer, stop: Sequence[str]) -> SampledText:
     """A completion that the engine finished. Text that was not certain before may contain a stop text."""
     text = renderer.text_of(completion.token_ids)
     place = _first_stop(text, stop, 0)

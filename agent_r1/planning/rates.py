@@ -58,7 +58,7 @@ def fit_engine(steps: Sequence[Sequence[RecordedGroup]], slots: int, engines: in
         tokens = np.array([timed.call.action_tokens for timed in calls], dtype=np.float64)
         prompts = np.array([timed.call.new_tokens for timed in calls], dtype=np.float64)
         beside = np.maximum(1.0, _mean_running(starts, ends) / engines)
-        arrived = prompts + (_arrived(starts, ends, prompts) - prompts) / engines
+        arrived = prompts + (_prompt_tokens_meanwhile(starts, ends, prompts) - prompts) / engines
         is_kept = np.array([not timed.call.over_update for timed in calls])
         columns.append(np.stack([np.ones_like(tokens), arrived, tokens, tokens * beside], 1)[is_kept])
         seconds.append((ends - starts)[is_kept])
@@ -107,7 +107,7 @@ def _mean_running(starts: Array, ends: Array) -> Array:
     return np.maximum(1.0, inside / spans)
 
 
-def _arrived(starts: Array, ends: Array, prompts: Array) -> Array:
+def _prompt_tokens_meanwhile(starts: Array, ends: Array, prompts: Array) -> Array:
     """Prompt tokens of the calls that were made while each call ran, its own included."""
     order = np.argsort(starts, kind="stable")
     total = np.concatenate([[0.0], np.cumsum(prompts[order])])

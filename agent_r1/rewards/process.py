@@ -73,7 +73,7 @@ class ProcessBalance:
 
     def observe(self, groups: Sequence[Sequence[Trajectory]]) -> list[float]:
         """The factor of each group's process rewards, after updating the running statistics with this batch."""
-        rewards = [[self._bounded(trajectory) for trajectory in group] for group in groups]
+        rewards = [[self._bounded_rewards(trajectory) for trajectory in group] for group in groups]
         togo = [
             number
             for group, bounded in zip(groups, rewards, strict=True)
@@ -95,9 +95,9 @@ class ProcessBalance:
 
     def balanced(self, trajectory: Trajectory, factor: float) -> list[float]:
         """A trajectory's process rewards, step by step, times its group's factor."""
-        return [factor * reward for reward in self._bounded(trajectory)]
+        return [factor * reward for reward in self._bounded_rewards(trajectory)]
 
-    def _bounded(self, trajectory: Trajectory) -> list[float]:
+    def _bounded_rewards(self, trajectory: Trajectory) -> list[float]:
         rewards = [step.reward for step in trajectory.steps]
         if self.bound is None:
             return rewards

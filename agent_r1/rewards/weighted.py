@@ -49,7 +49,7 @@ class RewardSum:
         parts = {
             label: value
             for term, score in zip(self.terms, scores, strict=True)
-            for label, value in _labelled(term.name, score)
+            for label, value in _label_parts(term.name, score)
         }
         main = scores[0]
         return Score(
@@ -87,7 +87,7 @@ def terms_of(reward: RewardFunction) -> tuple[RewardFunction, ...]:
     return tuple(term.function for term in reward.terms) if isinstance(reward, RewardSum) else (reward,)
 
 
-def _labelled(name: str, score: Score) -> Iterator[tuple[str, float]]:
+def _label_parts(name: str, score: Score) -> Iterator[tuple[str, float]]:
     yield name, score.value
     for part, value in score.parts.items():
         if part != "success":

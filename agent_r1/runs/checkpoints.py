@@ -53,7 +53,7 @@ def newest_readable(folder: Path, say: Callable[[str], None] = lambda text: None
 
 def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint's files, in a few words; None when they are undamaged."""
-    return _explained(lambda: _damaged_part(path))
+    return _read_errors_as_damage(lambda: _damaged_part(path))
 
 
 def seal_model(folder: RunFolder) -> None:
@@ -67,7 +67,7 @@ def find_model_damage(folder: RunFolder) -> str | None:
     and for a model that is not sealed."""
     if not folder.model_checksums.exists():
         return None
-    return _explained(lambda: _damaged_file(folder.model, folder.model_checksums))
+    return _read_errors_as_damage(lambda: _damaged_file(folder.model, folder.model_checksums))
 
 
 def checksum(file: Path) -> list[int]:
@@ -79,7 +79,7 @@ def checksum(file: Path) -> list[int]:
     return [size, crc]
 
 
-def _explained(find: Callable[[], str | None]) -> str | None:
+def _read_errors_as_damage(find: Callable[[], str | None]) -> str | None:
     """What was found; that files or their checksums cannot be read is damage too."""
     try:
         return find()

@@ -68,16 +68,16 @@ def _as_json(step: StepCredit) -> dict[str, Any]:
         "reward": step.reward,
         "return": step.observed_return,
         "num_tokens": len(step.advantages),
-        **{name: _short(getattr(step, name), is_rounded=name in _ROUNDED) for name in _ARRAYS},
-        **({"penalties": _short(step.penalties)} if step.penalties else {}),
+        **{name: _shorten(getattr(step, name), is_rounded=name in _ROUNDED) for name in _ARRAYS},
+        **({"penalties": _shorten(step.penalties)} if step.penalties else {}),
         **({"next_value": step.next_value} if step.next_value is not None else {}),
     }
 
 
 def _from_json(entry: Mapping[str, Any]) -> StepCredit:
     length = int(entry["num_tokens"])
-    arrays = {name: _whole(entry[name], length) for name in _ARRAYS}
-    arrays["penalties"] = _whole(entry.get("penalties", []), length)
+    arrays = {name: _expand(entry[name], length) for name in _ARRAYS}
+    arrays["penalties"] = _expand(entry.get("penalties", []), length)
     wrong = {name: len(array) for name, array in arrays.items() if len(array) not in (length, 0)}
     if wrong:
         raise ValueError(f"arrays of {wrong} numbers in a step of {length} tokens")
@@ -89,12 +89,12 @@ def _from_json(entry: Mapping[str, Any]) -> StepCredit:
     )
 
 
-def _short(numbers: Numbers, *, is_rounded: bool = False) -> list[float | None] | float | None:
-    values = [_rounded(number) for number in numbers] if is_rounded else list(numbers)
+def _shorten(numbers: Numbers, *, is_rounded: bool = False) -> list[float | None] | float | None:
+    values = [_round(number) for number in numbers] if is_rounded else list(numbers)
     return values[0] if values and all(number == values[0] for number in values) else values
 
 
-def _whole(entry: Any, length: int) -> Numbers:
+def _expand(entry: Any, length: int) -> Numbers:
     return tuple(map(_number, entry)) if isinstance(entry, list) else (_number(entry),) * length
 
 
@@ -104,5 +104,5 @@ def _number(value: Any) -> float | None:
     return value  # type: ignore[no-any-return]
 
 
-def _rounded(number: float | None) -> float | None:
+def _round(number: float | None) -> float | None:
     return None if number is None else float(f"{number:.7g}")

@@ -66,7 +66,7 @@ def plan_opening(config: Config) -> Opening:
     return Opening(
         resumes=False,
         story=f"{folder.path} holds a run with a checkpoint of step {steps[-1]} that differs from this one:\n"
-        f"{_listed([*changed, *replaced])}\n{aside} To resume the old one instead, stop this run, rename the folder "
+        f"{_as_list([*changed, *replaced])}\n{aside} To resume the old one instead, stop this run, rename the folder "
         f"back and restore what differs"
         + (", or resume it with the new configuration: run.resume=must" if not replaced else ""),
     )
@@ -83,10 +83,10 @@ def _why_none(folder: RunFolder) -> str:
 def _must_resume(folder: RunFolder, changed: list[str], replaced: list[str]) -> Opening:
     if replaced:
         raise CheckpointError(
-            f"run.resume=must, but data or model of {folder.path} have changed since its start:\n{_listed(replaced)}\n"
+            f"run.resume=must, but data or model of {folder.path} have changed since its start:\n{_as_list(replaced)}\n"
             "Restore it, or start a new run with run.resume=never"
         )
-    story = f"resuming {folder.path} with another configuration:\n{_listed(changed)}" if changed else ""
+    story = f"resuming {folder.path} with another configuration:\n{_as_list(changed)}" if changed else ""
     return Opening(resumes=True, story=story)
 
 
@@ -176,7 +176,7 @@ def _check_is_run(path: Path) -> None:
         )
 
 
-def _listed(lines: Iterable[str]) -> str:
+def _as_list(lines: Iterable[str]) -> str:
     entries = list(lines)
     more = [f"and {len(entries) - _MAX_LISTED} more"] if len(entries) > _MAX_LISTED else []
     return "\n".join(f"  - {line}" for line in [*entries[:_MAX_LISTED], *more])

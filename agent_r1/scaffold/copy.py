@@ -41,13 +41,13 @@ def _contents(recipe: ShippedRecipe, target: Path) -> dict[Path, bytes]:
     """The files of the copy, by their paths inside it."""
     files = [file for file in sorted(recipe.folder.rglob("*")) if file.is_file()]
     return {
-        file.relative_to(recipe.folder): _adapted(file, recipe.name, target)
+        file.relative_to(recipe.folder): _adapt(file, recipe.name, target)
         for file in files
         if not set(file.parts) & set(_LEFT_OUT)
     }
 
 
-def _adapted(file: Path, name: str, target: Path) -> bytes:
+def _adapt(file: Path, name: str, target: Path) -> bytes:
     if file.suffix not in _TEXTS:
         return file.read_bytes()
     text = file.read_text(encoding="utf-8")

@@ -52,7 +52,7 @@ def write_recipe(name: str, *, kind: Kind = Kind.TOOL, into: Path | None = None)
         "my_agent": name if kind is Kind.FLOW else "env_loop",
         "my_folder": folder.as_posix(),
     }
-    texts = {folder / _filled(path, words): _filled(text, words) for path, text in _template(kind).items()}
+    texts = {folder / _fill(path, words): _fill(text, words) for path, text in _template(kind).items()}
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -69,7 +69,7 @@ def _template(kind: Kind) -> dict[str, str]:
     }
 
 
-def _filled(text: str, words: dict[str, str]) -> str:
+def _fill(text: str, words: dict[str, str]) -> str:
     for word, value in words.items():
         text = text.replace(word, value)
     return text

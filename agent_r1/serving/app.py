@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_r1.codec import write_json
 from agent_r1.errors import MissingExtraError
-from agent_r1.openai_api import ApiError, read_beside, refusal_body
+from agent_r1.openai_api import ApiError, read_async, refusal_body
 from agent_r1.web import (
     CLIENT_DISCONNECTED,
     Access,
@@ -70,16 +70,18 @@ def create_app(server: ModelServer, access: Access | None = None) -> AccessContr
     agent, slots = server.agent_mode, server.slots
     routes = [
         Route(
-            "/v1/chat/completions", _posted(server, server.read_chat, server.chat, server.stream_chat), methods=["POST"]
+            "/v1/chat/completions",
+            _post_endpoint(server, server.read_chat, server.chat, server.stream_chat),
+            methods=["POST"],
         ),
         Route(
             "/v1/completions",
-            _posted(server, server.read_completion, server.complete, server.stream_completion),
+            _post_endpoint(server, server.read_completion, server.complete, server.stream_completion),
             methods=["POST"],
         ),
         Route(
             "/v1/agent",
-            _posted(server, server.read_agent, lambda r: agent.run(r, slots), lambda r: agent.stream(r, slots)),
+            _post_endpoint(server, server.read_agent, lambda r: agent.run(r, slots), lambda r: agent.stream(r, slots)),
             methods=["POST"],
         ),
         Route("/v1/models", models),
@@ -93,7 +95,7 @@ def create_app(server: ModelServer, access: Access | None = None) -> AccessContr
     return AccessControl(app, access or Access(), body=refusal_body)
 
 
-def _posted(server: ModelServer, read: _Read, whole: _Whole, events: _Events) -> _Endpoint:
+def _post_endpoint(server: ModelServer, read: _Read, whole: _Whole, events: _Events) -> _Endpoint:
     """The endpoint of a request with a JSON body, which is answered as a whole or with events."""
     limits, metrics = server.limits, server.metrics
 
@@ -108,7 +110,7 @@ def _posted(server: ModelServer, read: _Read, whole: _Whole, events: _Events) ->
             body = await read_body(
                 request, max_bytes=limits.body_bytes, seconds=limits.body_seconds, limit_name="--body-mb"
             )
-            parsed = await read_beside(read, read_object(body))
+            parsed = await read_async(read, read_object(body))
             if parsed.stream:
                 return EventStream(events(parsed), seconds=limits.request_seconds, on_end=end)
             response = _json(await while_connected(request, _in_time(whole(parsed), limits.request_seconds)))

@@ -195,7 +195,7 @@ class ModelServer:
         completions: list[Completion] = []
         started, pending = time.perf_counter(), b"".join(first)
         self.metrics.prompt_tokens += num_prompt
-        async with aclosing(_numbered(streams)) as deltas:
+        async with aclosing(_number_deltas(streams)) as deltas:
             async for items in deltas:
                 events = b"".join([chunks.delta(index, delta) for index, delta in items])
                 completions += [delta.choice.completion for _, delta in items if delta.choice is not None]
@@ -227,7 +227,7 @@ class ModelServer:
             )
 
 
-async def _numbered(
+async def _number_deltas(
     streams: Sequence[AsyncGenerator[ChoiceDelta, None]],
 ) -> AsyncGenerator[list[tuple[int, ChoiceDelta]], None]:
     """The deltas of all streams with their numbers; one stream needs no task of its own."""

@@ -47,14 +47,14 @@ def train_run(config: Config, console: RunConsole) -> Summary:
     with stop_signals(quiet=console.console.quiet) as stop, open_ranks(config) as ranks:
         console = console if ranks.is_first else RunConsole(quiet=True)
         ranks.attach(stop)
-        plan = ranks.in_turn(lambda: _prepared(config, ranks))
+        plan = ranks.in_turn(lambda: _prepare(config, ranks))
         with locked_run(config) if ranks.is_first else nullcontext() as lock:
             plan = ranks.in_turn(lambda: ensure_model(plan, console))
             model = ranks.agree_now(lambda: check_model(plan))
             return asyncio.run(_train(plan, model, console, lock, stop, ranks))
 
 
-def _prepared(config: Config, ranks: Ranks) -> RunPlan:
+def _prepare(config: Config, ranks: Ranks) -> RunPlan:
     check_ranks(config, ranks)
     plan = prepare_plan(config)
     check_learns(plan)

@@ -150,7 +150,7 @@ def ensure_warm_start(config: Config, console: RunConsole) -> Config:
     if config.sft.folder is None:
         return config
     folder = RunFolder(Path(config.sft.folder))
-    if _why_made(folder, config) is not None:
+    if _reason_to_make(folder, config) is not None:
         _make_warm_start(folder, config, console)
     remove_stale_lock(folder.path)
     return started_config(config)
@@ -159,7 +159,7 @@ def ensure_warm_start(config: Config, console: RunConsole) -> Config:
 def _make_warm_start(folder: RunFolder, config: Config, console: RunConsole) -> None:
     """Of several runs that start together, one makes the warm start and the others wait for it."""
     with lock_folder(folder.path, wait=True, on_wait=console.info) as lock:
-        reason = _why_made(folder, config)
+        reason = _reason_to_make(folder, config)
         if reason is not None:
             say = console.warn if _is_made(folder, config) else console.info  # damage is news
             say(f"{folder.path} {reason}: warm-starting {config.model.path}")
@@ -170,7 +170,7 @@ def _make_warm_start(folder: RunFolder, config: Config, console: RunConsole) -> 
                 torch.cuda.reset_peak_memory_stats()
 
 
-def _why_made(folder: RunFolder, config: Config) -> str | None:
+def _reason_to_make(folder: RunFolder, config: Config) -> str | None:
     """Why a warm start is made in a folder; None when there is one that can be used. Its files are read once."""
     if not folder.path.exists():
         return "is not there yet"

@@ -123,7 +123,7 @@ class Trainer:
         with self.console.progress("training", total, done=self._progress.step, in_logs=False) as bar:
             while self._progress.step < total:
                 await self._ranks.check(self.stop)
-                with self._profiled():
+                with self._profile_if_due():
                     metrics = await self._step()
                 bar.advance(f"reward {metrics['reward/outcome']:.3f}")
                 if self._saves_this_step():
@@ -193,7 +193,7 @@ class Trainer:
         return metrics
 
     @contextmanager
-    def _profiled(self) -> Iterator[None]:
+    def _profile_if_due(self) -> Iterator[None]:
         """Inside, the step that begins is profiled, if it is the one to be profiled."""
         step = self._progress.step + 1
         if step != self.config.tracking.profile_step or not self._ranks.is_first:

@@ -46,17 +46,17 @@ class Task:
         """The same task with lists and objects of its own: code that changes them changes no other rollout's task."""
         return replace(
             self,
-            prompt=_own(self.prompt),
-            reward_model=_own(self.reward_model),
-            env_kwargs=_own(self.env_kwargs),
-            extra_info=_own(self.extra_info),
+            prompt=_copy(self.prompt),
+            reward_model=_copy(self.reward_model),
+            env_kwargs=_copy(self.env_kwargs),
+            extra_info=_copy(self.extra_info),
         )
 
 
-def _own(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """A copy of lists, tuples and dicts at every level; whatever else they hold is shared."""
     if type(value) is dict:
-        return {key: _own(entry) for key, entry in value.items()}
+        return {key: _copy(entry) for key, entry in value.items()}
     if type(value) is list:
-        return [_own(entry) for entry in value]
-    return tuple(map(_own, value)) if type(value) is tuple else value
+        return [_copy(entry) for entry in value]
+    return tuple(map(_copy, value)) if type(value) is tuple else value

@@ -107,7 +107,7 @@ def build_page(data: dict[str, Any], files: dict[str, bytes]) -> str:
     hashes: list[str] = []
     styles: list[str] = []
     modules = {name: text for name, text in texts.items() if name.endswith(".js")}
-    imports = {f"{_PREFIX}{name}": _data_address(_renamed(name, text)) for name, text in modules.items()}
+    imports = {f"{_PREFIX}{name}": _data_address(_rename_imports(name, text)) for name, text in modules.items()}
 
     def link(match: re.Match[str]) -> str:
         kind, name = match[1], match[2]
@@ -162,7 +162,7 @@ def _hash(content: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
-def _renamed(name: str, text: str) -> str:
+def _rename_imports(name: str, text: str) -> str:
     """A module whose imports are names of the import map: `./dom.js` in js/main.js is `agent-r1/js/dom.js`."""
     folder = name.rpartition("/")[0]
     return _IMPORT.sub(lambda match: f'{match[1]}"{_PREFIX}{folder}/{match[2]}"', text)

@@ -73,7 +73,7 @@ def _prompt_tokens(
     step: Mapping[str, Any], tokenizer: TokenTexts | None, *, is_rewritten: bool
 ) -> list[dict[str, Any]]:
     entries = _prompt_entries(step)
-    messages = _rendered_here(step, is_rewritten)
+    messages = _messages_in_new_ids(step, is_rewritten)
     texts: Sequence[str | None] = [None] * len(entries)
     writers = texts
     if tokenizer is not None:
@@ -179,7 +179,7 @@ def _results(steps: Sequence[Mapping[str, Any]], index: int) -> list[dict[str, A
     return messages[ends[-1] + 1 if ends else 0 :]
 
 
-def _rendered_here(step: Mapping[str, Any], is_rewritten: bool) -> list[dict[str, Any]]:
+def _messages_in_new_ids(step: Mapping[str, Any], is_rewritten: bool) -> list[dict[str, Any]]:
     """The messages whose text is among the new ids of a prompt: an action that follows its prompt is already there."""
     messages = _objects(step.get("messages"))
     return messages if is_rewritten else [message for message in messages if message.get("role") != "assistant"]

@@ -101,19 +101,19 @@ class ViewedRun:
 
     def _sections(self) -> dict[str, Any]:
         """The configuration, bounded."""
-        sections: dict[str, Any] = self._derived("config", self.config_text, self._parse_config)
+        sections: dict[str, Any] = self._derive("config", self.config_text, self._parse_config)
         return sections
 
     def summary(self) -> dict[str, Any]:
         """The summary of a finished run; empty for an unfinished one."""
-        summary: dict[str, Any] = self._derived("summary", self._read("summary.json"), self._parse_summary)
+        summary: dict[str, Any] = self._derive("summary", self._read("summary.json"), self._parse_summary)
         return summary
 
     def warnings(self) -> list[dict[str, Any]]:
         """The warnings of the run, each at its step: from warnings.jsonl, or the summary of an older run."""
         text = self._read("warnings.jsonl")
         if text:
-            stored: list[dict[str, Any]] = self._derived("warnings", text, _parse_warnings)
+            stored: list[dict[str, Any]] = self._derive("warnings", text, _parse_warnings)
             return stored
         listed = self.summary().get("warnings")
         matches = [_STEP_WARNING.fullmatch(str(entry)) for entry in listed] if isinstance(listed, list) else []
@@ -128,7 +128,7 @@ class ViewedRun:
             return ""
         return (content or b"").decode("utf-8", "replace")
 
-    def _derived(self, name: str, source: object, make: Callable[[Any], Any]) -> Any:
+    def _derive(self, name: str, source: object, make: Callable[[Any], Any]) -> Any:
         """What `make` makes of a text, made again when the text changes."""
         cached = self._cache.get(name)
         if cached is None or cached[0] != source:
@@ -199,7 +199,7 @@ class ViewedRun:
     def _identity(self) -> dict[str, Any]:
         """Algorithm, model, seed and family; they take a while to derive, so they are kept."""
         source = (self.config_text, self._read("summary.json"))
-        identity: dict[str, Any] = self._derived("identity", source, lambda _: self._identify())
+        identity: dict[str, Any] = self._derive("identity", source, lambda _: self._identify())
         return identity
 
     def _identify(self) -> dict[str, Any]:

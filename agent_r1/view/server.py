@@ -201,17 +201,20 @@ def _file(name: str) -> Response:
 def _text(api: ViewApi, request: Request) -> dict[str, Any]:
     query = request.query_params
     path, where = request.path_params, query.get("path", "")
-    offset, limit = _whole("offset", query.get("offset", "0")), _whole("limit", query.get("limit", "200000"))
+    offset, limit = (
+        _whole_number("offset", query.get("offset", "0")),
+        _whole_number("limit", query.get("limit", "200000")),
+    )
     return api.text(path["run_id"], path["key"], where, offset, limit)
 
 
 def _group(api: ViewApi, request: Request) -> dict[str, Any]:
     path = request.path_params
-    step, group = _whole("step", path["step"]), _whole("group", path["group"])
+    step, group = _whole_number("step", path["step"]), _whole_number("group", path["group"])
     return api.group(path["run_id"], step, group, request.query_params.get("kind", "train"))
 
 
-def _whole(name: str, text: str) -> int:
+def _whole_number(name: str, text: str) -> int:
     if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) < 16):
         raise RefusedError(400, "bad_request", f"{name}={text!r:.60} is not a whole number")
     return int(text)

@@ -230,7 +230,7 @@ def call_parts(call: Any, arguments_key: str) -> tuple[str, Mapping[str, Any], t
     key, repairs = _find_arguments(call, arguments_key)
     arguments = call.get(key, {})
     if isinstance(arguments, str):
-        arguments, repairs = _unquoted(arguments), (*repairs, f'"{key}" was a string of JSON')
+        arguments, repairs = _parse_if_json(arguments), (*repairs, f'"{key}" was a string of JSON')
     if not isinstance(arguments, dict):
         raise ValueError(f'"{key}" must be an object, found {kind_of(arguments)}')
     return name, arguments, repairs
@@ -249,7 +249,7 @@ def _find_arguments(call: Mapping[str, Any], key: str) -> tuple[str, tuple[str, 
     return key, ()
 
 
-def _unquoted(arguments: str) -> Any:
+def _parse_if_json(arguments: str) -> Any:
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):

@@ -81,7 +81,7 @@ class Qwen3CoderFormat:
 
     def call_text(self, calls: Sequence[ToolCall], content: str) -> str:
         """A block of tags for each call."""
-        return after_content(content, "\n".join(_written(call) for call in calls))
+        return after_content(content, "\n".join(_write_call(call) for call in calls))
 
     def result_text(self, name: str, text: str) -> str:
         """The answer in its tag."""
@@ -116,7 +116,7 @@ def write_value(value: Any) -> str:
     return dump_json(value, _OWN_MARKS)
 
 
-def _written(call: ToolCall) -> str:
+def _write_call(call: ToolCall) -> str:
     parameters = [f"<parameter={key}>\n{write_value(value)}\n{_PARAMETER_END}" for key, value in call.arguments.items()]
     return "\n".join([_OPEN, f"<function={call.name}>", *parameters, _FUNCTION_END, _CLOSE])
 

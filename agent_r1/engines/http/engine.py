@@ -99,7 +99,7 @@ class ServersEngine:
         servers = self._settings.servers
         prompt = servers.prompt(prompt_ids)
         _check_request(prompt.expanded, sampling, context_length=self.context_length, vocabulary=servers.vocabulary)
-        pool = await self._started()
+        pool = await self._start_pool()
         request = _Request(tuple(prompt_ids), prompt, sampling)
         num_failures = 0
         while not request.is_finished:
@@ -149,7 +149,7 @@ class ServersEngine:
         async with self._updating:
             await self._publish(weights, version)
 
-    async def _started(self) -> ServerPool:
+    async def _start_pool(self) -> ServerPool:
         """The pool. Without an update so far, servers get the policy as it is: evaluation makes none."""
         if self._published is None:
             async with self._updating:

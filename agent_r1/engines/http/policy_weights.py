@@ -46,13 +46,13 @@ def write_weights(policy: nn.Module, weights: Iterable[tuple[str, Tensor]] | Non
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         _write_shards(
-            beside, _untied(policy, merged_weights(policy) if weights is None else weights), getattr(torch, dtype)
+            beside, _untie(policy, merged_weights(policy) if weights is None else weights), getattr(torch, dtype)
         )
         _write_config(policy, beside / "config.json", dtype)
         beside.replace(folder)
 
 
-def _untied(policy: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+def _untie(policy: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
     """The weights with a head of its own: a tied head is a copy of the embeddings."""
     model = cast(Any, policy)
     names = {id(part): name for name, part in model.named_modules()}
@@ -145,7 +145,7 @@ def next_logprobs(policy: nn.Module, texts: Iterable[ProbeText], *, folder: Path
     A policy that is sharded over processes cannot compute in one of them alone: then the model in `folder` is loaded.
     """
     is_sharded = any(hasattr(parameter, "full_tensor") for parameter in policy.parameters())
-    model = _loaded(folder, policy) if is_sharded else policy
+    model = _load_folder(folder, policy) if is_sharded else policy
     was_training = model.training
     model.eval()
     try:
@@ -181,7 +181,7 @@ def _hidden_with_images(model: nn.Module, token_ids: TokenIds) -> Tensor:
     return hidden
 
 
-def _loaded(folder: Path, policy: nn.Module) -> nn.Module:
+def _load_folder(folder: Path, policy: nn.Module) -> nn.Module:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     sees = vision_family(getattr(policy, "config", None)) is not None

@@ -186,7 +186,7 @@ class Server:
 
     async def check_health(self) -> None:
         """Raise `ServerError` when it does not answer, or answers that it is not well."""
-        adapter = await self._connected()
+        adapter = await self._connect()
         await adapter.check_health(seconds=HEALTH_SECONDS)
 
     async def synchronise(self, current: Callable[[], Published]) -> None:
@@ -209,7 +209,7 @@ class Server:
             self.state, self.reason = "updating", "its weights are being updated"
             try:
                 await self.check_health()
-                adapter = await self._connected()
+                adapter = await self._connect()
                 has_them = await adapter.label(seconds=HEALTH_SECONDS) == weights.label
                 if not has_them or self.label != weights.label:
                     await self._load(adapter, weights)
@@ -256,15 +256,15 @@ class Server:
         )
         wrong = {label for answer in answers for label in answer.labels or ()} - {weights.label}
         if wrong:
-            raise self._refused(f"it says that its weights are {sorted(wrong)[0]!r:.60}, not {weights.label!r}")
+            raise self._refusal(f"it says that its weights are {sorted(wrong)[0]!r:.60}, not {weights.label!r}")
         tokens = [answer.token_ids[0] for answer in answers if answer.token_ids]
         if len(tokens) < len(answers) or max(tokens) >= probe.logprobs.shape[1]:
-            raise self._refused(f"it sampled ids that the policy does not have: {tokens}")
+            raise self._refusal(f"it sampled ids that the policy does not have: {tokens}")
         differences = probe.differences(tokens, [answer.logprobs[0] for answer in answers])
         self.difference = max(differences)
         if not self.difference <= probe.tolerance:
             is_text = not differences[0] <= probe.tolerance
-            raise self._refused(
+            raise self._refusal(
                 f"its log-probs{'' if is_text else ' after an image'} differ from the trainer's by "
                 f"{self.difference:.3g} on average after weights {weights.version} were loaded, and "
                 f"{probe.tolerance:.3g} is allowed: it has other weights, another number type, or "
@@ -272,7 +272,7 @@ class Server:
                 "(engine.servers.tolerance sets what is allowed)"
             )
 
-    def _refused(self, reason: str) -> ServerError:
+    def _refusal(self, reason: str) -> ServerError:
         return _DisagreementError(f"{self.url} was refused: {reason}")
 
     async def start_again(self) -> None:
@@ -288,7 +288,7 @@ class Server:
 
     # --- the first contact -------------------------------------------------------------------------------------------
 
-    async def _connected(self) -> Adapter:
+    async def _connect(self) -> Adapter:
         """The adapter; the server is asked what it is and whether it can be used when that is not known."""
         if self._adapter is None:
             adapter = await self._identify()

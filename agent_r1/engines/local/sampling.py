@@ -48,14 +48,14 @@ def uniforms(seeds: Sequence[int], first_indices: Sequence[int], count: int) -> 
     """
     mask = 2**64 - 1
     with np.errstate(over="ignore"):
-        state = _mixed(np.array([seed & mask for seed in seeds], dtype=np.uint64))[:, None]
+        state = _mix(np.array([seed & mask for seed in seeds], dtype=np.uint64))[:, None]
         indices = np.array(first_indices, dtype=np.uint64)[:, None] + np.arange(count, dtype=np.uint64)
-        state = _mixed(np.add(state, indices, dtype=np.uint64))
+        state = _mix(np.add(state, indices, dtype=np.uint64))
     numbers = ((state >> np.uint64(11)) / 2.0**53).astype(np.float32)
     return np.minimum(numbers, np.float32(1 - 2.0**-24))  # rounding must not reach 1
 
 
-def _mixed(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def _mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """One round of `mix_seed`."""
     state = state + np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

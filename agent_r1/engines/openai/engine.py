@@ -88,15 +88,15 @@ class OpenAIEngine(MessageEngine):
         fields = {"model": await self.find_model(), **request_fields(observation, sampling), **self._extra}
         request = {name: value for name, value in fields.items() if name not in self._omitted}
         try:
-            return await self._ask(self._named(request), on_text)
+            return await self._ask(self._with_limit_field(request), on_text)
         except EngineRequestError as error:
             # Models that reason call their limit so, and refuse the other name.
             if self._limit_field in request and "max_completion_tokens" in str(error):
                 self._limit_field = "max_completion_tokens"
-                return await self._ask(self._named(request), on_text)
+                return await self._ask(self._with_limit_field(request), on_text)
             raise _with_hint(error, request) from error
 
-    def _named(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _with_limit_field(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The request with its limit under the name that the servers take."""
         return {self._limit_field if name == "max_tokens" else name: value for name, value in request.items()}
 

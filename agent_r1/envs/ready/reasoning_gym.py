@@ -53,9 +53,9 @@ def reasoning_gym(
     if reserved:
         raise ConfigError(f"env.arguments.{reserved[0]} is set by env.tasks, env.eval_tasks and env.seed")
     first = seed * _SEED_STEP % _EVAL_OFFSET
-    train = _levelled(name, "train", configs, first, tasks, set())
+    train = _rows_by_level(name, "train", configs, first, tasks, set())
     questions = {str(task.prompt[-1]["content"]) for task in train}
-    held_out = _levelled(name, "eval", configs, first + _EVAL_OFFSET, eval_tasks, questions)
+    held_out = _rows_by_level(name, "eval", configs, first + _EVAL_OFFSET, eval_tasks, questions)
     if eval_tasks and not held_out:
         raise ConfigError(
             f"reasoning_gym:{name} has no question left for env.eval_tasks={eval_tasks}: env.tasks={tasks} holds all "
@@ -80,7 +80,7 @@ def reasoning_gym(
     return ReadyEnv(env=section, train=rows(train), eval=rows(held_out), reward="reasoning_gym")
 
 
-def _levelled(
+def _rows_by_level(
     name: str, split: str, configs: Sequence[Mapping[str, Any]], seed: int, count: int, used_questions: set[str]
 ) -> list[Task]:
     """Tasks of a split, spread evenly over the levels."""

@@ -37,11 +37,11 @@ def load_verifiers(name: str, arguments: Mapping[str, Any]) -> Any:
         load = getattr(module, "load_environment", None)
         if not callable(load):
             raise ConfigError(f"the module '{module.__name__}' of verifiers:{name} has no function load_environment")
-        _loaded[key] = _checked(name, load(**arguments))
+        _loaded[key] = _check_supported(name, load(**arguments))
     return _loaded[key]
 
 
-def _checked(name: str, env: Any) -> Any:
+def _check_supported(name: str, env: Any) -> Any:
     import verifiers
 
     multi_turn = getattr(verifiers, "MultiTurnEnv", None)

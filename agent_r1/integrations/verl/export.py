@@ -45,7 +45,7 @@ def export_recipe(
             for task in [*plan.train_tasks, *plan.eval_tasks]
         )
     settings = verl_settings(
-        _resolved(plan.config), prompt_length=prompt_length, context_length=checked.context_length, gpus=gpus
+        _with_absolute_model(plan.config), prompt_length=prompt_length, context_length=checked.context_length, gpus=gpus
     )
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def export_recipe(
     return settings
 
 
-def _resolved(config: Config) -> Config:
+def _with_absolute_model(config: Config) -> Config:
     """The configuration with the model's folder as an absolute path."""
     path = Path(config.model.path)
     return replace(config, model=replace(config.model, path=str(path.resolve()))) if path.is_dir() else config
@@ -67,7 +67,7 @@ def _resolved(config: Config) -> Config:
 
 def _inside_verl(config: Config) -> Config:
     """What the loop needs: the recipe at its absolute place, without trackers and what makes models."""
-    resolved = _resolved(config)
+    resolved = _with_absolute_model(config)
     return replace(
         resolved,
         recipe=None if config.recipe is None else str(Path(config.recipe).resolve()),

@@ -74,17 +74,17 @@ def task_of_row(row: Mapping[str, Any], default_agent: str = "env_loop") -> Task
             raise DataError(f"the column {TASK_COLUMN} must hold JSON text, found {text!r:.80}: {error}") from error
         if not isinstance(columns_of_task, dict):
             raise DataError(f"the column {TASK_COLUMN} must hold JSON text of an object, found {text!r:.80}")
-        return _checked(columns_of_task, "verl", default_agent)
+        return _make_task(columns_of_task, "verl", default_agent)
     extra = row.get("extra_info") or {}
     columns: dict[str, Any] = {
         key: row[key] for key in ("reward_model", "env_kwargs", "data_source", "task_id") if row.get(key) is not None
     }
     prompt = row.get("raw_prompt")
     columns |= {"prompt": None if prompt is None else [dict(message) for message in prompt], "extra_info": dict(extra)}
-    return _checked(columns, str(extra.get("index", "verl")), str(extra.get("flow", default_agent)))
+    return _make_task(columns, str(extra.get("index", "verl")), str(extra.get("flow", default_agent)))
 
 
-def _checked(row: Mapping[str, Any], task_id: str, agent: str) -> Task:
+def _make_task(row: Mapping[str, Any], task_id: str, agent: str) -> Task:
     prompt = row.get("prompt")
     if isinstance(prompt, list | tuple) and media_in(prompt):
         raise DataError(f"a prompt of verl's rows has {' and '.join(media_in(prompt))} content; {_NO_MEDIA}")

@@ -97,8 +97,8 @@ def block_mask(batch: MicroBatch, window: int | None, block: int = LARGE_BLOCK) 
     every = (by_block.amin(2)[:, None, :] > last_query) & before
     if window is not None:
         every = torch.zeros_like(every)
-    counts, indices = _listed(some & ~every)
-    full_counts, full_indices = _listed(every)
+    counts, indices = _block_lists(some & ~every)
+    full_counts, full_indices = _block_lists(every)
     return BlockMask.from_kv_blocks(
         counts,
         indices,
@@ -110,7 +110,7 @@ def block_mask(batch: MicroBatch, window: int | None, block: int = LARGE_BLOCK) 
     )
 
 
-def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+def _block_lists(chosen: Tensor) -> tuple[Tensor, Tensor]:
     """How many blocks each block of queries reads, and which, chosen ones first."""
     counts = chosen.sum(-1, dtype=torch.int32)
     order = torch.argsort(chosen.int(), dim=-1, descending=True, stable=True).to(torch.int32)
@@ -142,7 +142,7 @@ def _compiled_flex() -> Callable[..., Tensor]:
     return cast(Callable[..., Tensor], torch.compile(flex_attention))
 
 
-def _capped(softcap: float) -> Callable[..., Tensor]:
+def _softcap_scores(softcap: float) -> Callable[..., Tensor]:
     def capped(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return softcap * torch.tanh(score / softcap)
 
@@ -192,7 +192,7 @@ def trie_attention(
         query,
         key,
         value,
-        score_mod=None if softcap is None else _capped(softcap),
+        score_mod=None if softcap is None else _softcap_scores(softcap),
         block_mask=attention_mask,
         scale=scaling,
         kernel_options=kernel_options(query, attention_mask.BLOCK_SIZE[0]),

@@ -55,7 +55,7 @@ class ShardedLearner(TorchLearner):
         super().__init__(**settings)
 
     def _measured_growth(self) -> WeightGrowth:
-        return WeightGrowth(self.policy, norm=self._peers.norm, whole=_whole)
+        return WeightGrowth(self.policy, norm=self._peers.norm, whole=_full_tensor)
 
     # --- state -----------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ def _plain(policy: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     return plain
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

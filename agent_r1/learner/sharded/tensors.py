@@ -37,17 +37,17 @@ def sharded(whole: Tensor, like: DTensor) -> DTensor:
         raise ValueError(f"a tensor of shape {tuple(whole.shape)} where {tuple(like.shape)} is expected")
     mesh = like.device_mesh
     part = chunk(whole, mesh.size(), mesh.get_local_rank()).to(local(like).device)
-    return _placed(part.clone(), mesh, whole.shape, like.stride())
+    return _as_dtensor(part.clone(), mesh, whole.shape, like.stride())
 
 
 def empty_shard(shape: torch.Size, dtype: torch.dtype, mesh: DeviceMesh, device: torch.device) -> DTensor:
     """A sharded tensor to be filled."""
     whole = torch.empty(shape, dtype=dtype, device="meta")
     part = chunk(whole, mesh.size(), mesh.get_local_rank())
-    return _placed(torch.empty(part.shape, dtype=dtype, device=device), mesh, shape, whole.stride())
+    return _as_dtensor(torch.empty(part.shape, dtype=dtype, device=device), mesh, shape, whole.stride())
 
 
-def _placed(part: Tensor, mesh: DeviceMesh, shape: torch.Size, stride: tuple[int, ...]) -> DTensor:
+def _as_dtensor(part: Tensor, mesh: DeviceMesh, shape: torch.Size, stride: tuple[int, ...]) -> DTensor:
     return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
 

@@ -181,7 +181,7 @@ class TorchRanks(Ranks):
                 task.uncancel()
             mine = _Outcome(signal=self._stop.received)
         except (Exception, RunInterrupted) as error:
-            mine = _failed(error)
+            mine = _outcome_of_error(error)
         outcomes = await finish(asyncio.wrap_future(self._start(lambda: self._all_gather(mine))), self._stop)
         self._raise_first(outcomes)
         return [cast(ValueT, outcome.value) for outcome in outcomes]
@@ -221,7 +221,7 @@ class TorchRanks(Ranks):
         try:
             return _Outcome(value=work())
         except (Exception, RunInterrupted) as error:
-            return _failed(error)
+            return _outcome_of_error(error)
 
     def _exchange(self, mine: _Outcome) -> list[_Outcome]:
         """The outcomes of all ranks. The calling thread can receive signals meanwhile."""
@@ -313,7 +313,7 @@ def _without_value(outcome: _Outcome) -> _Outcome:
     return _Outcome(kind=outcome.kind, error=outcome.error, signal=outcome.signal)
 
 
-def _failed(error: BaseException) -> _Outcome:
+def _outcome_of_error(error: BaseException) -> _Outcome:
     if isinstance(error, RunInterrupted):
         return _Outcome(signal=error.signal_number)
     plain = isinstance(error, AgentR1Error) and "__init__" not in vars(type(error))

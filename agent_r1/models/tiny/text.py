@@ -86,7 +86,7 @@ def train_tokenizer(
     # Tags are single tokens but not special: parsers must see them in the decoded text.
     bpe.add_tokens([AddedToken(text, normalized=False) for text in MARKUP])
     bpe.add_special_tokens([AddedToken(text, normalized=False) for text in specials])
-    tokenizer = _wrapped(bpe, chat_template)
+    tokenizer = _wrap_tokenizer(bpe, chat_template)
     texts = [
         tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
         for row in demonstrations[:1000]
@@ -99,10 +99,10 @@ def train_tokenizer(
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    return _wrapped(bpe, chat_template)
+    return _wrap_tokenizer(bpe, chat_template)
 
 
-def _wrapped(bpe: Tokenizer, chat_template: str) -> PreTrainedTokenizerFast:
+def _wrap_tokenizer(bpe: Tokenizer, chat_template: str) -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=bpe, eos_token=END_OF_TURN, pad_token=PADDING
     )

@@ -73,7 +73,7 @@ class Vision:
 
     def _image_features(self, arrays: Sequence[Inputs]) -> Any:
         """What the model's own function makes of some images of equal shape."""
-        inputs = {name: _joined([each[name] for each in arrays], self.device) for name in arrays[0]}
+        inputs = {name: _join_on_device([each[name] for each in arrays], self.device) for name in arrays[0]}
         try:
             return self._model.model.get_image_features(**inputs)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
@@ -84,10 +84,10 @@ class Vision:
 
     def _embeddings(self, output: Any) -> Tensor:
         """All rows of an output, side by side with those that deeper layers add where the family has them."""
-        rows = _together(output.pooler_output)
+        rows = _as_one_tensor(output.pooler_output)
         if not self.family.deepstack:
             return rows
-        return torch.cat([rows, *(_together(features) for features in output.deepstack_features)], dim=1)
+        return torch.cat([rows, *(_as_one_tensor(features) for features in output.deepstack_features)], dim=1)
 
     # --- features of a frozen tower --------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ def _batches(images: Sequence[EncodedImage], one_by_one: bool) -> Iterator[tuple
     yield from open_batches.values()
 
 
-def _joined(arrays: Sequence[Any], device: torch.device) -> Tensor:
+def _join_on_device(arrays: Sequence[Any], device: torch.device) -> Tensor:
     """The arrays of several images as one tensor. On a GPU they are joined there: on the host, the new memory for
     hundreds of MB costs more than the copy."""
     tensors = [torch.from_numpy(_array(array)) for array in arrays]
@@ -192,7 +192,7 @@ def _array(array: Any) -> npt.NDArray[Any]:
     return np.require(array, kinds.get(np.asarray(array).dtype.kind, np.int64), ["C", "W"])
 
 
-def _together(parts: Any) -> Tensor:
+def _as_one_tensor(parts: Any) -> Tensor:
     """The rows of all images, which some models return as one tensor per image."""
     rows: Tensor = torch.cat(list(parts)) if isinstance(parts, (list, tuple)) else parts
     return rows.reshape(-1, rows.shape[-1])

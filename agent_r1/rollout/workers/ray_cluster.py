@@ -126,7 +126,7 @@ class RayCluster:
             )
         except Exception as error:  # Ray raises a plain one when its processes start too slowly
             ray.shutdown()
-            raise WorkersError(_explained(address, error)) from error
+            raise WorkersError(_explain(address, error)) from error
 
 
 class RayWorker:
@@ -222,10 +222,10 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise WorkersError(_explained(address, error)) from error
+        raise WorkersError(_explain(address, error)) from error
 
 
-def _explained(address: str, error: Exception) -> str:
+def _explain(address: str, error: Exception) -> str:
     text = _first_line(error)
     if "Version mismatch" in str(error):
         ours = f"Python {sys.version.split()[0]} with Ray {ray.__version__}"

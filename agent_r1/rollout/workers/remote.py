@@ -170,7 +170,7 @@ class RemoteRollout(Rollout):
             worker = self._num_started = self._num_started + 1
             handle = self._cluster.new_worker()
             try:
-                is_ready = await self._started(worker, handle)
+                is_ready = await self._start(worker, handle)
                 while is_ready:
                     if self._read_all(worker, await self._poll(handle)):
                         losses = 0
@@ -194,7 +194,7 @@ class RemoteRollout(Rollout):
             if self._failure is None:
                 await asyncio.sleep(_RESTART_SECONDS * 2 ** (losses - 1))
 
-    async def _started(self, worker: int, handle: WorkerHandle) -> bool:
+    async def _start(self, worker: int, handle: WorkerHandle) -> bool:
         info = await handle.start()
         if isinstance(info, StartFailure):
             self._fail(WorkersError(f"a rollout worker cannot start: {info.error}"))

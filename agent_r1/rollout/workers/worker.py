@@ -179,7 +179,7 @@ class RolloutWorker:
         assert self._rollout is not None
         try:
             trajectory = await self._rollout.roll_out_member(start.task, start.group_id, start.member, start.seed)
-            pickled = _pickled(trajectory)
+            pickled = _pickle(trajectory)
         except INTERRUPTIONS:
             raise
         except BaseException as error:  # noqa: BLE001 - the driver raises it
@@ -190,7 +190,7 @@ class RolloutWorker:
             self._send(RolloutFinished(number=start.number, trajectory=pickled, pictures=pictures))
 
 
-def _pickled(trajectory: Trajectory) -> bytes:
+def _pickle(trajectory: Trajectory) -> bytes:
     try:
         return pickle.dumps(trajectory, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:

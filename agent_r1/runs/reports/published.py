@@ -176,7 +176,10 @@ def publish_evaluation(file: Path, *, model: str | None = None, title: str | Non
             commands=[f"agent-r1 eval recipes/{recipe}{options} --split {record['split']} {changes}"],
             tasks=record["tasks"],
             sources=record["sources"],
-            after={"solved": [_short(value) for value in record["solved"]], "metrics": _rounded(record["metrics"])},
+            after={
+                "solved": [_short(value) for value in record["solved"]],
+                "metrics": _round_metrics(record["metrics"]),
+            },
             baseline=record["baseline"],
             title=title,
         )
@@ -262,7 +265,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _stage(record: EvaluationRecord) -> dict[str, Any]:
-    return {"solved": [_short(value) for value in record.solved], "metrics": _rounded(record.metrics)}
+    return {"solved": [_short(value) for value in record.solved], "metrics": _round_metrics(record.metrics)}
 
 
 def _points(run: RunRecord, key: str) -> list[list[float]]:
@@ -270,7 +273,7 @@ def _points(run: RunRecord, key: str) -> list[list[float]]:
     return [[_short(step), float(f"{value:.4g}")] for step, value in zip(steps, values, strict=True)]
 
 
-def _rounded(metrics: Mapping[str, float]) -> dict[str, float]:
+def _round_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: _short(float(f"{value:.6g}")) for name, value in sorted(metrics.items())}
 
 

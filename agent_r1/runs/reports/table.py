@@ -29,7 +29,7 @@ def table_rows(runs: Sequence[RunRecord], *, split: str | None = None, pool: boo
     runs = [row for run in runs for row in (run, *_evaluated_otherwise(run, split))]
     sources = _sources(runs, split)
     rows = [[*_HEADER, *(title for source in sources for title in (_title(runs, split, source), _GAIN_TITLE))]]
-    for members in _pooled(runs) if pool else [[run] for run in runs]:
+    for members in _pool_seeds(runs) if pool else [[run] for run in runs]:
         cells = [cell for source in sources for cell in _cells(members, split, source)]
         rows.append([*_description(members), *cells])
     empty = {
@@ -66,7 +66,7 @@ def _evaluated_otherwise(run: RunRecord, split: str) -> list[RunRecord]:
     return [run.evaluated_with(settings) for settings, splits in run.changed.items() if split in splits]
 
 
-def _pooled(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
+def _pool_seeds(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Runs that differ in nothing but their seed, in the order in which the first of each comes. Evaluations with
     different settings are not pooled."""
     groups: dict[tuple[str, str, str, Settings], list[RunRecord]] = {}
@@ -88,7 +88,7 @@ def _description(members: Sequence[RunRecord]) -> list[str]:
     peaks = [run.peak_gpu_gb for run in members if run.peak_gpu_gb is not None]
     return [
         ", ".join(run.label for run in members),
-        ", ".join(map(_shortened, first.settings)) or _NOTHING,
+        ", ".join(map(_shorten, first.settings)) or _NOTHING,
         first.model,
         first.algorithm,
         ", ".join(map(_seed, members)),
@@ -98,7 +98,7 @@ def _description(members: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _shortened(setting: str) -> str:
+def _shorten(setting: str) -> str:
     return setting if len(setting) <= _MAX_CHARS else f"{setting[:_MAX_CHARS]}..."
 
 
@@ -143,10 +143,10 @@ def _cells(members: Sequence[RunRecord], split: str, source: str) -> tuple[str, 
         gain = paired_gain([(before, after) for before, after in pairs])
         return f"{gain.before:.3f} -> {gain.after:.3f}", describe_gain(gain)
     only_logged = len(members) == 1 and split == "validation"
-    return (_logged(members[0], source) if only_logged else _NOTHING), _NOTHING
+    return (_logged_figures(members[0], source) if only_logged else _NOTHING), _NOTHING
 
 
-def _logged(run: RunRecord, source: str) -> str:
+def _logged_figures(run: RunRecord, source: str) -> str:
     """Before and after, of a run that is unfinished or of an earlier version."""
     key = eval_metric("greedy", source)
     before = next((f"{line[key]:.3f}" for line in run.lines if line["step"] == 0 and key in line), "?")

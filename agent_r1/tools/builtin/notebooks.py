@@ -96,14 +96,14 @@ class Interpreters:
         if notebook.session is not None:
             return notebook.session, False
         notebook.session = await open_session()
-        if await self._restored(notebook, notebook.session, ask):
+        if await self._restore(notebook, notebook.session, ask):
             return notebook.session, False
         await notebook.session.close()
         notebook.forget()
         notebook.session = await open_session()
         return notebook.session, True
 
-    async def _restored(self, notebook: Notebook, session: SandboxSession, ask: Ask) -> bool:
+    async def _restore(self, notebook: Notebook, session: SandboxSession, ask: Ask) -> bool:
         if notebook.seconds > self._seconds:
             return False
         for code, status in notebook.cells:

@@ -156,10 +156,10 @@ class PythonTool(BaseTool):
         if self._brief_errors and reply.report.get("status") == "error":
             text = brief_error(text)
         note, ended = self._verdict(reply)
-        parts = (self._printed(reply).rstrip("\n"), cut_middle(text, self._max_chars), note)
+        parts = (self._output_text(reply).rstrip("\n"), cut_middle(text, self._max_chars), note)
         return "\n".join(part for part in parts if part) or "(no output)", ended
 
-    def _printed(self, reply: SandboxReply) -> str:
+    def _output_text(self, reply: SandboxReply) -> str:
         if not reply.num_bytes_cut:
             return cut_middle(reply.output, self._max_chars)
         head, rest = reply.output[: self._max_chars], reply.output[self._max_chars :]

@@ -108,10 +108,10 @@ def _restore_output(output: int) -> None:
     """Reset the output for a cell, whatever an earlier one did to it."""
     for number in (1, 2):
         os.dup2(output, number)
-    sys.stdout, sys.stderr = _unbuffered(1), _unbuffered(2)
+    sys.stdout, sys.stderr = _open_unbuffered(1), _open_unbuffered(2)
 
 
-def _unbuffered(descriptor: int) -> io.TextIOWrapper:
+def _open_unbuffered(descriptor: int) -> io.TextIOWrapper:
     """An unbuffered stream: what was printed before a deadline can be read."""
     raw = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)

@@ -87,7 +87,7 @@ def read_shards(path: Path, rest: Any, make_shard: MakeShard | None) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads for itself
         dcp.load(tensors, storage_reader=reader, no_dist=True)
-    return _filled(rest, tensors)
+    return _fill_marks(rest, tensors)
 
 
 def split_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -109,11 +109,11 @@ def split_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:
     return marked(state, ""), shards
 
 
-def _filled(entry: Any, shards: Mapping[str, Any]) -> Any:
+def _fill_marks(entry: Any, shards: Mapping[str, Any]) -> Any:
     if isinstance(entry, str) and entry.startswith(_MARK):
         return shards[entry.removeprefix(_MARK)]
     if isinstance(entry, Mapping):
-        return {key: _filled(value, shards) for key, value in entry.items()}
+        return {key: _fill_marks(value, shards) for key, value in entry.items()}
     if isinstance(entry, list):
-        return [_filled(value, shards) for value in entry]
+        return [_fill_marks(value, shards) for value in entry]
     return entry

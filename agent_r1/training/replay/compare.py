@@ -114,7 +114,7 @@ def compare_numbers(before: Mapping[Key, float], after: Mapping[Key, float]) -> 
     groups: dict[tuple[int, int], list[Key]] = defaultdict(list)
     for key in both:
         groups[key[:2]].append(key)
-    within = [_correlated(members, before, after) for members in groups.values()]
+    within = [_rank_correlation(members, before, after) for members in groups.values()]
     correlations = [number for number in within if number is not None]
     total = len(before.keys() | after.keys())
     same = sum(before[key] == after[key] for key in both)
@@ -122,12 +122,12 @@ def compare_numbers(before: Mapping[Key, float], after: Mapping[Key, float]) -> 
         before=fmean(before.values()) if before else None,
         after=fmean(after.values()) if after else None,
         changed=(total - same) / total if total else 0.0,
-        rank_correlation=_correlated(both, before, after),
+        rank_correlation=_rank_correlation(both, before, after),
         within_groups=fmean(correlations) if correlations else None,
     )
 
 
-def _correlated(keys: Sequence[Key], before: Mapping[Key, float], after: Mapping[Key, float]) -> float | None:
+def _rank_correlation(keys: Sequence[Key], before: Mapping[Key, float], after: Mapping[Key, float]) -> float | None:
     return rank_correlation([before[key] for key in keys], [after[key] for key in keys])
 
 

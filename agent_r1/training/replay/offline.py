@@ -114,18 +114,18 @@ def offline_update(
     if not experience.table.num_tokens:
         raise DataError(f"step {step} of {folder.path} has no trajectory to train on: all failed or were dropped")
     with explain_cuda_oom(config):
-        return _updated(learner, experience, folder, step=step, weights=weights)
+        return _update_once(learner, experience, folder, step=step, weights=weights)
 
 
-def _updated(
+def _update_once(
     learner: TorchLearner, experience: Experience, folder: RunFolder, *, step: int, weights: str
 ) -> OfflineUpdate:
-    started = [weight.detach().clone() for weight in _trained(learner)]
+    started = [weight.detach().clone() for weight in _trained_weights(learner)]
     before_N = _scores(learner, experience)
     metrics = learner.learn_sync(experience, step=step - 1)
     learner.check_growth()
     after_N = _scores(learner, experience)
-    pairs = zip(_trained(learner), started, strict=True)
+    pairs = zip(_trained_weights(learner), started, strict=True)
     change = sum(float((now.detach() - then).square().sum()) for now, then in pairs)
     size = sum(float(then.square().sum()) for then in started)
     sampled_N = experience.rollout_logprobs_N
@@ -146,7 +146,7 @@ def _scores(learner: TorchLearner, experience: Experience) -> Tensor:
     return score_all(learner.policy, experience.samples, learner.models.compute).float().cpu()
 
 
-def _trained(learner: TorchLearner) -> list[nn.Parameter]:
+def _trained_weights(learner: TorchLearner) -> list[nn.Parameter]:
     return [weight for weight in learner.policy.parameters() if weight.requires_grad]
 
 

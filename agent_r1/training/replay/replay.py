@@ -105,7 +105,7 @@ def replay_run(
     folder = RunFolder(path)
     recorded_steps(folder)
     config = folder.read_config()
-    changed = load_config(config, _checked(overrides))
+    changed = load_config(config, _check_overrides(overrides))
     if model is not None and not train:
         raise ConfigError("a model is needed for an update only: give --train (train=True) as well, or leave it out")
     with no_exit("the code of the recipe"), recipe_folder(None if config.recipe is None else Path(config.recipe)):
@@ -125,7 +125,7 @@ def replay_run(
         return replace(replay, update=update)
 
 
-def _checked(overrides: Sequence[str]) -> list[str]:
+def _check_overrides(overrides: Sequence[str]) -> list[str]:
     """The overrides, all of which must concern what is made of rollouts."""
     wrong = [text for text in overrides if text.lstrip("+~").partition("=")[0].partition(".")[0] not in REPLAYABLE]
     if wrong:
@@ -204,7 +204,7 @@ def _compare(folder: RunFolder, before: _Side, after: _Side, chosen: set[int]) -
             trajectory=recorded[key],
             ground_truth=str(truths[key[:2]]),
             reward=(recorded[key].outcome_reward, scored[key].outcome_reward),
-            advantage=(_credited(old, key, is_missing), _credited(new, key, is_missing)),
+            advantage=(_advantage_of(old, key, is_missing), _advantage_of(new, key, is_missing)),
         )
         for key in recorded
         if key in scored
@@ -218,13 +218,13 @@ def _compare(folder: RunFolder, before: _Side, after: _Side, chosen: set[int]) -
         parts=parts,
         spread=(share_with_spread(old), share_with_spread(new)),
         advantages=compare_advantages(old, new),
-        reproduced=_reproduced(before[2], old),
+        reproduced=_compare_recorded(before[2], old),
         examples=worst_first(examples),
         notes=_notes(folder, before, after, old, new),
     )
 
 
-def _credited(credit: ReplayedCredit, key: Key, is_missing: bool) -> float | None:
+def _advantage_of(credit: ReplayedCredit, key: Key, is_missing: bool) -> float | None:
     return None if is_missing else credit.trajectories[key].advantage
 
 
@@ -249,7 +249,7 @@ def _numbers(trajectories: Mapping[Key, Trajectory], part: str) -> dict[Key, flo
     return {key: float(t.reward_parts[part]) for key, t in trajectories.items() if part in t.reward_parts}
 
 
-def _reproduced(steps: Sequence[RecordedStep], credit: ReplayedCredit) -> Reproduced | None:
+def _compare_recorded(steps: Sequence[RecordedStep], credit: ReplayedCredit) -> Reproduced | None:
     """How recorded credit compares with the one that follows from the recorded rewards."""
     if credit.missing or not any(step.credit for step in steps):
         return None

@@ -127,13 +127,13 @@ def decode(line: bytes) -> dict[str, Any]:
         record = json.loads(line)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    return _checked(record)
+    return _check_record(record)
 
 
 def decode_short(line: bytes) -> dict[str, Any]:
     """The record of a line, with numbers in place of the token arrays where that is possible."""
     try:
-        return _checked(_fast_loads(shorten(line)))
+        return _check_record(_fast_loads(shorten(line)))
     except (ValueError, RecursionError):  # lone surrogates, NaN; keys of a tool call that look like ours
         return decode(line)
 
@@ -185,7 +185,7 @@ def _cut_between(line: bytes, position: int, key: bytes, end_mark: bytes, parts:
     return end
 
 
-def _checked(record: Any) -> dict[str, Any]:
+def _check_record(record: Any) -> dict[str, Any]:
     if not isinstance(record, dict) or not isinstance(record.get("steps"), list):
         raise ValueError("not a trajectory: an object with steps")
     if not all(isinstance(step, dict) for step in record["steps"]):

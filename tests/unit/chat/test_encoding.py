@@ -168,7 +168,7 @@ def test_prompts_of_many_templates_are_the_same_with_and_without_the_short_way_a
 async def prompts(renderer: ChatRenderer, question: str, results: Sequence[str]) -> list[TokenIds]:
     """The prompts of an episode in which each result answers an action; long enough for threads."""
     messages: tuple[Message, ...] = ({"role": "user", "content": question + " and" * 100},)
-    prompt = await renderer.prompt_beside(Observation(messages=messages), None)
+    prompt = await renderer.prompt_async(Observation(messages=messages), None)
     found = [prompt.token_ids]
     for result in results:
         ids = (*renderer.encode("I search."), renderer.stop_ids[0])
@@ -176,7 +176,7 @@ async def prompts(renderer: ChatRenderer, question: str, results: Sequence[str])
         messages = (*messages, action.as_message(), {"role": "tool", "content": result + " found" * 60})
         observation = Observation(messages=messages)
         expected = renderer.next_prompt(prompt, action, observation)
-        prompt = await renderer.prompt_beside(observation, (prompt, action))
+        prompt = await renderer.prompt_async(observation, (prompt, action))
         assert prompt == expected
         found.append(prompt.token_ids)
     return found
@@ -195,7 +195,7 @@ def test_a_tokenizer_with_a_call_of_its_own_is_asked() -> None:
     encoder = TextEncoder(tokenizer)
     encoder.use_threads()
     expected = tuple(tokenizer.encode("tea " * 200, add_special_tokens=False))
-    assert encoder.encode("tea " * 200) == asyncio.run(encoder.encode_beside("tea " * 200)) == expected
+    assert encoder.encode("tea " * 200) == asyncio.run(encoder.encode_async("tea " * 200)) == expected
 
 
 def test_a_tokenizer_that_is_no_tokenizer_of_the_library_is_asked() -> None:
@@ -228,8 +228,8 @@ def test_truncation_and_split_tokens_that_others_switched_on_change_no_ids() -> 
     assert tokenizer.backend_tokenizer.truncation is not None
     assert encoder.encode(texts[0]) == expected[0]
     tokenizer.encode("a<|im_end|>", split_special_tokens=True)
-    assert asyncio.run(encoder.encode_beside(texts[1])) == expected[1]
-    assert asyncio.run(encoder.encode_beside(texts[2])) == expected[2]
+    assert asyncio.run(encoder.encode_async(texts[1])) == expected[1]
+    assert asyncio.run(encoder.encode_async(texts[2])) == expected[2]
 
 
 def test_half_a_surrogate_pair_is_encoded_as_a_replacement() -> None:
@@ -237,7 +237,7 @@ def test_half_a_surrogate_pair_is_encoded_as_a_replacement() -> None:
     encoder.use_threads()
     text = "tea \ud83d " * 80
     assert encoder.encode(text) == encoder.encode("tea ? " * 80)
-    assert asyncio.run(TextEncoder(byte_level()).encode_beside(text)) == encoder.encode(text)
+    assert asyncio.run(TextEncoder(byte_level()).encode_async(text)) == encoder.encode(text)
 
 
 def test_only_so_many_texts_are_remembered() -> None:
@@ -361,6 +361,6 @@ def test_a_text_that_an_ended_event_loop_waited_for_is_encoded_in_the_next_one()
 def test_without_threads_nothing_waits() -> None:
     """Where the engine computes on the event loop, the order of events is a function of the requests alone."""
     renderer = ChatRenderer(TOKENIZERS["byte level"])
-    rendering = renderer.prompt_beside(Observation(messages=({"role": "user", "content": "word " * 300},)), None)
+    rendering = renderer.prompt_async(Observation(messages=({"role": "user", "content": "word " * 300},)), None)
     with pytest.raises(StopIteration):
         rendering.send(None)

@@ -292,12 +292,12 @@ def test_prompts_made_beside_the_event_loop_are_the_same(tmp_path: Path) -> None
     renderer = load_renderer(make_tiny_vlm("llava", tmp_path, weights=False))
     renderer.encode_in_threads()
     observation = asked(text("Look: " * 100), image(21), image(22))
-    prompts = [asyncio.run(renderer.prompt_beside(observation, None)), renderer.render(observation)]
+    prompts = [asyncio.run(renderer.prompt_async(observation, None)), renderer.render(observation)]
     assert prompts[0].token_ids == prompts[1].token_ids
     action = renderer.parse(sampled(renderer, "No."), truncated=False)
     more = (*observation.messages, action.as_message(), {"role": "user", "content": [image(23), text("Now?")]})
     following = Observation(messages=more, tools=(ZOOM,))
-    beside = asyncio.run(renderer.prompt_beside(following, (prompts[0], action)))
+    beside = asyncio.run(renderer.prompt_async(following, (prompts[0], action)))
     assert beside.bridged
     assert beside.token_ids == renderer.next_prompt(prompts[0], action, following).token_ids
 

@@ -32,14 +32,14 @@ def outcome(recipe: Path | Config | None, overrides: list[str]) -> tuple[str, ob
 
 def in_full(recipe: Path | Config | None, overrides: list[str]) -> tuple[str, object]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "composed", hydra_compose.fully_composed)
+        patch.setattr(compose, "compose_config", hydra_compose.compose_fully)
         return outcome(recipe, overrides)
 
 
 def compare(recipe: Path | Config | None, overrides: list[str]) -> None:
     """Hydra composes in full once; where a load falls back on that, it is not made again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hydra_compose, "fully_composed", remembered(hydra_compose.fully_composed))
+        patch.setattr(hydra_compose, "compose_fully", remembered(hydra_compose.compose_fully))
         expected = in_full(recipe, overrides)
         assert outcome(recipe, overrides) == expected
         assert outcome(recipe, overrides) == expected  # from a composition that is certainly kept

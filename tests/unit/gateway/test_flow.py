@@ -517,7 +517,7 @@ def test_a_rollout_that_is_handed_to_a_worker_that_left_goes_to_the_next(num_tic
 
     async def run() -> int:
         async with Gateway(AgentConfig(remote=True)) as gateway:
-            url = httpx.URL(await gateway._started())
+            url = httpx.URL(await gateway._start())
             agents: Any = gateway.agent
             _, leaving = await asyncio.open_connection(url.host, url.port)
             leaving.write(b"POST /rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
@@ -585,7 +585,7 @@ def test_a_worker_that_disconnects_while_it_sends_its_answer_fails_its_rollout_a
 def test_a_worker_that_waits_at_the_end_of_the_run_is_told_so() -> None:
     async def run() -> int:
         async with Gateway(AgentConfig(remote=True)) as gateway:
-            url = await gateway._started()
+            url = await gateway._start()
             async with httpx.AsyncClient(base_url=url, timeout=20) as client:
                 waiting = asyncio.ensure_future(client.post("/rollouts", json={"wait_seconds": 20}))
                 agent: Any = gateway.agent

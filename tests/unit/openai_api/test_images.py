@@ -17,7 +17,7 @@ from agent_r1.openai_api import (
     ChatModel,
     chat_response,
     messages_from_openai,
-    read_beside,
+    read_async,
     read_chat_request,
 )
 from agent_r1.openai_api.responses import ResponseHead
@@ -146,9 +146,9 @@ def test_images_are_read_beside_the_event_loop() -> None:
 
     async def run() -> None:
         for parts in ([TEXT], [TEXT, sent(DOT)]):
-            await read_beside(read, {"model": "m", "messages": [user(*parts)]})
+            await read_async(read, {"model": "m", "messages": [user(*parts)]})
         with pytest.raises(ApiError, match="valid list"):
-            await read_beside(read, {"model": "m", "messages": 3})
+            await read_async(read, {"model": "m", "messages": 3})
 
     asyncio.run(run())
     assert [thread == threading.get_ident() for thread in threads] == [True, False, True]

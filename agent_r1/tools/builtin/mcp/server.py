@@ -76,13 +76,13 @@ class McpServer:
 
     async def connect(self) -> None:
         """Start or reach the server and list its tools."""
-        await loop.from_any_loop(self._connected())
+        await loop.from_any_loop(self._connect())
 
     def tools(self) -> list[BaseTool]:
         """The server's tools; connects first, and blocks until it has, when `connect` was not called."""
         if self._tools is None:
             try:
-                loop.submit(self._connected()).result()
+                loop.submit(self._connect()).result()
             except EpisodeError as error:
                 raise ConfigError(error.details) from error
         return list(self._tools or ())
@@ -104,7 +104,7 @@ class McpServer:
             if connection is not None:
                 await connection.close()
 
-    async def _connected(self) -> Connection:
+    async def _connect(self) -> Connection:
         async with self._opening:
             if self._connection is None:
                 import_client()  # before the connection's own timeout starts
@@ -124,7 +124,7 @@ class McpServer:
         from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, REQUEST_TIMEOUT
 
         _check_unicode(tool, arguments)
-        connection = await self._connected()
+        connection = await self._connect()
         try:
             async with asyncio.timeout(self.timeout + SLACK_SECONDS):
                 answer = await connection.client.call_tool(tool, arguments, read_timeout_seconds=self.timeout)

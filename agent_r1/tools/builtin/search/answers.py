@@ -54,16 +54,16 @@ def answer_text(queries: Sequence[str], results: list[list[Hit]], characters: in
     """The passages in at most `characters`, titles included. Each text is shortened to its share; where a share would
     be too short to be useful, the last hits of each query are left out."""
     while True:
-        bare = _joined(queries, results, 0)
+        bare = _join_results(queries, results, 0)
         num_hits = sum(map(len, results))
         share = (characters - len(bare)) // max(num_hits, 1)
         max_hits = max(map(len, results), default=0)
         if share >= _MIN_SHARE or max_hits <= 1:
-            return _joined(queries, results, max(share, 1))
+            return _join_results(queries, results, max(share, 1))
         results = [hits[: max_hits - 1] for hits in results]
 
 
-def _joined(queries: Sequence[str], results: list[list[Hit]], share: int) -> str:
+def _join_results(queries: Sequence[str], results: list[list[Hit]], share: int) -> str:
     parts = [_format_hits(some, share) for some in results]
     if len(parts) > 1:
         parts = [f'Results for "{query}":\n{part}' for query, part in zip(queries, parts, strict=True)]

@@ -53,7 +53,7 @@ class Postings:
                 np.add.at(sums, touched, np.concatenate([self._scores[part] for part in some]))
             enough = self._kth_score(sums, parts, k)
             candidates = np.unique(touched[sums[touched] >= enough]) if is_sparse else np.flatnonzero(sums >= enough)
-            return _ranked(candidates, sums[candidates], k)
+            return _rank(candidates, sums[candidates], k)
         finally:
             if is_sparse:
                 sums[touched] = 0
@@ -92,7 +92,7 @@ def _chunks(parts: list[slice]) -> Iterator[list[slice]]:
     yield chunk
 
 
-def _ranked(candidates: NDArray[Any], scores: NDArray[Any], k: int) -> list[tuple[int, float]]:
+def _rank(candidates: NDArray[Any], scores: NDArray[Any], k: int) -> list[tuple[int, float]]:
     """The `k` best of the candidates, which are in increasing order."""
     order = np.argsort(-scores, kind="stable")[:k]
     return list(zip(candidates[order].tolist(), scores[order].tolist(), strict=True))
