@@ -69,7 +69,7 @@ class CheckedResult(Protocol):
 
     @property
     def title(self) -> str:
-        """What was checked."""
+        """What the check is about."""
         ...
 
     @property
@@ -79,12 +79,12 @@ class CheckedResult(Protocol):
 
     @property
     def seen(self) -> str:
-        """What was seen."""
+        """What the check observed."""
         ...
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is wrong."""
+        """The problems that the check reports."""
         ...
 
 
@@ -239,7 +239,7 @@ class ProgressBar:
         self._started = self._last_logged = time.monotonic()
 
     def advance(self, note: str = "") -> None:
-        """One more done."""
+        """Count one more as done."""
         self._bars.update(self._task, advance=1, note=note)
         now = time.monotonic()
         if self._log is not None and now - self._last_logged >= _SECONDS_BETWEEN_LINES:

@@ -72,7 +72,7 @@ class PreparedFile:
                 self._open = opened.pop_all() if is_locked else ExitStack()
 
     def publish(self) -> None:
-        """Replace the file."""
+        """Put the new content in the place of the file."""
         with self._open, atomic_write(self.path, partial=self._partial):
             self._partial.replace(self.path)
 

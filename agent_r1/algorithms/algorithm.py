@@ -39,7 +39,7 @@ class Algorithm:
 
     @property
     def num_updates(self) -> int:
-        """Updates per batch."""
+        """Optimizer steps of the policy per batch."""
         return self.settings.epochs * self.settings.minibatches
 
     @property

@@ -62,7 +62,7 @@ class Moments:
 
     @classmethod
     def zeros(cls, width: int, device: torch.device) -> Moments:
-        """Of no state."""
+        """The sums over no states."""
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
@@ -98,7 +98,7 @@ class Moments:
         )
 
     def times(self, decay: float) -> Moments:
-        """The same sums times `decay`."""
+        """These sums times `decay`."""
         return self.plus(self, decay - 1.0)
 
 

@@ -64,12 +64,12 @@ class StepTable:
 
     @property
     def num_trajectories(self) -> int:
-        """R."""
+        """How many trajectories there are (R)."""
         return len(self.group_R)
 
     @property
     def num_tokens(self) -> int:
-        """N."""
+        """How many action tokens there are (N)."""
         return int(self.lengths_S.sum())
 
     @cached_property

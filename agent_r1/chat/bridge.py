@@ -45,7 +45,7 @@ class Rendered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnDelta(Rendered):
-    """What comes after a sampled turn, and the whole conversation with it."""
+    """The text that the template writes after a sampled turn, and the whole conversation with it."""
 
     text: str
     """What the template writes after the sampled turn. It may begin with the end of that turn."""
@@ -61,7 +61,7 @@ class RenderedPrefix(Rendered):
     """Whether any of them contains thinking."""
 
     def after(self, action: Action) -> RenderedPrefix:
-        """The same with one more turn."""
+        """The prefix with one more sampled turn."""
         has_thinking = self.has_thinking or "</think>" in action.text
         return replace(self, num_turns=self.num_turns + 1, has_thinking=has_thinking)
 

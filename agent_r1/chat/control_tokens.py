@@ -78,7 +78,7 @@ class ControlTokens:
         return SPLIT.join(piece.replace(SPLIT, SPLIT * 2) for piece in _cut(text, pattern))
 
     def value(self, value: Any, *, own_turn: bool = False) -> Any:
-        """The same for every text in lists and objects, field names included; returns the same object if nothing is
+        """A value with control tokens cut in all texts, field names included; returns the same object if nothing is
         cut."""
         return self._value(value, self._turns if own_turn else self._all)
 
@@ -218,7 +218,7 @@ def _cut(text: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 def _cut_hidden(line: str, pattern: re.Pattern[str], normalize: Callable[[str], str]) -> list[str]:
-    """The same for a tokenizer that searches normalised text, which may contain tokens that the text does not
+    """The pieces for a tokenizer that searches normalised text, which may contain tokens that the text does not
     (full-width brackets become brackets): such a line is cut at every character."""
     pieces = _cut(line, pattern)
     if any(pattern.search(normalize(piece)) for piece in pieces):

@@ -89,7 +89,7 @@ class TextEncoder:
         return self._keep(text, self._encode(text)) if ids is None else ids
 
     async def encode_async(self, text: str) -> TokenIds:
-        """The same ids, in threads if there are any; the event loop continues meanwhile."""
+        """What `encode` returns, computed in threads if there are any; the event loop continues meanwhile."""
         ids = self._known.get(text)
         if ids is not None:
             return ids

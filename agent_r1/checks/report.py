@@ -13,7 +13,7 @@ Status = Literal["ok", "warning", "problem", "skipped"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """One check."""
+    """The result of one check."""
 
     title: str
     """The name of the check."""

@@ -57,7 +57,7 @@ class RecordingEngine:
         return completion
 
     def paused(self) -> AbstractAsyncContextManager[None]:
-        """Pass it on."""
+        """Pause the engine."""
         return self._engine.paused()
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
@@ -80,7 +80,7 @@ class Trials:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """All of them."""
+        """All trial episodes."""
         return [trajectory for group in self.groups for trajectory in group]
 
     @property

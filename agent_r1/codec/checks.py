@@ -25,17 +25,17 @@ class WireError(ValueError):
 
 
 def text(value: Any, where: str) -> str:
-    """Text."""
+    """The value, checked to be text."""
     return value if isinstance(value, str) else _refuse(value, where, "text")
 
 
 def flag(value: Any, where: str) -> bool:
-    """True or false."""
+    """The value, checked to be true or false."""
     return value if isinstance(value, bool) else _refuse(value, where, "true or false")
 
 
 def mapping(value: Any, where: str) -> dict[str, Any]:
-    """An object."""
+    """The value, checked to be an object."""
     return value if isinstance(value, dict) else _refuse(value, where, "an object")
 
 
@@ -47,7 +47,7 @@ def integer(value: Any, where: str) -> int:
 
 
 def number(value: Any, where: str) -> float:
-    """A finite number."""
+    """The value, checked to be a finite number."""
     try:
         converted = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     except OverflowError:

@@ -87,7 +87,7 @@ def compose_config(folder: Path, name: str, overrides: Sequence[str], node_bytes
 
 
 def compose_fully(folder: Path, name: str, overrides: Sequence[str], node_bytes: bytes | None = None) -> Composed:
-    """The same, by Hydra alone."""
+    """What `compose_config` returns, composed by Hydra alone."""
     if node_bytes is not None:
         ConfigStore.instance().store(name=name, node=pickle.loads(node_bytes))
     with initialize_config_dir(config_dir=str(folder), version_base="1.3"):

@@ -97,11 +97,11 @@ class OneTokenImages:
         self.placeholder, self.placeholder_id = placeholder, placeholder_id
 
     def encode(self, picture: Picture) -> Picture:
-        """The picture itself."""
+        """The picture itself: it is encoded in the driver."""
         return picture
 
     def prompt_ids(self, picture: Picture) -> TokenIds:
-        """The token."""
+        """The one token that stands for the picture."""
         return (_stand_in(picture),)
 
 
@@ -154,7 +154,7 @@ class _Run:
         self._has_failed = False
 
     def tokenise(self, chosen: Sequence[int], tracked: Tracked) -> None:
-        """Fill `done`."""
+        """Tokenise the chosen rows into `done`."""
         callable_in_event_loop(run_cancelling)(lambda: self._collect(chosen, tracked))
 
     async def _collect(self, chosen: Sequence[int], tracked: Tracked) -> None:

@@ -61,7 +61,7 @@ class CheckedDemonstration:
     """Whether control tokens in the messages count."""
 
     def tokenised(self, renderer: ChatRenderer) -> list[DemonstrationRow]:
-        """Its rows of tokens; a ValueError says why there are none."""
+        """The rows of tokens of the conversation; a ValueError says why there are none."""
         return tokenise_conversation(renderer, self.messages, self.tools, control_tokens=self.control_tokens)
 
 

@@ -40,17 +40,17 @@ class ScriptedEngine:
 
     @property
     def context_length(self) -> int:
-        """As given."""
+        """The context length given to the constructor."""
         return self._context_length
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """It has no weights."""
+        """Names no layers: there are no weights."""
         return ()
 
     @property
     def pauses_during_update(self) -> bool:
-        """It stands for an engine in this process."""
+        """True: it stands for an engine in this process."""
         return True
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
@@ -81,7 +81,7 @@ class ScriptedEngine:
         return self._replies[len(self.requests) - 1]
 
     def paused(self) -> nullcontext[None]:
-        """It computes nothing that could disturb a learner."""
+        """Does nothing: nothing is computed that could disturb a learner."""
         return nullcontext()
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
@@ -89,4 +89,4 @@ class ScriptedEngine:
         self._version = version
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Does nothing: there is nothing to free."""

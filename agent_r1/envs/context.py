@@ -93,7 +93,7 @@ class Append(ContextPolicy):
     """The whole history."""
 
     def show(self, history: History) -> Messages:
-        """Everything."""
+        """All messages."""
         return history.messages
 
 
@@ -122,7 +122,7 @@ class DropThinking(ContextPolicy):
         self.keep = keep
 
     def show(self, history: History) -> Messages:
-        """Everything but the thinking."""
+        """All messages, earlier turns without their thinking."""
         first_kept = len(history.turns) - self.keep
         turns = tuple(
             tuple(_strip_message(message) for message in turn) if index < first_kept else turn

@@ -261,7 +261,7 @@ class OpenRollout:
             task.cancel()
 
     def close(self) -> None:
-        """Refuse everything."""
+        """Refuse all requests from now on."""
         self.end_calls()
         self._takes_rewards = False
         for future in (self.failure, self.finished, self._outcome):

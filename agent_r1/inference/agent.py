@@ -64,7 +64,7 @@ class Agent:
 
     @property
     def config(self) -> Config:
-        """Its settings."""
+        """The configuration of the agent."""
         return self.source.config
 
     @property

@@ -30,7 +30,7 @@ _MODEL_FILES = ("config.json", "adapter_config.json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """What was written."""
+    """What an export wrote."""
 
     folder: Path
     """The Hugging Face folder."""

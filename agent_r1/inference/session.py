@@ -129,7 +129,7 @@ class ChatSession:
         self._world = None
 
     async def close(self) -> None:
-        """End the environment."""
+        """Close the environment."""
         env, self._env = self._env, None
         if env is not None:
             await env.env.close()
@@ -189,7 +189,7 @@ class _KeptEnv(EnvWrapper):
         self._has_begun = False
 
     async def reset(self, task: Task) -> Observation:
-        """Begin, or continue."""
+        """Reset the environment at the beginning of a conversation; extend it afterwards."""
         has_begun, self._has_begun = self._has_begun, True
         return await (self.env.extend(task) if has_begun else self.env.reset(task))
 

@@ -50,7 +50,7 @@ class TokenArrays:
         return self._each(lambda tensor: tensor[tokens_N])
 
     def to(self, device: torch.device) -> TokenArrays:
-        """The same on a device, floating-point numbers as float32."""
+        """The arrays on a device, floating-point numbers as float32."""
         return self._each(lambda tensor: send(tensor.float() if tensor.is_floating_point() else tensor, device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> TokenArrays:

@@ -182,7 +182,7 @@ class ClosedFormCritic:
         return self.ridge.predict(torch.cat([features, features], -1) if self.within_steps else features)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums."""
+        """The sums over the batches so far."""
         return self.ridge.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

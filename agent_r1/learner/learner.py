@@ -79,7 +79,7 @@ class TorchLearner:
         return await self._thread.run(lambda: self.learn_sync(experience, step=step, on_credit=on_credit))
 
     def learn_sync(self, experience: Experience, *, step: int, on_credit: OnCredit | None = None) -> dict[str, float]:
-        """The same in the calling thread."""
+        """What `learn` does, in the calling thread."""
         if not experience.table.num_tokens:
             return {"loss/updates": 0.0}
         batch = assign_credit(experience, self.models, self.algorithm, kl_coefficient=self.kl_coefficient)

@@ -19,12 +19,12 @@ class CompileClock:
         self._started: float | None = None
 
     def start(self, _: object = None) -> None:
-        """A compilation begins."""
+        """Note that a compilation begins."""
         with self._lock:
             self._started = time.perf_counter()
 
     def stop(self, _: object = None) -> None:
-        """It has ended."""
+        """Note that the compilation has ended."""
         with self._lock:
             if self._started is not None:
                 self._seconds += time.perf_counter() - self._started

@@ -120,7 +120,7 @@ class _LaidProduct(_Product):
 
 
 class _AdaptedProduct(_LaidProduct):
-    """The same when some projections have adapters, which are laid out beside the weights."""
+    """One product of several projections, some with adapters, which are laid out beside the weights."""
 
     def __init__(self, parts: list[Any]) -> None:
         super().__init__(parts)

@@ -120,7 +120,7 @@ def load_trained(model: ModelConfig, saved: Mapping[str, Any], *, device: torch.
 
 
 def merge_trained(policy: nn.Module, model: ModelConfig) -> nn.Module:
-    """The same policy without adapters: their product is added to the weights. Unchanged without adapters."""
+    """The policy with its adapters merged: their product is added to the weights. Unchanged without adapters."""
     if not model.lora.rank:
         return policy
     device = next(policy.parameters()).device

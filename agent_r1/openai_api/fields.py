@@ -55,7 +55,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class StreamOptions(BaseModel):
-    """`stream_options`."""
+    """The field `stream_options` of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -36,7 +36,7 @@ class ResponseHead:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def fields(self, *, chunk: bool = False) -> dict[str, Any]:
-        """The common fields."""
+        """The fields that every response and chunk has."""
         is_chat = self.kind == "chat.completion"
         return {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{self.response_id}",

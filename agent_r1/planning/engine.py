@@ -115,7 +115,7 @@ class SimulatedEngine:
         self._plan()
 
     def resume(self) -> None:
-        """Continue."""
+        """Continue after a pause."""
         self._advance()
         self._is_paused = False
         self._plan()

@@ -20,7 +20,7 @@ _WORTH_SAYING = 0.03
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A simulated setup."""
+    """What a simulated setup is expected to take."""
 
     setup: Setup
     step_seconds: float

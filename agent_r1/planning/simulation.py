@@ -57,13 +57,13 @@ class StepTimes:
 
     @property
     def total(self) -> float:
-        """The whole step."""
+        """Seconds of the whole step."""
         return self.collect + self.update + self.weight_sync + self.other
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedRun:
-    """A simulated run."""
+    """What a simulated run took, step by step."""
 
     steps: tuple[StepTimes, ...]
     engine_share: float
@@ -169,7 +169,7 @@ class _World:
         return seconds, work.weight_sync
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self._pass(seconds)
 
     def _pass(self, seconds: float) -> None:
@@ -183,7 +183,7 @@ class _World:
 
 
 class _Batches:
-    """As `Collector`: a step waits for all groups of its batch."""
+    """Collects as `Collector`: a step waits for all groups of its batch."""
 
     def __init__(self, world: _World, num_steps: int) -> None:
         self.world = world
@@ -197,7 +197,7 @@ class _Batches:
 
 
 class _Overlapping(_Batches):
-    """As `OverlappingCollector`: a step takes complete groups and leaves the others running."""
+    """Collects as `OverlappingCollector`: a step takes complete groups and leaves the others running."""
 
     def __init__(self, world: _World, num_steps: int) -> None:
         super().__init__(world, num_steps)

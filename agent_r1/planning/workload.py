@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedEpisode:
-    """One rollout."""
+    """The calls of one recorded rollout."""
 
     calls: tuple[Call, ...]
 

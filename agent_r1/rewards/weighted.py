@@ -59,7 +59,7 @@ class RewardSum:
         )
 
     def with_functions(self, change: Callable[[RewardFunction], RewardFunction]) -> RewardSum:
-        """The same sum of other functions."""
+        """The sum with each function replaced by what `change` makes of it."""
         return RewardSum(tuple(replace(term, function=change(term.function)) for term in self.terms))
 
 

@@ -20,7 +20,7 @@ class Workers(Protocol):
 
 
 def in_workers(function: RewardFunction, workers: Workers, *, timeout: float) -> RewardFunction:
-    """The same reward function, run by `workers`. One that takes longer than `timeout` seconds is killed and fails the
+    """The reward function, run by `workers`. One that takes longer than `timeout` seconds is killed and fails the
     rollout; it is never 0. Each function of a sum has the whole time."""
     if isinstance(function, RewardSum):
         return function.with_functions(lambda term: in_workers(term, workers, timeout=timeout))

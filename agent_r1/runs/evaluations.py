@@ -62,7 +62,7 @@ EvaluationPair = tuple[EvaluationRecord, EvaluationRecord]
 
 
 def write_evaluation(file: Path, record: EvaluationRecord) -> None:
-    """Write a record."""
+    """Write the record of an evaluation."""
     write_atomically(file, write_json(asdict(record), indent=1) + "\n")
 
 

@@ -115,12 +115,12 @@ class LoadedRun:
 
     @property
     def config(self) -> Any:
-        """Its configuration, with keys as attributes: `run.config.trainer.steps`. Earlier versions' keys are kept."""
+        """The configuration, with keys as attributes: `run.config.trainer.steps`. Earlier versions' keys are kept."""
         return self.record.config
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """Its result; empty while it is unfinished."""
+        """The results of the run; empty while it is unfinished."""
         return self.record.summary
 
     @property

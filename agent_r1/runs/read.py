@@ -46,7 +46,7 @@ class RunRecord:
 
     @cached_property
     def config(self) -> Any:
-        """Its configuration as plain keys, so that runs of an earlier schema can be read too."""
+        """The configuration as plain keys, so that runs of an earlier schema can be read too."""
         try:
             config = OmegaConf.create(self.config_text or "{}")
         except (YAMLError, OmegaConfBaseException):
@@ -80,7 +80,7 @@ class RunRecord:
 
     @property
     def algorithm(self) -> str:
-        """Its algorithm's preset, with what was changed in it; `sft` for a warm start."""
+        """The preset of the algorithm, with what was changed in it; `sft` for a warm start."""
         if self.is_warm_start:
             return "sft"
         if "algorithm" in self.summary:

@@ -155,7 +155,7 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
 
 
 def read_with_prompts(path: Path) -> Iterator[tuple[list[Message], Trajectory]]:
-    """The same, each after the prompt of its task, in which pictures stay references."""
+    """The trajectories of a file, each after the prompt of its task, in which pictures stay references."""
     pictures = picture_folder(path)
 
     def read_image(value: Any, where: str) -> Any:
@@ -184,7 +184,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """The same with text for keys, for integers of too many digits and for what is nested too deeply."""
+    """A value with text for keys, for integers of too many digits and for what is nested too deeply."""
     if isinstance(value, Mapping | list | tuple) and depth > _MAX_DEPTH:
         return f"<a {type(value).__name__} nested too deeply>"
     if isinstance(value, Mapping):

@@ -210,7 +210,7 @@ class _Events:
         self.items.append({"type": kind, "turn": self._turn, **fields})
 
     def end(self, trajectory: Trajectory) -> Json:
-        """The last event."""
+        """The last event of an episode."""
         last = trajectory.steps[-1].action if trajectory.steps else None
         answer = None if last is None else last.final_answer or last.as_message()["content"]
         num_prompt = sum(len(step.prompt_ids) for step in trajectory.steps)

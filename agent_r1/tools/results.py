@@ -56,7 +56,7 @@ def _read_image(image: Any, where: str) -> Picture:
 
 
 def checked_result(returned: Any) -> ToolResult:
-    """The same value if it is a valid tool result; a TypeError or ValueError says what is wrong with it."""
+    """The value, checked to be a valid tool result; a TypeError or ValueError says what is wrong with it."""
     if not isinstance(returned, tuple) or len(returned) != 3:
         raise TypeError(f"the tool returned a {type(returned).__name__} instead of (ToolResponse, reward, info)")
     response, reward, info = returned

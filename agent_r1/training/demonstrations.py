@@ -189,7 +189,7 @@ async def _sample(
 
 
 def draw_tasks(tasks: Sequence[Task], number: int, *, seed: int) -> list[Task]:
-    """That many tasks, drawn at random; all of them where there are no more. A smaller number gives the beginning of a
+    """`number` tasks, drawn at random; all of them where there are no more. A smaller number gives the beginning of a
     larger one."""
     return random.Random(seed).sample(tasks, len(tasks))[:number]
 

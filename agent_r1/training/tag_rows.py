@@ -47,8 +47,8 @@ class SharedRow:
 
 @torch.no_grad()
 def shared_rows(policy: nn.Module, tokenizer: Tokenizer, token_ids: Iterable[int]) -> list[SharedRow]:
-    """Those of `token_ids` that are added tokens of the tokenizer, with a row of the output head that another added
-    token has too. Only the rows of added tokens are compared."""
+    """The rows of those `token_ids` that are added tokens of the tokenizer and whose row of the output head is also
+    that of another one. Only the rows of added tokens are compared."""
     head = cast(Any, policy).get_output_embeddings().weight
     texts = {
         token_id: str(token.content)

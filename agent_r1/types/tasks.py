@@ -43,7 +43,7 @@ class Task:
         return self.reward_model.get("ground_truth")
 
     def with_own_values(self) -> Task:
-        """The same task with lists and objects of its own: code that changes them changes no other rollout's task."""
+        """The task with lists and objects of its own: code that changes them changes no other rollout's task."""
         return replace(
             self,
             prompt=_copy(self.prompt),

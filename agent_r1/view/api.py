@@ -97,7 +97,7 @@ class ViewApi:
         return run
 
     def runs(self) -> dict[str, Any]:
-        """All runs."""
+        """All runs, as the page lists them."""
         runs = self.catalog.runs()
         for run in runs:
             if not run.index.is_current:

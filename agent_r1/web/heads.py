@@ -15,7 +15,7 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0
 
 
 def with_limited_heads(protocol: type) -> type:
-    """The same protocol of uvicorn with this limit."""
+    """The protocol of uvicorn with a limit on the head of a request."""
     if not hasattr(protocol, "on_headers_complete"):
         return protocol
 
@@ -35,7 +35,7 @@ def with_limited_heads(protocol: type) -> type:
                 transport.close()
 
         def on_headers_complete(self) -> None:
-            """A whole head."""
+            """Note that the head of a request is complete."""
             self._num_pending = 0
             super().on_headers_complete()
 
@@ -45,7 +45,7 @@ def with_limited_heads(protocol: type) -> type:
             super().on_body(body)
 
         def on_message_complete(self) -> None:
-            """A whole request."""
+            """Note that a request is complete."""
             self._num_pending = 0
             super().on_message_complete()
 

@@ -182,7 +182,7 @@ class CallParser:
         self.error(f"Tool call {self.next_number} is malformed: {reason}", is_cut=reason == CUT)
 
     def error(self, sentence: str, *, is_cut: bool = False) -> None:
-        """Record another error."""
+        """Record a mistake, in words for the model."""
         self._errors.append(sentence)
         self._only_cut = self._only_cut and is_cut
 

@@ -230,7 +230,7 @@ def checked_answer(
 
 
 def images_differ(where: str, prompt: ServerPrompt, num_tokens: Any) -> str:
-    """That a server made another prompt of ids and images than the trainer has."""
+    """The message for a server that made another prompt of ids and images than the trainer has."""
     return (
         f"{where}: with {len(prompt.pictures)} images the model there reads a prompt of {num_tokens} tokens, and the "
         f"trainer's has {len(prompt.expanded)}, or others of them: the server must have the same tokenizer and image "

@@ -191,7 +191,7 @@ class ServersEngine:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Servers continue."""
+        """Does nothing: servers continue while the learner computes."""
         yield
 
     def metrics(self) -> dict[str, float]:

@@ -245,7 +245,7 @@ class ServerPool:
         return metrics
 
     async def close(self) -> None:
-        """Stop watching."""
+        """Stop watching the servers."""
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -261,7 +261,7 @@ class _TimeAverage:
         self._since = self._start = time.monotonic()
 
     def add(self, change: int) -> None:
-        """Change the number."""
+        """Change the number by this much."""
         now = time.monotonic()
         self._area += self._value * (now - self._since)
         self._since = now

@@ -102,11 +102,11 @@ class StartedServer:
         return f"{self.end()}; it is started again ({which}) and gets no requests before it has the weights", pause
 
     def watch_from_now(self) -> None:
-        """Its time to be unwell begins now."""
+        """Start measuring now for how long it is unwell."""
         self._well_at = time.monotonic()
 
     def note_well(self) -> None:
-        """It answers."""
+        """Note that the server answers."""
         self._well_at = time.monotonic()
         self._allowed_silence = self._silent_seconds
 
@@ -142,7 +142,7 @@ class StartedServers:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Their addresses."""
+        """The addresses of the servers."""
         return tuple(server.url for server in self._servers)
 
     def at(self, url: str) -> StartedServer | None:

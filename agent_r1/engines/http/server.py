@@ -94,7 +94,7 @@ class ServerSettings:
 
 
 class Server:
-    """One server."""
+    """One inference server: its state, its weights and the requests it has."""
 
     def __init__(self, client: ServerClient, settings: ServerSettings, *, process: StartedServer | None = None) -> None:
         self.client = client
@@ -126,7 +126,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The address of the server."""
         return self.client.url
 
     @property

@@ -52,7 +52,7 @@ class SglangAdapter:
         return None
 
     async def check_health(self, *, seconds: float) -> None:
-        """`/health`."""
+        """Call `/health`, which answers when the server works."""
         await self._client.call("GET", "/health", seconds=seconds)
 
     async def label(self, *, seconds: float) -> str | None:
@@ -67,7 +67,7 @@ class SglangAdapter:
     async def generate(
         self, prompt: ServerPrompt, sampling: SamplingParams, *, request_id: str, seconds: float
     ) -> Answer:
-        """One completion."""
+        """Sample one completion."""
         body: dict[str, Any] = {
             "rid": request_id,
             "input_ids": list(prompt.token_ids),

@@ -66,7 +66,7 @@ class StepInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class StepArrays:
-    """The same on the host, as NumPy arrays."""
+    """The inputs of a step on the host, as NumPy arrays."""
 
     tokens: IntTable
     """[3, T] int64: ids, positions, slots."""
@@ -143,7 +143,7 @@ def _token_ids(chunks: Sequence[Chunk], total: int) -> IntRow:
 
 
 def step_inputs(chunks: Sequence[Chunk], device: torch.device, *, reads_images: bool = False) -> StepInputs:
-    """Chunks as tensors."""
+    """The chunks of a step as tensors."""
     # Compilers specialise on a size of 1: on CUDA a single request or block is padded to 2.
     minimum = 1 if device.type == "cpu" else 2
     arrays = step_arrays(chunks, num_requests=minimum, num_columns=minimum, reads_images=reads_images)

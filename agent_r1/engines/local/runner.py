@@ -43,7 +43,7 @@ class Sampled:
         return True
 
     def result(self) -> Sampled:
-        """Itself."""
+        """The sample itself: it is complete."""
         return self
 
 

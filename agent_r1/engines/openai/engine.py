@@ -129,7 +129,7 @@ class OpenAIEngine(MessageEngine):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """None."""
+        """Names no layers: a server's model has no adapters here."""
         return ()
 
     @property
@@ -142,11 +142,11 @@ class OpenAIEngine(MessageEngine):
         raise EngineRequestError("this server takes messages, not token ids")
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Not possible."""
+        """Raises `EngineError`: a server behind a chat API takes no weights."""
         raise EngineError("the weights of a server cannot be changed from here")
 
     def paused(self) -> nullcontext[None]:
-        """Nothing to pause."""
+        """Does nothing: the model runs at its server."""
         return nullcontext()
 
     async def close(self) -> None:

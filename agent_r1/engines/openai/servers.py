@@ -104,7 +104,7 @@ class Servers:
 
     @property
     def urls(self) -> list[str]:
-        """Their base addresses."""
+        """The base addresses of the servers."""
         return [server.url for server in self._servers]
 
     async def get(self, url: str, path: str) -> Mapping[str, Any]:

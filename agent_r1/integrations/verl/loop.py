@@ -38,7 +38,7 @@ class AgentR1Output(AgentLoopOutput):  # type: ignore[misc]
     """One per response id; None: `reward_score` on the last."""
 
     def as_dict(self) -> dict[str, Any]:
-        """verl's fields."""
+        """The output as verl's fields."""
         fields: dict[str, Any] = super().as_dict()
         rewards = fields.pop("response_rewards", None)
         if rewards is not None:

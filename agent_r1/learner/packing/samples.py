@@ -40,7 +40,7 @@ class Sample:
         return cls(token_ids=prompt_ids + action_ids, action_positions=tuple(range(len(prompt_ids), total)))
 
     def with_prefix(self, prefix: TokenIds) -> Sample:
-        """The same row after more context.
+        """The sample with more context before it.
 
         >>> Sample.of_step((1, 2), (3,)).with_prefix((9,))
         Sample(token_ids=(9, 1, 2, 3), action_positions=(3,))
@@ -96,7 +96,7 @@ class MicroBatch:
     """[3, rows, width]: positions in two dimensions, where the model needs them for images."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on a device; `tokens_N` stays on the CPU, where it indexes arrays."""
+        """The micro-batch on a device; `tokens_N` stays on the CPU, where it indexes arrays."""
         moved: dict[str, Any] = {
             entry.name: send(getattr(self, entry.name), device)
             for entry in fields(self)
@@ -105,13 +105,13 @@ class MicroBatch:
         return replace(self, **moved)
 
     def placing(self, images: BatchImages | None) -> MicroBatch:
-        """The same with its image tokens."""
+        """The micro-batch with the places and positions of its image tokens."""
         if images is None:
             return self
         return replace(self, image_places=images.places, image_spans=images.spans, rope_ids=images.positions)
 
     def with_images(self, images: ImagePass) -> MicroBatch:
-        """The same with the embeddings of its images."""
+        """The micro-batch with the embeddings of its images."""
         if not self.image_spans:
             return self
         return replace(self, image_rows=images.rows(self.image_spans))

@@ -77,7 +77,7 @@ def dense_mask(batch: MicroBatch, window: int | None) -> Tensor:
 
 
 def block_mask(batch: MicroBatch, window: int | None, block: int = LARGE_BLOCK) -> BlockMask:
-    """The same for FlexAttention: which blocks of keys each block of queries reads, and which of them in full.
+    """The mask for FlexAttention: which blocks of keys each block of queries reads, and which of them in full.
 
     It follows from the ends of each block alone: keys before the queries are seen by some when the latest end lies
     behind the first query, by all when the earliest end lies behind the last.

@@ -60,7 +60,7 @@ class ShardedLearner(TorchLearner):
     # --- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The same as that of one process, with sharded tensors in the place of whole ones."""
+        """The state of a learner of one process, with sharded tensors in the place of whole ones."""
         state = super().state_dict()
         for name in ("policy_optimizer", "critic_optimizer"):
             if name in state:

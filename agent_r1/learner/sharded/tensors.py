@@ -32,7 +32,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def sharded(whole: Tensor, like: DTensor) -> DTensor:
-    """The same numbers, split and placed as another tensor is. Every rank has the whole tensor, on any device."""
+    """A whole tensor, split and placed as another one is. Every rank has the whole tensor, on any device."""
     if whole.shape != like.shape:
         raise ValueError(f"a tensor of shape {tuple(whole.shape)} where {tuple(like.shape)} is expected")
     mesh = like.device_mesh

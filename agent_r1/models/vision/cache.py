@@ -46,6 +46,6 @@ class ByteCache:
             self.num_bytes -= oldest.nbytes
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all entries."""
         self._tensors.clear()
         self.num_bytes = 0

@@ -40,7 +40,7 @@ class VisionFamily:
                 yield parameter
 
     def projector_parts(self, model: nn.Module) -> list[nn.Module]:
-        """The projectors."""
+        """The modules of the projectors."""
         return [model.get_submodule(name) for name in self.projectors]
 
     def owns(self, name: str) -> bool:

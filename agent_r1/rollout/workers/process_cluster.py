@@ -151,6 +151,6 @@ class ProcessWorker:
 
 
 def _environment(num_workers: int) -> dict[str, str]:
-    """That of the driver, with its import path, and one thread per worker for numeric libraries."""
+    """The driver's environment, with its import path, and one thread per worker for numeric libraries."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, ROLLOUT_WORKERS: str(num_workers)}

@@ -40,7 +40,7 @@ class ProxyEngine:
 
     @property
     def context_length(self) -> int:
-        """That of the real engine."""
+        """The context length of the driver's engine."""
         return self._context_length
 
     @property
@@ -94,11 +94,11 @@ class ProxyEngine:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Nothing to pause."""
+        """Does nothing: the driver pauses its engine."""
         yield
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing: the driver closes its engine."""
 
 
 class SentPictures:
@@ -127,7 +127,7 @@ class SentPictures:
 
 
 class MessageProxyEngine(ProxyEngine, MessageEngine):
-    """The same for an engine behind a chat API."""
+    """A proxy for an engine behind a chat API."""
 
     async def chat(
         self, observation: Observation, sampling: SamplingParams, on_text: Callable[[str], None] | None = None

@@ -133,7 +133,7 @@ class RemoteRollout(Rollout):
 
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:
-        """As in `Rollout`, for the episodes of all workers."""
+        """Inside, the deadlines of the episodes of all workers do not come nearer."""
         with super().clock_stopped():
             self._set_clock(is_stopped=True)
             try:

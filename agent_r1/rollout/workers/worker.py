@@ -66,7 +66,7 @@ class WorkerSetup(Protocol):
 
     @property
     def context_length(self) -> int:
-        """That of the driver's engine."""
+        """The context length of the driver's engine."""
         ...
 
     @property

@@ -45,7 +45,7 @@ class Gain:
 
     @property
     def gain(self) -> float:
-        """The difference."""
+        """The difference of the two means."""
         return self.after - self.before
 
 

@@ -10,7 +10,7 @@ class Tracker(Protocol):
     """Takes the metrics of one step. Its methods are called one after the other, in a thread of the tracker's own."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write them."""
+        """Write the metrics."""
         ...
 
     def close(self) -> None:
@@ -31,7 +31,7 @@ class NoTracker:
     """Writes nothing: for a process of a run whose metrics another one writes."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Drop them."""
+        """Drop the metrics."""
 
     def close(self) -> None:
         """There is nothing to finish."""

@@ -69,7 +69,7 @@ class Interpreters:
 
     @classmethod
     def here(cls, limit: int, seconds: float) -> Interpreters:
-        """Those of the running event loop with this limit."""
+        """The notebooks of the running event loop with this limit."""
         by_limit = _of_loop.setdefault(asyncio.get_running_loop(), {})
         return by_limit.setdefault((limit, seconds), cls(limit, seconds))
 

@@ -181,7 +181,7 @@ class PythonTool(BaseTool):
 
 @BaseTool.register("code_interpreter")
 class CodeInterpreter(PythonTool):
-    """The same tool under the name that many datasets and models use."""
+    """The Python tool under the name that many datasets and models use."""
 
     name = "code_interpreter"
 

@@ -64,11 +64,11 @@ class OwnGuard:
     process: subprocess.Popen[bytes]
 
     def poll(self) -> int | None:
-        """Its exit code."""
+        """The exit code of the guard; None while it runs."""
         return self.process.poll()
 
     def kill(self) -> None:
-        """Kill its group."""
+        """Kill the guard's process group: the session and all that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 

@@ -27,7 +27,7 @@ from agent_r1.training.checkpoints.shards import MakeShard, read_shards, write_s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A saved state."""
+    """The saved state of a run after a step."""
 
     step: int
     """Training steps done."""

@@ -87,7 +87,7 @@ class LastStep:
         )
 
     def save(self) -> None:
-        """Write its checkpoint."""
+        """Write the checkpoint of the last step."""
         self._ranks.agree_now(self._folder.ensure_in_place)
         state: dict[str, Any] = {
             "learner": self._snapshot.learner,

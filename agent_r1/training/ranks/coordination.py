@@ -55,7 +55,7 @@ class IdleEngine:
         self.policy_version = 0
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Completion:
-        """Never called."""
+        """Raises: a rank that plays no episodes samples nothing."""
         raise EngineError("this rank rolls nothing out")
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
@@ -66,7 +66,7 @@ class IdleEngine:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Nothing computes anyway."""
+        """Does nothing: nothing is computed here."""
         yield
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ async def rescore(
     config: Config,
     on_scored: Callable[[], None] = lambda: None,
 ) -> list[RecordedStep]:
-    """The same rollouts with the scores of a reward function.
+    """The rollouts with the scores of a reward function.
 
     A rollout that failed has no episode to score and stays as it is; so does one whose agent posted its own reward. A
     reward that raises fails the rollout, as in a run; it is never 0.

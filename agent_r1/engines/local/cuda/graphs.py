@@ -146,7 +146,7 @@ class DecodeInputs:
 
 
 class PromptInputs:
-    """The same for a step of prompts; padding belongs to no request and changes nothing."""
+    """The inputs of a captured step of prompts; padding belongs to no request and changes nothing."""
 
     def __init__(self, blocks: int, device: torch.device) -> None:
         rows, tokens = PROMPT_ROWS[-1], PROMPT_TOKENS[-1]

@@ -44,7 +44,7 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Its task has ended, or was asked to."""
+        """Whether the connection's task has ended, or was asked to."""
         return self._task.done() or self._leave.is_set()
 
     def why(self) -> str:

@@ -33,7 +33,7 @@ class Hit:
 
 
 class PassageIndex(Protocol):
-    """Finds passages."""
+    """An index that finds passages."""
 
     def __len__(self) -> int:
         """How many passages there are."""
@@ -134,7 +134,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def counted(passages: Iterable[Passage], stage: str, progress: Progress | None) -> Iterator[Passage]:
-    """The same passages, reporting to `progress` every 500. Raises `DataError` when there are none."""
+    """The passages, reporting to `progress` every 500. Raises `DataError` when there are none."""
     number = 0
     for number, passage in enumerate(passages, start=1):
         yield passage
