@@ -31,11 +31,11 @@ class Critic(nn.Module):
         self.trunk: nn.Module = copy.deepcopy(cast(Any, policy).get_decoder())
         self.head = _value_head(policy)
         # In a tuple, so that it is not registered as a submodule.
-        self._eyes: tuple[nn.Module] = (policy,)
+        self._unregistered_policy: tuple[nn.Module] = (policy,)
 
     def images(self) -> ImagePass:
         """A pass over images with the policy's tower and projector, which the value loss does not train."""
-        return ImagePass(self._eyes[0], trained=False)
+        return ImagePass(self._unregistered_policy[0], trained=False)
 
     def hidden(self, batch: MicroBatch) -> Tensor:
         """The hidden states of a micro-batch [rows, width, hidden]."""
@@ -56,17 +56,18 @@ class SharedCritic(nn.Module):
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
         # In a tuple, so that it is not registered as a submodule.
-        self._borrowed: tuple[nn.Module, nn.Module] = (cast(Any, policy).get_decoder(), policy)
+        self._unregistered_policy: tuple[nn.Module] = (policy,)
         self.head = _value_head(policy)
 
     @property
     def trunk(self) -> nn.Module:
         """The policy's decoder."""
-        return self._borrowed[0]
+        decoder: nn.Module = cast(Any, self._unregistered_policy[0]).get_decoder()
+        return decoder
 
     def images(self) -> ImagePass:
         """A pass over images, without gradient."""
-        return ImagePass(self._borrowed[1], trained=False)
+        return ImagePass(self._unregistered_policy[0], trained=False)
 
     def hidden(self, batch: MicroBatch) -> Tensor:
         """The hidden states of a micro-batch [rows, width, hidden], without gradient."""

@@ -57,9 +57,11 @@ class CriticView:
 
 
 def gather_experience(groups: Sequence[Group], shaping: RewardShaping, view: CriticView) -> Experience:
-    """The batch of a list of groups."""
+    """The experience of a batch: the learnable trajectories of its groups, in order."""
     shaped = shaping(groups)
     members = [(group, trajectory) for group in groups for trajectory in group.learnable]
+    trajectories = tuple(trajectory for _, trajectory in members)
+    table = _table(trajectories, shaped, with_greedy=any(group.greedy for group in groups))
     steps = [(group.task, step) for group, trajectory in members for step in trajectory.steps]
     samples = tuple(Sample.of_step(step.prompt_ids, step.action_ids) for _, step in steps)
     prefixes = [
@@ -67,7 +69,7 @@ def gather_experience(groups: Sequence[Group], shaping: RewardShaping, view: Cri
         for (task, step), sample in zip(steps, samples, strict=True)
     ]
     return Experience(
-        trajectories=tuple(trajectory for _, trajectory in members),
+        trajectories=trajectories,
         samples=samples,
         critic_samples=tuple(sample.with_prefix(prefix) for sample, prefix in zip(samples, prefixes, strict=True)),
         cut_states={
@@ -76,13 +78,7 @@ def gather_experience(groups: Sequence[Group], shaping: RewardShaping, view: Cri
             for index, (group, trajectory) in enumerate(members)
             if trajectory.next_prompt_ids and shaping.is_bootstrapped(trajectory)
         },
-        table=_with_branches(
-            _table(
-                [trajectory for _, trajectory in members], shaped, with_greedy=any(group.greedy for group in groups)
-            ),
-            [trajectory for _, trajectory in members],
-            shaping,
-        ),
+        table=_with_branches(table, trajectories, shaping),
         rollout_logprobs_N=torch.tensor([logprob for _, step in steps for logprob in step.rollout_logprobs]),
         metrics=shaped.metrics,
     )

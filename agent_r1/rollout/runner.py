@@ -118,7 +118,7 @@ class Rollout:
                 trajectory = await self.roll_out_member(task, group_id, member, member_seed)
             self._breaker.note(trajectory)
             if refill:  # what failed before it counts as attempts
-                return _after(finished[key], trajectory)
+                return _as_retry(trajectory, finished[key])
             on_finished(trajectory)
             return trajectory
 
@@ -187,7 +187,7 @@ class Rollout:
         for attempt in range(self.limits.retries + 1):
             context = self._context(task, member.sampling, mix_seed(seed, attempt))
             trajectory = await self._try_once(task, group_id, member.number, context, self.reward)
-            trajectory = trajectory if failed is None else _after(failed, trajectory)
+            trajectory = trajectory if failed is None else _as_retry(trajectory, failed)
             if not trajectory.is_failure:
                 return trajectory
             failed = trajectory
@@ -246,7 +246,7 @@ class Rollout:
     ) -> Trajectory:
         deadline = self.limits.deadline_seconds
         running = asyncio.create_task(self._run_and_score(flow, task, reward))
-        running.add_done_callback(_retrieve)  # it may fail in the moment in which the whole batch is cancelled
+        running.add_done_callback(_read_exception)  # it may fail in the moment in which the whole batch is cancelled
         end = self._clock() + deadline
         try:
             while not running.done() and (remaining := end - self._clock()) > 0:
@@ -285,7 +285,7 @@ class Rollout:
         )
 
 
-def _retrieve(task: asyncio.Task[Any]) -> None:
+def _read_exception(task: asyncio.Task[Any]) -> None:
     """Read the exception of a task, which asyncio prints otherwise."""
     if not task.cancelled():
         task.exception()
@@ -306,7 +306,7 @@ def _metrics_of(flow: AgentFlowBase | None, reason: StopReason) -> Mapping[str, 
     return {}
 
 
-def _after(failed: Trajectory, trajectory: Trajectory) -> Trajectory:
+def _as_retry(trajectory: Trajectory, failed: Trajectory) -> Trajectory:
     """`trajectory`, a retry of `failed`, with all failed attempts before it."""
     num_steps, error = len(failed.steps), failed.error or ""
     last = FailedAttempt(stop_reason=failed.stop_reason, error=error, num_steps=num_steps, metrics=failed.metrics)

@@ -301,7 +301,7 @@ def _failure(status: CallStatus, text: str, limit: int) -> dict[str, Any]:
     return {"response": ToolResponse(text=f"Error: {cut_middle(text, limit)}"), "status": status}
 
 
-_of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ToolRunner] = weakref.WeakKeyDictionary()
+_runner_of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ToolRunner] = weakref.WeakKeyDictionary()
 
 
 async def run_call(
@@ -309,5 +309,5 @@ async def run_call(
 ) -> CallOutcome:
     """Run `call` with `runner`; None: with a runner of the event loop, with default policies."""
     if runner is None:
-        runner = _of_loop.setdefault(asyncio.get_running_loop(), ToolRunner())
+        runner = _runner_of_loop.setdefault(asyncio.get_running_loop(), ToolRunner())
     return await runner.call(tools, call, context)

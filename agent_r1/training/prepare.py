@@ -119,7 +119,7 @@ def prepare_model(config: Config, console: RunConsole) -> Config:
                     console.info(f"{config.model.path} is not there yet: making it with {config.model.prepare}")
                     _call_preparation(config.model.prepare, "model preparation", config)
     if not is_gguf(config.model.path):
-        _check_whole(config)
+        _check_undamaged(config)
         return config
     from agent_r1.models import convert_gguf, gguf_folder
 
@@ -130,7 +130,7 @@ def prepare_model(config: Config, console: RunConsole) -> Config:
     return replace(config, model=replace(config.model, path=str(folder)))
 
 
-def _check_whole(config: Config) -> None:
+def _check_undamaged(config: Config) -> None:
     """Refuse a warm start whose files are damaged: training would start from other weights."""
     run = RunFolder.of_model(Path(config.model.path))
     damage = None if run is None else find_model_damage(run)
@@ -142,7 +142,7 @@ def _check_whole(config: Config) -> None:
         )
 
 
-def started_config(config: Config) -> Config:
+def warm_started_config(config: Config) -> Config:
     """The configuration of a run that starts from the finished model in `sft.folder`."""
     if config.sft.folder is None:
         return config
@@ -171,7 +171,7 @@ def dry_run(config: Config, console: RunConsole) -> RunPlan:
         model_note += f", warm-started in {config.sft.folder}"
     console.info(to_yaml(config).rstrip())
     if not is_gguf(config.model.path):
-        opening = plan_opening(started_config(config))
+        opening = plan_opening(warm_started_config(config))
         if opening.story:
             console.info(opening.story)
     console.info(f"train: {len(plan.train_tasks)} tasks   eval: {len(plan.eval_tasks)} tasks   model: {model_note}")

@@ -49,7 +49,7 @@ from agent_r1.tools import num_cores
 from agent_r1.training.model_check import check_model
 from agent_r1.training.oom import explain_cuda_oom
 from agent_r1.training.plan import make_plan
-from agent_r1.training.prepare import started_config
+from agent_r1.training.prepare import warm_started_config
 from agent_r1.training.tag_rows import warm_start_warning
 
 _MAX_RESULT_BYTES = 2**30
@@ -153,7 +153,7 @@ def ensure_warm_start(config: Config, console: RunConsole) -> Config:
     if _reason_to_make(folder, config) is not None:
         _make_warm_start(folder, config, console)
     remove_stale_lock(folder.path)
-    return started_config(config)
+    return warm_started_config(config)
 
 
 def _make_warm_start(folder: RunFolder, config: Config, console: RunConsole) -> None:

@@ -208,12 +208,9 @@ class Trainer:
         """Stops the deadlines of episodes in which nothing is sampled during an update."""
         return self.rollout.clock_stopped() if self.engine.pauses_during_update else nullcontext()
 
-    def _due(self, every: int) -> bool:
-        return _is_due(self._progress.step, every)
-
     def _saves_this_step(self) -> bool:
-        is_last = self._progress.step == self.config.trainer.steps
-        return self._last_step.may_save and (is_last or self._due(self.config.trainer.save_every))
+        step, settings = self._progress.step, self.config.trainer
+        return self._last_step.may_save and (step == settings.steps or _is_due(step, settings.save_every))
 
     def _records_credit(self, step: int) -> bool:
         tracking = self.config.tracking

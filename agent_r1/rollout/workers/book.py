@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lost:
+class LostRollouts:
     """The rollouts of a lost worker."""
 
-    again: tuple[int, ...]
+    requeued: tuple[int, ...]
     """They wait for another worker."""
     given_up: tuple[int, ...]
     """They were lost too often."""
@@ -27,7 +27,7 @@ class WorkBook:
     book.add_worker(0)
     book.add(7)
     book.assign()      # [(0, 7)]: worker 0 is to start rollout 7
-    book.lose(0)       # Lost(again=(7,), given_up=()): it waits for another worker
+    book.lose(0)       # LostRollouts(requeued=(7,), given_up=()): it waits for another worker
     book.finish(0, 7)  # False: what a lost worker still sends does not count
     """
 
@@ -101,16 +101,16 @@ class WorkBook:
             self._held[worker].remove(rollout)
         return worker
 
-    def lose(self, worker: int) -> Lost:
+    def lose(self, worker: int) -> LostRollouts:
         """Remove a worker. Its rollouts wait again, before all others, except those that were lost too often."""
         rollouts = sorted(self._held.pop(worker, ()))
         self._losses.update(rollouts)
         given_up = tuple(rollout for rollout in rollouts if self._losses[rollout] >= self._max_losses)
-        again = tuple(rollout for rollout in rollouts if rollout not in given_up)
+        requeued = tuple(rollout for rollout in rollouts if rollout not in given_up)
         for rollout in given_up:
             del self._losses[rollout]
-        self._waiting.extendleft(reversed(again))
-        return Lost(again=again, given_up=given_up)
+        self._waiting.extendleft(reversed(requeued))
+        return LostRollouts(requeued=requeued, given_up=given_up)
 
     def _is_suspect(self, rollout: int) -> bool:
         return 0 < self._losses[rollout] >= self._max_losses - 1

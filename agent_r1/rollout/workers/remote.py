@@ -267,10 +267,10 @@ class RemoteRollout(Rollout):
         is_known = worker in self._connections
         lost = self._book.lose(worker)
         self._counts["workers"] += 1
-        self._counts["rollouts"] += len(lost.again) + len(lost.given_up)
+        self._counts["rollouts"] += len(lost.requeued) + len(lost.given_up)
         self._announce(
             f"a rollout worker {'was lost' if is_known else 'could not be started'} ({reason}); "
-            f"{len(lost.again)} of its rollouts are made again by others"
+            f"{len(lost.requeued)} of its rollouts are made again by others"
             + (f", {len(lost.given_up)} were lost too often and count as failed" if lost.given_up else "")
         )
         for number in lost.given_up:

@@ -70,7 +70,7 @@ class Interpreters:
     @classmethod
     def here(cls, limit: int, seconds: float) -> Interpreters:
         """The notebooks of the running event loop with this limit."""
-        by_limit = _of_loop.setdefault(asyncio.get_running_loop(), {})
+        by_limit = _interpreters_of_loop.setdefault(asyncio.get_running_loop(), {})
         return by_limit.setdefault((limit, seconds), cls(limit, seconds))
 
     async def run(self, notebook: Notebook, code: str, open_session: Open, ask: Ask) -> CellRun:
@@ -159,5 +159,5 @@ class Interpreters:
             self._changed.notify_all()
 
 
-_of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[int, float], Interpreters]]
-_of_loop = weakref.WeakKeyDictionary()
+_interpreters_of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[int, float], Interpreters]]
+_interpreters_of_loop = weakref.WeakKeyDictionary()

@@ -35,7 +35,7 @@ def test_the_rollouts_of_a_lost_worker_go_to_others_before_those_that_wait() -> 
         book.add(rollout)
     book.assign()
     lost = book.lose(0)
-    assert (lost.again, lost.given_up) == ((0, 2), ())
+    assert (lost.requeued, lost.given_up) == ((0, 2), ())
     assert book.finish(1, 1)
     assert book.assign() == [(1, 0)]
 
@@ -129,11 +129,11 @@ class Losses(RuleBasedStateMachine):
         self.alive.remove(worker)
         held = self.book.held_by(worker)
         lost = self.book.lose(worker)
-        assert {*lost.again, *lost.given_up} == held
+        assert {*lost.requeued, *lost.given_up} == held
         self.losses.update(held)
         self.ended.update(lost.given_up)
         assert all(self.losses[rollout] == self.max_losses for rollout in lost.given_up)
-        assert all(self.losses[rollout] < self.max_losses for rollout in lost.again)
+        assert all(self.losses[rollout] < self.max_losses for rollout in lost.requeued)
 
     @precondition(lambda self: any(not self.ended[rollout] for rollout in range(self.num_added)))
     @rule(data=st.data())

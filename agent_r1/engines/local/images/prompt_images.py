@@ -54,13 +54,13 @@ def find_images(prompt: TokenIds, *, vocabulary: int, two_dimensional: bool) -> 
             f"{vocabulary - 1}"
         )
     spans = tuple(image_store().spans(ids))
-    _check_whole(spans, two_dimensional=two_dimensional)
+    _refuse_partial_images(spans, two_dimensional=two_dimensional)
     positions = rope_positions(ids, image_store()) if two_dimensional else None
     offset = 0 if positions is None else int(positions[:, -1].max()) + 1 - len(ids)
     return PromptImages(spans=spans, end=spans[-1].start + spans[-1].length, positions=positions, offset=offset)
 
 
-def _check_whole(spans: Sequence[ImageSpan], *, two_dimensional: bool) -> None:
+def _refuse_partial_images(spans: Sequence[ImageSpan], *, two_dimensional: bool) -> None:
     """All tokens of every image are there, in order. Text may be between them, such as the rows and columns of tiles;
     not where positions are those of a grid."""
     image, count = spans[0].image, 0

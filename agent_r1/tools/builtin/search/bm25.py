@@ -80,15 +80,12 @@ class BM25Index:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """The `k` best passages of each query; none for a query without a word that any passage has."""
-        return [self._search_one(query, k) for query in queries]
+        return [hits(self._passages, self.rank(query, k)) for query in queries]
 
     def rank(self, query: str, k: int) -> list[tuple[int, float]]:
         """The numbers of the `k` best passages, in the order of the build, with their scores; no passage is read."""
         word_ids = [self._vocabulary[word] for word in self._split(query) if word in self._vocabulary]
         return self._postings.rank(word_ids, k)
-
-    def _search_one(self, query: str, k: int) -> list[Hit]:
-        return hits(self._passages, self.rank(query, k))
 
 
 def split_into_words(pattern: str, stopwords: Iterable[str]) -> Callable[[str], list[str]]:

@@ -190,20 +190,20 @@ class Searcher:
             await asyncio.gather(*self._starting, return_exceptions=True)
 
 
-_of_loop: dict[asyncio.AbstractEventLoop, dict[int | None, Searcher]] = {}
+_searchers_of_loop: dict[asyncio.AbstractEventLoop, dict[int | None, Searcher]] = {}
 
 
 def searcher_of_loop(num_workers: int | None) -> Searcher:
     """The searcher of the running event loop with this number of workers. All tools share it."""
     loop = asyncio.get_running_loop()
-    if loop not in _of_loop:
-        for closed in [other for other in _of_loop if other.is_closed()]:
-            del _of_loop[closed]  # with the last reference to a pool its workers end
-        _of_loop[loop] = {}
-    return _of_loop[loop].setdefault(num_workers, Searcher(num_workers))
+    if loop not in _searchers_of_loop:
+        for closed in [other for other in _searchers_of_loop if other.is_closed()]:
+            del _searchers_of_loop[closed]  # with the last reference to a pool its workers end
+        _searchers_of_loop[loop] = {}
+    return _searchers_of_loop[loop].setdefault(num_workers, Searcher(num_workers))
 
 
 async def close_searchers() -> None:
     """End the worker processes of the running event loop's searchers."""
-    for searcher in _of_loop.pop(asyncio.get_running_loop(), {}).values():
+    for searcher in _searchers_of_loop.pop(asyncio.get_running_loop(), {}).values():
         await searcher.close()
