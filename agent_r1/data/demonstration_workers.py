@@ -107,7 +107,8 @@ class OneTokenImages:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemonstrationWorkers:
-    """An `Accelerator`: one call for every chunk of rows, in order, as many at a time as there are workers."""
+    """Checks and tokenises demonstrations in worker processes: one call for every chunk of rows, in order, as many at a
+    time as there are workers."""
 
     workers: Workers
     """Closed at the end; no process is started where they are not worth it."""
@@ -119,7 +120,8 @@ class DemonstrationWorkers:
     def tokenise(
         self, rows: Sequence[RawDemonstration], chosen: Sequence[int], renderer: ChatRenderer, tracked: Tracked
     ) -> dict[int, list[DemonstrationRow]]:
-        """What workers made of the rows, by index; hardly anything when they are not worth starting."""
+        """By index, the tokens of chosen rows, and nothing for others that are in order. Rows that are missing have
+        errors, or were too few to be worth a worker: the caller looks at them."""
         setup = RendererSetup.of(renderer, self.tool_format) if self.workers.size > 1 and chosen else None
         pickled = None if setup is None else _pickle_setup(setup)
         if setup is None or pickled is None:
@@ -141,7 +143,7 @@ class _Run:
 
     def __init__(
         self,
-        accelerator: DemonstrationWorkers,
+        owner: DemonstrationWorkers,
         setup_file: str,
         rows: Sequence[RawDemonstration],
         chosen: frozenset[int],
@@ -149,7 +151,7 @@ class _Run:
         num_rows: int,
     ) -> None:
         self.done: dict[int, list[DemonstrationRow]] = {}
-        self._accelerator, self._setup_file, self._rows, self._chosen = accelerator, setup_file, rows, chosen
+        self._owner, self._setup_file, self._rows, self._chosen = owner, setup_file, rows, chosen
         self._renderer, self._num_rows = renderer, num_rows
         self._has_failed = False
 
@@ -168,7 +170,7 @@ class _Run:
                 self._keep(*result)
         finally:
             await results.aclose()  # type: ignore[attr-defined]
-            await self._accelerator.workers.close()
+            await self._owner.workers.close()
 
     def _keep(self, index: int, packed: Packed | None) -> int:
         conversation = None if packed is None else unpack(packed, self._renderer)
@@ -185,7 +187,7 @@ class _Run:
         )
         try:
             while True:
-                while len(calls) < 2 * self._accelerator.workers.size and (chunk := next(chunks, None)) is not None:
+                while len(calls) < 2 * self._owner.workers.size and (chunk := next(chunks, None)) is not None:
                     calls.append((chunk, asyncio.create_task(self._call(chunk))))
                 if not calls:
                     return
@@ -203,13 +205,13 @@ class _Run:
             return no_results
         rows = [(self._rows[index], index in self._chosen) for index in chunk]
         try:
-            packed: Sequence[Packed | None] = await self._accelerator.workers.call(
+            packed: Sequence[Packed | None] = await self._owner.workers.call(
                 tokenise_chunk, self._setup_file, rows, timeout=CALL_TIMEOUT
             )
         except (AgentR1Error, OSError, TypeError) as error:  # OSError: no process can be started
             if not self._has_failed:
                 self._has_failed = True
-                self._accelerator.warn(f"demonstrations are tokenised by this process alone: {error}")
+                self._owner.warn(f"demonstrations are tokenised by this process alone: {error}")
             return no_results
         return packed
 

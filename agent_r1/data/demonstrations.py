@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agent_r1.chat import ChatRenderer, Prompt
 from agent_r1.codec import read_json
@@ -20,6 +20,9 @@ from agent_r1.data.row_images import has_images, row_images, with_row_images, wi
 from agent_r1.data.tasks import checked_messages, read_rows, wants_control_tokens, write_rows
 from agent_r1.errors import DataError, report_problems
 from agent_r1.types import Action, Message, Observation, TokenIds
+
+if TYPE_CHECKING:
+    from agent_r1.data.demonstration_workers import DemonstrationWorkers
 
 _NOTHING_TO_LEARN = "no assistant message to learn from"
 
@@ -69,24 +72,13 @@ Tracked = Callable[[Sequence[int]], Iterable[int]]
 """Passes indices on, one when the last is done."""
 
 
-class Accelerator(Protocol):
-    """Checks and tokenises demonstrations faster than one process does it alone."""
-
-    def tokenise(
-        self, rows: Sequence[RawDemonstration], chosen: Sequence[int], renderer: ChatRenderer, tracked: Tracked
-    ) -> dict[int, list[DemonstrationRow]]:
-        """By index, the tokens of chosen rows, and nothing for others that are in order. Rows that are missing have
-        errors, or were too few to make a difference: the caller looks at them."""
-        ...
-
-
 def load_demonstrations(
     paths: Sequence[str | Path],
     renderer: ChatRenderer,
     *,
     choose: Callable[[int], Iterable[int]] = range,
     tracked: Tracked = lambda indices: indices,
-    accelerator: Accelerator | None = None,
+    workers: DemonstrationWorkers | None = None,
 ) -> list[list[DemonstrationRow]]:
     """The rows of each conversation in the files. All are checked; of their number, `choose` gives the indices of those
     to tokenise, and the others are empty. `tracked` passes these indices on, one when the last is done."""
@@ -96,8 +88,8 @@ def load_demonstrations(
         for number, content in enumerate(read_rows(path))
     ]
     tokenised: dict[int, list[DemonstrationRow]] = {}
-    if accelerator is not None:
-        tokenised = accelerator.tokenise(rows, sorted(set(choose(len(rows)))), renderer, tracked)
+    if workers is not None:
+        tokenised = workers.tokenise(rows, sorted(set(choose(len(rows)))), renderer, tracked)
     checked: list[tuple[int, CheckedDemonstration | None]] = []
     problems: dict[str, str] = {}
     for index, row in enumerate(rows):

@@ -70,7 +70,7 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
         renderer,
         choose=lambda number: chain.from_iterable(demonstration_batches(number, **shape)),
         tracked=partial(console.tracked, "tokenising demonstrations"),
-        accelerator=_demonstration_workers(config, console),
+        workers=_demonstration_workers(config, console),
     )
     device = choose_device(config.trainer.device)
     # A warm start has no checkpoints to resume from, and must not write into a run that has.

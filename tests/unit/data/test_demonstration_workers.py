@@ -78,9 +78,7 @@ def test_processes_give_the_rows_of_the_plain_loop_in_its_order(
             shown.append(index)
 
     alone = load_demonstrations([path], renderer, choose=choose)
-    together = load_demonstrations(
-        [path], renderer, choose=choose, tracked=track, accelerator=workers_of(pool, warnings)
-    )
+    together = load_demonstrations([path], renderer, choose=choose, tracked=track, workers=workers_of(pool, warnings))
     assert together == alone
     assert alone[4] != alone[5]
     assert [index for index, made in enumerate(together) if made] == shown == sorted(set(choose(len(rows))))
@@ -99,7 +97,7 @@ def test_errors_are_those_of_the_plain_loop(renderer: ChatRenderer, rows: list[A
         with pytest.raises(DataError) as alone:
             load_demonstrations([path], renderer)
         with pytest.raises(DataError) as together:
-            load_demonstrations([path], renderer, accelerator=workers_of(workers))
+            load_demonstrations([path], renderer, workers=workers_of(workers))
         assert str(together.value) == str(alone.value)
         assert str(alone.value).count("row ") == len(bad)
     assert workers.num_calls > 3
@@ -110,7 +108,7 @@ def test_what_dead_workers_leave_is_tokenised_here(
     renderer: ChatRenderer, rows: list[Any], tmp_path: Path, error: Exception
 ) -> None:
     path, workers, warnings = write(tmp_path / "rows.jsonl", rows), FakeWorkers(2, error), list[str]()
-    together = load_demonstrations([path], renderer, accelerator=workers_of(workers, warnings))
+    together = load_demonstrations([path], renderer, workers=workers_of(workers, warnings))
     assert together == load_demonstrations([path], renderer)
     assert warnings == [f"demonstrations are tokenised by this process alone: {error}"]
     assert workers.is_closed
@@ -127,13 +125,13 @@ def test_workers_start_only_where_they_write_the_same_and_save_seconds(
     alone = load_demonstrations([path], renderer)
     own = ChatRenderer(renderer.tokenizer)
     own.format = OfARecipe()
-    assert load_demonstrations([path], own, accelerator=workers_of(workers)) == alone
+    assert load_demonstrations([path], own, workers=workers_of(workers)) == alone
     with monkeypatch.context() as patch:
         patch.setattr(demonstration_workers, "WORTH_SECONDS", 60.0)
-        assert load_demonstrations([path], renderer, accelerator=workers_of(workers)) == alone
+        assert load_demonstrations([path], renderer, workers=workers_of(workers)) == alone
     with monkeypatch.context() as patch:
         patch.setattr(demonstration_workers, "pack", lambda *args, **named: ([(b"", b"")], []))
-        assert load_demonstrations([path], renderer, accelerator=workers_of(workers)) == alone
+        assert load_demonstrations([path], renderer, workers=workers_of(workers)) == alone
     assert workers.num_calls == 0
 
 
@@ -148,7 +146,7 @@ def test_a_signal_ends_the_processes(renderer: ChatRenderer, rows: list[Any], tm
                 signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(RunInterrupted, match="SIGINT"), stop_signals():
-        load_demonstrations([path], renderer, tracked=interrupted, accelerator=workers_of(pool))
+        load_demonstrations([path], renderer, tracked=interrupted, workers=workers_of(pool))
     assert not pool.pids()
 
 
@@ -177,7 +175,7 @@ def test_images_become_their_own_tokens_and_are_known(tmp_path: Path) -> None:
 
     renderer, pool = seeing_renderer(), WorkerPool(2)
     path = write(tmp_path / "rows.jsonl", picture_rows(tmp_path))
-    together = load_demonstrations([path], renderer, accelerator=workers_of(pool))
+    together = load_demonstrations([path], renderer, workers=workers_of(pool))
     known = image_store()
     pixels = {
         (index, span.image.key): span.image.inputs["pixel_values"].sum()
