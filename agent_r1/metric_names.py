@@ -25,18 +25,18 @@ LOGPROB_DIFFERENCE = "offpolicy/logprob_difference"
 STALENESS_MEAN = "offpolicy/staleness_mean"
 
 SFT_LOSS = "loss/sft"
-"""Of a warm start, which logs nothing else."""
+"""The loss of a warm start, which logs nothing else."""
 
 STEP_SECONDS = "time/step"
 COMPILE_SECONDS = "time/compile"
-"""Of runs that compile: in the first steps, and when sizes are met for the first time."""
+"""Seconds of compiling: in the first steps, and when sizes are met for the first time."""
 PEAK_GPU_GB = "perf/peak_gpu_gb"
 EPISODES = "perf/episodes"
 PREEMPTIONS = "perf/preemptions"
-"""Of the in-process engine."""
+"""Requests that the in-process engine preempted."""
 
 USAGE_PREFIX = "usage/"
-"""Of what a server behind a chat API says that an episode took: tokens and requests."""
+"""Begins what a server behind a chat API says that an episode took: tokens and requests."""
 
 EVAL_PREFIX = "eval/"
 ALL_SOURCES = "all"

@@ -249,7 +249,7 @@ class Part:
     name: str
     """A registered name or `module:attribute`; "" when the file gives none."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """By name."""
+    """The arguments by name."""
 
     @classmethod
     def of(cls, part: Part | Mapping[str, Any]) -> Part:

@@ -16,19 +16,19 @@ class Stream(IntEnum):
     """
 
     ROLLOUT = 1
-    """Of the run's seed: episodes of training steps."""
+    """From the run's seed: episodes of training steps."""
     EVALUATION = 2
-    """Of the run's seed: episodes of evaluations."""
+    """From the run's seed: episodes of evaluations."""
     EVALUATION_SAMPLES = 1
-    """Of an evaluation's seed: its sampled episodes, beside the greedy ones."""
+    """From an evaluation's seed: its sampled episodes, beside the greedy ones."""
     DEMONSTRATIONS = 5
-    """Of the run's seed: episodes that may become demonstrations."""
+    """From the run's seed: episodes that may become demonstrations."""
     EXTRA_TASKS = 1
-    """Of the run's seed, after the batch and the round: tasks that refill a batch. Comes last, not second."""
+    """From the run's seed, after the batch and the round: tasks that refill a batch. Comes last, not second."""
     REVIEW = 3
-    """Of the run's seed, after the position: tasks of lower levels of a curriculum. Comes last, not second."""
+    """From the run's seed, after the position: tasks of lower levels of a curriculum. Comes last, not second."""
     REVISIT = 4
-    """Of the run's seed, after the position: tasks that are drawn again. Comes last, not second."""
+    """From the run's seed, after the position: tasks that are drawn again. Comes last, not second."""
 
 
 def mix_seed(*parts: int) -> int:

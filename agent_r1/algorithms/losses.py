@@ -33,7 +33,7 @@ class LossInputs:
     old_logprobs_N: Tensor
     """Log-probabilities under the policy that the update starts from."""
     advantages_N: Tensor
-    """Credit."""
+    """The advantage of each token."""
     step_N: Tensor
     """Which step of the micro-batch each token belongs to, counted from 0."""
 

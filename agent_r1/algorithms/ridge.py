@@ -54,7 +54,7 @@ class Moments:
     feature_sum: Tensor
     """[D]"""
     target_sum: Tensor
-    """Of the returns."""
+    """The sum of the returns."""
     products: Tensor
     """[D, D] Sum of `phi phi^T`."""
     cross: Tensor

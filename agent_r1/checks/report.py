@@ -38,7 +38,7 @@ class Report:
     """All checks of a recipe."""
 
     results: tuple[Result, ...] = field(default_factory=tuple)
-    """In order."""
+    """The results of all checks, in order."""
 
     @property
     def problems(self) -> list[Finding]:

@@ -15,7 +15,7 @@ from agent_r1.scaffold import Kind, copy_recipe, write_recipe
 from agent_r1.shipped import recipe_note, shipped_recipes
 
 _LEFTOVERS = ("data", "warm_start")
-"""Of an earlier recipe of the same name: `runs/<name>_data` and the like."""
+"""What an earlier recipe of the same name may have left: `runs/<name>_data` and the like."""
 
 
 def init(

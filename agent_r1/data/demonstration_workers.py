@@ -115,7 +115,7 @@ class DemonstrationWorkers:
     tool_format: str
     """The name of the renderer's format."""
     warn: Callable[[str], None]
-    """Told when workers fail. What they left is then tokenised by the caller."""
+    """Gets a line when workers fail. The caller then tokenises what is missing."""
 
     def tokenise(
         self, rows: Sequence[RawDemonstration], chosen: Sequence[int], renderer: ChatRenderer, tracked: Tracked

@@ -28,7 +28,7 @@ from agent_r1.tools.workers import call_off_loop
 from agent_r1.types import Message, StopReason, Task
 
 MAX_OUTPUT_BYTES = 64 * 1024
-"""Of what a command writes, the end that is kept."""
+"""Bytes that are kept of what a command writes: its end."""
 _MAX_TASK_VARIABLE = 64 * 1024
 """A task larger than this is on the standard input only: the kernel limits the size of a variable."""
 
@@ -44,7 +44,7 @@ class Assignment:
     api_key: str
     """The key to send with each request."""
     finished: asyncio.Future[str | None]
-    """Of a remote program: resolved with its answer."""
+    """Resolved with the answer of a remote program."""
 
 
 class Agent(Protocol):

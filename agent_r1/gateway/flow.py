@@ -28,9 +28,9 @@ class _AgentEnd:
     answer: str | None = None
     """What it returned."""
     failure: EpisodeError | None = None
-    """Its error; None when it ended by itself and without one."""
+    """The agent's error; None when it ended by itself and without one."""
     was_stopped: bool = False
-    """It was stopped because it had no call left."""
+    """The agent was stopped because it had no call left."""
 
 
 @AgentFlowBase.register("gateway")

@@ -57,7 +57,7 @@ class OpenRollout:
         self.out_of_steps = asyncio.Event()
         """Set when a call was refused because the rollout has made all its steps."""
         self.finished: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        """Of a remote program: its answer."""
+        """Resolved with the answer of a remote program."""
         self.limit: StopReason | None = None
         """The limit at which the last call was refused; None when a call was answered since."""
         self.calls: list[RecordedCall] = []

@@ -47,7 +47,7 @@ class Agent:
     """A model with the tools, environment, reward and limits of its recipe."""
 
     source: AgentSource
-    """Where it comes from."""
+    """The run or the model that the agent comes from."""
     renderer: ChatRenderer
     """Its chat template, tokenizer and tool-call format."""
     engine: Engine

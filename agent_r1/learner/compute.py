@@ -49,7 +49,7 @@ class Compute:
     """How models are run over samples."""
 
     device: torch.device
-    """Where the models are."""
+    """The device of the models."""
     pack: Packer
     """How samples become micro-batches."""
     temperature: float = 1.0

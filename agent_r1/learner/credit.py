@@ -33,7 +33,7 @@ class TokenArrays:
     rollout_logprobs_N: Tensor
     """Log-prob under the engine."""
     advantages_N: Tensor
-    """Advantage."""
+    """The advantage."""
     old_logprobs_N: Tensor | None
     """Log-prob under the policy the updates start from; None: that of the single update's own pass."""
     reference_logprobs_N: Tensor | None

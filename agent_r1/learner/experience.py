@@ -23,7 +23,7 @@ class Experience:
     samples: tuple[Sample, ...]
     """One per step, in the table's order: what the policy reads."""
     critic_samples: tuple[Sample, ...]
-    """The same for the critic, which may see more."""
+    """One per step, in the table's order: what the critic reads, which may be more."""
     cut_states: Mapping[int, TokenIds]
     """By trajectory: the state in which a bootstrapped one was truncated, as the critic sees it. Others are scored."""
     table: StepTable

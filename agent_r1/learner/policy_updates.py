@@ -29,7 +29,7 @@ class PolicyUpdate:
     models: Models
     """The policy, and a critic that may share its trunk."""
     algorithm: Algorithm
-    """The losses."""
+    """The functions that the configuration names: loss, aggregation, KL, correction."""
     batch: CreditedBatch
     """All samples with their credit."""
     kl_coefficient: float
@@ -37,7 +37,7 @@ class PolicyUpdate:
     weights_N: Tensor
     """The weight of each token in the loss; 0 for tokens outside the update."""
     total_weight: float
-    """Their sum."""
+    """The sum of the weights."""
     num_valued: int
     """Tokens that a shared critic learns from."""
     images: ImagePass

@@ -33,7 +33,7 @@ class HeadSettings:
     softcap: float | None = None
     """Logits are soft-capped to (-softcap, softcap) first."""
     dtype: torch.dtype = torch.float32
-    """Of the matrix product."""
+    """The type of the matrix product."""
     chunk: int = 1024
     """Tokens at once."""
 

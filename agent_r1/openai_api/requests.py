@@ -21,7 +21,7 @@ class Sampling:
     """How the completions of a request are sampled."""
 
     max_tokens: int | None = None
-    """As asked for; None: as many as the server and the context allow."""
+    """The limit in the request; None: as many as the server and the context allow."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -59,9 +59,9 @@ class ChatRequest:
 
     model: str
     messages: tuple[Message, ...]
-    """As an environment would have written them, see `messages`."""
+    """The messages, as an environment would have written them; see `messages`."""
     tools: tuple[ToolSchema, ...] = ()
-    """As the client gave them."""
+    """The tools, as the client gave them."""
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     """False: only the first call of a completion is returned."""

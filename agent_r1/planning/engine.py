@@ -27,7 +27,7 @@ class EngineRates:
     per_request: float
     """More per running request."""
     per_call: float = 0.0
-    """Of every call, outside the engine: the host, the network. It delays the call and keeps no engine busy."""
+    """Seconds per call outside the engine: the host, the network. They delay the call and keep no engine busy."""
 
     def seconds_per_token(self, running: int) -> float:
         """Between two tokens of one request.

@@ -60,7 +60,7 @@ class UpdateCost:
     """Seconds of an update, on one learner."""
 
     base: float
-    """Of every update, however many learners share it."""
+    """Seconds of every update, however many learners share it."""
     per_token: float
     """Per trained token; this part is shared by the learners."""
 
@@ -80,9 +80,9 @@ class Workload:
     groups: tuple[RecordedGroup, ...]
     """Recorded groups, to be drawn from."""
     rates: EngineRates
-    """Of one engine."""
+    """The rates of one engine."""
     update: UpdateCost
-    """Of one learner."""
+    """The cost of an update on one learner."""
     trained_share: float
     """Trained tokens per token of an episode: groups without spread are not trained."""
     weight_sync: float

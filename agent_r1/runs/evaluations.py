@@ -40,7 +40,7 @@ class EvaluationRecord:
     solved: Sequence[float]
     """How well each was solved, greedily."""
     metrics: Mapping[str, float]
-    """All figures."""
+    """All metrics of the evaluation."""
     intervals: Mapping[str, Sequence[float]]
     """Their 95 % intervals, where they have one."""
     settings: Settings = OWN_SETTINGS

@@ -43,7 +43,7 @@ class ServerMetrics:
     tool_calls: int = 0
     """Calls that the agent mode ran."""
     first_token: Histogram = field(default_factory=Histogram)
-    """Of streams: seconds from the request to its first event."""
+    """Seconds from a streamed request to its first event."""
     duration: Histogram = field(default_factory=Histogram)
 
     def text(self, gauges: dict[str, tuple[str, Callable[[], float]]]) -> str:

@@ -93,7 +93,7 @@ class BaseTool(ABC):
     name: str
     tool_schema: ToolSchema
     policy: ToolPolicy = ToolPolicy()
-    """Its limits."""
+    """The limits of its calls."""
     made_with: Mapping[str, Any] | None = None
     """The arguments `BaseTool.get` instantiated it with, from which a worker process makes a copy; None: not made by
     `get`."""

@@ -53,7 +53,7 @@ from agent_r1.training.prepare import warm_started_config
 from agent_r1.training.tag_rows import warm_start_warning
 
 _MAX_RESULT_BYTES = 2**30
-"""Of some tokenised demonstrations: their images come along."""
+"""Bytes of the tokenised demonstrations of one call: their images come along."""
 _INTERRUPTED = "A warm start has no checkpoints: run the same command again to start it over."
 
 

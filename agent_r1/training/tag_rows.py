@@ -18,7 +18,7 @@ from agent_r1.chat import Tokenizer
 from agent_r1.data import DemonstrationRow
 
 _MIN_COSINE = 0.9999
-"""Of rows that are equal but for rounding. In SmolLM2, rows of trained tokens and of unused ones have up to 0.993."""
+"""The cosine of rows that are equal but for rounding. In SmolLM2, trained and unused tokens have up to 0.993."""
 
 _TAUGHT_BY = 0.2
 """The share of such a row's weights that a warm start should move them by. With Qwen2.5-Coder-1.5B-Instruct, whose rows

@@ -208,7 +208,7 @@ class Group:
     task: Task
     """The row."""
     group_id: int
-    """Its index in the batch; where batches overlap, in the run."""
+    """The index of the group in the batch; where batches overlap, in the run."""
     trajectories: tuple[Trajectory, ...]
     """Its members, failed ones included."""
     greedy: Trajectory | None = None

@@ -92,7 +92,7 @@ class GroupStatistics:
     mean_R: Tensor
     """The mean of the number's group."""
     std_R: Tensor
-    """Its unbiased standard deviation; 0 for a group of one."""
+    """The unbiased standard deviation of the group; 0 for a group of one."""
     size_R: Tensor
     """How many numbers are in the group."""
     has_spread_R: Tensor

@@ -68,7 +68,7 @@ class Published:
     label: str
     """What servers call it: unlike a bare number, it is never that of another run."""
     folder: Path
-    """Where they are."""
+    """The folder that holds them."""
     probe: Probe
     """How to find out whether a server has them."""
 
@@ -100,12 +100,12 @@ class Server:
         self.client = client
         self.settings = settings
         self.process = process
-        """Its process, when the run started it."""
+        """The process of the server, when the run started it."""
         self.state: State = "new"
         self.reason = "it has not been asked yet"
         """Why it is not ready."""
         self.label: str | None = None
-        """Of the weights it has loaded."""
+        """The label of the weights that it has loaded."""
         self.in_flight = 0
         self.is_starting = process is not None
         """Whether it was just started: that it does not answer yet is no news."""

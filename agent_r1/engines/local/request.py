@@ -38,7 +38,7 @@ class Request:
     tokens: list[int] = field(init=False)
     """The prompt and every sampled token."""
     logprobs: list[float] = field(default_factory=list)
-    """Of the sampled tokens."""
+    """The log-probs of the sampled tokens."""
     versions: list[int] = field(default_factory=list)
     """The policy version of each sampled token."""
     blocks: list[int] = field(default_factory=list)

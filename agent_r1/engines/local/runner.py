@@ -36,7 +36,7 @@ class Sampled:
     tokens: list[list[int]]
     """One list of tokens per chunk."""
     logprobs: list[list[float]]
-    """Of the tokens."""
+    """The log-probs of the tokens."""
 
     def done(self) -> bool:
         """Always: the result is here."""

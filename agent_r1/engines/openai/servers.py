@@ -69,7 +69,7 @@ class _Server:
     rests_until: float = 0.0
     """After a failure, other servers are preferred until then."""
     asked_pause_until: float = 0.0
-    """It asked for a pause: no request is sent before then."""
+    """The end of a pause that the server asked for: no request is sent before then."""
 
     def rest(self, pause: float, *, was_asked: bool) -> None:
         self.rests_until = time.monotonic() + pause

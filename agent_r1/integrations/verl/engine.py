@@ -34,7 +34,7 @@ class EngineCounts:
     min_global_steps: int | None = None
     """The oldest weights that sampled a token, as verl numbers them."""
     max_global_steps: int | None = None
-    """The newest."""
+    """The newest version of the weights that sampled a token."""
 
     def add(self, output: Any) -> None:
         """Count one `TokenOutput`."""

@@ -20,7 +20,7 @@ class Minibatch:
     samples: Sequence[Sample]
     """All samples of the batch."""
     indices: list[int]
-    """Those of the update, without samples that have no token to learn from."""
+    """The indices of the update's samples, without those that have no token to learn from."""
     tokens_N: Tensor
     """The indices of their action tokens in the batch's flat arrays, in order."""
 

@@ -46,7 +46,7 @@ class TrieRow:
     token_ids: Ids
     """Each distinct prefix's last token, once."""
     positions: Ids
-    """Depths."""
+    """The depth of each token in the trie."""
     ends: Ids
     """Where each token's subtree ends."""
     members: list[tuple[int, Ids]]

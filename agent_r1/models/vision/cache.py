@@ -23,7 +23,7 @@ class ByteCache:
         self._max_bytes = max_bytes
         self._tensors: OrderedDict[Hashable, Tensor] = OrderedDict()
         self.num_bytes = 0
-        """Of the tensors in it."""
+        """Bytes of the tensors in the cache."""
 
     def __len__(self) -> int:
         return len(self._tensors)

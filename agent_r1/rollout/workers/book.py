@@ -15,9 +15,9 @@ class LostRollouts:
     """The rollouts of a lost worker."""
 
     requeued: tuple[int, ...]
-    """They wait for another worker."""
+    """Rollouts that wait for another worker."""
     given_up: tuple[int, ...]
-    """They were lost too often."""
+    """Rollouts that were lost too often."""
 
 
 class WorkBook:

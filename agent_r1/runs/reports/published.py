@@ -62,7 +62,7 @@ class Published:
     after: Mapping[str, Any]
     """`solved`, one number per task, and all `metrics`."""
     before: Mapping[str, Any] | None = None
-    """The same before training; None for an evaluation."""
+    """The figures before training; None for an evaluation."""
     algorithm: str = ""
     """The algorithm of a run."""
     seed: int = 0
@@ -76,9 +76,9 @@ class Published:
     warm_start: bool = False
     """Whether the run started from a model that was tuned on demonstrations."""
     baseline: str | None = None
-    """Of an evaluation: `react` for the untrained model in the ReAct format."""
+    """The baseline of an evaluation: `react` for the untrained model in the ReAct format."""
     title: str | None = None
-    """Of an evaluation: what tables call it, where that is not said by `baseline`."""
+    """What tables call an evaluation, where `baseline` does not say it."""
     curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     """Logged metrics as pairs of step and value."""
 

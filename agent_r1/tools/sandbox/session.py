@@ -42,7 +42,7 @@ class SandboxReply:
     num_bytes_cut: int = 0
     """How many bytes of output were left out."""
     exit_code: int | None = None
-    """Of a program that died: its exit code, or minus the signal that killed it; None if that is not known."""
+    """The exit code of a program that died, or minus the signal that killed it; None if that is not known."""
 
 
 class Guard(Protocol):

@@ -40,13 +40,13 @@ class AdvantageChange:
     flipped: float
     """The share whose sign changed."""
     to_negative: int
-    """Those that were encouraged and would be discouraged."""
+    """Trajectories that were encouraged and would be discouraged."""
     to_positive: int
-    """Those that were discouraged and would be encouraged."""
+    """Trajectories that were discouraged and would be encouraged."""
     lost: int
-    """Those that had credit and would have none."""
+    """Trajectories that had credit and would have none."""
     gained: int
-    """Those that had none and would have credit."""
+    """Trajectories that had no credit and would have some."""
     flipped_tokens: float
     """The share of tokens whose sign changed, of those with credit before or after."""
     rank_correlation: float | None
@@ -62,9 +62,9 @@ class Example:
     step: int
     """Its training step."""
     trajectory: Trajectory
-    """As recorded."""
+    """The trajectory as it was recorded."""
     ground_truth: str
-    """The row's."""
+    """The ground truth of the row."""
     reward: tuple[float, float]
     """Its outcome reward, before and after."""
     advantage: tuple[float | None, float | None]

@@ -44,7 +44,7 @@ class ReplayedCredit:
     """The credit of some steps."""
 
     trajectories: Mapping[Key, ReplayedTrajectory]
-    """Those that would be trained on."""
+    """The trajectories that would be trained on."""
     missing: str | None = None
     """Why there are no advantages; None when there are."""
     approximation: str | None = None

@@ -41,12 +41,12 @@ class OfflineUpdate:
     metrics: Mapping[str, float]
     """What the learner measured: loss, gradient norm, entropy and so on."""
     recorded: Mapping[str, float]
-    """The same metrics as the run logged them at this step, where it did."""
+    """These metrics as the run logged them at this step, where it did."""
     kl_before: float
     """KL between the policy that sampled and the policy before the update, per token: 0 up to rounding for the same
     weights."""
     kl_after: float
-    """The same after the update."""
+    """KL between the policy that sampled and the policy after the update, per token."""
     kl_update: float
     """KL between the policy before and after the update, per token."""
     moved: float

@@ -48,11 +48,11 @@ class Reproduced:
     tokens: int
     """Recorded advantages."""
     differing: int
-    """Those that differ."""
+    """Recorded advantages that differ."""
     steps: int
     """Recorded rewards of steps."""
     differing_steps: int
-    """Those that differ."""
+    """Recorded rewards of steps that differ."""
     largest: float
     """The largest difference."""
 

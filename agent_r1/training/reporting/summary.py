@@ -12,7 +12,7 @@ class Summary:
     success_before: float | None
     """Held-out tasks solved greedily before training; None without held-out rows."""
     success_after: float | None
-    """The same after training."""
+    """The success after training."""
     train_seconds: float
     """Wall time of the training steps, evaluation not included, over all resumes."""
     steps: int

@@ -28,7 +28,7 @@ class PromptImages:
     """The images of a prompt."""
 
     spans: tuple[ImageSpan, ...]
-    """Where they are."""
+    """The places of the image tokens in the prompt."""
     end: int
     """Where the last one ends: chunks from there on compute text alone."""
     positions: IntArray | None = None

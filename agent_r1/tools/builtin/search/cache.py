@@ -17,9 +17,9 @@ class SearchKey(NamedTuple):
     """A request to one state of an index."""
 
     folder: Path
-    """The index."""
+    """The folder of the index."""
     version: int
-    """Its `index_version`."""
+    """The index's `index_version`."""
     request: SearchRequest
     """What was asked."""
 
