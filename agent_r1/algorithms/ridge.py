@@ -183,20 +183,20 @@ class RidgeValues:
         """
         fold_M, finite_M = _folds(unit_M), targets_M.isfinite()
         folds = [fold_M == fold for fold in range(int(fold_M.max()) + 1 if len(fold_M) else 0)]
-        parts = [Moments.of(features_M[here & finite_M], targets_M[here & finite_M]) for here in folds]
-        bounds = [_bounds(targets_M[here & finite_M]) for here in folds]
+        parts = [Moments.of(features_M[in_fold & finite_M], targets_M[in_fold & finite_M]) for in_fold in folds]
+        bounds = [_bounds(targets_M[in_fold & finite_M]) for in_fold in folds]
         earlier = self.moments.times(self.decay)
         total = reduce(Moments.plus, parts, earlier)
         values_M, best = torch.zeros_like(targets_M, dtype=torch.float64), self.best
         errors = torch.zeros_like(self.errors)
-        for fold, here in enumerate(folds):
+        for fold, in_fold in enumerate(folds):
             others = _widest([self.bounds, *bounds[:fold], *bounds[fold + 1 :]])
             rest = total.plus(parts[fold], -1.0)
             if not _can_be_fitted(rest):  # values of 0, which say nothing about any ridge
                 continue
-            guesses = _values_by_ridge(features_M[here], rest, others)
-            values_M[here] = guesses[best]
-            missed = (guesses - targets_M[here].double()).masked_fill(~finite_M[here], 0.0)
+            guesses = _values_by_ridge(features_M[in_fold], rest, others)
+            values_M[in_fold] = guesses[best]
+            missed = (guesses - targets_M[in_fold].double()).masked_fill(~finite_M[in_fold], 0.0)
             errors += missed.square().sum(1)
         self.moments, self.errors = total, self.decay * self.errors + errors
         self.bounds = _widest([self.bounds, *bounds])

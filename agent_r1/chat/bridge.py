@@ -247,14 +247,14 @@ def _delta_after_calls(
     thinking = _marked_thinking(action)
     turn: Message = {"role": "assistant", "content": thinking + MARKER, "tool_calls": calls}
     try:
-        closed = template((*so_far.skeleton, turn), False)
+        closed_text = template((*so_far.skeleton, turn), False)
         text = template((*so_far.skeleton, turn, *answers), True)
     except ChatTemplateError:
         return None
     turn_start = len(so_far.template_text)
-    end = max(closed.rfind(end) for end in ends)
-    if end < turn_start or not closed.startswith(so_far.template_text) or not text.startswith(closed):
+    end = max(closed_text.rfind(end) for end in ends)
+    if end < turn_start or not closed_text.startswith(so_far.template_text) or not text.startswith(closed_text):
         return None
-    if thinking.removeprefix("<think>\n") not in closed[turn_start:]:
+    if thinking.removeprefix("<think>\n") not in closed_text[turn_start:]:
         return None
     return TurnDelta(skeleton=(*so_far.skeleton, turn, *answers), template_text=text, text=text[end:])

@@ -87,8 +87,8 @@ def make_pattern(render_answers: RenderAnswers, num_answers: int) -> DeltaPatter
     >>> make_pattern(lambda answers, begin: f"<tool>{answers[0]!r}</tool>", 1)
     """
     answers = [f"AGENTR1 {number}{_PROBE}" for number in range(num_answers)]
-    text, ended = render_answers(answers, True), render_answers(answers, False)
-    if text is None or ended is None or not text.startswith(ended):
+    text, text_to_end = render_answers(answers, True), render_answers(answers, False)
+    if text is None or text_to_end is None or not text.startswith(text_to_end):
         return None
     pieces, rest = list[str](), text
     for answer in answers:
@@ -96,7 +96,7 @@ def make_pattern(render_answers: RenderAnswers, num_answers: int) -> DeltaPatter
         if not copied:
             return None
         pieces.append(before)
-    pattern = DeltaPattern((*pieces, rest), text[len(ended) :])
+    pattern = DeltaPattern((*pieces, rest), text[len(text_to_end) :])
     spaced = [f" \n{answer}\t\n " for answer in answers]
     keeps_space = render_answers(spaced, True) == pattern.fill(spaced)
     return pattern if keeps_space else DeltaPattern(pattern.pieces, pattern.turn_start, keeps_space=False)

@@ -69,8 +69,8 @@ def _difference(renderer: ChatRenderer, bridged: Prompt, observation: Observatio
     if running == whole:
         return []
     at = common_prefix(running, whole)
-    around = slice(max(0, at - 20), at + 20)
-    observed = f"the running prompt has {running[around]!r} where the template writes {whole[around]!r}"
+    window = slice(max(0, at - 20), at + 20)
+    observed = f"the running prompt has {running[window]!r} where the template writes {whole[window]!r}"
     fix = "Harmless when only spaces differ; otherwise fix the template"
     return [Finding(rule="the template writes turns as they were said", observed=observed, fix=fix, severity="warning")]
 

@@ -86,8 +86,8 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
     reward = terms_of(plan.reward)[0]
     gold = run_cancelling(lambda: gold_result(reward, tasks))
     make_env = plan.make_env
-    acting = [task for task in tasks if _has_env(task)] if gold.skipped else []
-    plans = run_cancelling(lambda: plans_result(make_env, reward, acting))
+    env_tasks = [task for task in tasks if _has_env(task)] if gold.skipped else []
+    plans = run_cancelling(lambda: plans_result(make_env, reward, env_tasks))
     yield plans or Result(title="gold answers", findings=gold.findings, seen=gold.seen, skipped=gold.skipped)
     plan = _with_model(plan, console, warm_start=with_trials)
     images = None if takes_messages(plan.config) else _images(plan, tasks)

@@ -143,17 +143,17 @@ def episodes_result(trials: Trials) -> Result:
     return Result(title="trial episodes", findings=tuple(findings), seen=f"{len(trajectories)} episodes: {stops}")
 
 
-def _cuts(ended: Sequence[Trajectory]) -> list[Finding]:
+def _cuts(trajectories: Sequence[Trajectory]) -> list[Finding]:
     findings: list[Finding] = []
-    if not ended:
+    if not trajectories:
         return findings
-    full = sum(trajectory.stop_reason is StopReason.CONTEXT_FULL for trajectory in ended)
-    if full > _MAX_CUT * len(ended):
-        observed = f"{full} of {len(ended)} episodes ran out of context"
+    full = sum(trajectory.stop_reason is StopReason.CONTEXT_FULL for trajectory in trajectories)
+    if full > _MAX_CUT * len(trajectories):
+        observed = f"{full} of {len(trajectories)} episodes ran out of context"
         fix = "Raise rollout.context_length, lower rollout.max_steps or use a context policy (env.context)"
         findings.append(Finding(rule="episodes fit the context", observed=observed, fix=fix))
-    actions = sum(len(trajectory.steps) for trajectory in ended)
-    cut = sum(trajectory.metrics.get("episode/cut_actions", 0.0) for trajectory in ended)
+    actions = sum(len(trajectory.steps) for trajectory in trajectories)
+    cut = sum(trajectory.metrics.get("episode/cut_actions", 0.0) for trajectory in trajectories)
     if cut > _MAX_CUT * max(1, actions):
         observed = f"{cut:.0f} of {actions} actions were cut by rollout.max_tokens"
         fix = "Raise rollout.max_tokens, or warm-start the model so that it ends its turns"

@@ -84,10 +84,10 @@ def download(address: str, file: Path) -> None:
     print(f"downloading {address}", file=sys.stderr)
     request = Request(address, headers={"User-Agent": "agent-r1"})
     # A temporary name: two runs that start together must not write into one file.
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as beside:
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as partial:
         try:
             with urlopen(request, timeout=_TIMEOUT_SECONDS) as response, progress_counter("kB") as show:
-                for num_bytes in _copy(response, beside):
+                for num_bytes in _copy(response, partial):
                     show(f"downloading {file.name}", num_bytes // 1000)
         except HTTPError as error:
             error.close()
@@ -95,11 +95,11 @@ def download(address: str, file: Path) -> None:
         except HTTPException as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
         else:
-            beside.flush()
-            os.fsync(beside.fileno())
-            Path(beside.name).replace(file)
+            partial.flush()
+            os.fsync(partial.fileno())
+            Path(partial.name).replace(file)
         finally:
-            Path(beside.name).unlink(missing_ok=True)
+            Path(partial.name).unlink(missing_ok=True)
 
 
 def _copy(response: Any, into: Any) -> Iterator[int]:
@@ -123,9 +123,9 @@ def _local_folder(task: str, folder: Path | None) -> Path | None:
         return None
     task_folder = Path(parent).expanduser() / task
     if not task_folder.is_dir():
-        around = sorted(entry.name for entry in task_folder.parent.iterdir()) if task_folder.parent.is_dir() else []
+        folders = sorted(entry.name for entry in task_folder.parent.iterdir()) if task_folder.parent.is_dir() else []
         raise DataError(
-            f"{DATA_VARIABLE}={parent} has no folder '{task}'. Found: {', '.join(around) or 'nothing'}. "
+            f"{DATA_VARIABLE}={parent} has no folder '{task}'. Found: {', '.join(folders) or 'nothing'}. "
             f"Put the files there, or unset {DATA_VARIABLE} to download them"
         )
     return task_folder

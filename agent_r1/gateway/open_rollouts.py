@@ -119,8 +119,10 @@ class OpenRollout:
         self._reserve(prompt, request.n)
         try:
             seeds = [self._seed(prompt) for _ in range(request.n)]
-            acting = [partial(self._flow.act, prompt, max_tokens=request.max_tokens, seed=seed) for seed in seeds]
-            turns = await self._while_open(_gather_turns(acting))
+            calls_to_make = [
+                partial(self._flow.act, prompt, max_tokens=request.max_tokens, seed=seed) for seed in seeds
+            ]
+            turns = await self._while_open(_gather_turns(calls_to_make))
         except EpisodeError as error:
             if not self.failure.done():
                 self.failure.set_result(error)
@@ -324,11 +326,11 @@ def _ended_error() -> RefusedError:
     return RefusedError(410, "rollout_ended", "this rollout has ended; its address is no longer served")
 
 
-async def _gather_turns(acting: Sequence[Callable[[], Coroutine[Any, Any, Turn]]]) -> list[Turn]:
+async def _gather_turns(calls: Sequence[Callable[[], Coroutine[Any, Any, Turn]]]) -> list[Turn]:
     """All turns; when one fails the others are cancelled and its error is raised."""
-    if len(acting) == 1:
-        return [await acting[0]()]
-    tasks = [asyncio.ensure_future(act()) for act in acting]
+    if len(calls) == 1:
+        return [await calls[0]()]
+    tasks = [asyncio.ensure_future(act()) for act in calls]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

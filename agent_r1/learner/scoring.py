@@ -110,10 +110,10 @@ def _hidden_rows(
     with torch.no_grad():
         for batch in compute.micro_batches(samples, range(len(samples))):
             chosen = valued_N[batch.tokens_N].nonzero().squeeze(1)
-            moved, here = batch.to(compute.device), send(chosen, compute.device)
+            batch_on_device, chosen_on_device = batch.to(compute.device), send(chosen, compute.device)
             with compute.autocast():
-                hidden = in_root(critic.trunk, partial(critic.hidden, moved.with_images(images)))
-            rows.append(hidden[moved.rows_N[here], columns_of(moved)[here]])
+                hidden = in_root(critic.trunk, partial(critic.hidden, batch_on_device.with_images(images)))
+            rows.append(hidden[batch_on_device.rows_N[chosen_on_device], columns_of(batch_on_device)[chosen_on_device]])
             tokens.append(batch.tokens_N[chosen])
     tokens_M = torch.cat(tokens)
     order = tokens_M.argsort()

@@ -114,15 +114,15 @@ def export_model(
     files by name.
     """
     weights = _exported_weights(policy, dtype)
-    with new_folder(folder, num_bytes=stored_bytes(weights)) as beside, no_progress_bars():
+    with new_folder(folder, num_bytes=stored_bytes(weights)) as partial, no_progress_bars():
         _set_generation(policy, sampling)
-        cast(Any, policy).save_pretrained(beside, state_dict=weights)
-        _let_others_read(beside, like=beside / "config.json")
+        cast(Any, policy).save_pretrained(partial, state_dict=weights)
+        _let_others_read(partial, like=partial / "config.json")
         if dtype is not None:
-            _note_dtype(beside / "config.json", dtype)
-        tokenizer.save_pretrained(beside)
-        _copy_processor(policy, beside)
-        _write_texts(beside, files)
+            _note_dtype(partial / "config.json", dtype)
+        tokenizer.save_pretrained(partial)
+        _copy_processor(policy, partial)
+        _write_texts(partial, files)
 
 
 def _copy_processor(policy: nn.Module, folder: Path) -> None:
@@ -174,34 +174,34 @@ def export_adapters(
     }
     with (
         raising(ExportError, f"{folder} cannot be exported"),
-        new_folder(folder, num_bytes=stored_bytes(weights)) as beside,
+        new_folder(folder, num_bytes=stored_bytes(weights)) as partial,
     ):
-        lora_config.save_pretrained(str(beside))
-        save_file(weights, beside / "adapter_model.safetensors", metadata={"format": "pt"})
-        _let_others_read(beside, like=beside / "adapter_config.json")
-        tokenizer.save_pretrained(beside)
-        _write_texts(beside, files)
+        lora_config.save_pretrained(str(partial))
+        save_file(weights, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+        _let_others_read(partial, like=partial / "adapter_config.json")
+        tokenizer.save_pretrained(partial)
+        _write_texts(partial, files)
 
 
 def copy_model(source: Path, folder: Path, *, files: Mapping[str, str] | None = None) -> None:
     """Copy a model's folder; `files` are further text files by name, in place of those of the source."""
     paths = [path for path in sorted(source.iterdir()) if path.is_file() and not path.name.startswith(".")]
     num_bytes = sum(path.stat().st_size for path in paths)
-    with raising(ExportError, f"{folder} cannot be exported"), new_folder(folder, num_bytes=num_bytes) as beside:
+    with raising(ExportError, f"{folder} cannot be exported"), new_folder(folder, num_bytes=num_bytes) as partial:
         for path in paths:
-            shutil.copyfile(path, beside / path.name)
-        _write_texts(beside, files)
+            shutil.copyfile(path, partial / path.name)
+        _write_texts(partial, files)
 
 
 @contextmanager
 def new_folder(folder: Path, *, num_bytes: int) -> Iterator[Path]:
     """A folder to write into; at the end of the block it replaces `folder`, unless the block raised."""
-    beside = folder.with_name(f".{folder.name}.partial")
-    with atomic_write(folder, partial=beside, num_bytes=num_bytes):
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        yield beside
-        replace_folder(beside, folder)
+    partial = folder.with_name(f".{folder.name}.partial")
+    with atomic_write(folder, partial=partial, num_bytes=num_bytes):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        replace_folder(partial, folder)
 
 
 def _write_texts(folder: Path, files: Mapping[str, str] | None) -> None:

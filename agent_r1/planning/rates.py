@@ -57,10 +57,10 @@ def fit_engine(steps: Sequence[Sequence[RecordedGroup]], slots: int, engines: in
         ends = np.array([timed.end for timed in calls])
         tokens = np.array([timed.call.action_tokens for timed in calls], dtype=np.float64)
         prompts = np.array([timed.call.new_tokens for timed in calls], dtype=np.float64)
-        beside = np.maximum(1.0, _mean_running(starts, ends) / engines)
+        num_running = np.maximum(1.0, _mean_running(starts, ends) / engines)
         arrived = prompts + (_prompt_tokens_meanwhile(starts, ends, prompts) - prompts) / engines
         is_kept = np.array([not timed.call.over_update for timed in calls])
-        columns.append(np.stack([np.ones_like(tokens), arrived, tokens, tokens * beside], 1)[is_kept])
+        columns.append(np.stack([np.ones_like(tokens), arrived, tokens, tokens * num_running], 1)[is_kept])
         seconds.append((ends - starts)[is_kept])
     per_call, per_prompt, base, per_request = solve_nonnegative(np.concatenate(columns), np.concatenate(seconds))
     return EngineRates(per_prompt_token=per_prompt, base=base, per_request=per_request, per_call=per_call)

@@ -45,9 +45,9 @@ def newest_readable(folder: Path, say: Callable[[str], None] = lambda text: None
         return step, path
     if not damaged:
         raise CheckpointError(f"there is no checkpoint in {folder}")
-    named = "; ".join(f"{path} ({reason})" for path, reason in damaged)
+    descriptions = "; ".join(f"{path} ({reason})" for path, reason in damaged)
     raise CheckpointError(
-        f"every checkpoint is damaged: {named}. Restore one of them, or start a new run with run.resume=never"
+        f"every checkpoint is damaged: {descriptions}. Restore one of them, or start a new run with run.resume=never"
     )
 
 
@@ -73,8 +73,8 @@ def find_model_damage(folder: RunFolder) -> str | None:
 def checksum(file: Path) -> list[int]:
     """The size of a file and the CRC-32 of its content."""
     size = crc = 0
-    with file.open("rb") as opened:
-        while part := opened.read(2**24):
+    with file.open("rb") as stream:
+        while part := stream.read(2**24):
             size, crc = size + len(part), zlib.crc32(part, crc)
     return [size, crc]
 
@@ -111,14 +111,14 @@ def seal_state(path: Path) -> None:
 
 def _directory(file: Path, start: int) -> dict[str, int]:
     """Where the directory of an archive starts, which is at its end, and the checksum of the rest of the file."""
-    with file.open("rb") as opened:
-        opened.seek(start)
-        return {"start": start, "checksum": zlib.crc32(opened.read())}
+    with file.open("rb") as stream:
+        stream.seek(start)
+        return {"start": start, "checksum": zlib.crc32(stream.read())}
 
 
-def _damaged_file(folder: Path, listed: Path) -> str | None:
+def _damaged_file(folder: Path, checksums_file: Path) -> str | None:
     """The first file of a folder that is not as it was when its size and checksum were listed."""
-    for name, (size, crc) in json.loads(listed.read_text(encoding="utf-8")).items():
+    for name, (size, crc) in json.loads(checksums_file.read_text(encoding="utf-8")).items():
         file = folder / name
         if not file.is_file():
             return f"{folder.name}/{name} is missing"

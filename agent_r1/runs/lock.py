@@ -87,13 +87,13 @@ class FolderLock:
 
     def try_acquire(self) -> LockHolder | None:
         """Take the lock; returns None on success, else its holder. A stale lock is taken over."""
-        mine = _this_process()
-        candidate = self.path.with_name(f"{self.path.name}.{mine.token}")
+        own_holder = _this_process()
+        candidate = self.path.with_name(f"{self.path.name}.{own_holder.token}")
         with atomic_write(self.path, partial=candidate):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = _write_holder(candidate, mine)
+            file = _write_holder(candidate, own_holder)
             try:
-                blocking, file = self._place(candidate, file, mine)
+                blocking, file = self._place(candidate, file, own_holder)
             except BaseException:
                 os.close(file)
                 raise
@@ -102,7 +102,7 @@ class FolderLock:
         if blocking is not None:
             os.close(file)
             return blocking
-        self._holder, self._file = mine, file
+        self._holder, self._file = own_holder, file
         self._remove_old_candidates(os.fstat(file).st_mtime)
         self._released = threading.Event()
         threading.Thread(target=self._refresh, args=(file, self._released), daemon=True, name="run lock").start()
@@ -126,10 +126,10 @@ class FolderLock:
 
     def describe(self, holder: LockHolder) -> str:
         """Who holds the lock, and what to do."""
-        mine = holder.is_of_this_host and holder.pid == os.getpid()
+        is_own = holder.is_of_this_host and holder.pid == os.getpid()
         who = (
             "this process"
-            if mine
+            if is_own
             else f"process {holder.pid} on host {holder.host}"
             if holder.pid
             else "a live process"
@@ -139,7 +139,7 @@ class FolderLock:
             age = f", last refreshed {max(0.0, time.time() - self.path.stat().st_mtime):.0f} s ago"
         rule = (
             ""
-            if mine or holder.is_of_this_host
+            if is_own or holder.is_of_this_host
             else f" A lock of another host is taken over after {STALE_SECONDS / 60:.0f} minutes without a refresh; if "
             f"you know that the process is gone, delete {self.path}."
         )
@@ -148,12 +148,12 @@ class FolderLock:
             f"choose another name.{rule}"
         )
 
-    def _place(self, candidate: Path, file: int, mine: LockHolder) -> tuple[LockHolder | None, int]:
+    def _place(self, candidate: Path, file: int, own_holder: LockHolder) -> tuple[LockHolder | None, int]:
         """Make the candidate the lock file. Returns the other holder, if there is one, and the open lock file."""
         now = candidate.stat().st_mtime
-        holder = mine
+        holder = own_holder
         for _ in range(_ATTEMPTS):
-            created = _link(candidate, self.path, file, mine)
+            created = _link(candidate, self.path, file, own_holder)
             if created is not None:
                 return None, created
             other = _read(self.path)

@@ -23,27 +23,27 @@ ToolEntry = str | Mapping[str, Any] | BaseTool
 """An entry of a list of tools: a name, `{name: ..., <argument>: ...}`, or a tool itself."""
 
 
-def tools_of_row(task_id: str, named: Any, listed: Sequence[ToolEntry]) -> list[BaseTool]:
+def tools_of_row(task_id: str, entries: Any, configured: Sequence[ToolEntry]) -> list[BaseTool]:
     """The tools that a row names in `env_kwargs.tools`, among those listed in the configuration or registered."""
-    if not isinstance(named, list | tuple):
-        raise DataError(f"task '{task_id}': env_kwargs.tools must be a list of tools, found {type(named).__name__}")
+    if not isinstance(entries, list | tuple):
+        raise DataError(f"task '{task_id}': env_kwargs.tools must be a list of tools, found {type(entries).__name__}")
     tools: list[BaseTool] = []
-    for entry in named:
+    for entry in entries:
         try:
-            tools.extend(_tools(entry, listed))
+            tools.extend(_tools(entry, configured))
         except AgentR1Error as error:
             raise DataError(f"task '{task_id}', env_kwargs.tools: {error}") from error
     return tools
 
 
-def _tools(entry: Any, listed: Sequence[ToolEntry]) -> list[BaseTool]:
+def _tools(entry: Any, configured: Sequence[ToolEntry]) -> list[BaseTool]:
     if isinstance(entry, BaseTool):  # a task made in Python, not a row
         return [entry]
     requested = {"name": entry} if isinstance(entry, str) else entry
     if not isinstance(requested, Mapping) or not isinstance(requested.get("name"), str):
         raise DataError(f"an entry is a name or an object with a 'name', found {entry!r:.80}")
     name = str(requested["name"])
-    namesakes = [other for other in listed if _as_mapping(other)["name"] == name]
+    namesakes = [other for other in configured if _as_mapping(other)["name"] == name]
     for other in namesakes:
         if all(key in _as_mapping(other) and _as_mapping(other)[key] == value for key, value in requested.items()):
             return BaseTool.find(other)

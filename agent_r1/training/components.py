@@ -99,19 +99,19 @@ def load_components(
     torch.manual_seed(config.trainer.seed)
     with explain_cuda_oom(config, loads=True):
         policy = None if takes_messages(config) else load_run_policy(config)
-        started = engine(config, policy, model.context_length)
-    if choose_device(config.trainer.device).type != "cpu" or not started.pauses_during_update:
+        made_engine = engine(config, policy, model.context_length)
+    if choose_device(config.trainer.device).type != "cpu" or not made_engine.pauses_during_update:
         # The engine computes elsewhere: the event loop should not wait for the tokenizer either.
         model.renderer.encode_in_threads()
     sees_images = takes_messages(config) or model.renderer.sees_images
     tools = ToolRunner(tool_policies(config), seed=config.trainer.seed, sees_images=sees_images)
     gateway = Gateway(config.agent, announce=announce)
     if config.rollout.workers != "local":
-        rollout: Rollout = make_remote_rollout(plan, model.renderer, started, tools, gateway, announce=announce)
+        rollout: Rollout = make_remote_rollout(plan, model.renderer, made_engine, tools, gateway, announce=announce)
     else:
-        rollout = make_rollout(plan, model.renderer, started, tools, gateway)
+        rollout = make_rollout(plan, model.renderer, made_engine, tools, gateway)
     return RunComponents(
-        policy=policy, renderer=model.renderer, engine=started, rollout=rollout, tools=tools, gateway=gateway
+        policy=policy, renderer=model.renderer, engine=made_engine, rollout=rollout, tools=tools, gateway=gateway
     )
 
 

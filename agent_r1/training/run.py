@@ -71,8 +71,8 @@ async def _train(
     rank_plan = replace(plan, config=config_of_rank(plan.config, ranks))
     engine = engine_of_rank(plan.config, ranks)
     components = ranks.agree_now(lambda: load_components(rank_plan, model, announce=console.info, engine=engine))
-    shared = share_rollout(components.rollout, ranks, only_first=is_coordinated(plan.config))
-    components = replace(components, rollout=shared)
+    rollout = share_rollout(components.rollout, ranks, only_first=is_coordinated(plan.config))
+    components = replace(components, rollout=rollout)
     async with components.engine_open():
         return await _train_with(components, plan, console, folder, stop, ranks, resumes=resumes)
 
@@ -97,8 +97,8 @@ async def _train_with(
         console.warn(message)
         training.health.warnings.append(message)
 
-    opened = ranks.agree_now(lambda: open_trackers(plan.config, folder if ranks.is_first else None, warn))
-    with stop.deferred(), opened as tracker:
+    trackers = ranks.agree_now(lambda: open_trackers(plan.config, folder if ranks.is_first else None, warn))
+    with stop.deferred(), trackers as tracker:
         trainer = Trainer(
             plan=plan,
             components=components,

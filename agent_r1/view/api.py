@@ -137,9 +137,9 @@ class ViewApi:
         run = self.run(run_id)
         self.indexer.touch(run)
         with run.index.reading() as connection:
-            listed = query.list_rows(connection, filters, page)
+            rows = query.list_rows(connection, filters, page)
         state = run.index.state
-        return listed | {"indexed": state.complete, "corrupt_lines": state.corrupt_lines}
+        return rows | {"indexed": state.complete, "corrupt_lines": state.corrupt_lines}
 
     def trajectory(self, run_id: str, key: str, *, with_tokens: bool = True) -> dict[str, Any]:
         """One trajectory."""
@@ -227,11 +227,11 @@ class ViewApi:
                 entry = query.find_key(connection, key)
                 if entry is not None:
                     [row] = query.rows_of(connection, [entry["id"]])
-                    around = query.neighbours(connection, entry)
+                    neighbours = query.neighbours(connection, entry)
             if entry is not None:
                 try:
                     line = run.index.read_line(entry["file_name"], entry["start"], entry["length"])
-                    return row, around, decode(line)
+                    return row, neighbours, decode(line)
                 except (FileNotFoundError, ValueError):  # rewritten since it was indexed
                     pass
             if attempt == 0:

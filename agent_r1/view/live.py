@@ -102,9 +102,9 @@ class _Watch:
             self._since, self._rewrites = 0, self._run.rewrites
         events = []
         while is_rewritten or self._since < len(lines):
-            some = lines[self._since : self._since + _MAX_LINES]
-            self._since += len(some)
-            data = {"lines": some, "rewritten": is_rewritten, "total": self._since}
+            lines_to_send = lines[self._since : self._since + _MAX_LINES]
+            self._since += len(lines_to_send)
+            data = {"lines": lines_to_send, "rewritten": is_rewritten, "total": self._since}
             events.append(self._event("metrics", data))
             is_rewritten = False
         return events

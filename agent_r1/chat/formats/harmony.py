@@ -79,8 +79,8 @@ class HarmonyFormat:
         if parser.still_thinking and not truncated and not parser.calls:
             parser.error("There is only thinking: go on with the answer on the final channel or with a call")
         parsed = parser.parsed(truncated=truncated, content="\n".join(spoken["final"] or spoken["other"]))
-        ended = bool(spoken["final"]) and not parsed.tool_calls and parsed.parse_error is None
-        return parsed, parsed.content if ended else None
+        is_over = bool(spoken["final"]) and not parsed.tool_calls and parsed.parse_error is None
+        return parsed, parsed.content if is_over else None
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
         """The schemas and how to call."""

@@ -114,9 +114,9 @@ def _read_window(text: str) -> JsonRead:
     if fence is None:
         return _read_bare(text, first)
     result = _read_bare(text, skip_spaces(text, fence.end()))
-    closed = _FENCE_END.match(text, result.end)
+    closing = _FENCE_END.match(text, result.end)
     return JsonRead(
-        result.value, closed.end() if closed else result.end, ("code fence around the JSON", *result.repairs)
+        result.value, closing.end() if closing else result.end, ("code fence around the JSON", *result.repairs)
     )
 
 

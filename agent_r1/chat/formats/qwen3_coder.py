@@ -143,10 +143,10 @@ def _read_call(text: str, start: int, parser: CallParser, *, wrapped: bool) -> i
         place = repr(text[position]) if position < len(text) else "the end"
         raise ValueError(f"expected <parameter=KEY> or {_FUNCTION_END}, found {place}")
     after = skip_spaces(text, position + len(_FUNCTION_END))
-    closed = text.startswith(_CLOSE, after)
-    missing = [tag for tag, is_present in ((_OPEN, wrapped), (_CLOSE, closed)) if not is_present]
+    is_closed = text.startswith(_CLOSE, after)
+    missing = [tag for tag, is_present in ((_OPEN, wrapped), (_CLOSE, is_closed)) if not is_present]
     parser.add(function.group(1).strip(), arguments, [f"{tag} was missing" for tag in missing])
-    return after + len(_CLOSE) if closed else position + len(_FUNCTION_END)
+    return after + len(_CLOSE) if is_closed else position + len(_FUNCTION_END)
 
 
 def _without_outer_newlines(text: str) -> str:

@@ -64,10 +64,10 @@ class ReToolFormat:
                 return mark.start() if has_code else None
             has_code = has_code or mark.group() == _OPEN
             closing = {THINK: THINK_END, _OPEN: _CLOSE}.get(mark.group(), "")
-            closed = text.find(closing, mark.end())
-            if closed < 0:
+            close = text.find(closing, mark.end())
+            if close < 0:
                 break
-            position = closed + len(closing)
+            position = close + len(closing)
         return None
 
     def schemas_text(self, tools: Sequence[ToolSchema]) -> str:
@@ -100,11 +100,11 @@ class ReToolFormat:
 def _add_code(block: str, parser: CallParser) -> None:
     fence = _FENCE.match(block)
     fenced = block[fence.end() :].rstrip() if fence else ""
-    closed = fenced.endswith(_FENCE_END)
-    code = fenced.removesuffix(_FENCE_END).removesuffix("\n") if closed else block.strip("\n")
+    is_closed = fenced.endswith(_FENCE_END)
+    code = fenced.removesuffix(_FENCE_END).removesuffix("\n") if is_closed else block.strip("\n")
     if not code.strip():
         parser.malformed("there is no code in it")
-    elif fence and not closed:
+    elif fence and not is_closed:
         parser.malformed("the code fence ``` is not closed")
     else:
         parser.add(TOOL_NAME, {"code": code})

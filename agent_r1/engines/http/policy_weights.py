@@ -41,15 +41,15 @@ def vocabulary_of(policy: nn.Module) -> int:
 def write_weights(policy: nn.Module, weights: Iterable[tuple[str, Tensor]] | None, folder: Path, *, dtype: str) -> None:
     """Write a Hugging Face folder with these weights, by default the policy's with adapters merged, untied; it appears
     under its name when it is complete."""
-    beside = folder.with_name(f"{folder.name}.partial")
-    with atomic_write(folder, partial=beside):
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
+    partial = folder.with_name(f"{folder.name}.partial")
+    with atomic_write(folder, partial=partial):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         _write_shards(
-            beside, _untie(policy, merged_weights(policy) if weights is None else weights), getattr(torch, dtype)
+            partial, _untie(policy, merged_weights(policy) if weights is None else weights), getattr(torch, dtype)
         )
-        _write_config(policy, beside / "config.json", dtype)
-        beside.replace(folder)
+        _write_config(policy, partial / "config.json", dtype)
+        partial.replace(folder)
 
 
 def _untie(policy: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:

@@ -115,7 +115,7 @@ def make_probe(
     allowed = tolerance or ROUNDING[dtype]
     if before is not None and tolerance is None:
         changes = abs(logprobs - before.logprobs)
-        moved = float((2.718281828459045**logprobs * changes).sum(axis=1).mean())
-        if moved > DISTINGUISHABLE[dtype]:
-            allowed = min(allowed, moved / 2)
+        mean_change = float((2.718281828459045**logprobs * changes).sum(axis=1).mean())
+        if mean_change > DISTINGUISHABLE[dtype]:
+            allowed = min(allowed, mean_change / 2)
     return Probe(texts=texts, logprobs=logprobs, tolerance=allowed)

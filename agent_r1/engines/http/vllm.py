@@ -45,8 +45,8 @@ class VllmAdapter:
 
     async def context_length(self, *, seconds: float) -> int | None:
         """`max_model_len` of the served model."""
-        listed = await self._client.call("GET", "/v1/models", seconds=seconds)
-        for entry in _entries(listed, "data"):
+        answer = await self._client.call("GET", "/v1/models", seconds=seconds)
+        for entry in _entries(answer, "data"):
             if self._model in (None, entry.get("id")) and isinstance(entry.get("max_model_len"), int):
                 return int(entry["max_model_len"])
         return None

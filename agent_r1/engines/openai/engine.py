@@ -73,8 +73,8 @@ class OpenAIEngine(MessageEngine):
         """The model's name at the servers: the given one, else the first that the first server lists."""
         async with self._finding:
             if self.model is None:
-                listed = (await self._servers.get(self.url, "/models")).get("data")
-                entries = listed if isinstance(listed, list) else []
+                models = (await self._servers.get(self.url, "/models")).get("data")
+                entries = models if isinstance(models, list) else []
                 names = [entry["id"] for entry in entries if isinstance(entry, dict) and "id" in entry]
                 if not names:
                     raise EngineError(f"{self.url}/models lists no model; name one")

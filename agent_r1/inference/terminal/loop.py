@@ -41,8 +41,8 @@ class TerminalChat:
         is_interactive = sys.stdin.isatty()
         first = Reply(say=question, images=tuple(read_image_file(name) for name in images))
         with asyncio.Runner() as runner, _history(is_interactive):
-            opened = self.session.agent.opened()
-            runner.run(opened.__aenter__())
+            context = self.session.agent.opened()
+            runner.run(context.__aenter__())
             try:
                 if start is not None:
                     runner.run(self.session.enter(start))
@@ -56,11 +56,11 @@ class TerminalChat:
                     if not self._take(runner, line):
                         break
             finally:
-                runner.run(self._close(opened))
+                runner.run(self._close(context))
 
-    async def _close(self, opened: Any) -> None:
+    async def _close(self, context: Any) -> None:
         await self.session.close()
-        await opened.__aexit__(None, None, None)
+        await context.__aexit__(None, None, None)
 
     def _greet(self) -> None:
         agent = self.session.agent

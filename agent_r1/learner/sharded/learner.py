@@ -69,18 +69,18 @@ class ShardedLearner(TorchLearner):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of any number of ranks: its tensors may be whole or sharded as this rank's are."""
-        fitting = dict(state)
+        own_state = dict(state)
         policy, critic = self.policy.state_dict(), self.critic
         if "adapters" in state["policy"]:
-            fitting["policy"] = {**state["policy"], "adapters": _as_shards(state["policy"]["adapters"], policy)}
+            own_state["policy"] = {**state["policy"], "adapters": _as_shards(state["policy"]["adapters"], policy)}
         else:
-            fitting["policy"] = _as_shards(state["policy"], policy)
-        fitting["policy_optimizer"] = _for_optimizer(state["policy_optimizer"], self.policy_optimizer)
+            own_state["policy"] = _as_shards(state["policy"], policy)
+        own_state["policy_optimizer"] = _for_optimizer(state["policy_optimizer"], self.policy_optimizer)
         if isinstance(critic, Critic):
-            fitting["critic"] = _as_shards(state["critic"], critic.state_dict())
+            own_state["critic"] = _as_shards(state["critic"], critic.state_dict())
         if self.critic_optimizer is not None:
-            fitting["critic_optimizer"] = _for_optimizer(state["critic_optimizer"], self.critic_optimizer)
-        super().load_state_dict(fitting)
+            own_state["critic_optimizer"] = _for_optimizer(state["critic_optimizer"], self.critic_optimizer)
+        super().load_state_dict(own_state)
 
     def _saved_policy(self) -> dict[str, Any]:
         return saved_state(self.policy, base=self._base)

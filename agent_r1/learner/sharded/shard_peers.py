@@ -57,8 +57,8 @@ class ShardPeers(Peers):
 
     def together(self, passes: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
         """The passes of all ranks: the n-th of each belongs to the same update, in which every token is one rank's."""
-        mine = [tuple(tensor.cpu() for tensor in entry) for entry in passes]
-        return [entry for entries in zip(*self._everyone(mine), strict=True) for entry in entries]
+        own_passes = [tuple(tensor.cpu() for tensor in entry) for entry in passes]
+        return [entry for entries in zip(*self._everyone(own_passes), strict=True) for entry in entries]
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         """Sum the gradients of whole parameters over the ranks, then clip all gradients by their common norm."""

@@ -96,9 +96,9 @@ def _gather(tensors: list[DTensor], device: torch.device) -> list[Tensor]:
         for index, part in zip(members, torch.split(flat_parts, sizes), strict=True):
             flat = local(tensors[index]).detach().reshape(-1)
             part[: len(flat)] = flat
-        everyone = torch.empty(size * len(flat_parts), dtype=dtype, device=device)
-        _all_gather(everyone, flat_parts, group=group)
-        parts = torch.split(everyone.view(size, len(flat_parts)), sizes, dim=1)
+        all_parts = torch.empty(size * len(flat_parts), dtype=dtype, device=device)
+        _all_gather(all_parts, flat_parts, group=group)
+        parts = torch.split(all_parts.view(size, len(flat_parts)), sizes, dim=1)
         for index, part in zip(members, parts, strict=True):
             shape = tensors[index].shape
             result[index] = part.reshape(-1)[: shape.numel()].clone().view(shape)

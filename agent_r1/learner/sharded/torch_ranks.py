@@ -139,13 +139,15 @@ class TorchRanks(Ranks):
 
     def in_turn(self, work: Callable[[], ValueT]) -> ValueT:
         """The first rank works, then the others; an error of one is an error of all."""
-        mine: _Outcome | None = None
+        own_outcome: _Outcome | None = None
         for is_turn in (self.is_first, not self.is_first):
             if is_turn:
-                mine = self._attempt(work)
-            self._raise_first(self._exchange(_without_value(mine) if is_turn and mine is not None else _Outcome()))
-        assert mine is not None
-        return cast(ValueT, mine.value)
+                own_outcome = self._attempt(work)
+            self._raise_first(
+                self._exchange(_without_value(own_outcome) if is_turn and own_outcome is not None else _Outcome())
+            )
+        assert own_outcome is not None
+        return cast(ValueT, own_outcome.value)
 
     def from_first(self, value: ValueT) -> ValueT:
         """The first rank's value, on all ranks."""
@@ -165,9 +167,9 @@ class TorchRanks(Ranks):
 
     def agree_now(self, work: Callable[[], ValueT]) -> ValueT:
         """Work of each rank: when it fails on one, all raise."""
-        mine = self._attempt(work)
-        self._raise_first(self._exchange(_without_value(mine)))
-        return cast(ValueT, mine.value)
+        own_outcome = self._attempt(work)
+        self._raise_first(self._exchange(_without_value(own_outcome)))
+        return cast(ValueT, own_outcome.value)
 
     async def gather(self, work: Callable[[], Awaitable[ValueT]]) -> list[ValueT]:
         """What `work` returns on each rank. When it fails on one, or a signal stops it, all raise."""
@@ -223,9 +225,9 @@ class TorchRanks(Ranks):
         except (Exception, RunInterrupted) as error:
             return _outcome_of_error(error)
 
-    def _exchange(self, mine: _Outcome) -> list[_Outcome]:
+    def _exchange(self, own_outcome: _Outcome) -> list[_Outcome]:
         """The outcomes of all ranks. The calling thread can receive signals meanwhile."""
-        future = self._start(lambda: self._all_gather(mine))
+        future = self._start(lambda: self._all_gather(own_outcome))
         while True:
             try:
                 return cast(list[_Outcome], future.result(timeout=0.2))
@@ -246,10 +248,10 @@ class TorchRanks(Ranks):
         threading.Thread(target=run, daemon=True, name="ranks").start()
         return future
 
-    def _all_gather(self, mine: _Outcome) -> list[_Outcome]:
+    def _all_gather(self, own_outcome: _Outcome) -> list[_Outcome]:
         outcomes: list[Any] = [None] * self.size
         try:
-            dist.all_gather_object(outcomes, mine, group=self.objects)
+            dist.all_gather_object(outcomes, own_outcome, group=self.objects)
         except RuntimeError as error:
             raise self._lost(error) from error
         return cast(list[_Outcome], outcomes)

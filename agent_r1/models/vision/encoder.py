@@ -182,8 +182,8 @@ def _join_on_device(arrays: Sequence[Any], device: torch.device) -> Tensor:
     tensors = [torch.from_numpy(_array(array)) for array in arrays]
     if device.type != "cpu" and tensors[0].nbytes < SMALL_BYTES:
         return torch.cat(tensors).to(device)
-    moved = [tensor.to(device) for tensor in tensors]
-    return torch.cat(moved) if len(moved) > 1 else moved[0]
+    on_device = [tensor.to(device) for tensor in tensors]
+    return torch.cat(on_device) if len(on_device) > 1 else on_device[0]
 
 
 def _array(array: Any) -> npt.NDArray[Any]:

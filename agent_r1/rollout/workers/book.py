@@ -118,9 +118,9 @@ class WorkBook:
     def _worker_for(self, rollout: int) -> int | None:
         """The worker that has the fewest rollouts and may have this one too."""
         room = 1 if self._is_suspect(rollout) else self._share
-        fitting = [
+        candidates = [
             worker
             for worker, held in self._held.items()
             if len(held) < room and not (self._losses and any(map(self._is_suspect, held)))
         ]
-        return min(fitting, key=lambda worker: (len(self._held[worker]), worker), default=None)
+        return min(candidates, key=lambda worker: (len(self._held[worker]), worker), default=None)

@@ -87,16 +87,16 @@ class Trackers:
 
 def open_each(config: Config, folder: Path, warn: Callable[[str], None]) -> list[BackgroundTracker]:
     """The trackers beside the JSONL file. One that cannot be opened is a warning; a missing package is an error."""
-    opened: list[BackgroundTracker] = []
+    trackers: list[BackgroundTracker] = []
     check_trackers(config)
     for name in dict.fromkeys(config.tracking.trackers):
         factory = tracker_factories.get(name)
         try:
             with guarded(name, "cannot be opened"):
-                opened.append(BackgroundTracker(name, factory(config, folder)))
+                trackers.append(BackgroundTracker(name, factory(config, folder)))
         except TrackerError as error:
             warn(f"{error}. The run continues without it; metrics.jsonl has every metric")
-    return opened
+    return trackers
 
 
 def check_trackers(config: Config) -> None:

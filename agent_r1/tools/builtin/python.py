@@ -100,17 +100,17 @@ class PythonTool(BaseTool):
         killed at its deadline is a `ToolTimeoutError` with what it had printed."""
         code = self._checked_code(args)
         if self._stateful:
-            text, ended = await self._run_in_notebook(code, self._notebook(kwargs["context"]))
+            text, ending = await self._run_in_notebook(code, self._notebook(kwargs["context"]))
         else:
             session = await self._open()
             try:
                 reply = await self._ask(session, code)
             finally:
                 await session.close()
-            text, ended = self._show(reply)
-        if ended == "timeout":
+            text, ending = self._show(reply)
+        if ending == "timeout":
             raise ToolTimeoutError(text)
-        return ToolResponse(text=text), None, {"ended": ended}
+        return ToolResponse(text=text), None, {"ended": ending}
 
     async def close(self, context: ToolContext) -> None:
         """End the episode's interpreter."""
@@ -120,9 +120,9 @@ class PythonTool(BaseTool):
 
     async def _run_in_notebook(self, code: str, notebook: Notebook) -> tuple[str, str]:
         run = await self._interpreters().run(notebook, code, self._open, self._ask)
-        text, ended = self._show(run.reply)
+        text, ending = self._show(run.reply)
         parts = (_GONE if run.lost_before else "", text, _GONE if run.lost_after else "")
-        return "\n".join(part for part in parts if part), ended
+        return "\n".join(part for part in parts if part), ending
 
     def _interpreters(self) -> Interpreters:
         return Interpreters.here(self._max_interpreters, _REPLAYED_CALLS * self._seconds)
@@ -155,9 +155,9 @@ class PythonTool(BaseTool):
         text = text if isinstance(text, str) else "(the interpreter sent a broken report)"
         if self._brief_errors and reply.report.get("status") == "error":
             text = brief_error(text)
-        note, ended = self._verdict(reply)
+        note, ending = self._verdict(reply)
         parts = (self._output_text(reply).rstrip("\n"), cut_middle(text, self._max_chars), note)
-        return "\n".join(part for part in parts if part) or "(no output)", ended
+        return "\n".join(part for part in parts if part) or "(no output)", ending
 
     def _output_text(self, reply: SandboxReply) -> str:
         if not reply.num_bytes_cut:

@@ -27,12 +27,12 @@ _REMOVE_SECONDS = 2.0
 
 def find_parent(proc: Path = Path("/proc/self")) -> Path | None:
     """The group in which sessions can have groups of their own, or None. A wrong `AGENT_R1_CGROUP` is an error."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        problem = _problem(Path(named))
+    location = os.environ.get(VARIABLE)
+    if location:
+        problem = _problem(Path(location))
         if problem:
-            raise ConfigError(f"{VARIABLE}={named} cannot hold the groups of sandboxes: {problem}")
-        return Path(named)
+            raise ConfigError(f"{VARIABLE}={location} cannot hold the groups of sandboxes: {problem}")
+        return Path(location)
     try:
         group = own_group((proc / "cgroup").read_text(), (proc / "mountinfo").read_text())
     except OSError:

@@ -68,17 +68,21 @@ class Channels:
 def open_channels(layers: Layers, limits: SandboxLimits) -> Channels:
     """Pipes, folder and control group of a new session; our ends do not block."""
     group, group_fd = _make_group(layers, limits)
-    opened: list[int] = []
+    descriptors: list[int] = []
     try:
         for _ in range(3):
-            opened += os.pipe()
+            descriptors += os.pipe()
         folder = tempfile.mkdtemp(prefix="sandbox-") if layers.kind == "limits" else None
     except OSError as error:
-        for descriptor in [*opened, *([] if group_fd is None else [group_fd])]:
+        for descriptor in [*descriptors, *([] if group_fd is None else [group_fd])]:
             os.close(descriptor)
         cgroup.remove_group(group)
         raise EpisodeError(StopReason.TOOL_ERROR, "starting a sandbox", str(error)) from error
-    requests, reports, output = (opened[0], opened[1]), (opened[3], opened[2]), (opened[5], opened[4])
+    requests, reports, output = (
+        (descriptors[0], descriptors[1]),
+        (descriptors[3], descriptors[2]),
+        (descriptors[5], descriptors[4]),
+    )
     for _, descriptor in (requests, reports, output):
         os.set_blocking(descriptor, False)
     return Channels(requests=requests, reports=reports, output=output, folder=folder, group=group, group_fd=group_fd)

@@ -75,28 +75,31 @@ def _without_failing_layers(layers: Layers) -> tuple[Layers | None, str]:
 def _problem(layers: Layers) -> str:
     """Run a small program under these layers: "" when it works, else what went wrong."""
     try:
-        started = launch(_PROBE, layers, SandboxLimits(), ())
+        interpreter = launch(_PROBE, layers, SandboxLimits(), ())
     except EpisodeError as error:
         return f"{error.where}: {error.details}"
-    ends = (started.reports, started.output)
+    ends = (interpreter.reports, interpreter.output)
     output = dict.fromkeys(ends, b"")
     deadline = time.monotonic() + _PROBE_SECONDS
-    while b"works" not in output[started.reports] and time.monotonic() < deadline:
+    while b"works" not in output[interpreter.reports] and time.monotonic() < deadline:
         ready, _, _ = select.select(ends, (), (), 0.1)
         chunks = {end: os.read(end, 65536) for end in ready}
         for end, data in chunks.items():
             output[end] += data
-        if started.reports in chunks and not chunks[started.reports]:
+        if interpreter.reports in chunks and not chunks[interpreter.reports]:
             break
-    for descriptor in (*ends, started.requests):
+    for descriptor in (*ends, interpreter.requests):
         os.close(descriptor)
-    started.process.wait()
-    cgroup.remove_group(started.group)
-    if started.folder is not None:
-        shutil.rmtree(started.folder, ignore_errors=True)
-    if b"works" in output[started.reports]:
+    interpreter.process.wait()
+    cgroup.remove_group(interpreter.group)
+    if interpreter.folder is not None:
+        shutil.rmtree(interpreter.folder, ignore_errors=True)
+    if b"works" in output[interpreter.reports]:
         return ""
-    return _first_failure(output[started.reports]) or output[started.output].decode(errors="replace")[-300:].strip()
+    return (
+        _first_failure(output[interpreter.reports])
+        or output[interpreter.output].decode(errors="replace")[-300:].strip()
+    )
 
 
 def _first_failure(reports: bytes) -> str:

@@ -61,14 +61,14 @@ class Sandbox:
 
         Call it on the event loop's thread. The program ends with the session's `close`, or with this process.
         """
-        started = launch(program, self._layers, self.limits, self._packages)
+        interpreter = launch(program, self._layers, self.limits, self._packages)
         return SandboxSession(
-            guard=OwnGuard(started.process),
-            requests=started.requests,
-            reports=started.reports,
-            output=started.output,
-            folder=started.folder,
-            group=started.group,
+            guard=OwnGuard(interpreter.process),
+            requests=interpreter.requests,
+            reports=interpreter.reports,
+            output=interpreter.output,
+            folder=interpreter.folder,
+            group=interpreter.group,
         )
 
 

@@ -42,29 +42,29 @@ def save_checkpoint(
 ) -> Path:
     """Save a state as `folder/step_<n>` and remove all but the `keep` newest. One that cannot be written is a
     `StorageError` and leaves those that are there. On several ranks all of them take part."""
-    place, beside = folder / f"step_{step}", folder / f".step_{step}.partial"
+    place, partial = folder / f"step_{step}", folder / f".step_{step}.partial"
     is_first = ranks is None or ranks.is_first
     for left_behind in folder.glob(".step_*.partial") if is_first else ():  # by a run that was killed: it takes room
         shutil.rmtree(left_behind, ignore_errors=True)
     if ranks is not None and ranks.is_sharded:
-        write_shards(beside, place, state, ranks)
+        write_shards(partial, place, state, ranks)
     else:
-        _write_whole(beside, place, state)
+        _write_whole(partial, place, state)
     for _, old in list_checkpoints(folder)[:-keep] if keep > 0 and is_first else []:
         shutil.rmtree(old, ignore_errors=True)
     return place
 
 
-def _write_whole(beside: Path, place: Path, state: Mapping[str, Any]) -> None:
-    with atomic_write(place, partial=beside, num_bytes=stored_bytes(state)):
+def _write_whole(partial: Path, place: Path, state: Mapping[str, Any]) -> None:
+    with atomic_write(place, partial=partial, num_bytes=stored_bytes(state)):
         place.parent.mkdir(parents=True, exist_ok=True)
-        beside.mkdir()
-        with (beside / "state.pt").open("wb") as file:
+        partial.mkdir()
+        with (partial / "state.pt").open("wb") as file:
             torch.save(dict(state), file)
             file.flush()
             os.fsync(file.fileno())
-        seal_state(beside)
-        replace_folder(beside, place)
+        seal_state(partial)
+        replace_folder(partial, place)
 
 
 def load_checkpoint(step: int, path: Path, *, make_shard: MakeShard | None = None) -> Checkpoint:

@@ -32,41 +32,41 @@ MakeShard = Callable[[torch.Size, torch.dtype], Tensor]
 _MARK = "shard:"
 
 
-def write_shards(beside: Path, place: Path, state: Mapping[str, Any], ranks: Ranks) -> None:
-    """Write a state into the folder `beside` and move it to `place`; all ranks take part, and succeed or fail alike."""
+def write_shards(partial: Path, place: Path, state: Mapping[str, Any], ranks: Ranks) -> None:
+    """Write a state into the folder `partial`, then move it to `place`; all ranks succeed or fail together."""
     import torch.distributed.checkpoint as checkpoints
 
     dcp: Any = checkpoints
     rest, shards = split_shards(state)
 
     def write() -> None:
-        with atomic_write(place, partial=beside, num_bytes=stored_bytes(rest)):
-            beside.mkdir(parents=True)
+        with atomic_write(place, partial=partial, num_bytes=stored_bytes(rest)):
+            partial.mkdir(parents=True)
 
     def write_own() -> dict[str, list[int]]:
         with atomic_write(place):
-            writer = dcp.FileSystemWriter(beside / SHARDS, sync_files=True)
+            writer = dcp.FileSystemWriter(partial / SHARDS, sync_files=True)
             dcp.save(shards, storage_writer=writer, process_group=ranks.objects)
-            return {file.name: checksum(file) for file in (beside / SHARDS).glob(f"__{ranks.rank}_*")}
+            return {file.name: checksum(file) for file in (partial / SHARDS).glob(f"__{ranks.rank}_*")}
 
     def finish() -> None:
-        with atomic_write(place, partial=beside):
-            checksums = {name: entry for files in listed for name, entry in files.items()}
-            checksums[".metadata"] = checksum(beside / SHARDS / ".metadata")
-            (beside / SHARDS_LIST).write_text(json.dumps(checksums, indent=2) + "\n")
-            torch.save(rest, beside / "state.pt")
-            seal_state(beside)
-            for file in (beside / SHARDS_LIST, beside / "state.pt", beside / SHARDS, beside):
+        with atomic_write(place, partial=partial):
+            checksums = {name: entry for files in checksums_by_rank for name, entry in files.items()}
+            checksums[".metadata"] = checksum(partial / SHARDS / ".metadata")
+            (partial / SHARDS_LIST).write_text(json.dumps(checksums, indent=2) + "\n")
+            torch.save(rest, partial / "state.pt")
+            seal_state(partial)
+            for file in (partial / SHARDS_LIST, partial / "state.pt", partial / SHARDS, partial):
                 flush(file)
-            replace_folder(beside, place)
+            replace_folder(partial, place)
 
     ranks.by_first(write)
     try:
-        listed = ranks.gather_now(write_own)
+        checksums_by_rank = ranks.gather_now(write_own)
         ranks.by_first(finish)
     except BaseException:
         if ranks.is_first:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
         raise
 
 

@@ -126,10 +126,10 @@ def _check_env(config: Config, are_tools_ready: bool) -> None:
     if "context" in arguments:
         make_policy(arguments["context"])
     declare_servers({name: make_server(name, settings) for name, settings in mcp_section(config).items()})
-    listed = listed_tools(config)
+    tools = listed_tools(config)
     if are_tools_ready:
         find_tools(config)
-    for entry in listed:
+    for entry in tools:
         # Arguments of a tool, such as an index, may exist only after the preparation.
         if isinstance(entry, Mapping):
             BaseTool.registry.get(str(entry.get("name")))

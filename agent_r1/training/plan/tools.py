@@ -28,7 +28,7 @@ def mcp_section(config: Config) -> Mapping[str, Any]:
 
 def listed_tools(config: Config, keys: Sequence[str] = ("tools", "row_tools")) -> list[Any]:
     """The entries of `env.tools` and `env.row_tools`; anything else than a list of entries is refused."""
-    listed: list[Any] = []
+    tools: list[Any] = []
     for key in keys:
         entries = config.env.get(key, [])
         if not isinstance(entries, list | tuple) or not all(
@@ -38,8 +38,8 @@ def listed_tools(config: Config, keys: Sequence[str] = ("tools", "row_tools")) -
             raise ConfigError(
                 f"env.{key}={entries!r:.80} must be a list of names and of entries like {{name: search, index: wiki}}"
             )
-        listed.extend(entries)
-    return listed
+        tools.extend(entries)
+    return tools
 
 
 def find_tools(config: Config) -> None:
@@ -66,8 +66,8 @@ def tools_of_task(config: Config, task: Task) -> list[BaseTool]:
     """The tools that a row names itself; in an environment of its own it has none of the configured ones."""
     if "tools" not in task.env_kwargs:
         return []
-    listed = listed_tools(config) if row_env_name(task) in (None, config.env.get("name", DEFAULT_ENV)) else []
-    return tools_of_row(task.task_id, task.env_kwargs["tools"], listed)
+    tools = listed_tools(config) if row_env_name(task) in (None, config.env.get("name", DEFAULT_ENV)) else []
+    return tools_of_row(task.task_id, task.env_kwargs["tools"], tools)
 
 
 def check_tools(config: Config, tasks: Sequence[Task]) -> None:

@@ -46,7 +46,7 @@ class SharedRollout:
     ) -> list[Group]:
         """The groups of all ranks, in order; see `Rollout.run`. An error of one rank is raised on all."""
         slots = slots or asyncio.Semaphore(self.own.limits.concurrency)
-        mine = {
+        own_tasks = {
             group_id: task
             for group_id, task in enumerate(tasks, start=first_group_id)
             if group_id % self._num_shares == self._ranks.rank
@@ -59,7 +59,7 @@ class SharedRollout:
             return group
 
         async def roll_out_share() -> list[Group]:
-            return await _run_all([roll_out(group_id, task) for group_id, task in mine.items()])
+            return await _run_all([roll_out(group_id, task) for group_id, task in own_tasks.items()])
 
         shares = await self._ranks.gather(roll_out_share)
         for group in (group for rank, share in enumerate(shares) if rank != self._ranks.rank for group in share):

@@ -120,14 +120,14 @@ def offline_update(
 def _update_once(
     learner: TorchLearner, experience: Experience, folder: RunFolder, *, step: int, weights: str
 ) -> OfflineUpdate:
-    started = [weight.detach().clone() for weight in _trained_weights(learner)]
+    weights_before = [weight.detach().clone() for weight in _trained_weights(learner)]
     before_N = _scores(learner, experience)
     metrics = learner.learn_sync(experience, step=step - 1)
     learner.check_growth()
     after_N = _scores(learner, experience)
-    pairs = zip(_trained_weights(learner), started, strict=True)
+    pairs = zip(_trained_weights(learner), weights_before, strict=True)
     change = sum(float((now.detach() - then).square().sum()) for now, then in pairs)
-    size = sum(float(then.square().sum()) for then in started)
+    size = sum(float(then.square().sum()) for then in weights_before)
     sampled_N = experience.rollout_logprobs_N
     logged = next((line for line in folder.read_metrics() if line["step"] == step and "loss/policy" in line), {})
     return OfflineUpdate(

@@ -124,10 +124,10 @@ class TaskRows:
 
     def find(self, task_id: str, prompt: Sequence[Mapping[str, Any]], file: Path) -> Task:
         """The row of a trajectory: the one with its id and its prompt."""
-        named = self._by_id.get(task_id, [])
-        if not named:
+        tasks = self._by_id.get(task_id, [])
+        if not tasks:
             raise DataError(f"{file} has the task '{task_id}', which is not in {', '.join(self._files)}: {_CHANGED}")
-        same = [task for task in named if _texts(task.prompt) == _texts(prompt)]
+        same = [task for task in tasks if _texts(task.prompt) == _texts(prompt)]
         if not same:
             raise DataError(f"{file} has another prompt of task '{task_id}' than {', '.join(self._files)}: {_CHANGED}")
         if any(task.reward_model != same[0].reward_model for task in same):

@@ -150,9 +150,9 @@ def make_remote_rollout(
 def _given_parts(config: Config) -> dict[str, dict[str, Any]]:
     """Of the entries that were given as objects, those that the configuration names: this process may have had other
     runs, whose objects these workers do without."""
-    named = set(_texts([asdict(config.reward), config.env]))
+    names = set(_texts([asdict(config.reward), config.env]))
     return {
-        kind: {name: entry for name, entry in registry.given().items() if name in named}
+        kind: {name: entry for name, entry in registry.given().items() if name in names}
         for kind, registry in _REGISTRIES.items()
     }
 

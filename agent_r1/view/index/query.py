@@ -78,13 +78,13 @@ def list_rows(connection: sqlite3.Connection, filters: Filters, page: Page) -> d
 def rows_of(connection: sqlite3.Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
     """The rows with these ids, in this order."""
     row_of: dict[int, dict[str, Any]] = {}
-    for some in (ids[start : start + MAX_ROWS] for start in range(0, len(ids), MAX_ROWS)):
-        marks = ", ".join("?" * len(some))
+    for id_batch in (ids[start : start + MAX_ROWS] for start in range(0, len(ids), MAX_ROWS)):
+        marks = ", ".join("?" * len(id_batch))
         for row in connection.execute(
             "SELECT t.*, f.name AS file_name, v.text AS preview, s.names AS tool_names, p.text AS prompt_text "
             "FROM trajectories t JOIN files f ON f.id = t.file LEFT JOIN previews v ON v.id = t.id "
             f"LEFT JOIN toolsets s ON s.id = t.toolset LEFT JOIN prompts p ON p.id = t.prompt WHERE t.id IN ({marks})",
-            some,
+            id_batch,
         ):
             row_of[row["id"]] = _row(row)
     return [row_of[row_id] for row_id in ids if row_id in row_of]

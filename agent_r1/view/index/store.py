@@ -106,11 +106,11 @@ class TrajectoryIndex:
         """The bytes of one trajectory. The name is that of a listed file: an index could say anything."""
         if file not in self._files:
             raise FileNotFoundError(file)
-        with open_inside(self._folder, FOLDER, file) as opened:
-            if signature_of(opened) != self._files[file]:
+        with open_inside(self._folder, FOLDER, file) as stream:
+            if signature_of(stream) != self._files[file]:
                 raise FileNotFoundError(f"{file} has been rewritten")
-            opened.seek(start)
-            return opened.read(length)
+            stream.seek(start)
+            return stream.read(length)
 
     def _bring_up_to_date(self, files: dict[str, Signature], problems: list[str], stop: threading.Event | None) -> None:
         with closing(connect(self._place())) as connection:

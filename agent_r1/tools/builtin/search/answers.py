@@ -46,7 +46,7 @@ def answer_requests(folder: str, requests: Sequence[SearchRequest]) -> list[Sear
 
 
 def _answer(request: SearchRequest, hits_of: list[list[Hit]]) -> SearchAnswer:
-    ids = [[hit.passage.passage_id for hit in some] for some in hits_of]
+    ids = [[hit.passage.passage_id for hit in hits] for hits in hits_of]
     return SearchAnswer(answer_text(request.queries, hits_of, request.characters), ids)
 
 
@@ -64,7 +64,7 @@ def answer_text(queries: Sequence[str], results: list[list[Hit]], characters: in
 
 
 def _join_results(queries: Sequence[str], results: list[list[Hit]], share: int) -> str:
-    parts = [_format_hits(some, share) for some in results]
+    parts = [_format_hits(hits, share) for hits in results]
     if len(parts) > 1:
         parts = [f'Results for "{query}":\n{part}' for query, part in zip(queries, parts, strict=True)]
     return "\n\n".join(parts)

@@ -64,11 +64,11 @@ class Postings:
         """A score above 0 that at least `k` passages reach: the `k`-th best of those that have the rarest word which
         `k` passages have. Without such a word, the least score above 0."""
         counts = [part.stop - part.start for part in parts]
-        fitting = [count for count in counts if count >= k]
+        large_enough = [count for count in counts if count >= k]
         least = np.nextafter(np.float32(0), np.float32(1))
-        if not fitting:
+        if not large_enough:
             return least
-        with_word = sums[self._passages[parts[counts.index(min(fitting))]]]
+        with_word = sums[self._passages[parts[counts.index(min(large_enough))]]]
         return max(np.partition(with_word, len(with_word) - k)[len(with_word) - k], least)
 
     def _zeros(self) -> NDArray[np.float32]:

@@ -139,13 +139,13 @@ def _schema(description: str, k: int) -> ToolSchema:
 
 
 def _index_folder(index: str | Path | None) -> Path:
-    named = index or os.environ.get(INDEX_VARIABLE)
-    if not named:
+    location = index or os.environ.get(INDEX_VARIABLE)
+    if not location:
         raise ConfigError(
             "the tool 'search' needs an index. Build it: agent-r1 index PASSAGES.jsonl --out FOLDER; then name it: "
             f"env.tools=[{{name: search, index: FOLDER}}] or {INDEX_VARIABLE}=FOLDER"
         )
     from agent_r1.tools.builtin.search.index import check_index
 
-    check_index(Path(named))
-    return Path(named).resolve()
+    check_index(Path(location))
+    return Path(location).resolve()
