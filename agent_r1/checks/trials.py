@@ -12,7 +12,7 @@ from agent_r1.checks.report import Result
 from agent_r1.engines import Engine, takes_messages
 from agent_r1.errors import RolloutsFailingError
 from agent_r1.findings import Finding
-from agent_r1.learner import make_compute, score_all
+from agent_r1.learner import make_compute, score_samples
 from agent_r1.learner.packing import Sample
 from agent_r1.training import RunComponents, RunPlan, make_rollout
 from agent_r1.types import Completion, Group, SamplingParams, Step, StopReason, Task, TokenIds, Trajectory
@@ -243,7 +243,7 @@ def agreement_result(trials: Trials, plan: RunPlan, components: RunComponents) -
         return Result(title="engine and trainer", seen="no sampled tokens to compare", skipped=True)
     compute = make_compute(plan.config, components.policy)
     samples = [Sample.of_step(step.prompt_ids, step.action_ids) for step in steps]
-    scored = score_all(components.policy, samples, compute).tolist()
+    scored = score_samples(components.policy, samples, compute).tolist()
     sampled = [logprob for step in steps for logprob in step.rollout_logprobs]
     gaps = [abs(one - other) for one, other in zip(scored, sampled, strict=True)]
     mean, largest = sum(gaps) / len(gaps), max(gaps)

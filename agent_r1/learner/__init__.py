@@ -8,7 +8,7 @@ from agent_r1.learner.experience import CriticView, Experience, gather_experienc
 from agent_r1.learner.imitation import demonstration_batches, fit_demonstrations
 from agent_r1.learner.learner import TorchLearner, make_learner
 from agent_r1.learner.models import Models, make_models, tune_layers
-from agent_r1.learner.scoring import score, score_all
+from agent_r1.learner.scoring import score_micro_batch, score_samples
 from agent_r1.learner.weight_growth import WeightGrowth
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
     "make_critic",
     "make_learner",
     "make_models",
-    "score",
-    "score_all",
+    "score_micro_batch",
+    "score_samples",
     "tune_layers",
     "with_token_penalty",
 ]

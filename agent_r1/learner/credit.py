@@ -14,7 +14,7 @@ from agent_r1.learner.critics import AnyCritic, ClosedFormCritic
 from agent_r1.learner.experience import Experience
 from agent_r1.learner.models import Models
 from agent_r1.learner.packing.samples import send
-from agent_r1.learner.scoring import hidden_before, score_all, value_of_states
+from agent_r1.learner.scoring import hidden_before, score_samples, value_of_states
 from agent_r1.learner.sharded.peers import ONE_PROCESS, Peers
 from agent_r1.models import adapters_off
 from agent_r1.rewards import returns_differ
@@ -187,7 +187,7 @@ def _reference_logprobs(experience: Experience, models: Models) -> Tensor | None
     if models.reference is None:
         return None
     with adapters_off(models.reference):
-        return score_all(models.reference, experience.samples, models.compute)
+        return score_samples(models.reference, experience.samples, models.compute)
 
 
 def _old_logprobs(
@@ -197,7 +197,7 @@ def _old_logprobs(
         return experience.rollout_logprobs_N
     if algorithm.num_updates == 1 and not algorithm.kl_in_reward:
         return None
-    old_N = score_all(models.policy, experience.samples, models.compute)
+    old_N = score_samples(models.policy, experience.samples, models.compute)
     metrics |= engine_metrics(old_N, experience.rollout_logprobs_N)
     return old_N
 

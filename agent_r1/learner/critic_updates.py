@@ -11,7 +11,7 @@ from agent_r1.learner.credit import CreditedBatch, TokenArrays, observed_returns
 from agent_r1.learner.critics import TrainedCritic, correct_head
 from agent_r1.learner.packing.minibatches import Minibatch
 from agent_r1.learner.packing.samples import MicroBatch, send
-from agent_r1.learner.scoring import value
+from agent_r1.learner.scoring import value_micro_batch
 from agent_r1.models import ImagePass
 
 CRITIC_UPDATES = 4
@@ -41,7 +41,7 @@ def critic_backward(
     images: ImagePass | None = None,
 ) -> Tensor:
     """Forward and backward pass of one micro-batch. Returns its part of the loss."""
-    values_N = value(critic, micro.to(compute.device), compute, images)
+    values_N = value_micro_batch(critic, micro.to(compute.device), compute, images)
     arrays = batch.arrays.at(send(micro.tokens_N, compute.device))
     loss = value_objective(arrays, values_N, num_valued, value_clip)
     loss.backward()  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from agent_r1.data import DemonstrationRow
 from agent_r1.learner.compute import Compute
 from agent_r1.learner.optimizer import SkipCounter, guarded_step, make_optimizer
 from agent_r1.learner.packing.samples import Sample
-from agent_r1.learner.scoring import score
+from agent_r1.learner.scoring import score_micro_batch
 from agent_r1.models import ImagePass
 from agent_r1.seeds import mix_seed
 
@@ -72,7 +72,7 @@ def _accumulate(policy: nn.Module, rows: Sequence[DemonstrationRow], compute: Co
     imitate = policy_losses.get("nll")
     total, images = 0.0, ImagePass(policy, apart=True)
     for micro in compute.pack(samples, range(len(samples))):
-        logprobs_N = score(policy, micro.to(compute.device), compute, images=images).logprobs_N
+        logprobs_N = score_micro_batch(policy, micro.to(compute.device), compute, images=images).logprobs_N
         inputs = LossInputs(
             policy_logprobs_N=logprobs_N,
             old_logprobs_N=logprobs_N.detach(),

@@ -15,7 +15,7 @@ from agent_r1.learner.critics import SharedCritic
 from agent_r1.learner.models import Models
 from agent_r1.learner.packing.minibatches import Minibatch
 from agent_r1.learner.packing.samples import MicroBatch, send
-from agent_r1.learner.scoring import Scores, score
+from agent_r1.learner.scoring import Scores, score_micro_batch
 from agent_r1.models import ImagePass
 
 SHARED_WEIGHT = 0.1
@@ -50,7 +50,7 @@ class PolicyUpdate:
         value_of = None
         if isinstance(self.models.critic, SharedCritic):
             value_of = partial(self.models.critic.value_of, trunk_weight=SHARED_WEIGHT)
-        scores = score(
+        scores = score_micro_batch(
             self.models.policy,
             micro.to(device),
             self.models.compute,

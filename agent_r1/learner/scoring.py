@@ -31,7 +31,7 @@ class Scores:
     """The value of the state before each, when a value head shares the trunk."""
 
 
-def score(
+def score_micro_batch(
     policy: nn.Module,
     batch: MicroBatch,
     compute: Compute,
@@ -61,7 +61,7 @@ def score(
     )
 
 
-def score_all(policy: nn.Module, samples: Sequence[Sample], compute: Compute) -> Tensor:
+def score_samples(policy: nn.Module, samples: Sequence[Sample], compute: Compute) -> Tensor:
     """Log-probabilities of all action tokens [N], without gradient, on the CPU. The host waits for the device once."""
     result_N = torch.zeros(sum(len(sample.action_positions) for sample in samples))
     tokens, logprobs = [], []
@@ -69,14 +69,16 @@ def score_all(policy: nn.Module, samples: Sequence[Sample], compute: Compute) ->
     with torch.no_grad():
         for batch in compute.micro_batches(samples, range(len(samples))):
             tokens.append(batch.tokens_N)
-            logprobs.append(score(policy, batch.to(compute.device), compute, images=images).logprobs_N)
+            logprobs.append(score_micro_batch(policy, batch.to(compute.device), compute, images=images).logprobs_N)
     if logprobs:
         result_N[torch.cat(tokens)] = torch.cat(logprobs).cpu()
     return compute.peers.total(result_N)
 
 
-def value(critic: TrainedCritic, batch: MicroBatch, compute: Compute, images: ImagePass | None = None) -> Tensor:
-    """The critic's value of the state before each action token of a micro-batch; `images` as in `score`."""
+def value_micro_batch(
+    critic: TrainedCritic, batch: MicroBatch, compute: Compute, images: ImagePass | None = None
+) -> Tensor:
+    """The critic's value of the state before each action token of a micro-batch; `images` as in `score_micro_batch`."""
     images = images or critic.images()
     with compute.autocast():
         hidden = in_root(critic.trunk, lambda: critic.hidden(batch.with_images(images)))

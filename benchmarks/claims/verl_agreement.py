@@ -47,7 +47,7 @@ from agent_r1.algorithms import (
     policy_losses,
     value_loss,
 )
-from agent_r1.learner import Compute, score, with_token_penalty
+from agent_r1.learner import Compute, score_micro_batch, with_token_penalty
 from agent_r1.learner.packing import Sample, pack
 
 TOLERANCE = 1e-6
@@ -521,7 +521,7 @@ def scored(verl: Verl, batch: Batch, *, entropy: bool) -> Difference:
 
     def ours(logits_N: Tensor) -> Tensor:
         policy = FixedLogits(batch.padded(logits_N))
-        scores = score(policy, micro, compute, with_entropy_gradient=True)
+        scores = score_micro_batch(policy, micro, compute, with_entropy_gradient=True)
         return (scores.entropy_N if entropy else scores.logprobs_N).double().mean()
 
     def verls(logits_N: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from agent_r1.engines.local import LocalEngine
 from agent_r1.learner.compute import Compute
 from agent_r1.learner.packing import TRIE_ATTENTION, Sample, pack_tries
-from agent_r1.learner.scoring import score_all
+from agent_r1.learner.scoring import score_samples
 from agent_r1.models import set_attention
 from agent_r1.types import Completion, SamplingParams, TokenIds
 from tests.helpers.vision_models import FAMILIES, make_image, make_vlm, plain_logprobs
@@ -75,4 +75,4 @@ def test_log_probs_of_tries_are_those_of_the_plain_model(family: str) -> None:
     expected = torch.cat([plain_logprobs(model, sample.token_ids, sample.action_positions) for sample in samples])
     set_attention(model, TRIE_ATTENTION)
     compute = Compute(device=torch.device("cuda"), pack=partial(pack_tries, max_tokens=512, width_multiple=128))
-    torch.testing.assert_close(score_all(model, samples, compute), expected.cpu(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(score_samples(model, samples, compute), expected.cpu(), atol=1e-3, rtol=0)

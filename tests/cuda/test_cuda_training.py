@@ -28,7 +28,7 @@ from agent_r1.learner.packing.flex_attention import (
 from agent_r1.learner.packing.samples import Packer, Sample, pack
 from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
-from agent_r1.learner.scoring import score
+from agent_r1.learner.scoring import score_micro_batch
 from agent_r1.models.load import compile_layers
 from tests.helpers.hand_made import random_ids
 
@@ -82,7 +82,7 @@ def gradient(policy: LlamaForCausalLM, packer: Packer, autocast: torch.dtype | N
     samples = conversations()
     policy.zero_grad()
     for batch in packer(samples, range(len(samples))):
-        score(policy, batch.to(compute.device), compute).logprobs_N.sum().backward()
+        score_micro_batch(policy, batch.to(compute.device), compute).logprobs_N.sum().backward()
     return torch.cat([parameter.grad.flatten() for parameter in policy.parameters() if parameter.grad is not None])
 
 

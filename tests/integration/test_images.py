@@ -17,7 +17,7 @@ from agent_r1.engines.local import LocalEngine
 from agent_r1.images import Picture, image_store, is_image_id, load_image_processor
 from agent_r1.learner.compute import Compute
 from agent_r1.learner.packing import TRIE_ATTENTION, Sample, pack, pack_tries
-from agent_r1.learner.scoring import score_all
+from agent_r1.learner.scoring import score_samples
 from agent_r1.models import load_policy
 from agent_r1.types import SamplingParams, TokenIds
 from tests.helpers.tiny_vlms import FAMILIES, make_tiny_vlm
@@ -73,4 +73,4 @@ def test_a_conversation_with_pictures_is_scored_as_by_the_plain_model(family: st
     expected = torch.cat([plain_logprobs(model, processor.placeholder_id, sample) for sample in samples])
     for packing in (pack, pack_tries):
         compute = Compute(device=CPU, pack=partial(packing, max_tokens=8192))
-        torch.testing.assert_close(score_all(model, samples, compute), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(score_samples(model, samples, compute), expected, atol=1e-4, rtol=0)

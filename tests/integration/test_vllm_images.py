@@ -22,7 +22,7 @@ from agent_r1.chat import ChatRenderer, load_renderer
 from agent_r1.config import load_config
 from agent_r1.engines import make_engine
 from agent_r1.images import Picture, read_picture
-from agent_r1.learner import make_compute, score_all
+from agent_r1.learner import make_compute, score_samples
 from agent_r1.learner.packing import TRIE_ATTENTION, Sample
 from agent_r1.models import load_policy, merged_weights
 from agent_r1.types import Completion, Observation, SamplingParams, TokenIds
@@ -92,7 +92,7 @@ class Setup:
     def scores(self, policy: Any, prompts: Prompts, completions: list[Completion]) -> list[float]:
         pairs = zip(prompts, completions, strict=True)
         samples = [Sample.of_step(prompt, done.token_ids) for prompt, done in pairs]
-        scored: list[float] = score_all(policy, samples, make_compute(self.config, policy)).tolist()
+        scored: list[float] = score_samples(policy, samples, make_compute(self.config, policy)).tolist()
         return scored
 
     def difference(self, prompts: Prompts, completions: list[Completion]) -> float:

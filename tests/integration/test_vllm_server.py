@@ -26,7 +26,7 @@ from agent_r1.chat import ChatRenderer, load_renderer
 from agent_r1.config import Config, load_config
 from agent_r1.engines import make_engine
 from agent_r1.errors import AgentR1Error
-from agent_r1.learner import make_compute, score_all
+from agent_r1.learner import make_compute, score_samples
 from agent_r1.learner.packing import TRIE_ATTENTION, Sample
 from agent_r1.models import load_policy
 from agent_r1.types import Completion, Observation, SamplingParams
@@ -114,7 +114,7 @@ class Setup:
         """The learner's log-probs of all sampled tokens."""
         pairs = zip(prompts, completions, strict=True)
         samples = [Sample.of_step(tuple(prompt), done.token_ids) for prompt, done in pairs]
-        scored: list[float] = score_all(policy, samples, make_compute(self.config, policy)).tolist()
+        scored: list[float] = score_samples(policy, samples, make_compute(self.config, policy)).tolist()
         return scored
 
 

@@ -19,7 +19,7 @@ from agent_r1.config import Config
 from agent_r1.console import RunConsole
 from agent_r1.errors import CheckpointError, ConfigError, DataError
 from agent_r1.images import is_image_id, pictures_in
-from agent_r1.learner import CriticView, Experience, TorchLearner, gather_experience, make_learner, score_all
+from agent_r1.learner import CriticView, Experience, TorchLearner, gather_experience, make_learner, score_samples
 from agent_r1.models import restore_state
 from agent_r1.runs import RunFolder, fingerprint_differences, list_checkpoints, read_fingerprints, run_fingerprints
 from agent_r1.training.checkpoints.files import load_checkpoint
@@ -143,7 +143,7 @@ def _update_once(
 
 
 def _scores(learner: TorchLearner, experience: Experience) -> Tensor:
-    return score_all(learner.policy, experience.samples, learner.models.compute).float().cpu()
+    return score_samples(learner.policy, experience.samples, learner.models.compute).float().cpu()
 
 
 def _trained_weights(learner: TorchLearner) -> list[nn.Parameter]:

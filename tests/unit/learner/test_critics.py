@@ -32,7 +32,7 @@ from agent_r1.learner.critics import make_critic as make_critic_of_kind
 from agent_r1.learner.experience import CriticView, Experience
 from agent_r1.learner.learner import TorchLearner
 from agent_r1.learner.packing.samples import MicroBatch, Sample, pack
-from agent_r1.learner.scoring import score, value
+from agent_r1.learner.scoring import score_micro_batch, value_micro_batch
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import read_trajectories
 from agent_r1.types import Action, Group, Observation, SamplingParams, StepResult, StopReason, Task, TokenIds
@@ -92,7 +92,7 @@ def test_one_pass_of_a_shared_trunk_gives_the_log_probs_and_values_of_two(policy
     passes.clear()
     (micro,) = pack(experience.samples, range(len(experience.samples)), max_tokens=4096)
     with torch.no_grad():
-        scores = score(policy, micro, rows_on_cpu(), value_of=critic.value_of)
+        scores = score_micro_batch(policy, micro, rows_on_cpu(), value_of=critic.value_of)
     assert len(passes) == 1
     assert scores.values_N is not None
     logprobs_N, values_N = torch.zeros(len(micro.tokens_N)), torch.zeros(len(micro.tokens_N))
@@ -199,7 +199,7 @@ def test_only_the_head_of_a_shared_critic_is_its_own(policy: LlamaForCausalLM) -
 def test_a_value_asked_of_a_shared_critic_sends_no_gradient_into_the_policy(policy: LlamaForCausalLM) -> None:
     critic = make_shared_critic(policy)
     (micro,) = pack([Sample.of_step((5, 6), (7,))], [0], max_tokens=9)
-    value(critic, micro, rows_on_cpu()).sum().backward()
+    value_micro_batch(critic, micro, rows_on_cpu()).sum().backward()
     assert critic.head.weight.grad is not None
     assert all(parameter.grad is None for parameter in policy.parameters())
 

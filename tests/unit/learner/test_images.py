@@ -20,7 +20,7 @@ from agent_r1.learner.compute import Compute
 from agent_r1.learner.critics import ClosedFormCritic, Critic, SharedCritic
 from agent_r1.learner.imitation import fit_demonstrations
 from agent_r1.learner.packing import TRIE_ATTENTION, Packer, Sample, build_rows, pack, pack_tries
-from agent_r1.learner.scoring import hidden_before, score, score_all, value_of_states
+from agent_r1.learner.scoring import hidden_before, score_micro_batch, score_samples, value_of_states
 from agent_r1.models import ImagePass, freeze_vision, set_attention, vision_family
 from agent_r1.types import Observation, Step, TokenIds
 from tests.helpers.hand_made import CPU, TOKEN_GAE, experience_of, make_learner, make_step, make_trajectory
@@ -93,7 +93,7 @@ def test_log_probs_of_rows_and_tries_are_those_of_the_plain_model(family: str) -
     expected = expected_logprobs(model, samples)
     set_attention(model, TRIE_ATTENTION)
     for packing in PACKERS:
-        torch.testing.assert_close(score_all(model, samples, compute_of(packing)), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(score_samples(model, samples, compute_of(packing)), expected, atol=1e-4, rtol=0)
 
 
 def test_prompts_that_differ_in_an_image_share_what_comes_before_it_and_no_more() -> None:
@@ -128,7 +128,7 @@ def test_gradients_of_several_micro_batches_are_those_of_a_plain_backward(family
     batches = list(compute.micro_batches(samples, range(len(samples))))
     assert len(batches) > 1
     for batch in batches:
-        score(model, batch, compute, images=images).logprobs_N.sum().backward()
+        score_micro_batch(model, batch, compute, images=images).logprobs_N.sum().backward()
     images.backward()
     found = trained_gradients(model)
     assert found.keys() == expected.keys()
@@ -144,17 +144,17 @@ def test_an_image_goes_through_the_tower_once_per_pass_and_once_at_all_when_the_
         freeze_vision(model, trained)
         with counted_images(model) as tiles:
             for _ in range(2):
-                score_all(model, samples, compute_of("tries, cut"))
+                score_samples(model, samples, compute_of("tries, cut"))
         assert sum(tiles) == passes * num_tiles
 
 
 def test_features_of_a_frozen_tower_are_made_again_after_its_weights_changed() -> None:
     model, samples = make_vlm("llava"), episodes("llava")
     freeze_vision(model, "projector")
-    score_all(model, samples, compute_of("rows"))
+    score_samples(model, samples, compute_of("rows"))
     model.load_state_dict(make_vlm("llava", seed=1).state_dict())
     expected = expected_logprobs(model, samples)
-    torch.testing.assert_close(score_all(model, samples, compute_of("rows")), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(score_samples(model, samples, compute_of("rows")), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["smolvlm", "qwen2_vl"])
@@ -230,4 +230,4 @@ def test_an_action_with_an_image_in_it_is_refused() -> None:
 
 def test_a_text_model_refuses_samples_with_images(tiny_model: Any) -> None:
     with pytest.raises(EngineError, match="the samples have images, and LlamaForCausalLM reads none"):
-        score_all(tiny_model, episodes("smolvlm"), compute_of("rows"))
+        score_samples(tiny_model, episodes("smolvlm"), compute_of("rows"))

@@ -31,7 +31,7 @@ from agent_r1.learner.learner import TorchLearner
 from agent_r1.learner.optimizer import guarded_step
 from agent_r1.learner.packing.samples import Sample, pack
 from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
-from agent_r1.learner.scoring import score, score_all, value_of_states
+from agent_r1.learner.scoring import score_micro_batch, score_samples, value_of_states
 from agent_r1.models.load import load_policy
 from agent_r1.types import Episode, StopReason, Task, TokenIds
 from tests.helpers.fuzzing import cases
@@ -150,14 +150,14 @@ def test_the_attention_mask_comes_from_lengths_not_from_ids(policy: LlamaForCaus
     assert sorted(micro.attention_mask.sum(1).tolist()) == [6, 9]
     found_N = torch.zeros(6)
     with torch.no_grad():
-        found_N[micro.tokens_N] = score(policy, micro, rows_on_cpu()).logprobs_N
+        found_N[micro.tokens_N] = score_micro_batch(policy, micro, rows_on_cpu()).logprobs_N
         expected = torch.cat([row_logprobs(policy, *short), row_logprobs(policy, *long)])
     assert found_N.tolist() == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_scores_are_at_the_temperature_of_the_rollout(policy: LlamaForCausalLM) -> None:
     prompt, action = (5, 6, 7), (8, 9)
-    found = score_all(policy, [Sample.of_step(prompt, action)], rows_on_cpu(temperature=0.5))
+    found = score_samples(policy, [Sample.of_step(prompt, action)], rows_on_cpu(temperature=0.5))
     with torch.no_grad():
         logits = policy(input_ids=torch.tensor([prompt + action])).logits[0, 2:4] / 0.5
     expected = logits.log_softmax(-1)[torch.arange(2), torch.tensor(action)]
@@ -167,7 +167,7 @@ def test_scores_are_at_the_temperature_of_the_rollout(policy: LlamaForCausalLM) 
 def test_entropy_is_that_of_the_distribution_the_token_was_drawn_from(policy: LlamaForCausalLM) -> None:
     (micro,) = pack([Sample.of_step((5, 6), (8,))], [0], max_tokens=99)
     with torch.no_grad():
-        found = score(policy, micro, rows_on_cpu()).entropy_N
+        found = score_micro_batch(policy, micro, rows_on_cpu()).entropy_N
         probabilities = policy(input_ids=torch.tensor([[5, 6]])).logits[0, -1].softmax(-1)
     expected = -sum(p * math.log(p) for p in probabilities.tolist())
     assert found.tolist() == pytest.approx([expected], abs=1e-4)
@@ -815,7 +815,7 @@ def test_a_loaded_model_scores_the_same_twice_even_if_its_configuration_has_drop
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), dtype="float32", device=CPU, attention=TRIE_ATTENTION)
     sample = [Sample.of_step(tuple(range(20)), (20, 21))]
-    first, second = (score_all(policy, sample, rows_on_cpu()) for _ in range(2))
+    first, second = (score_samples(policy, sample, rows_on_cpu()) for _ in range(2))
     assert first.tolist() == second.tolist()
 
 

@@ -34,7 +34,7 @@ from agent_r1.learner.critics import Critic
 from agent_r1.learner.packing.samples import MicroBatch, Packer, Sample, pack
 from agent_r1.learner.packing.trie import TrieRow, build_rows, pack_tries
 from agent_r1.learner.packing.trie_attention import block_mask, dense_mask
-from agent_r1.learner.scoring import hidden_before, score_all, value_of_states
+from agent_r1.learner.scoring import hidden_before, score_samples, value_of_states
 from agent_r1.models.lm_head import action_scores
 from agent_r1.models.load import checkpoint_layers
 from agent_r1.types import TokenIds, Trajectory
@@ -296,7 +296,7 @@ def test_log_probs_and_values_equal_those_of_padded_rows_in_every_architecture(n
     rng = random.Random(1)
     samples = [s for _ in range(4) for s in conversation(rng, (5, 6, 7, 8), 3)]
     tries: Packer = partial(pack_tries, max_tokens=120, row_tokens=60)
-    found, expected = (score_all(model, samples, on_cpu(p, 0.7)) for p in (tries, ROWS))
+    found, expected = (score_samples(model, samples, on_cpu(p, 0.7)) for p in (tries, ROWS))
     assert found.tolist() == pytest.approx(expected.tolist(), abs=2e-5)
     assert float(expected.std()) > 0.1
     critic = make_critic(model)
@@ -465,8 +465,8 @@ def test_checkpointed_layers_have_the_same_gradient_and_keep_dropout_off(policy:
 
 def test_autocast_scores_in_bfloat16_and_leaves_the_weights_alone(policy: LlamaForCausalLM) -> None:
     samples = conversation(random.Random(1), (5, 6, 7), 3)
-    exact = score_all(policy, samples, on_cpu(ROWS))
-    rounded = score_all(policy, samples, replace(on_cpu(ROWS), autocast_dtype=torch.bfloat16))
+    exact = score_samples(policy, samples, on_cpu(ROWS))
+    rounded = score_samples(policy, samples, replace(on_cpu(ROWS), autocast_dtype=torch.bfloat16))
     assert rounded.tolist() == pytest.approx(exact.tolist(), abs=0.3)
     assert rounded.tolist() != exact.tolist()
     assert {parameter.dtype for parameter in policy.parameters()} == {torch.float32}

@@ -22,7 +22,7 @@ from agent_r1.learner.compute import Compute
 from agent_r1.learner.packing.samples import Packer, Sample, pack
 from agent_r1.learner.packing.trie import pack_tries
 from agent_r1.learner.packing.trie_attention import TRIE_ATTENTION
-from agent_r1.learner.scoring import score, score_all
+from agent_r1.learner.scoring import score_micro_batch, score_samples
 from agent_r1.models.attention_features import check_attention, layer_windows, refuse_features
 from agent_r1.models.lm_head import check_head
 from agent_r1.models.load import load_policy
@@ -121,7 +121,7 @@ def test_the_trainers_log_probs_equal_those_of_plain_eager_attention(family: str
     compute = Compute(device=CPU, pack=PACKINGS[packing])
     with torch.no_grad():
         expected = plain_scores(model, samples)
-    torch.testing.assert_close(score_all(as_trained(model), samples, compute), expected, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(score_samples(as_trained(model), samples, compute), expected, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -131,7 +131,7 @@ def test_a_cap_on_scores_has_the_gradient_of_plain_eager_attention(packing: str)
     plain_scores(model, samples).sum().backward()  # type: ignore[no-untyped-call]
     compute = Compute(device=CPU, pack=PACKINGS[packing])
     for batch in compute.pack(samples, range(len(samples))):
-        score(own, batch, compute).logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
+        score_micro_batch(own, batch, compute).logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
     for (name, one), other in zip(own.named_parameters(), model.parameters(), strict=True):
         assert one.grad is not None
         assert other.grad is not None

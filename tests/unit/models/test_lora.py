@@ -20,7 +20,7 @@ from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import CheckpointError, ConfigError
 from agent_r1.learner.critics import Critic, SharedCritic
 from agent_r1.learner.models import make_models
-from agent_r1.learner.scoring import score_all
+from agent_r1.learner.scoring import score_samples
 from agent_r1.models.export import export_model
 from agent_r1.models.load import checkpoint_layers
 from agent_r1.models.lora import adapters_off, add_adapters, find_targets, merged_weights, restore_state, saved_state
@@ -220,9 +220,9 @@ def test_with_adapters_off_it_is_the_model_the_run_started_from(policy: LlamaFor
     own = moved(policy)
     names, samples = trained(own), experience_of(*random_batch(policy)).samples
     with adapters_off(own):
-        switched_off = score_all(own, samples, rows_on_cpu())
-    assert torch.equal(switched_off, score_all(policy, samples, rows_on_cpu()))
-    assert not torch.allclose(switched_off, score_all(own, samples, rows_on_cpu()))
+        switched_off = score_samples(own, samples, rows_on_cpu())
+    assert torch.equal(switched_off, score_samples(policy, samples, rows_on_cpu()))
+    assert not torch.allclose(switched_off, score_samples(own, samples, rows_on_cpu()))
     assert trained(own) == names
 
 

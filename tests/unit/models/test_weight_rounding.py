@@ -20,7 +20,7 @@ from agent_r1.errors import EngineError
 from agent_r1.learner.critics import Critic, SharedCritic
 from agent_r1.learner.models import make_models
 from agent_r1.learner.optimizer import guarded_step, make_optimizer
-from agent_r1.learner.scoring import score_all
+from agent_r1.learner.scoring import score_samples
 from agent_r1.models.fused_projections import fuse_projections
 from agent_r1.models.lora import add_adapters, find_targets, merged_weights
 from agent_r1.models.unmerged_adapters import AdaptedLinear
@@ -133,7 +133,7 @@ def test_a_reference_says_what_a_bfloat16_policy_says_at_the_start(tmp_path: Pat
     samples = experience_of(*random_batch(models.policy)).samples
     assert models.reference is not None
     assert torch.equal(
-        score_all(models.policy, samples, models.compute), score_all(models.reference, samples, models.compute)
+        score_samples(models.policy, samples, models.compute), score_samples(models.reference, samples, models.compute)
     )
 
 
@@ -319,8 +319,8 @@ def test_scores_under_bfloat16_are_near_those_in_float32(policy: LlamaForCausalL
     """What is trained is float32; passes are made in bfloat16 by autocast."""
     samples = experience_of(*random_batch(policy)).samples
     compute = rows_on_cpu()
-    exact = score_all(policy, samples, compute)
-    coarse = score_all(
+    exact = score_samples(policy, samples, compute)
+    coarse = score_samples(
         policy, samples, type(compute)(device=compute.device, pack=compute.pack, autocast_dtype=torch.bfloat16)
     )
     assert 0 < float((exact - coarse).abs().max()) < 0.2
