@@ -25,6 +25,11 @@ _GOOGLE_STYLE = GoogleParser(
     ]
 )
 
+_SHARED_STATE = (
+    "tools that share the state of an episode are functions with a parameter `context: ToolContext`, which keep it in "
+    "context.state"
+)
+
 
 class FunctionTool(BaseTool):
     """A function as a tool. Async functions run on the event loop and must not block it. Sync functions run in a
@@ -33,7 +38,9 @@ class FunctionTool(BaseTool):
 
     def __init__(self, function: Callable[..., Any], name: str | None = None, policy: ToolPolicy | None = None) -> None:
         if not callable(function) or isinstance(function, type):
-            raise ConfigError(f"a tool is a function or an object of a subclass of BaseTool, found {function!r:.80}")
+            raise ConfigError(
+                f"a tool is a function or an object of a subclass of BaseTool, found {function!r:.80}; {_SHARED_STATE}"
+            )
         self.function = function
         self.name = name or str(getattr(function, "__name__", ""))
         if not self.name:
@@ -124,6 +131,8 @@ def _arguments_model(function: Callable[..., Any], name: str) -> tuple[type[Base
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ConfigError(f"tool '{name}' takes *{parameter.name}; a tool needs named parameters")
         hint = hints.get(parameter.name)
+        if hint is None and parameter.name == "self":
+            raise ConfigError(f"tool '{name}' is a method; {_SHARED_STATE}")
         if hint is None:
             raise ConfigError(f"parameter '{parameter.name}' of tool '{name}' has no type; the model needs one")
         if _is_context(hint):

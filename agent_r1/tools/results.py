@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from agent_r1.constraints import reward_problem
 from agent_r1.errors import INTERRUPTIONS, ImageError, described
@@ -18,14 +22,16 @@ MAX_IMAGES = 16
 
 def as_result(returned: Any) -> ToolResult:
     """A tool result from what a function returned: the answer, `(answer, reward)` or `(answer, reward, info)`. An
-    answer is a `ToolResponse`, an image, text, or a value that JSON can hold.
+    answer is a `ToolResponse`, an image, text, or a value that JSON can hold; so are the members of an Enum, pydantic
+    models, dataclasses, sets and numpy's arrays, in the form that a parameter of their type takes. A named tuple is an
+    answer.
 
     >>> as_result(({"price": 7}, 0.5))
     (ToolResponse(text='{"price": 7}', images=()), 0.5, {})
     """
     reward: Any = None
     info: Any = {}
-    if isinstance(returned, tuple) and len(returned) in (2, 3):
+    if isinstance(returned, tuple) and len(returned) in (2, 3) and not hasattr(returned, "_fields"):
         returned, reward, *rest = returned
         info = rest[0] if rest else {}
     if _is_image(returned):
@@ -110,7 +116,23 @@ def describe(error: BaseException) -> str:
 
 
 def _as_text(returned: Any) -> str:
-    return returned if isinstance(returned, str) else json.dumps(returned, ensure_ascii=False, default=_readable)
+    returned = returned.value if isinstance(returned, Enum) else returned
+    return returned if isinstance(returned, str) else json.dumps(returned, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """The JSON of a value that JSON does not have: that of its parts, else its text."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)  # the order of a set differs from process to process
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        return value.tolist()
+    return _readable(value)
 
 
 def _readable(value: Any) -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import ConfigError, UnknownNameError
@@ -226,6 +231,20 @@ def test_parameter_without_a_type_is_refused() -> None:
         FunctionTool(untyped)
 
 
+class Basket:
+    """Keeps something."""
+
+    def put(self, item: str) -> str:
+        """Put it in."""
+        return item
+
+
+@pytest.mark.parametrize("given", [Basket.put, Basket(), Basket])
+def test_methods_and_objects_are_told_where_shared_state_goes(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"which keep it in context\.state"):
+        FunctionTool(given)
+
+
 def star(*items: str) -> str:
     """Do it."""
     return str(items)
@@ -379,6 +398,44 @@ def test_all_wrong_arguments_are_explained_at_once() -> None:
 )
 def test_answer_reward_and_notes_are_read_from_what_a_function_returns(returned: Any, result: ToolResult) -> None:
     assert execute(returning(returned)) == result
+
+
+class Unit(Enum):
+    kilo = "kg"
+
+
+class Line(BaseModel):
+    item: str
+    unit: Unit = Unit.kilo
+
+
+@dataclass
+class Order:
+    line: Line
+    count: int = 2
+
+
+class Place(NamedTuple):
+    row: int
+    column: int
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (Unit.kilo, "kg"),
+        ({"unit": Unit.kilo}, '{"unit": "kg"}'),
+        (Line(item="tea"), '{"item": "tea", "unit": "kg"}'),
+        ([Line(item="tea")], '[{"item": "tea", "unit": "kg"}]'),
+        (Order(Line(item="tea")), '{"line": {"item": "tea", "unit": "kg"}, "count": 2}'),
+        ({"b", "a"}, '["a", "b"]'),
+        ({"n": np.int64(3), "all": np.arange(2)}, '{"n": 3, "all": [0, 1]}'),
+        (Place(3, 4), "[3, 4]"),
+        ({"day": datetime.date(2031, 5, 17)}, '{"day": "2031-05-17"}'),
+    ],
+)
+def test_the_model_reads_values_in_the_form_in_which_it_writes_them(returned: Any, text: str) -> None:
+    assert execute(returning(returned)) == (ToolResponse(text=text), None, {})
 
 
 def test_async_function_runs_on_the_event_loop() -> None:
