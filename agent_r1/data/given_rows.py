@@ -22,7 +22,7 @@ from agent_r1.types import Task
 Row = Mapping[str, Any] | Task
 """A row: a mapping with the columns of a data file, or a `Task`."""
 Rows = str | Path | Iterable[str | Path] | Iterable[Row]
-"""Where rows come from: a file, several files, or rows: a list, a `datasets.Dataset`, any iterable."""
+"""Where rows come from: a file, several files, or rows: a list, a `datasets.Dataset`, a data frame, any iterable."""
 
 _DIGITS = 12
 _MAX_REPORTED = 10
@@ -42,14 +42,22 @@ def row_files(rows: Rows, folder: Path, name: str) -> list[str]:
             f"{name} data must be a file, a list of files, or rows (a list of mappings or Tasks, or a "
             f"datasets.Dataset), found {rows!r:.80}"
         )
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # iterating over it gives the names of its columns
-        raise DataError(
-            f"{name} data is a {type(rows).__name__}; give its rows, as mappings: data=frame.to_dict('records')"
-        )
-    entries = list(rows)
+    entries = list(_rows_of_frame(rows))
     if entries and all(isinstance(entry, str | Path) for entry in entries):
         return [str(entry) for entry in entries]
     return [str(save_rows(entries, folder, name))]
+
+
+def _rows_of_frame(rows: Any) -> Iterable[Any]:
+    """The rows of a data frame of pandas or polars, iterating over which gives its columns; other rows as they are.
+
+    A frame writes NaN or NaT where a row has no value in a column.
+    """
+    if hasattr(rows, "to_dicts"):
+        return list(rows.to_dicts())
+    if hasattr(rows, "to_dict") and hasattr(rows, "notna"):
+        return list(rows.astype(object).where(rows.notna(), None).to_dict("records"))
+    return rows  # type: ignore[no-any-return]
 
 
 def save_rows(rows: Iterable[Any], folder: Path, name: str) -> Path:
@@ -91,7 +99,12 @@ def _plain_row(row: Any, folder: Path) -> dict[str, Any] | None:
         columns = dict(row)
     else:
         return None
-    return {name: _as_lists(with_stored_images(value, folder)) for name, value in columns.items()}
+    columns = {name: _as_lists(with_stored_images(value, folder)) for name, value in columns.items()}
+    if isinstance(columns.get("env_kwargs"), dict):
+        # A `datasets.Dataset` gives every row every key of its column; those without a value are not there.
+        absent = {key for key in ("env", "tools") if columns["env_kwargs"].get(key, "") is None}
+        columns["env_kwargs"] = {key: value for key, value in columns["env_kwargs"].items() if key not in absent}
+    return columns
 
 
 def _as_lists(value: Any) -> Any:

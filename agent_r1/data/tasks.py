@@ -3,8 +3,8 @@
 Columns are the ecosystem's: `prompt` (chat messages, or text for one user message), optional `agent_name`,
 `reward_model` {style, ground_truth}, `env_kwargs` (an object or JSON text), `data_source`, `extra_info`, `task_id`,
 `control_tokens` (true: control tokens in the prompt count), `difficulty` (the level of a curriculum, from 1). A simple
-row has `prompt` or `question`, and `answer`, its ground truth. Images stand in messages, or in the columns `image` and
-`images` (`row_images.py`).
+row has `prompt` or `question`, and `answer`, its ground truth unless `reward_model` has one. Images stand in messages,
+or in the columns `image` and `images` (`row_images.py`).
 
 Everything that is wrong with the files is reported at once, by row. A row is data: it may name a flow, an environment
 and tools that are registered or configured, never code (`module:attribute`).
@@ -161,27 +161,32 @@ def task_from_row(
 
 
 def _full_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A simple row, {"prompt" or "question", "answer", ...}, in the columns of a full one; a full row as it is. Other
-    columns of a simple row become its `extra_info`, and so do those of a row with `prompt` alone.
+    """A simple row, {"prompt" or "question", "answer", ...}, in the columns of a full one; a row whose `reward_model`
+    has the ground truth as it is. Other columns of a simple row become entries of its `extra_info`, and so do those of
+    a row with `prompt` alone.
 
     >>> _full_row({"question": "2+2?", "answer": 4, "level": 1})
     {'prompt': '2+2?', 'reward_model': {'ground_truth': 4}, 'extra_info': {'level': 1}}
     >>> _full_row({"prompt": "2+2?", "solution": "4"})
     {'prompt': '2+2?', 'extra_info': {'solution': '4'}}
     """
-    prompt_column = "prompt" if "prompt" in row else "question"
-    if prompt_column not in row or row.get("reward_model") is not None or not {"answer", "prompt"} & set(row):
+    # Tables of several sources have every column in every row: a cell without a value is not there.
+    prompt_column = "prompt" if row.get("prompt") is not None or row.get("question") is None else "question"
+    graded = _mapping(row, "reward_model")
+    if graded.get("ground_truth") is not None or (graded and row.get("answer") is None):
+        return row if prompt_column == "prompt" else {**row, "prompt": row["question"]}
+    if prompt_column not in row or not {"answer", "prompt"} & set(row):
         return row
-    full = {column: row[column] for column in COLUMNS if column in row and column != "extra_info"}
-    own_columns = {*COLUMNS, *_MEDIA_COLUMNS, "question", "answer"}
+    full = {column: row[column] for column in COLUMNS if column in row and column not in ("prompt", "extra_info")}
+    own_columns = {*COLUMNS, *_MEDIA_COLUMNS, "answer", prompt_column}
     others = {column: value for column, value in row.items() if column not in own_columns}
     if "answer" not in row:  # such a row may have columns that no task can hold: they are left out
         others = {column: value for column, value in others.items() if not any(unusable_parts(value, column))}
     return {
         "prompt": row[prompt_column],
         **full,
-        **({"reward_model": {"ground_truth": row["answer"]}} if "answer" in row else {}),
-        "extra_info": row.get("extra_info") or others,
+        **({"reward_model": {**graded, "ground_truth": row["answer"]}} if "answer" in row else {}),
+        "extra_info": {**others, **_mapping(row, "extra_info")},
         **{column: row[column] for column in _MEDIA_COLUMNS if column in row},
     }
 

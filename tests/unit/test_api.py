@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import pandas
 import pytest
 
 import agent_r1
@@ -380,21 +381,30 @@ def test_an_environment_that_cannot_be_made_is_named_before_the_run(
         agent_r1.train(model=model_folder, data=SIMPLE, env=_Sized, reward="none", overrides=overrides, quiet=True)
 
 
-class _Frame:
-    """Like a data frame of pandas: iterating over it gives column names."""
-
-    columns = ("question", "answer")
-
-    def to_dict(self, orient: str) -> list[dict[str, str]]:
-        return []
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns)
+def test_a_data_frame_of_pandas_is_rows_without_its_missing_values(tmp_path: Path) -> None:
+    prompt = [{"role": "user", "content": "2+2?"}]
+    frame = pandas.DataFrame([{"prompt": prompt, "answer": "4"}, {"prompt": prompt, "level": 2.5}])
+    [file] = row_files(cast(Any, frame), tmp_path, "train")
+    first, second = load_tasks([file])
+    assert (first.ground_truth, first.extra_info) == ("4", {"level": None})
+    assert (second.ground_truth, second.extra_info) == (None, {"level": 2.5})
 
 
-def test_a_data_frame_is_refused_with_the_call_that_gives_its_rows(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^train data is a _Frame; give its rows, .*data=frame\.to_dict\('records'\)"):
-        row_files(cast(Any, _Frame()), tmp_path, "train")
+def test_a_data_frame_of_polars_is_rows(tmp_path: Path) -> None:
+    class Frame:
+        def to_dicts(self) -> list[dict[str, Any]]:
+            return SIMPLE
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(("question", "answer"))
+
+    assert row_files(cast(Any, Frame()), tmp_path, "train") == row_files(SIMPLE, tmp_path, "train")
+
+
+def test_a_data_set_that_gives_every_row_every_key_names_no_environment_and_no_tools(tmp_path: Path) -> None:
+    rows = [{"prompt": "2+2?", "env_kwargs": {"env": None, "tools": None, "seed": None}}]
+    [task] = load_tasks(row_files(rows, tmp_path, "train"))
+    assert task.env_kwargs == {"seed": None}
 
 
 def test_a_module_that_starts_a_run_when_it_is_imported_is_named(

@@ -467,8 +467,36 @@ def test_other_columns_of_a_row_with_a_prompt_alone_are_its_extra_info(tmp_path:
     plain, own, full = load_tasks([path])
     assert plain.extra_info == {"solution": "4", "level": 1}
     assert plain.ground_truth is None
-    assert own.extra_info == {"split": "train"}
+    assert own.extra_info == {"solution": "4", "split": "train"}
     assert full.extra_info == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "ground_truth", "extra_info"),
+    [
+        ({"prompt": "2+2?", "answer": "4", "level": 1, "extra_info": {"index": 7}}, "4", {"level": 1, "index": 7}),
+        ({"prompt": "2+2?", "answer": "4", "index": 1, "extra_info": {"index": 7}}, "4", {"index": 7}),
+        ({"prompt": "2+2?", "answer": "4", "extra_info": '{"index": 7}'}, "4", {"index": 7}),
+        ({"prompt": "2+2?", "question": "raw", "answer": "4"}, "4", {"question": "raw"}),
+        ({"prompt": None, "question": "2+2?", "answer": "4"}, "4", {}),
+        ({"prompt": "2+2?", "question": None, "answer": "4", "reward_model": None}, "4", {"question": None}),
+        ({"prompt": "2+2?", "answer": "4", "reward_model": {"style": "rule", "ground_truth": None}}, "4", {}),
+        ({"prompt": "2+2?", "answer": "4", "reward_model": '{"style": "rule"}'}, "4", {}),
+        ({"prompt": "2+2?", "answer": "no", "reward_model": {"ground_truth": "4"}}, "4", {}),
+        ({"question": "2+2?", "reward_model": {"ground_truth": "4"}}, "4", {}),
+        ({"prompt": "2+2?", "answer": None, "reward_model": {"style": "llm"}}, None, {}),
+    ],
+)
+def test_columns_of_the_ecosystem_reach_the_task_in_any_mixture(
+    row: dict[str, Any], ground_truth: Any, extra_info: dict[str, Any]
+) -> None:
+    task = task_from_row(row, "one")
+    assert (task.prompt[0]["content"], task.ground_truth, task.extra_info) == ("2+2?", ground_truth, extra_info)
+
+
+def test_a_ground_truth_in_a_column_of_its_own_keeps_what_else_the_reward_model_says() -> None:
+    row = {"prompt": "2+2?", "answer": "4", "reward_model": {"style": "rule", "ground_truth": None}}
+    assert task_from_row(row, "one").reward_model == {"style": "rule", "ground_truth": "4"}
 
 
 def test_a_column_of_another_type_beside_a_prompt_alone_is_left_out() -> None:
