@@ -161,6 +161,7 @@ def result_to_json(result: StepResult) -> Json:
         "done": result.done,
         "truncated": result.truncated,
         "info": result.info,
+        "answer": result.answer,
     }
 
 
@@ -172,6 +173,7 @@ def result_from_json(value: Any) -> StepResult:
         "done": flag,
         "truncated": flag,
         "info": mapping,
+        "answer": optional(text),
     }
     return StepResult(**record(value, "result", fields, ("observation",)))
 

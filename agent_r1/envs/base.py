@@ -88,7 +88,7 @@ def as_step_result(returned: Any) -> StepResult:
     """The checked `StepResult` of what an environment's `step` returned.
 
     >>> as_step_result((None, 1, True, {}))
-    StepResult(observation=None, reward=1.0, done=True, truncated=False, info={})
+    StepResult(observation=None, reward=1.0, done=True, truncated=False, info={}, answer=None)
     >>> as_step_result((Observation(text="?"), 0, False, True, {})).truncated
     True
     """
@@ -152,10 +152,11 @@ def check_metrics(info: Mapping[str, Any], where: str) -> None:
 
 def unpack_step(returned: Any) -> StepResult:
     """What `step` returned as a `StepResult`. Checks its form, not its observation or the size of its reward."""
+    answer: Any = None
     if isinstance(returned, StepResult):
         if _is_plain(returned):
             return returned
-        where, info = "StepResult", returned.info
+        where, info, answer = "StepResult", returned.info, returned.answer
         observation, reward = returned.observation, returned.reward
         flags = {"done": returned.done, "truncated": returned.truncated}
     elif isinstance(returned, tuple) and len(returned) == 4:
@@ -172,6 +173,8 @@ def unpack_step(returned: Any) -> StepResult:
             raise _wrong_entry(name, "True or False", value, where)
     if not isinstance(info, Mapping):
         raise _wrong_entry("info", "a mapping", info, where)
+    if not isinstance(answer, str | None):
+        raise _wrong_entry("answer", "text or None", answer, where)
     number = as_number(reward)
     if number is None:
         raise _wrong_entry("reward", "a number", reward, where)
@@ -181,6 +184,7 @@ def unpack_step(returned: Any) -> StepResult:
         done=bool(flags.get("done", flags.get("terminated"))),
         truncated=bool(flags.get("truncated", False)),
         info=info,
+        answer=answer,
     )
 
 
@@ -192,6 +196,7 @@ def _is_plain(result: StepResult) -> bool:
         and type(result.done) is bool
         and type(result.truncated) is bool
         and isinstance(result.info, Mapping)
+        and (result.answer is None or type(result.answer) is str)
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agent_r1.envs.base import AgentEnv
 from agent_r1.envs.context import ContextChoice, Conversation, make_policy, turns_of
@@ -20,10 +21,11 @@ _COUNTED_AS = {"error": "errors", "invalid": "invalid", "timeout": "timeouts"}
 class ToolEnv(AgentEnv):
     """Runs the tool calls of each action concurrently and shows their results; ends at an action without a call.
 
-    The reward of a step is the sum of its calls' rewards. A malformed action gets an error message as its result. A
-    row's `env_kwargs["tools"]` replaces `tools` for that row: it chooses among `tools`, `row_tools` (only for rows that
-    name them) and registered names (`agent_r1/tools/row_tools.py`). `context` sets how much of its history the model
-    sees: `{name: window, turns: 4}`.
+    A call whose answer has `ends_episode` ends it too. The reward of a step is the sum of its calls' rewards. What
+    tools note is `info["notes"]` of the step, one mapping for each call: there a reward function finds it. A malformed
+    action gets an error message as its result. A row's `env_kwargs["tools"]` replaces `tools` for that row: it chooses
+    among `tools`, `row_tools` (only for rows that name them) and registered names (`agent_r1/tools/row_tools.py`).
+    `context` sets how much of its history the model sees: `{name: window, turns: 4}`.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class ToolEnv(AgentEnv):
             return StepResult(observation=self._observation(), info={"metrics": {"episode/summaries": 1.0}})
         if action.parse_error is not None:
             answers: list[Message] = [{"role": "tool", "content": f"Error: {action.parse_error}"}]
-            return self._continue(action, answers, 0.0, Counter({"tool/parse_errors": 1.0}))
+            return self._continue(action, answers, 0.0, {"metrics": {"tool/parse_errors": 1.0}})
         if not action.tool_calls:
             return StepResult(observation=None, done=True)
         calls = [run_call(self._tools, call, self._tool_context, runner=self._runner) for call in action.tool_calls]
@@ -106,7 +108,14 @@ class ToolEnv(AgentEnv):
         metrics = _count(outcomes, self._tools)
         if action.repairs:
             metrics["tool/repaired_calls"] += len(action.repairs)
-        return self._continue(action, answers, sum(o.reward for o in outcomes), metrics)
+        info: dict[str, Any] = {"metrics": dict(metrics)}
+        if any(outcome.info for outcome in outcomes):
+            info["notes"] = [dict(outcome.info) for outcome in outcomes]
+        reward = sum(outcome.reward for outcome in outcomes)
+        last_words = [outcome.response.text for outcome in outcomes if outcome.response.ends_episode]
+        if last_words:
+            return StepResult(observation=None, reward=reward, done=True, info=info, answer=last_words[-1])
+        return self._continue(action, answers, reward, info)
 
     async def close(self) -> None:
         """Close every tool, also when closing one of them fails."""
@@ -116,9 +125,9 @@ class ToolEnv(AgentEnv):
             if error is not None:
                 raise error
 
-    def _continue(self, action: Action, answers: list[Message], reward: float, metrics: Counter[str]) -> StepResult:
+    def _continue(self, action: Action, answers: list[Message], reward: float, info: Mapping[str, Any]) -> StepResult:
         self._conversation.add(action.as_message(), *answers)
-        return StepResult(observation=self._observation(), reward=reward, info={"metrics": dict(metrics)})
+        return StepResult(observation=self._observation(), reward=reward, info=info)
 
 
 async def _close(tool: BaseTool, context: ToolContext) -> None:

@@ -290,14 +290,18 @@ class AgentFlowBase(ABC):
         stop_reason: StopReason,
         next_prompt_ids: TokenIds | None = None,
         next_privileged: str | None = None,
+        *,
+        answer: str | None = None,
     ) -> Episode:
-        """What `run` returns: all recorded steps, and for a truncated episode the state after the last one."""
+        """What `run` returns: all recorded steps, and for a truncated episode the state after the last one. `answer` is
+        the episode's answer where it is not the text of the last recorded call."""
         return Episode(
             steps=tuple(self.steps),
             stop_reason=stop_reason,
             next_prompt_ids=next_prompt_ids,
             next_privileged=next_privileged,
             metrics={name: float(value) for name, value in self.metrics.items()},
+            given_answer=answer,
         )
 
     @classmethod

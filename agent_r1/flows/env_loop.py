@@ -44,7 +44,7 @@ class AgentEnvLoop(AgentFlowBase):
                 following=result.observation,
             )
             if result.done:
-                return self.episode(StopReason.DONE)
+                return self.episode(StopReason.DONE, answer=result.answer)
             if turn.context_cut:
                 return self._cut(StopReason.CONTEXT_FULL, turn, None)
             if result.truncated or len(self.steps) == self.context.max_steps:

@@ -42,6 +42,8 @@ class ToolResponse:
     images: tuple[Any, ...] = ()
     """Images, which follow the text: PIL images, arrays of uint8 (height x width x 3), bytes of image files, `Path`s,
     pictures. For a model that sees none, an answer with images is an error that it reads."""
+    ends_episode: bool = False
+    """The episode is done after the turn that made this call, and `text` is its answer (`episode.answer`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

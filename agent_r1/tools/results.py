@@ -27,7 +27,7 @@ def as_result(returned: Any) -> ToolResult:
     answer.
 
     >>> as_result(({"price": 7}, 0.5))
-    (ToolResponse(text='{"price": 7}', images=()), 0.5, {})
+    (ToolResponse(text='{"price": 7}', images=(), ends_episode=False), 0.5, {})
     """
     reward: Any = None
     info: Any = {}

@@ -10,7 +10,7 @@ import asyncio
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from agent_r1.errors import INTERRUPTIONS, ConfigError, EpisodeError, did_you_mean, refuse_media
@@ -174,7 +174,7 @@ class ToolRunner:
                 # A worker has already cut the text and added its note.
                 text = cut_middle(response.text, limit + _NOTE_CHARS if was_cut else limit)
                 was_cut = was_cut or len(response.text) > limit
-                response = ToolResponse(text=text, images=response.images)
+                response = replace(response, text=text)
             fields = {"response": response, "status": "ok", "reward": reward or 0.0, "info": info, "truncated": was_cut}
             return fields, False
         except (EpisodeError, *INTERRUPTIONS):  # not caused by the model
@@ -194,7 +194,7 @@ class ToolRunner:
         if not self.sees_images:
             refuse_media(f"the answer of {tool.name}", images=response.images)
         pictures = await asyncio.to_thread(read_images, response.images, tool.name)
-        return ToolResponse(text=response.text, images=pictures)
+        return replace(response, images=pictures)
 
     async def _run(
         self, queue: _ToolQueue, tool: BaseTool, raw_args: Mapping[str, Any], context: ToolContext
@@ -294,7 +294,7 @@ async def _execute_and_cut(
     response, reward, info = checked_result(await call_off_loop(execute, args, context=context))
     if len(response.text) <= limit:
         return (response, reward, info), False
-    return (ToolResponse(text=cut_middle(response.text, limit), images=response.images), reward, info), True
+    return (replace(response, text=cut_middle(response.text, limit)), reward, info), True
 
 
 def _failure(status: CallStatus, text: str, limit: int) -> dict[str, Any]:

@@ -127,6 +127,9 @@ class StepResult:
     """The environment truncates the episode here, at a limit of its own. Ignored when `done` is true."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Notes for the recorder; numbers under `metrics` are summed over the episode and averaged over episodes."""
+    answer: str | None = None
+    """Where the episode is done: its answer, such as the argument of a call that submits it. None: the text of the last
+    action."""
 
 
 @quickly_pickled

@@ -16,8 +16,9 @@ from agent_r1.tools.workers.function_ref import FunctionRef
 Origin = tuple[FunctionRef, Mapping[str, Any]]
 """Where a tool's function or class is defined, and the arguments of the class."""
 
-Packed = tuple[str, tuple[Any, ...], bool, float | None, Mapping[str, Any], Mapping[str, Any] | None]
-"""Text, images as PNG, whether the text was cut, reward, notes, and `context.state` if the call changed it."""
+Packed = tuple[str, tuple[Any, ...], bool, bool, float | None, Mapping[str, Any], Mapping[str, Any] | None]
+"""Text, images as PNG, whether the episode ends, whether the text was cut, reward, notes, and `context.state` if the
+call changed it."""
 
 
 async def run_tool(origin: Origin, name: str, args: Mapping[str, Any], context: ToolContext, max_chars: int) -> Packed:
@@ -28,16 +29,18 @@ async def run_tool(origin: Origin, name: str, args: Mapping[str, Any], context: 
     changed = pickle.dumps(context.state) != before
     # As PNG: a worker sends plain data alone.
     images = tuple(picture.png() for picture in read_images(response.images, name)) if response.images else ()
-    return text, images, len(response.text) > max_chars, reward, info, context.state if changed else None
+    was_cut = len(response.text) > max_chars
+    return text, images, bool(response.ends_episode), was_cut, reward, info, context.state if changed else None
 
 
 def unpack(packed: Packed, context: ToolContext) -> tuple[ToolResult, bool]:
     """The tool result of what `run_tool` sent, and whether its text was cut."""
-    text, images, was_cut, reward, info, state = packed
+    text, images, ends, was_cut, reward, info, state = packed
     if state is not None:
         context.state.clear()
         context.state.update(state)
-    return checked_result((ToolResponse(text=text, images=tuple(images)), reward, info)), was_cut
+    response = ToolResponse(text=text, images=tuple(images), ends_episode=ends)
+    return checked_result((response, reward, info)), was_cut
 
 
 def origin_of(tool: BaseTool) -> Origin:

@@ -104,7 +104,7 @@ def test_records_come_back_from_the_wire_exactly_as_they_went() -> None:
     ):
         result = StepResult(observation=seen, reward=0.1 + 0.2, truncated=True, info={"k": [1, {"a": None}]})
         assert through(records.result_to_json, records.result_from_json, result) == result
-    over = StepResult(observation=None, done=True)
+    over = StepResult(observation=None, done=True, answer="12")
     assert through(records.result_to_json, records.result_from_json, over) == over
 
 

@@ -12,11 +12,12 @@ import pytest
 from agent_r1.chat import ChatRenderer
 from agent_r1.envs import ToolEnv, as_observation, as_step_result
 from agent_r1.errors import ConfigError
-from agent_r1.tools import FunctionTool, ToolContext, calculate
+from agent_r1.tools import FunctionTool, ToolContext, ToolResponse, calculate
 from agent_r1.types import (
     Action,
     Observation,
     StepResult,
+    StopReason,
     Task,
     ToolCall,
 )
@@ -104,6 +105,35 @@ def test_calls_are_counted_by_tool_and_invented_names_together() -> None:
         "tool/unknown/calls": 2,
         "tool/unknown/invalid": 2,
     }
+
+
+def submit(answer: str, context: ToolContext) -> tuple[ToolResponse, float, dict[str, Any]]:
+    """Give the answer, which ends the episode."""
+    context.state["basket"] = [answer]
+    return ToolResponse(text=answer, ends_episode=True), 0.25, {"basket": context.state["basket"]}
+
+
+SUBMIT = FunctionTool(submit)
+
+
+def test_a_call_that_ends_the_episode_gives_its_answer_and_keeps_its_reward() -> None:
+    [result] = act_on(ToolEnv([LOOK_UP, SUBMIT]), calling(("submit", {"answer": "12"}), ("look_up", {"item": "apple"})))
+    assert (result.done, result.observation, result.answer, result.reward) == (True, None, "12", 0.5)
+
+
+def test_a_wrong_call_to_a_tool_that_ends_the_episode_does_not_end_it() -> None:
+    [result] = act_on(ToolEnv([SUBMIT]), calling(("submit", {"words": "12"})))
+    assert (result.done, result.answer) == (False, None)
+
+
+def test_the_reward_function_reads_the_answer_and_the_notes_of_a_call(renderer: ChatRenderer) -> None:
+    texts = [
+        f'<tool_call>{{"name": "{name}", "arguments": {{"{key}": "{value}"}}}}</tool_call>'
+        for name, key, value in (("look_up", "item", "pear"), ("submit", "answer", "12"))
+    ]
+    episode = run_loop(renderer, script(renderer, *texts), ToolEnv([LOOK_UP, SUBMIT]))
+    assert (episode.answer, episode.stop_reason) == ("12", StopReason.DONE)
+    assert [step.info.get("notes") for step in episode.steps] == [None, [{"basket": ["12"]}]]
 
 
 def test_error_of_a_tool_and_an_unknown_tool_are_answers_and_the_episode_goes_on() -> None:
@@ -230,6 +260,7 @@ def test_anything_else_from_step_is_refused(returned: Any, form: str) -> None:
             "the reward in the StepResult .* a number, got NoneType",
         ),  # type: ignore[arg-type]
         (StepResult(observation=None, done="no"), "the done in the StepResult .* must be True or False, got str"),  # type: ignore[arg-type]
+        (StepResult(observation=None, done=True, answer=7), "the answer in the StepResult .* text or None, got int"),  # type: ignore[arg-type]
         (StepResult(observation=None, done=True, info=[]), "the info in the StepResult .* must be a mapping, got list"),  # type: ignore[arg-type]
         ((None, 1.0, True, {"metrics": ["a"]}), r"info\['metrics'\]=\['a'\]; it must be a mapping of names to numbers"),
         ((None, 1.0, True, {"metrics": {"a": "b"}}), r"info\['metrics'\]\['a'\]='b' \(str\); metrics are numbers"),

@@ -41,6 +41,7 @@ from agent_r1.tools import (
 )
 from agent_r1.tools.batching import Batcher
 from agent_r1.tools.results import cut_middle
+from agent_r1.tools.workers import tool_call
 from agent_r1.tools.workers.pool import WorkerPool
 from agent_r1.tools.workers.threads import num_abandoned_threads
 from agent_r1.types import Action, Episode, SamplingParams, StopReason, Task, ToolCall
@@ -638,6 +639,21 @@ def test_answer_of_100_megabytes_is_cut_before_it_travels() -> None:
     assert got.response.text.endswith("xxz")
     assert "[... 99,980,002 of 100,000,002 characters left out ...]" in got.response.text
     assert len(got.response.text) < 20_100
+
+
+def submit(answer: str) -> ToolResponse:
+    """Give the answer, which ends the episode."""
+    return ToolResponse(text=answer, ends_episode=True)
+
+
+@pytest.mark.parametrize("answer", ["12", "é" * 40, "1" * 40])
+def test_a_call_that_ends_the_episode_ends_it_however_it_is_run_and_cut(answer: str) -> None:
+    made = FunctionTool(submit, policy=ToolPolicy(max_output_chars=20))
+    assert outcome(made, answer=answer).response.ends_episode
+    context = ToolContext(task=TASK)
+    packed = asyncio.run(tool_call.run_tool(tool_call.origin_of(made), made.name, {"answer": answer}, context, 20))
+    [response, _, _], _ = tool_call.unpack(packed, context)
+    assert response.ends_episode
 
 
 @pytest.mark.whole
