@@ -9,6 +9,10 @@ OUTCOME = "reward/outcome"
 PROCESS = "reward/process"
 SUCCESS = "reward/success"
 GROUPS_WITH_SPREAD = "reward/groups_with_spread"
+REWARD_FIGURES = frozenset(
+    {"outcome", "process", "process_balanced", "success", "overlong", "groups_with_spread", "kl_penalty"}
+)
+"""Names under `reward/` that the library logs itself."""
 
 EPISODE_STEPS = "episode/steps"
 ACTION_TOKENS = "episode/action_tokens"

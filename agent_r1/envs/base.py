@@ -142,6 +142,8 @@ def check_metrics(info: Mapping[str, Any], where: str) -> None:
     if not isinstance(metrics, Mapping):
         raise ConfigError(f"{where} info['metrics']={metrics!r:.80}; it must be a mapping of names to numbers")
     for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"{where} info['metrics'] with the name {name!r:.80}; metrics have text as names")
         if isinstance(value, int | float):
             continue
         if isinstance(value, str | bytes) or not hasattr(value, "__float__"):

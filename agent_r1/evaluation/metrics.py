@@ -13,6 +13,7 @@ from agent_r1.metric_names import (
     OUTCOME,
     PARSE_ERRORS,
     PROCESS,
+    REWARD_FIGURES,
     SUCCESS,
     TOOL_CALLS,
     TRUNCATED,
@@ -50,7 +51,11 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards, lengths, tool calls and failures of a batch of rollouts."""
+    """Rewards, lengths, tool calls and failures of a batch of rollouts.
+
+    What a reward function or an environment reports under the name of one of these stands beside it: a part `process`
+    of the reward is `reward/reward_process`, a metric `reward/outcome` of an environment `own/reward/outcome`.
+    """
     everything = [trajectory for group in groups for trajectory in group]
     valid = [trajectory for trajectory in everything if not trajectory.is_failure]
     metrics = {
@@ -70,9 +75,10 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for reason, count in Counter(str(t.stop_reason) for t in valid if t.stop_reason.is_truncation).items():
         metrics[f"episode/{reason}"] = count / len(valid)
     for name in sorted({name for t in valid for name in t.reward_parts} - {"success"}):
-        metrics[f"reward/{name}"] = mean(t.reward_parts[name] for t in valid if name in t.reward_parts)
+        shown = f"reward_{name}" if name in REWARD_FIGURES else name
+        metrics[f"reward/{shown}"] = mean(t.reward_parts[name] for t in valid if name in t.reward_parts)
     for name in sorted({name for t in valid for name in t.metrics}):
-        metrics[name] = mean(t.metrics.get(name, 0.0) for t in valid)
+        metrics[f"own/{name}" if name in metrics else name] = mean(t.metrics.get(name, 0.0) for t in valid)
     for reason, count in Counter(str(t.stop_reason) for t in everything if t.is_failure).items():
         metrics[f"error/{reason}"] = float(count)
     retried = Counter(str(attempt.stop_reason) for t in everything for attempt in t.failed_attempts)

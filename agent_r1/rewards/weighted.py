@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agent_r1.errors import ConfigError
+from agent_r1.metric_names import REWARD_FIGURES
 from agent_r1.rewards.outcome import RewardFunction, Score, reward_functions, score_episode
 from agent_r1.types import Episode, Task
-
-_RESERVED = ("outcome", "process", "process_balanced", "success", "overlong", "groups_with_spread")
-"""Names under `reward/` that the library logs itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +72,7 @@ def find_reward(function: str, weighted: Sequence[tuple[str, float]] = ()) -> Re
     for term in terms:
         if not math.isfinite(term.weight):
             raise ConfigError(f"the weight of the reward function '{term.name}' is {term.weight}; it must be finite")
-        if term.name in _RESERVED:
+        if term.name in REWARD_FIGURES:
             raise ConfigError(f"a reward function may not be named '{term.name}': reward/{term.name} is logged already")
     names = [term.name for term in terms]
     if len(set(names)) < len(names):

@@ -263,6 +263,7 @@ def test_anything_else_from_step_is_refused(returned: Any, form: str) -> None:
         (StepResult(observation=None, done=True, answer=7), "the answer in the StepResult .* text or None, got int"),  # type: ignore[arg-type]
         (StepResult(observation=None, done=True, info=[]), "the info in the StepResult .* must be a mapping, got list"),  # type: ignore[arg-type]
         ((None, 1.0, True, {"metrics": ["a"]}), r"info\['metrics'\]=\['a'\]; it must be a mapping of names to numbers"),
+        ((None, 1.0, True, {"metrics": {5: 1.0}}), r"info\['metrics'\] with the name 5; metrics have text as names"),
         ((None, 1.0, True, {"metrics": {"a": "b"}}), r"info\['metrics'\]\['a'\]='b' \(str\); metrics are numbers"),
         (("text", 1.0, True, {}), "a str as observation"),
         (StepResult(observation=("a message",)), "a tuple as observation"),  # type: ignore[arg-type]

@@ -18,11 +18,11 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import ToolEnv
 from agent_r1.errors import UnknownNameError
 from agent_r1.evaluation.evaluate import Evaluation, evaluate, sample_eval_tasks
-from agent_r1.evaluation.metrics import interval
+from agent_r1.evaluation.metrics import interval, rollout_metrics
 from agent_r1.rollout import Rollout, RolloutLimits
 from agent_r1.runs import read_trajectories, write_trajectories
 from agent_r1.tools import FunctionTool
-from agent_r1.types import Completion, Episode, Observation, SamplingParams, Task
+from agent_r1.types import Completion, Episode, Group, Observation, SamplingParams, Task
 from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides
 from tests.unit.chat.test_chat import QUESTION, TOOL, decode, said
@@ -180,6 +180,16 @@ def test_every_part_of_the_reward_is_a_mean_of_its_source(renderer: ChatRenderer
 def test_a_part_with_the_name_of_another_figure_keeps_both(renderer: ChatRenderer) -> None:
     found = scored(renderer, {"a1": "right"}, lambda task, episode: {"score": 1.0, "steps": 9.0}).metrics
     assert (found["eval/a/steps"], found["eval/a/reward_steps"]) == (1.0, 9.0)
+
+
+def test_what_a_run_logs_itself_is_not_replaced_by_what_a_task_reports(renderer: ChatRenderer) -> None:
+    reward = {"score": 0.5, "process": 44.0, "kl_penalty": 7.0, "format": 1.0}
+    [[member]] = scored(renderer, {"a1": "right"}, lambda task, episode: reward).greedy
+    member = replace(member, metrics={"reward/outcome": 77.0, "env/depth": 3.0})
+    found = rollout_metrics([Group(task=Task(task_id="a", prompt=()), group_id=0, trajectories=(member,))])
+    assert (found["reward/outcome"], found["own/reward/outcome"], found["env/depth"]) == (0.5, 77.0, 3.0)
+    assert (found["reward/process"], found["reward/reward_process"]) == (0.0, 44.0)
+    assert (found["reward/reward_kl_penalty"], found["reward/format"]) == (7.0, 1.0)
 
 
 def test_response_tokens_are_what_the_model_said(renderer: ChatRenderer) -> None:
