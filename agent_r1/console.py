@@ -27,7 +27,7 @@ from rich.text import Text
 
 from agent_r1.findings import Finding
 from agent_r1.metric_names import ACTION_TOKENS, COMPILE_SECONDS, ENTROPY, OUTCOME, PROCESS, SUCCESS, TOOL_CALLS
-from agent_r1.types import Trajectory, common_prefix, content_text
+from agent_r1.types import Trajectory, common_prefix, content_text, printable
 
 Item = TypeVar("Item")
 
@@ -210,10 +210,10 @@ class RunConsole:
 
     def trajectory(self, title: str, trajectory: Trajectory) -> None:
         """Print one episode as a conversation."""
-        outcome = (
-            f"reward {trajectory.outcome_reward:g}, process {trajectory.process_reward:g}, {trajectory.stop_reason}"
-        )
-        self.console.print(Panel(_conversation(trajectory), title=title, subtitle=outcome, title_align="left"))
+        rewards = f"reward {trajectory.outcome_reward:g}, process {trajectory.process_reward:g}"
+        heading = Text(printable(title))  # text that is no Text is read as markup
+        ending = f"{rewards}, {trajectory.stop_reason}"
+        self.console.print(Panel(_conversation(trajectory), title=heading, subtitle=ending, title_align="left"))
 
 
 def _figure(name: str, value: float) -> str:
@@ -326,18 +326,18 @@ def _conversation(trajectory: Trajectory) -> Text:
     continues, or with all of it."""
     text, steps = Text(), trajectory.steps
     for index, (step, parent) in enumerate(zip(steps, trajectory.parents, strict=True)):
-        messages, num_shown = step.observation.messages or (), 0
-        if parent >= 0:
-            before = steps[parent].observation.messages or ()
-            num_shown = common_prefix(before, messages)
-            num_shown += num_shown == len(before)  # the action of that step, which is shown already
+        messages = step.observation.messages or ()
+        before = steps[parent].observation.messages or () if parent >= 0 else ()
+        num_shown = common_prefix(before, messages)
+        num_shown += parent >= 0 and num_shown == len(before)  # the action of that step, which is shown already
         if index and parent != index - 1:
             text.append("--- another branch\n", style="dim")
         for message in messages[num_shown:]:
             text.append(f"{message['role']}: ", style="bold cyan")
-            text.append(f"{content_text(message.get('content'))}\n")
-        text.append("agent: ", style="bold green")
-        text.append(f"{step.action.text.strip()}\n")
+            text.append(f"{printable(content_text(message.get('content')))}\n")
+        text.append("agent: ", style="bold green").append(f"{printable(step.action.text.strip())}\n")
+    if trajectory.given_answer is not None:
+        text.append("answer: ", style="bold green").append(f"{printable(trajectory.given_answer)}\n")
     return text
 
 

@@ -108,7 +108,8 @@ def chat(
 
     look_in_current_folder()
     with readable_errors():
-        from agent_r1.inference.terminal import TerminalChat, ask_once, failure_text, printable
+        from agent_r1.inference.terminal import TerminalChat, ask_once, failure_text
+        from agent_r1.types import printable
 
         images = tuple(image or ())
         question = _read_question(question, image, has_task=task is not None, in_chat=interactive, as_json=json_record)
@@ -127,8 +128,7 @@ def chat(
             details = f"{trajectory.error}\n" if verbose else ""
             notes.print(Text(printable(details) + failure_text(trajectory), style="red"), soft_wrap=True)
             raise typer.Exit(1)
-        last = trajectory.steps[-1].action
-        typer.echo(record.rstrip("\n") if json_record else printable(last.final_answer or last.text))
+        typer.echo(record.rstrip("\n") if json_record else printable(trajectory.episode.final_text))
 
 
 def _read_question(

@@ -213,6 +213,7 @@ class _Events:
         """The last event of an episode."""
         last = trajectory.steps[-1].action if trajectory.steps else None
         answer = None if last is None else last.final_answer or last.as_message()["content"]
+        answer = answer if trajectory.given_answer is None else trajectory.given_answer
         num_prompt = sum(len(step.prompt_ids) for step in trajectory.steps)
         num_sampled = sum(len(step.action_ids) for step in trajectory.steps)
         return {

@@ -22,6 +22,7 @@ from agent_r1.types.messages import (
     media_in,
 )
 from agent_r1.types.pickling import quickly_pickled
+from agent_r1.types.printable import one_line, printable
 from agent_r1.types.sampling import Completion, FinishReason, SamplingParams
 from agent_r1.types.sequences import common_prefix
 from agent_r1.types.steps import Action, Observation, Step, StepResult, ToolCall, turn_call_id
@@ -54,6 +55,8 @@ __all__ = [
     "common_prefix",
     "content_text",
     "media_in",
+    "one_line",
+    "printable",
     "quickly_pickled",
     "turn_call_id",
 ]

@@ -38,7 +38,7 @@ PACKAGES: dict[str, str] = {
     "config": "constraints errors paths registry shipped",
     "chat": "codec errors images registry types",
     "tools": "codec constraints errors event_loop files findings images registry seeds types",
-    "rewards": "constraints errors registry types",
+    "rewards": "constraints errors metric_names registry types",
     "envs": "codec constraints errors event_loop findings images registry rewards tools types version web",
     "data": "chat codec console constraints errors event_loop files images paths seeds types",
     "algorithms": "config constraints errors images registry rewards types",

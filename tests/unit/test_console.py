@@ -88,13 +88,28 @@ def step(messages: Sequence[Message], action: str, parent: int | None = None) ->
     )
 
 
-def printed(capsys: pytest.CaptureFixture[str], *steps: Step) -> list[str]:
+def printed(capsys: pytest.CaptureFixture[str], *steps: Step, answer: str | None = None) -> list[str]:
     """The lines of an episode, without its frame."""
     episode = Trajectory(
-        task_id="a", group_id=0, member=0, steps=steps, outcome_reward=1.0, stop_reason=StopReason.DONE
+        task_id="a",
+        group_id=0,
+        member=0,
+        steps=steps,
+        outcome_reward=1.0,
+        stop_reason=StopReason.DONE,
+        given_answer=answer,
     )
-    RunConsole().trajectory("an episode", episode)
-    return [line.strip("│ \n") for line in capsys.readouterr().out.splitlines()[1:-2]]
+    RunConsole().trajectory("an episode [/of] [red]a task", episode)
+    first, *lines, _, _ = capsys.readouterr().out.splitlines()
+    assert "an episode [/of] [red]a task" in first
+    return [line.strip("│ \n") for line in lines]
+
+
+def test_an_episode_shows_what_a_terminal_would_obey_and_the_answer_that_was_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = printed(capsys, step([said("user", "\x1b[2J\x00red\u202e")], "\x1b]0;title\x07"), answer="\x1b[2J12")
+    assert lines == ["user: ␛[2J␀red<U+202E>", "agent: ␛]0;title␇", "answer: ␛[2J12"]
 
 
 def test_an_episode_shows_each_message_once(capsys: pytest.CaptureFixture[str]) -> None:

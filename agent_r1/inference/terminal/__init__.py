@@ -2,6 +2,5 @@
 
 from agent_r1.inference.terminal.display import failure_text
 from agent_r1.inference.terminal.loop import TerminalChat, ask_once, task_named
-from agent_r1.inference.terminal.safe_text import printable
 
-__all__ = ["TerminalChat", "ask_once", "failure_text", "printable", "task_named"]
+__all__ = ["TerminalChat", "ask_once", "failure_text", "task_named"]

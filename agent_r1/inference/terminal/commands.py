@@ -16,9 +16,8 @@ from agent_r1.errors import ConfigError, DataError, did_you_mean
 from agent_r1.images import Picture, pictures_in, read_picture
 from agent_r1.inference.session import ChatSession
 from agent_r1.inference.terminal.display import last_steps, show_messages, show_tokens, show_tools
-from agent_r1.inference.terminal.safe_text import one_line, printable
 from agent_r1.runs import write_trajectories
-from agent_r1.types import Group, SamplingParams, Task
+from agent_r1.types import Group, SamplingParams, Task, one_line, printable
 
 _RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "temperature": (float, lambda value: 0 <= value <= 1000, "a number from 0 (greedy)"),

@@ -14,8 +14,18 @@ from rich.text import Text
 from agent_r1.chat import ChatRenderer
 from agent_r1.flows import ActionParsed, FlowEvent, PromptRendered, StepRecorded, TokensSampled
 from agent_r1.inference.session import Exchange
-from agent_r1.inference.terminal.safe_text import one_line, printable
-from agent_r1.types import Action, Message, Step, StopReason, ToolCall, ToolSchema, Trajectory, content_text
+from agent_r1.types import (
+    Action,
+    Message,
+    Step,
+    StopReason,
+    ToolCall,
+    ToolSchema,
+    Trajectory,
+    content_text,
+    one_line,
+    printable,
+)
 
 _MAX_RESULT = 2000
 """Characters of a tool's result that are shown."""

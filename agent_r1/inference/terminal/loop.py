@@ -18,10 +18,9 @@ from agent_r1.inference.agent import Agent
 from agent_r1.inference.session import ChatSession
 from agent_r1.inference.terminal.commands import Commands, Reply, find_task, policy_step, read_image_file, saved_groups
 from agent_r1.inference.terminal.display import EpisodeDisplay, show_end
-from agent_r1.inference.terminal.safe_text import printable
 from agent_r1.paths import cache_dir
 from agent_r1.runs import trajectory_lines
-from agent_r1.types import Task, Trajectory
+from agent_r1.types import Task, Trajectory, printable
 
 _BLOCK = '"""'
 _MAX_HISTORY = 1000

@@ -19,9 +19,18 @@ from agent_r1.inference import Agent
 from agent_r1.inference.terminal import TerminalChat, ask_once
 from agent_r1.inference.terminal.commands import changed_sampling, find_task
 from agent_r1.inference.terminal.display import EpisodeDisplay, opening_of_calls, shade
-from agent_r1.inference.terminal.safe_text import one_line, printable
 from agent_r1.runs import read_trajectories
-from agent_r1.types import Completion, Episode, Observation, SamplingParams, Step, StopReason, Task
+from agent_r1.types import (
+    Completion,
+    Episode,
+    Observation,
+    SamplingParams,
+    Step,
+    StopReason,
+    Task,
+    one_line,
+    printable,
+)
 from tests.helpers.scripted_agents import CALL, scripted_agent
 from tests.helpers.shop import TASK
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from agent_r1.tools import BaseTool, FunctionTool, ToolResponse
 from recipes.quickstart.shop import Basket, task_row
 from tests.helpers.served_model import Served, scripted_agent, served
 
@@ -30,6 +31,21 @@ def shop(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     agent = scripted_agent(model_folder, reply, f"data.eval=[{tasks}]", "rollout.context_length=null")
     with served(agent) as running:
         yield running
+
+
+def submit(answer: str) -> ToolResponse:
+    """Give the answer, which ends the episode."""
+    return ToolResponse(text=answer, ends_episode=True)
+
+
+@pytest.mark.whole
+def test_the_answer_of_a_call_that_ends_the_episode_is_the_answer(model_folder: Path) -> None:
+    made = FunctionTool(submit, name="tests_submit")
+    BaseTool.registry.add(made.name, made, replaceable=True)
+    call = '<tool_call>\n{"name": "tests_submit", "arguments": {"answer": "6"}}\n</tool_call>'
+    with served(scripted_agent(model_folder, [call], f"env.tools=[{made.name}]")) as running:
+        response = play(running, messages=[{"role": "user", "content": "2*3?"}], stream=False).json()
+    assert (response["answer"], response["stop_reason"]) == ("6", "done")
 
 
 def play(running: Served, **fields: Any) -> httpx.Response:
