@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_r1.chat import ChatRenderer
+from agent_r1.codec import read_json
 from agent_r1.errors import EpisodeError, boundary
 from agent_r1.findings import Finding
 from agent_r1.rewards import (
@@ -23,7 +24,7 @@ from agent_r1.rewards import (
     score_episode,
     truth_problem,
 )
-from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task
+from agent_r1.types import Action, Episode, Message, Observation, Step, StopReason, Task
 
 GoldAnswer = Callable[[Task], str]
 
@@ -245,6 +246,35 @@ def room_findings(
         fix = "Raise rollout.context_length, or use a context policy (env.context) that forgets"
         return [Finding(rule="the longest row has room for two turns", observed=observed, fix=fix, severity="warning")]
     return []
+
+
+def prompt_findings(tasks: Sequence[Task]) -> list[Finding]:
+    """Prompts that a model would take for something else: a conversation that the model has ended already, which may
+    hold the answer, and messages that were written as text."""
+    ended = [f"'{task.task_id}'" for task in tasks if task.prompt and task.prompt[-1].get("role") == "assistant"]
+    written = [f"'{task.task_id}'" for task in tasks if _is_written(task.prompt)]
+    findings = []
+    if ended:
+        observed = f"{len(ended)} of {len(tasks)} prompts end with a turn of the assistant: {_some(ended)}"
+        fix = "Leave that turn out: the model is shown it, and begins a turn of its own after it"
+        findings.append(Finding(rule="a prompt ends before the model's turn", observed=observed, fix=fix))
+    if written:
+        observed = f"{len(written)} of {len(tasks)} prompts are messages written as JSON text: {_some(written)}"
+        fix = "Give the messages themselves, json.loads(row['prompt']): the model is shown the brackets"
+        findings.append(Finding(rule="a prompt is messages, or plain text", observed=observed, fix=fix))
+    return [replace(finding, severity="warning") for finding in findings]
+
+
+def _is_written(prompt: Sequence[Message]) -> bool:
+    """Whether a prompt is one message whose text is JSON of messages."""
+    text = prompt[0].get("content") if len(prompt) == 1 else None
+    if not isinstance(text, str) or not text.lstrip().startswith("["):
+        return False
+    try:
+        read = read_json(text)
+    except ValueError:
+        return False
+    return isinstance(read, list) and all(isinstance(entry, dict) and "role" in entry for entry in read) and bool(read)
 
 
 def control_token_findings(renderer: ChatRenderer, tasks: Sequence[Task]) -> list[Finding]:

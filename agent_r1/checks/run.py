@@ -10,7 +10,7 @@ from agent_r1.checks.chat import call_findings, tag_findings, template_findings
 from agent_r1.checks.images import has_images, image_findings, tool_image_findings
 from agent_r1.checks.plans import plans_result
 from agent_r1.checks.report import Report, Result, without_repeats
-from agent_r1.checks.rows import control_token_findings, gold_result, room_findings
+from agent_r1.checks.rows import control_token_findings, gold_result, prompt_findings, room_findings
 from agent_r1.checks.trials import (
     Trials,
     agreement_result,
@@ -82,6 +82,8 @@ def _all(config: Config, console: RunConsole, groups: int, members: int, with_tr
     if plan is None:
         return
     tasks = [*plan.train_tasks, *plan.eval_tasks]
+    prompts = tuple(prompt_findings(tasks))
+    yield Result(title="prompts", findings=prompts, seen="" if prompts else "all end before the model's turn")
     yield _tools(plan, tasks)
     reward = terms_of(plan.reward)[0]
     gold = run_cancelling(lambda: gold_result(reward, tasks))

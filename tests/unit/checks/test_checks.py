@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from agent_r1.chat import ChatRenderer
 from agent_r1.checks import Report, Result
 from agent_r1.checks.chat import call_findings, tag_findings, template_findings
-from agent_r1.checks.rows import gold_result, room_findings
+from agent_r1.checks.rows import gold_result, prompt_findings, room_findings
 from agent_r1.checks.trials import Trials, episodes_result
 from agent_r1.cli import app
 from agent_r1.envs import AgentEnv
@@ -495,3 +495,20 @@ def test_a_context_is_given_to_tools_that_are_tried() -> None:
 
     assert check_tool(FunctionTool(note), [{}]) == []
     assert seen == ["check_tool"]
+
+
+QUESTION = {"role": "user", "content": "2+2?"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "rules"),
+    [
+        ((QUESTION,), []),
+        ((QUESTION, {"role": "assistant", "content": "4"}), ["a prompt ends before the model's turn"]),
+        (({"role": "user", "content": json.dumps([QUESTION])},), ["a prompt is messages, or plain text"]),
+        (({"role": "user", "content": "[1, 2] + [3]?"},), []),
+        (({"role": "user", "content": "[]"},), []),
+    ],
+)
+def test_prompts_that_a_model_takes_for_something_else_are_named(prompt: Any, rules: list[str]) -> None:
+    assert [finding.rule for finding in prompt_findings([Task(task_id="a", prompt=prompt)])] == rules
