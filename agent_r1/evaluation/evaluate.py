@@ -162,8 +162,9 @@ def _success(trajectory: Trajectory) -> float:
 
 
 def _by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """Groups by data source, and all of them under `all`."""
+    """Groups by data source, and all of them under `all`; a source of that name is `source_all`."""
     sources: defaultdict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        sources[group.task.data_source].append(group)
+        source = group.task.data_source
+        sources[f"source_{source}" if source == ALL_SOURCES else source].append(group)
     return {**sources, ALL_SOURCES: list(groups)} if groups else {}

@@ -182,6 +182,13 @@ def test_a_part_with_the_name_of_another_figure_keeps_both(renderer: ChatRendere
     assert (found["eval/a/steps"], found["eval/a/reward_steps"]) == (1.0, 9.0)
 
 
+def test_a_source_called_all_keeps_its_own_figures(renderer: ChatRenderer) -> None:
+    answers = {"all1": "right", "all2": "right", "b1": "wrong"}
+    found = scored(renderer, answers, lambda task, episode: float(episode.answer == "right")).metrics
+    greedy = {name.split("/")[1]: value for name, value in found.items() if name.endswith("/greedy")}
+    assert greedy == {"source_all": 1.0, "b": 0.0, "all": pytest.approx(2 / 3)}
+
+
 def test_what_a_run_logs_itself_is_not_replaced_by_what_a_task_reports(renderer: ChatRenderer) -> None:
     reward = {"score": 0.5, "process": 44.0, "kl_penalty": 7.0, "format": 1.0}
     [[member]] = scored(renderer, {"a1": "right"}, lambda task, episode: reward).greedy
