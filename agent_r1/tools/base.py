@@ -124,6 +124,11 @@ class BaseTool(ABC):
         """The tool implements `batch_execute`."""
         return type(self).batch_execute is not BaseTool.batch_execute
 
+    @property
+    def takes_context(self) -> bool:
+        """Calls are given the `ToolContext`, and may change its state."""
+        return True
+
     def check(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """The validated arguments for `execute`; raises `ToolInputError` with a message for the model."""
         if self.arguments is None:

@@ -53,6 +53,11 @@ class FunctionTool(BaseTool):
         """Call the function itself."""
         return self.function(*args, **kwargs)
 
+    @property
+    def takes_context(self) -> bool:
+        """The function has a parameter for it."""
+        return self._context_parameter is not None
+
     def check(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """The unchanged arguments, once they fit the function's parameters."""
         self._values(args)

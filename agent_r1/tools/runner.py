@@ -101,6 +101,8 @@ class ToolRunner:
         self._num_calls = 0
         self._queues: dict[int, _ToolQueue] = {}
         self._slots: dict[tuple[type[BaseTool], str, ToolPolicy], asyncio.Semaphore] = {}
+        # A lock is alive, and with it the context whose id it has, while a call holds it or waits for it.
+        self._turns: weakref.WeakValueDictionary[int, asyncio.Lock] = weakref.WeakValueDictionary()
         self._workers: WorkerPool | None = None
 
     @property
@@ -202,7 +204,9 @@ class ToolRunner:
         """The tool's result, and whether its text was cut already."""
         args = tool.check(raw_args)
         if queue.policy.process:
-            async with queue.slots:
+            if not tool.takes_context:
+                context = ToolContext(task=context.task)
+            async with self._turn_of(context), queue.slots:
                 return await self._run_in_worker(queue.policy, tool, raw_args, context)
         if queue.batcher is not None:
             return checked_result(await queue.batcher.submit(_Waiting(tool=tool, args=args, context=context))), False
@@ -229,6 +233,14 @@ class ToolRunner:
                 describe(error).replace("agent_r1.tools.workers.tool_call:run_tool", tool.name)
             ) from error
         return unpack(packed, context)
+
+    def _turn_of(self, context: ToolContext) -> asyncio.Lock:
+        """Held while a worker process has a copy of `context.state`. The calls of one action arrive at once; one that
+        began before another has returned would undo its changes."""
+        lock = self._turns.get(id(context))
+        if lock is None:
+            lock = self._turns[id(context)] = asyncio.Lock()
+        return lock
 
     def _queue(self, tool: BaseTool) -> _ToolQueue:
         queue = self._queues.get(id(tool))

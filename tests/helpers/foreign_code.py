@@ -120,6 +120,25 @@ def fork_and_answer(file: str) -> str:
     return "done"
 
 
+def leave_an_orphan(file: str) -> str:
+    """Leave a grandchild behind, whose parent has ended."""
+    subprocess.run(["sh", "-c", f"sleep 1000 & echo $! > {file}"], check=True)
+    return "done"
+
+
+def leave_an_orphan_in_its_own_session(file: str) -> str:
+    """The same, out of reach of a signal to the worker's process group."""
+    subprocess.run(["sh", "-c", f"sleep 1000 & echo $! > {file}"], check=True, start_new_session=True)
+    return "done"
+
+
+def leave_one_that_has_ended() -> str:
+    """A child that nobody has waited for, and that has ended."""
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    return "done"
+
+
 def fork_and_come_back() -> str:
     """Both processes return from the call."""
     os.fork()
@@ -174,6 +193,29 @@ def in_process(text: str, context: ToolContext) -> tuple[str, float, dict[str, i
     """
     context.state["calls"] = context.state.get("calls", 0) + 1
     return f"{text.upper()} {context.task.task_id} {context.task.ground_truth}", 0.5, {"pid": os.getpid()}
+
+
+@tool(name="tests_notes", process=True, timeout=20)
+def notes(key: str, context: ToolContext) -> str:
+    """Write a note and count the notes, slowly.
+
+    Args:
+        key: What to note.
+    """
+    number = context.state.get("notes", 0)
+    time.sleep(0.02)
+    context.state.update({"notes": number + 1, key: True})
+    return key
+
+
+@tool(name="tests_removes", process=True, timeout=20)
+def removes(key: str, context: ToolContext) -> str:
+    """Remove a note.
+
+    Args:
+        key: What to remove.
+    """
+    return str(context.state.pop(key))
 
 
 @tool(name="tests_hangs", process=True, timeout=0.3)

@@ -35,6 +35,10 @@ class Notebook:
     seconds: float = 0.0
     """How long they took together."""
 
+    def __reduce__(self) -> tuple[type[Notebook], tuple[()]]:
+        """`context.state` is sent to worker processes: the interpreter stays here, an empty notebook goes there."""
+        return Notebook, ()
+
     def forget(self) -> None:
         """The variables are gone."""
         self.cells.clear()

@@ -16,29 +16,35 @@ from agent_r1.tools.workers.function_ref import FunctionRef
 Origin = tuple[FunctionRef, Mapping[str, Any]]
 """Where a tool's function or class is defined, and the arguments of the class."""
 
-Packed = tuple[str, tuple[Any, ...], bool, bool, float | None, Mapping[str, Any], Mapping[str, Any] | None]
-"""Text, images as PNG, whether the episode ends, whether the text was cut, reward, notes, and `context.state` if the
-call changed it."""
+StateChanges = tuple[Mapping[str, Any], tuple[str, ...]]
+"""The entries of `context.state` that a call set or changed, and the keys that it removed."""
+
+Packed = tuple[str, tuple[Any, ...], bool, bool, float | None, Mapping[str, Any], StateChanges]
+"""Text, images as PNG, whether the episode ends, whether the text was cut, reward, notes, and what the call changed in
+`context.state`."""
 
 
 async def run_tool(origin: Origin, name: str, args: Mapping[str, Any], context: ToolContext, max_chars: int) -> Packed:
     """Run one call of a tool."""
-    before = pickle.dumps(context.state)
+    before = _pickled(context.state)
     response, reward, info = await _result(origin, name, args, context)
     text = cut_middle(response.text, max_chars)
-    changed = pickle.dumps(context.state) != before
+    after = _pickled(context.state)
+    # Entry by entry: those that other tools keep there need not be plain data, as long as nobody changes them here.
+    changed = {key: context.state[key] for key, value in after.items() if before.get(key) != value}
+    removed = tuple(key for key in before if key not in after)
     # As PNG: a worker sends plain data alone.
     images = tuple(picture.png() for picture in read_images(response.images, name)) if response.images else ()
     was_cut = len(response.text) > max_chars
-    return text, images, bool(response.ends_episode), was_cut, reward, info, context.state if changed else None
+    return text, images, bool(response.ends_episode), was_cut, reward, info, (changed, removed)
 
 
 def unpack(packed: Packed, context: ToolContext) -> tuple[ToolResult, bool]:
     """The tool result of what `run_tool` sent, and whether its text was cut."""
-    text, images, ends, was_cut, reward, info, state = packed
-    if state is not None:
-        context.state.clear()
-        context.state.update(state)
+    text, images, ends, was_cut, reward, info, (changed, removed) = packed
+    context.state.update(changed)
+    for key in removed:
+        context.state.pop(key, None)
     response = ToolResponse(text=text, images=tuple(images), ends_episode=ends)
     return checked_result((response, reward, info)), was_cut
 
@@ -56,6 +62,10 @@ def origin_of(tool: BaseTool) -> Origin:
             f"give them in env.tools: {{name: {tool.name}, ...}}"
         )
     return FunctionRef.of(type(tool)), tool.made_with or {}
+
+
+def _pickled(state: Mapping[str, Any]) -> dict[str, bytes]:
+    return {key: pickle.dumps(value) for key, value in state.items()}
 
 
 async def _result(origin: Origin, name: str, args: Mapping[str, Any], context: ToolContext) -> ToolResult:

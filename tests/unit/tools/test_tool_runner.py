@@ -40,6 +40,7 @@ from agent_r1.tools import (
     tool,
 )
 from agent_r1.tools.batching import Batcher
+from agent_r1.tools.builtin.notebooks import Notebook
 from agent_r1.tools.results import cut_middle
 from agent_r1.tools.workers import tool_call
 from agent_r1.tools.workers.pool import WorkerPool
@@ -619,6 +620,23 @@ def test_process_tool_answers_keeps_its_state_and_never_sees_the_ground_truth() 
     assert (first.response.text, first.status, first.reward) == ("TEA t None", "ok", 0.5)
     assert first.info["pid"] == second.info["pid"] != os.getpid()
     assert context.state == {"calls": 2}
+
+
+@pytest.mark.whole
+def test_calls_of_one_action_in_worker_processes_keep_each_others_state() -> None:
+    state: dict[str, Any] = {"python interpreter": Notebook(), "old": "kept here"}
+    context = ToolContext(task=TASK, state=dict(state))
+    tools: dict[str, BaseTool] = {one.name: one for one in (foreign_code.notes, foreign_code.removes)}
+    calls = [ToolCall(name="tests_notes", arguments={"key": key}) for key in "abc"]
+
+    async def run() -> list[CallOutcome]:
+        async with ToolRunner() as runner:
+            calls.append(ToolCall(name="tests_removes", arguments={"key": "old"}))
+            return await asyncio.gather(*(runner.call(tools, call, context) for call in calls))
+
+    assert [one.response.text for one in asyncio.run(run())] == ["a", "b", "c", "kept here"]
+    noted = {"a": True, "b": True, "c": True, "notes": 3}
+    assert context.state == {"python interpreter": state["python interpreter"], **noted}
 
 
 def test_process_tool_with_wrong_arguments_is_the_models_mistake() -> None:
