@@ -8,6 +8,7 @@ unpickler that accepts nothing else, so a reply cannot run code there.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import fcntl
 import inspect
 import io
@@ -19,8 +20,10 @@ import socket
 import struct
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,8 @@ from agent_r1.tools.workers.function_ref import FunctionRef
 
 HEADER = struct.Struct("!Q")
 _MAX_TRACEBACK_CHARS = 20_000
+_PR_SET_CHILD_SUBREAPER = 36
+_MAX_GENERATIONS, _REAP_SECONDS = 50, 0.002
 
 
 def serve(requests_fd: int, lifeline_fd: int, max_result_bytes: int, memory_bytes: int) -> None:
@@ -39,6 +44,7 @@ def serve(requests_fd: int, lifeline_fd: int, max_result_bytes: int, memory_byte
     connection = socket.socket(fileno=requests_fd)
     lifeline = socket.socket(fileno=lifeline_fd)
     _die_with_the_parent(lifeline)
+    _adopt_orphans()
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     # If a child kept the connection open, the parent would not notice the end of the worker.
@@ -73,6 +79,14 @@ def _die_with_the_parent(lifeline: socket.socket) -> None:
             os.killpg(0, signal.SIGKILL)
 
         threading.Thread(target=wait, daemon=True).start()
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of processes whose own parent ends, as with `sh -c "server &"`: a call that left them behind is
+    noticed. On Linux; elsewhere they are not seen."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _receive(connection: socket.socket) -> bytes | None:
@@ -121,12 +135,37 @@ def _call(reference: FunctionRef, args: tuple[Any, ...]) -> Any:
 
 
 def _children_left() -> bool:
-    """Whether the call started processes that still run: the parent then kills this worker."""
+    """Whether the call started processes that still run: the parent then kills this worker and its process group.
+    Those in sessions of their own are killed here."""
+    if not _some_child_runs():
+        return False
+    for _ in range(_MAX_GENERATIONS):
+        for pid in _children():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_REAP_SECONDS)
+        if not _some_child_runs():  # where orphans are adopted: none is left in any generation
+            break
+    return True
+
+
+def _some_child_runs() -> bool:
+    """Whether this process has children that have not ended; those that have are reaped."""
     try:
-        os.waitpid(-1, os.WNOHANG)
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
     except ChildProcessError:
         return False
     return True
+
+
+def _children() -> list[int]:
+    """The children of this process; empty where the kernel does not list them."""
+    pids: list[int] = []
+    for file in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            pids += map(int, file.read_text().split())
+    return pids
 
 
 def plain(value: Any) -> Any:

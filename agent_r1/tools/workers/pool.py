@@ -9,7 +9,7 @@ gets SIGKILL and a new worker is started at once. When this process ends, in whi
 too.
 
 It is not a sandbox. A worker has this user's rights, files, network and environment variables, secrets included. A call
-that puts its children in sessions of their own (`setsid`) hides them from the kill.
+that is killed at its deadline hides children in sessions of their own (`setsid`) from the kill.
 """
 
 from __future__ import annotations

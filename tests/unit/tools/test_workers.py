@@ -154,14 +154,32 @@ def test_a_replacement_that_cannot_be_started_hides_neither_result_nor_deadline(
 
 
 @pytest.mark.whole
-def test_children_left_behind_by_a_call_are_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "function",
+    [
+        foreign_code.fork_and_answer,
+        foreign_code.leave_an_orphan,
+        foreign_code.leave_an_orphan_in_its_own_session,
+    ],
+)
+def test_children_left_behind_by_a_call_are_killed(function: Callable[[str], str], tmp_path: Path) -> None:
     file = tmp_path / "pids"
 
     async def body(pool: WorkerPool) -> None:
-        assert await pool.call(foreign_code.fork_and_answer, str(file), timeout=20) == "done"
+        assert await pool.call(function, str(file), timeout=20) == "done"
         wait_until_gone(read_pids(file))
 
     with_pool(body)
+
+
+@pytest.mark.whole
+def test_a_child_that_has_ended_costs_no_worker() -> None:
+    async def body(pool: WorkerPool) -> set[int]:
+        pids = {await pool.call(foreign_code.own_pid, timeout=20)}
+        assert await pool.call(foreign_code.leave_one_that_has_ended, timeout=20) == "done"
+        return pids | {await pool.call(foreign_code.own_pid, timeout=20)}
+
+    assert len(with_pool(body)) == 1
 
 
 @pytest.mark.whole
