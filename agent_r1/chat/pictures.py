@@ -31,19 +31,21 @@ class PromptImages:
         return () if self.processor is None else (self.processor.placeholder,)
 
     def normal(self, observation: Observation, seen: Observation | None = None) -> Observation:
-        """The observation with its images in their one form. Raises `UnsupportedMediaError` for what the model does not
-        read; the messages that it shares with `seen` were looked at before."""
-        messages = observation.messages or ()
+        """The observation with its images in their one form, and with values of its own. Raises `UnsupportedMediaError`
+        for what the model does not read; the messages that it shares with `seen` were looked at before."""
         if self.processor is None:
+            observation = observation.with_own_values(seen)
+            messages = observation.messages or ()
             old = () if seen is None else seen.messages or ()
             new = next((n for n, (one, two) in enumerate(zip(messages, old, strict=False)) if one is not two), len(old))
             refuse_media("the observation", messages[new:], observation.images)
             return observation
         if observation.images and observation.messages is None:
             raise ChatTemplateError("an observation of raw text or ids cannot have images beside it; give messages")
+        messages = observation.messages or ()
         if media_in(messages) not in ([], ["image"]):
             refuse_media("the observation", messages)
-        return normal_observation(observation)
+        return normal_observation(observation).with_own_values(seen)
 
     def of(self, messages: Sequence[Message]) -> tuple[Picture, ...]:
         """The pictures of messages, in order."""

@@ -49,6 +49,7 @@ from agent_r1.types import (
     StopReason,
     Task,
     TokenIds,
+    own_values,
 )
 
 
@@ -134,7 +135,8 @@ class AgentFlowBase(ABC):
     def render(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """The prompt of an observation; bridged over `after`'s sampled ids when it extends what that turn saw."""
         if self._message_engine is not None:
-            return Prompt(observation=normal_observation(observation), token_ids=())
+            seen = None if after is None else after.prompt.observation
+            return Prompt(observation=normal_observation(observation).with_own_values(seen), token_ids=())
         after = self.context.continues if after is None else after
         if after is None:
             return self.context.renderer.render(observation, trusted=self.context.trusted)
@@ -271,7 +273,7 @@ class AgentFlowBase(ABC):
             reward=checked_reward(reward, "record was given"),
             done=bool(done),
             policy_versions=turn.completion.policy_versions,
-            info=info,
+            info=own_values(info),
             timings={"wait": turn.waited, "generate": turn.seconds, "env": env_seconds},
             parent=parent,
         )

@@ -21,6 +21,7 @@ from agent_r1.types.messages import (
     content_text,
     media_in,
 )
+from agent_r1.types.own_values import own_values
 from agent_r1.types.pickling import quickly_pickled
 from agent_r1.types.printable import one_line, printable
 from agent_r1.types.sampling import Completion, FinishReason, SamplingParams
@@ -57,6 +58,7 @@ __all__ = [
     "media_in",
     "one_line",
     "printable",
+    "own_values",
     "quickly_pickled",
     "turn_call_id",
 ]

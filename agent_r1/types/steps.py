@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_r1.types.messages import Message, TokenIds, ToolSchema
+from agent_r1.types.own_values import own_values
 from agent_r1.types.pickling import quickly_pickled
+from agent_r1.types.sequences import common_prefix
 
 
 @quickly_pickled
@@ -46,6 +48,18 @@ class Observation:
                 f"the anchor of an Observation is text that names the state; got {self.anchor!r:.80} "
                 f"({type(self.anchor).__name__}). str(...) of it will do when equal states give equal texts"
             )
+
+    def with_own_values(self, seen: Observation | None = None) -> Observation:
+        """The same observation, whose messages and tools nobody else can change: environments extend and rewrite those
+        that they have returned. The messages that it shares with `seen`, an earlier copy, are the same objects."""
+        messages = self.messages
+        if messages is not None:
+            messages = tuple(messages)
+            old = () if seen is None or seen.messages is None else seen.messages
+            shared = common_prefix(old, messages)
+            messages = (*old[:shared], *map(own_values, messages[shared:]))
+        tools = seen.tools if seen is not None and seen.tools == self.tools else own_values(tuple(self.tools))
+        return replace(self, messages=messages, tools=tools)
 
 
 @quickly_pickled

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_r1.types.messages import Message
+from agent_r1.types.own_values import own_values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,17 +47,8 @@ class Task:
         """The task with lists and objects of its own: code that changes them changes no other rollout's task."""
         return replace(
             self,
-            prompt=_copy(self.prompt),
-            reward_model=_copy(self.reward_model),
-            env_kwargs=_copy(self.env_kwargs),
-            extra_info=_copy(self.extra_info),
+            prompt=own_values(self.prompt),
+            reward_model=own_values(self.reward_model),
+            env_kwargs=own_values(self.env_kwargs),
+            extra_info=own_values(self.extra_info),
         )
-
-
-def _copy(value: Any) -> Any:
-    """A copy of lists, tuples and dicts at every level; whatever else they hold is shared."""
-    if type(value) is dict:
-        return {key: _copy(entry) for key, entry in value.items()}
-    if type(value) is list:
-        return [_copy(entry) for entry in value]
-    return tuple(map(_copy, value)) if type(value) is tuple else value

@@ -65,7 +65,47 @@ def going_on(text: str = "and then?", reward: float = 0.0) -> StepResult:
 DONE = StepResult(observation=None, done=True)
 
 
+class RewritingEnv(AgentEnv):
+    """Rewrites and extends the messages and the notes that it has returned; the state is in the first message."""
+
+    def __init__(self, states: Sequence[str], form: type) -> None:
+        self.states, self.form = list(states), form
+        self.info: dict[str, Any] = {}
+        self.tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "go", "parameters": {}}}]
+
+    def shown(self) -> Observation:
+        self.messages[0]["content"] = self.tools[0]["function"]["description"] = self.states.pop(0)
+        return Observation(messages=self.form(self.messages), tools=self.form(self.tools))
+
+    async def reset(self, task: Task) -> Observation:
+        self.messages: list[dict[str, Any]] = [{"role": "system"}, {"role": "user", "content": "Go."}]
+        return self.shown()
+
+    async def step(self, action: Action) -> Any:
+        self.messages += [dict(action.as_message()), {"role": "tool", "content": f"{len(self.messages)}"}]
+        self.info["turn"] = [len(self.messages)]
+        return self.shown(), 0.0, False, self.info
+
+
 # AgentEnvLoop
+
+
+@pytest.mark.parametrize("form", [tuple, list])
+def test_messages_that_the_environment_rewrites_in_place_are_seen_and_recorded_as_they_were(
+    renderer: ChatRenderer, form: type
+) -> None:
+    states = [*["health 9"] * 12, "health 8", "health 7", "health 6"]
+    env, engine = RewritingEnv(states, form), script(renderer, *["look"] * 14)
+    episode = run_loop(renderer, engine, env, max_steps=14)
+    prompts = [
+        str(renderer.tokenizer.decode(list(step.prompt_ids), skip_special_tokens=False)) for step in episode.steps
+    ]
+    assert all(state in prompt for state, prompt in zip(states, prompts, strict=False))
+    observations = [step.observation for step in episode.steps]
+    assert [one.messages and one.messages[0]["content"] for one in observations] == states[:14]
+    assert [one.tools[0]["function"]["description"] for one in observations] == states[:14]
+    assert [len(one.messages or ()) for one in observations] == list(range(2, 30, 2))
+    assert [step.info["turn"] for step in episode.steps] == [[number] for number in range(4, 32, 2)]
 
 
 def test_loop_records_every_step_with_its_exact_tokens(renderer: ChatRenderer) -> None:
