@@ -30,7 +30,7 @@ from agent_r1.tools.deadlines import call_within
 from agent_r1.tools.policy import ToolPolicy
 from agent_r1.tools.results import checked_result, cut_middle, describe, read_images
 from agent_r1.tools.workers.threads import call_off_loop
-from agent_r1.types import ToolCall
+from agent_r1.types import ToolCall, own_values
 
 if TYPE_CHECKING:
     from agent_r1.tools.workers.pool import WorkerPool
@@ -156,7 +156,8 @@ class ToolRunner:
             if attempt:
                 pause = min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
                 await asyncio.sleep(pause * (0.5 + unit_float(self._seed, number, attempt)))
-            fields, may_retry = await self._attempt(queue, tool, arguments, context)
+            # Tools may change their arguments: neither the next attempt nor the history may see that.
+            fields, may_retry = await self._attempt(queue, tool, own_values(arguments), context)
             if not may_retry:
                 break
         seconds = time.perf_counter() - started

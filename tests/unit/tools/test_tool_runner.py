@@ -556,6 +556,34 @@ def test_what_a_retry_may_mend_is_tried_again(error: Exception) -> None:
     assert (got.status, got.response.text, got.retries) == ("ok", "at last", 2)
 
 
+class Popping(BaseTool):
+    """Takes its arguments apart, and is unavailable the first time."""
+
+    name = "tests_popping"
+    tool_schema: Mapping[str, Any] = {"type": "function", "function": {"name": "tests_popping"}}
+    policy = ToolPolicy(retries=1)
+    attempts = 0
+
+    async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
+        changed: Any = args
+        words = changed.pop("words")
+        words[0].append(words[0].pop() * 2)
+        self.attempts += 1
+        if self.attempts == 1:
+            raise ConnectionError("lost")
+        return ToolResponse(text=str(words)), None, {}
+
+
+def test_arguments_that_a_tool_changes_are_whole_in_the_next_attempt_and_in_the_history() -> None:
+    tool = Popping()
+    [call] = calls = (ToolCall(name=tool.name, arguments={"words": [["tea"]]}),)
+    got = asyncio.run(run_call({tool.name: tool}, call, ToolContext(task=TASK)))
+    assert (got.status, got.response.text, got.retries) == ("ok", "[['teatea']]", 1)
+    assert Action(text="", tool_calls=calls).as_message()["tool_calls"][0]["function"]["arguments"] == {
+        "words": [["tea"]]
+    }
+
+
 def test_a_tool_that_stays_away_is_an_error() -> None:
     flaky = Flaky(ConnectionResetError("lost"))
     flaky.policy = ToolPolicy(retries=1)
