@@ -29,7 +29,7 @@ from typing import Any
 
 from agent_r1.registry import open_recipe_package, recipe_folder
 from agent_r1.tools.results import describe
-from agent_r1.tools.workers.function_ref import FunctionRef
+from agent_r1.tools.workers.function_ref import CodeChangedError, FunctionRef
 
 HEADER = struct.Struct("!Q")
 _MAX_TRACEBACK_CHARS = 20_000
@@ -105,7 +105,9 @@ def _exactly(connection: socket.socket, count: int) -> bytes | None:
 
 
 def _answer(request: bytes, max_bytes: int) -> bytes:
-    """The reply: `("ok", result, children_left)` or `("raised", message, traceback, children_left)`."""
+    """The reply: `("ok", result, children_left)`, `("raised", message, traceback, children_left)`, or the same with
+    "changed" when this process has other code than its parent."""
+    outcome = "raised"
     try:
         reference, payload = pickle.loads(request)
         if reference.folder is not None:
@@ -118,9 +120,10 @@ def _answer(request: bytes, max_bytes: int) -> bytes:
             return reply
         problem, details = f"the result has {len(reply):,} bytes; at most {max_bytes:,} are taken", ""
     except BaseException as error:
+        outcome = "changed" if isinstance(error, CodeChangedError) else outcome
         problem = describe(error)[:_MAX_TRACEBACK_CHARS]
         details = "".join(traceback.format_exception(error))[-_MAX_TRACEBACK_CHARS:]
-    return pickle.dumps(("raised", problem, details, _children_left()), protocol=5)
+    return pickle.dumps((outcome, problem, details, _children_left()), protocol=5)
 
 
 def _call(reference: FunctionRef, args: tuple[Any, ...]) -> Any:

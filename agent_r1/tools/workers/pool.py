@@ -28,10 +28,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent_r1.errors import AgentR1Error
+from agent_r1.errors import AgentR1Error, EpisodeError
 from agent_r1.tools.exit_status import signal_name
 from agent_r1.tools.workers.child import HEADER, read_reply
 from agent_r1.tools.workers.function_ref import FunctionRef
+from agent_r1.types import StopReason
 
 START_SECONDS = 60.0
 MAX_RESULT_BYTES = 32 * 1024 * 1024
@@ -68,7 +69,8 @@ class WorkerPool:
         """The result of `function(*args)` in a worker, as plain data; a coroutine function is awaited there.
 
         `timeout` counts from when a worker has received the call. Raises `WorkerTimeoutError`, `WorkerDiedError` or
-        `WorkerRaisedError`, and `ConfigError` for a function that cannot be found by name.
+        `WorkerRaisedError`, `ConfigError` for a function that cannot be found by name, and `EpisodeError` when its file
+        was changed since it was imported here: that is no mistake of a tool, which a model could read.
         """
         reference = function if isinstance(function, FunctionRef) else FunctionRef.of(function)
         try:
@@ -84,10 +86,12 @@ class WorkerPool:
             except BaseException:
                 self._discard(worker)
                 raise
-            if reply[-1]:
+            if reply[-1] or reply[0] == "changed":
                 self._discard(worker)
             else:
                 self._idle.append(worker)
+        if reply[0] == "changed":
+            raise EpisodeError(StopReason.FLOW_ERROR, f"worker process of {reference}", reply[1])
         if reply[0] == "raised":
             raised = WorkerRaisedError(reply[1])
             raised.add_note(f"In the worker process:\n{reply[2]}")

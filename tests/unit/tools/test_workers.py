@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, EpisodeError
 from agent_r1.registry import load_object, recipe_folder
-from agent_r1.tools.workers.function_ref import FunctionRef
+from agent_r1.tools.workers.function_ref import CodeChangedError, FunctionRef
 from agent_r1.tools.workers.pool import WorkerDiedError, WorkerPool, WorkerRaisedError, WorkerTimeoutError
 from tests.helpers import foreign_code
 
@@ -291,6 +291,35 @@ def test_a_function_of_a_recipe_folder_is_found(tmp_path: Path) -> None:
     with recipe_folder(tmp_path):
         score = load_object("reward_fn:score", kind="reward function")
     assert call(score, 5) == 15
+
+
+@pytest.mark.parametrize("changed", ["reward_fn.py", "helper.py"])
+def test_code_that_was_changed_after_it_was_imported_is_refused_where_it_is_imported_later(
+    tmp_path: Path, changed: str
+) -> None:
+    (tmp_path / "helper.py").write_text("FACTOR = 3\n")
+    (tmp_path / "reward_fn.py").write_text("from .helper import FACTOR\n\ndef score(x):\n    return FACTOR * x\n")
+    with recipe_folder(tmp_path):
+        reference = FunctionRef.of(load_object("reward_fn:score", kind="reward function"))
+    with (tmp_path / changed).open("a") as file:
+        file.write("# More.\n")
+    assert reference.load()(5) == 15  # here it was imported before the change
+    package = reference.module.partition(".")[0]
+    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+        del sys.modules[name]
+    with pytest.raises(CodeChangedError, match=rf"{changed} was changed while a run uses it.* Undo the change"):
+        reference.load()
+
+
+@pytest.mark.whole
+def test_a_worker_with_other_code_than_the_run_fails_the_rollout_and_is_no_error_of_the_tool(tmp_path: Path) -> None:
+    (tmp_path / "reward_fn.py").write_text("def score(x):\n    return 3 * x\n")
+    with recipe_folder(tmp_path):
+        score = load_object("reward_fn:score", kind="reward function")
+    FunctionRef.of(score)
+    (tmp_path / "reward_fn.py").write_text("def score(x):\n    return 4 * x\n")
+    with pytest.raises(EpisodeError, match=r"reward_fn.py was changed while a run uses it"):
+        call(score, 5)
 
 
 @pytest.mark.whole
