@@ -50,7 +50,7 @@ class Observation:
             )
 
     def with_own_values(self, seen: Observation | None = None) -> Observation:
-        """The same observation, whose messages and tools nobody else can change: environments extend and rewrite those
+        """The same observation, with messages and tools of its own: environments extend and rewrite those
         that they have returned. The messages that it shares with `seen`, an earlier copy, are the same objects."""
         messages = self.messages
         if messages is not None:

@@ -133,7 +133,7 @@ def leave_an_orphan_in_its_own_session(file: str) -> str:
 
 
 def leave_one_that_has_ended() -> str:
-    """A child that nobody has waited for, and that has ended."""
+    """A child that has ended and was not waited for."""
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     return "done"
