@@ -30,7 +30,7 @@ async def run_tool(origin: Origin, name: str, args: Mapping[str, Any], context: 
     response, reward, info = await _result(origin, name, args, context)
     text = cut_middle(response.text, max_chars)
     after = _pickled(context.state)
-    # Entry by entry: those that other tools keep there need not be plain data, as long as this call leaves them as they are.
+    # Entry by entry: those that other tools keep there need not be plain data while this call leaves them alone.
     changed = {key: context.state[key] for key, value in after.items() if before.get(key) != value}
     removed = tuple(key for key in before if key not in after)
     # As PNG: a worker sends plain data alone.
