@@ -57,8 +57,8 @@ __all__ = [
     "content_text",
     "media_in",
     "one_line",
-    "printable",
     "own_values",
+    "printable",
     "quickly_pickled",
     "turn_call_id",
 ]
