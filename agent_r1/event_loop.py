@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
@@ -44,6 +44,21 @@ def run_cancelling(main: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
             return await main()
 
     return asyncio.run(cancellable())
+
+
+async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+    """The results of all, in order. When one raises, or the caller is cancelled, none of them is left running."""
+    first, *others = coroutines
+    if not others:  # needs no task of its own
+        return [await first]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in (first, *others)]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def _is_loop_running() -> bool:

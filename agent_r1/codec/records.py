@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from agent_r1.codec.checks import WireError, each, flag, integers, mapping, number, optional, record, text
+from agent_r1.codec.checks import WireError, each, flag, integer, integers, mapping, number, optional, record, text
 from agent_r1.errors import ImageError
 from agent_r1.images import Picture, compact_ids, expand_ids, read_picture
 from agent_r1.types import Action, Message, Observation, StepResult, Task, ToolCall
@@ -66,6 +66,8 @@ def task_to_json(task: Task) -> Json:
         "env_kwargs": task.env_kwargs,
         "data_source": task.data_source,
         "extra_info": task.extra_info,
+        "difficulty": task.difficulty,
+        "control_tokens": task.control_tokens,
     }
 
 
@@ -79,6 +81,8 @@ def task_from_json(value: Any) -> Task:
         "env_kwargs": mapping,
         "data_source": text,
         "extra_info": mapping,
+        "difficulty": optional(integer),
+        "control_tokens": flag,
     }
     return Task(**record(value, "task", fields, ("task_id", "prompt")))
 

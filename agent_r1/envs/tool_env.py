@@ -10,6 +10,7 @@ from typing import Any
 from agent_r1.envs.base import AgentEnv
 from agent_r1.envs.context import ContextChoice, Conversation, make_policy, turns_of
 from agent_r1.errors import ConfigError, boundary
+from agent_r1.event_loop import gather_or_cancel
 from agent_r1.images import with_images
 from agent_r1.tools import BaseTool, CallOutcome, ToolContext, ToolEntry, ToolRunner, run_call, tools_of_row
 from agent_r1.types import Action, Message, Observation, StepResult, StopReason, Task, ToolSchema
@@ -94,8 +95,7 @@ class ToolEnv(AgentEnv):
         if not action.tool_calls:
             return StepResult(observation=None, done=True)
         calls = [run_call(self._tools, call, self._tool_context, runner=self._runner) for call in action.tool_calls]
-        # Most actions have one call, which needs no task of its own.
-        outcomes = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+        outcomes = await gather_or_cancel(calls)
         answers = [
             {
                 "role": "tool",

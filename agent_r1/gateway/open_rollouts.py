@@ -14,13 +14,14 @@ import secrets
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from agent_r1.chat import ChatRenderer, Prompt, TokenTexts
 from agent_r1.errors import ChatTemplateError, EpisodeError, ImageError, UnsupportedMediaError
+from agent_r1.event_loop import gather_or_cancel
 from agent_r1.flows import AgentFlowBase, Turn
 from agent_r1.gateway.agents import Assignment, task_for_agent
 from agent_r1.gateway.history import History, RecordedCall, digest_of, text_prompt
@@ -119,10 +120,8 @@ class OpenRollout:
         self._reserve(prompt, request.n)
         try:
             seeds = [self._seed(prompt) for _ in range(request.n)]
-            calls_to_make = [
-                partial(self._flow.act, prompt, max_tokens=request.max_tokens, seed=seed) for seed in seeds
-            ]
-            turns = await self._while_open(_gather_turns(calls_to_make))
+            calls_to_make = (self._flow.act(prompt, max_tokens=request.max_tokens, seed=seed) for seed in seeds)
+            turns = await self._while_open(gather_or_cancel(calls_to_make))
         except EpisodeError as error:
             if not self.failure.done():
                 self.failure.set_result(error)
@@ -324,15 +323,3 @@ def _behind_chat_api(feature: str, to_do: str) -> RefusedError:
 
 def _ended_error() -> RefusedError:
     return RefusedError(410, "rollout_ended", "this rollout has ended; its address is no longer served")
-
-
-async def _gather_turns(calls: Sequence[Callable[[], Coroutine[Any, Any, Turn]]]) -> list[Turn]:
-    """All turns; when one fails the others are cancelled and its error is raised."""
-    if len(calls) == 1:
-        return [await calls[0]()]
-    tasks = [asyncio.ensure_future(act()) for act in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()

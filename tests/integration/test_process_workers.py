@@ -89,6 +89,17 @@ def test_a_reward_that_crashes_its_worker_every_time_ends_the_run_with_one_line_
     assert [path.name for path in sorted((tmp_path / "runs" / "tiny" / "checkpoints").iterdir())] == ["step_1"]
 
 
+def test_a_recipe_that_is_changed_before_a_worker_is_replaced_ends_the_run(tmp_path: Path, model_folder: Path) -> None:
+    recipe = recipe_in(tmp_path)
+    file = recipe / "reward_fn.py"
+    change = f"    with open({str(file)!r}, 'a') as file:\n        file.write('# Another reward.')\n    os._exit(3)\n"
+    file.write_text(file.read_text().replace("    return {", change + "    return {"))
+    workers = [*WORKERS[:1], "rollout.processes.num_workers=1"]
+    with pytest.raises(WorkersError, match=r"reward_fn.py was changed while a run uses it.* Undo the change") as caught:
+        commands.train(recipe, *tiny_run(tmp_path / "runs", model_folder, *workers), quiet=True)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_recipe_that_breaks_in_its_worker_alone_is_one_clear_error(tmp_path: Path, model_folder: Path) -> None:
     recipe = recipe_in(tmp_path)
     text = (recipe / "words.py").read_text()

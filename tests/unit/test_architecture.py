@@ -47,7 +47,7 @@ PACKAGES: dict[str, str] = {
     "engines": "chat codec config errors files images models registry seeds types web",
     "openai_api": "chat codec engines errors images seeds types web",
     "flows": "chat constraints engines envs errors event_loop images metric_names registry seeds tools types",
-    "gateway": "chat codec config errors flows images openai_api registry tools types web",
+    "gateway": "chat codec config errors event_loop flows images openai_api registry tools types web",
     "runs": "codec config errors files images metric_names registry types",
     "rollout": "chat config data engines envs errors flows images metric_names registry rewards seeds tools types",
     "learner": "algorithms config data errors images interrupts models rewards seeds types",
@@ -64,8 +64,8 @@ PACKAGES: dict[str, str] = {
     ),
     "serving": "codec errors flows images inference openai_api types version web",
     "checks": (
-        "chat config console engines envs errors event_loop findings flows images interrupts learner rewards rollout "
-        "seeds tools training types"
+        "chat codec config console engines envs errors event_loop findings flows images interrupts learner rewards "
+        "rollout seeds tools training types"
     ),
     "scaffold": "errors shipped",
     "integrations": (

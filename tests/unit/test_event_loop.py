@@ -14,7 +14,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from agent_r1.event_loop import callable_in_event_loop, run_cancelling
+from agent_r1.event_loop import callable_in_event_loop, gather_or_cancel, run_cancelling
 from agent_r1.interrupts import RunInterrupted, stop_signals
 
 NAME: ContextVar[str] = ContextVar("name", default="nobody set it")
@@ -150,3 +150,27 @@ asyncio.run(main())
 def test_the_trials_of_tools_environments_and_flows_work_in_a_running_loop() -> None:
     done = subprocess.run([sys.executable, "-c", PUBLIC], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["42", "[]", "[]", "42"], done.stderr
+
+
+def test_when_one_of_several_coroutines_raises_the_others_have_ended() -> None:
+    ended = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0)
+            ended.append("the other")
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    async def run() -> None:
+        with pytest.raises(ValueError, match="no"):
+            await gather_or_cancel([wait(), fail()])
+        assert ended == ["the other"]
+        assert await gather_or_cancel(asyncio.sleep(0, number) for number in (1, 2)) == [1, 2]
+        assert await gather_or_cancel([asyncio.sleep(0, 3)]) == [3]
+
+    asyncio.run(run())

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.tools.workers.function_ref import FunctionRef
+from agent_r1.tools.workers.imported_code import Code, imported_code, modules_of, refuse_changed_code
 from agent_r1.tools.workers.threads import call_off_loop
 
 if TYPE_CHECKING:
     from agent_r1.tools.workers.pool import WorkerPool
 
 __all__ = [
+    "Code",
     "FunctionRef",
     "WorkerPool",
     "call_off_loop",
+    "imported_code",
+    "modules_of",
+    "refuse_changed_code",
 ]
 
 

@@ -24,12 +24,15 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from agent_r1.registry import open_recipe_package, recipe_folder
 from agent_r1.tools.results import describe
-from agent_r1.tools.workers.function_ref import CodeChangedError, FunctionRef
+from agent_r1.tools.workers.function_ref import FunctionRef
+from agent_r1.tools.workers.imported_code import CodeChangedError
 
 HEADER = struct.Struct("!Q")
 _MAX_TRACEBACK_CHARS = 20_000
@@ -174,7 +177,7 @@ def _children() -> list[int]:
 def plain(value: Any) -> Any:
     """The same value as plain data; a TypeError names what is not.
 
-    >>> plain({"scores": (1, 2.5)})
+    >>> plain({"scores": (1, Fraction(5, 2))})
     {'scores': (1, 2.5)}
     """
     kind = type(value)
@@ -183,6 +186,8 @@ def plain(value: Any) -> Any:
     bases: tuple[Any, ...] = (int, float, str, bytes)
     if isinstance(value, bases):  # an enum, a numpy number
         return next(base(value) for base in bases if isinstance(value, base))
+    if isinstance(value, Decimal | Fraction):
+        return float(value)
     if isinstance(value, Mapping):
         return {plain(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agent_r1.errors import AgentR1Error, ConfigError
+from agent_r1.errors import ConfigError
 from agent_r1.registry import open_recipe_package, recipe_folder_of
-
-
-class CodeChangedError(AgentR1Error, RuntimeError):
-    """The file of a function is not the one that the sender of its reference has imported."""
+from agent_r1.tools.workers.imported_code import Code, imported_code, modules_of, refuse_changed_code
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +28,8 @@ class FunctionRef:
     """The name inside it, dots included."""
     folder: str | None = None
     """The recipe folder that has to be opened first."""
-    code: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    """The digests of the module's file, and of the recipe's others that were imported where the reference was made."""
+    code: Code = field(default_factory=dict, repr=False, compare=False)
+    """The code of the module, and of the recipe's others that were imported where the reference was made."""
 
     def __str__(self) -> str:
         return f"{self.module}:{self.qualname}"
@@ -72,41 +68,21 @@ class FunctionRef:
         if self.folder is not None:
             open_recipe_package(Path(self.folder))
         module = importlib.import_module(self.module)
-        for name, code in self.code.items():
-            imported = sys.modules.get(name)
-            if imported is not None and _code_of(imported) != code:
-                raise CodeChangedError(
-                    f"{imported.__file__} was changed while a run uses it, and a new worker process would run other "
-                    "code than the run began with. Undo the change, or restart the run to continue with the new code"
-                )
+        refuse_changed_code(self.code)
         return _attribute(module, self.qualname)
 
 
-_codes: weakref.WeakKeyDictionary[ModuleType, str] = weakref.WeakKeyDictionary()
-_code_with_others: weakref.WeakKeyDictionary[ModuleType, Mapping[str, str]] = weakref.WeakKeyDictionary()
+_code_with_others: weakref.WeakKeyDictionary[ModuleType, Code] = weakref.WeakKeyDictionary()
 
 
-def _code_of(module: ModuleType) -> str:
-    """The digest of a module's file, read once, soon after the import: later changes of the file are not in it."""
-    code = _codes.get(module)
-    if code is None:
-        try:
-            code = hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
-        except OSError:  # built in, or in an archive
-            code = ""
-        _codes[module] = code
-    return code
-
-
-def _code_with(name: str, *, is_recipe: bool) -> Mapping[str, str]:
-    """The digests of a module, and of those of its recipe that are imported when it is first asked for."""
+def _code_with(name: str, *, is_recipe: bool) -> Code:
+    """The code of a module, and of those of its recipe that are imported when it is first asked for."""
     module = sys.modules.get(name)
     if module is None:
         return {}
     if module not in _code_with_others:
-        package = name.partition(".")[0] + "."
-        others = [other for other in sys.modules if is_recipe and other.startswith(package)]
-        _code_with_others[module] = {other: _code_of(sys.modules[other]) for other in {name, *others}}
+        others = modules_of(name.partition(".")[0]) if is_recipe else []
+        _code_with_others[module] = imported_code([name, *others])
     return _code_with_others[module]
 
 

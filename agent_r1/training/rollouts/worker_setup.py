@@ -32,6 +32,7 @@ from agent_r1.rollout import Rollout
 from agent_r1.rollout.workers import ProxyEngine, RemoteRollout, make_cluster, recipe_copy
 from agent_r1.tools import BaseTool, ToolRunner
 from agent_r1.tools.builtin import declare_servers, make_server
+from agent_r1.tools.workers import Code, imported_code, modules_of, refuse_changed_code
 from agent_r1.training.model_check import renderer_of
 from agent_r1.training.plan import RunPlan, distinct_setups, first_observation, tool_policies
 from agent_r1.training.rollouts.parts import rollout_parts
@@ -62,6 +63,8 @@ class RolloutSetup:
     """Entries that are registered as objects, by registry and name; pickled on the way."""
     folder: Path
     """The working folder of the driver."""
+    code: Code
+    """The recipe's code as the driver has imported it: a worker that starts later must not run another one."""
 
     def pickled(self, dumps: Callable[[Any], bytes]) -> bytes:
         """What is sent to the worker. Objects of the recipe are inside as bytes: they can be read when its files are
@@ -86,6 +89,7 @@ class RolloutSetup:
             servers = config.tools.get("mcp", {})
             declare_servers({name: make_server(name, settings) for name, settings in servers.items()})
             reward = find_reward(config.reward.function, [(part.name, part.weight) for part in config.reward.functions])
+            refuse_changed_code(self.code)
             renderer = self._renderer(config)
             sees_images = self.takes_messages or renderer.sees_images
             async with (
@@ -135,6 +139,7 @@ def make_remote_rollout(
         takes_messages=takes_messages,
         objects=_given_parts(config),
         folder=Path.cwd(),
+        code=_recipe_code(config),
     )
     cluster, limits = make_cluster(config, setup)
     return RemoteRollout(
@@ -145,6 +150,13 @@ def make_remote_rollout(
         renderer=renderer,
         **rollout_parts(config, plan.reward, tools, gateway),
     )
+
+
+def _recipe_code(config: Config) -> Code:
+    """The code of the recipe's modules that this process has imported."""
+    if config.recipe is None:
+        return {}
+    return imported_code(modules_of(open_recipe_package(Path(config.recipe).resolve())))
 
 
 def _given_parts(config: Config) -> dict[str, dict[str, Any]]:

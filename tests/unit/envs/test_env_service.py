@@ -93,7 +93,12 @@ def test_records_come_back_from_the_wire_exactly_as_they_went() -> None:
     action = Action(text="x", tool_calls=(call,), repairs=("call 1: trailing comma",))
     assert through(records.action_to_json, records.action_from_json, action) == action
     task = Task(
-        task_id="a", prompt=({"role": "user", "content": "x"},), env_kwargs={"n": {"deep": [1]}}, data_source="d"
+        task_id="a",
+        prompt=({"role": "user", "content": "x"},),
+        env_kwargs={"n": {"deep": [1]}},
+        data_source="d",
+        difficulty=3,
+        control_tokens=True,
     )
     assert through(records.task_to_json, records.task_from_json, task) == task
     for seen in (

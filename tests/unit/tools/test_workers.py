@@ -16,7 +16,8 @@ import pytest
 
 from agent_r1.errors import ConfigError, EpisodeError
 from agent_r1.registry import load_object, recipe_folder
-from agent_r1.tools.workers.function_ref import CodeChangedError, FunctionRef
+from agent_r1.tools.workers.function_ref import FunctionRef
+from agent_r1.tools.workers.imported_code import CodeChangedError
 from agent_r1.tools.workers.pool import WorkerDiedError, WorkerPool, WorkerRaisedError, WorkerTimeoutError
 from tests.helpers import foreign_code
 
