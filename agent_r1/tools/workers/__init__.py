@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.tools.workers.function_ref import FunctionRef
-from agent_r1.tools.workers.imported_code import Code, imported_code, modules_of, refuse_changed_code
+from agent_r1.tools.workers.imported_code import Code, code_on_disk, modules_of, refuse_changed_code
 from agent_r1.tools.workers.threads import call_off_loop
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ __all__ = [
     "FunctionRef",
     "WorkerPool",
     "call_off_loop",
-    "imported_code",
+    "code_on_disk",
     "modules_of",
     "refuse_changed_code",
 ]

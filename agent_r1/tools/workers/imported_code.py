@@ -29,6 +29,12 @@ def imported_code(names: Iterable[str]) -> dict[str, str]:
     return {name: _digest(module) for name, module in modules.items() if module is not None}
 
 
+def code_on_disk(names: Iterable[str]) -> dict[str, str]:
+    """The code that a process which starts now will import for those of these modules that are imported here."""
+    modules = {name: sys.modules.get(name) for name in names}
+    return {name: _digest_of_file(module) for name, module in modules.items() if module is not None}
+
+
 def modules_of(package: str) -> list[str]:
     """The modules of a package that are imported here."""
     return [name for name in list(sys.modules) if name.startswith(f"{package}.")]
@@ -41,17 +47,20 @@ def refuse_changed_code(code: Code) -> None:
         if digest != code[name]:
             raise CodeChangedError(
                 f"{sys.modules[name].__file__} was changed while a run uses it, and a new worker process would run "
-                "other code than the run began with. Undo the change, or restart the run to continue with the new code"
+                "other code than the run began with. Undo the change, or start the program again (in a notebook, the "
+                "kernel) to continue with the new code"
             )
 
 
 def _digest(module: ModuleType) -> str:
     """The digest of a module's file, read once, soon after the import: later changes of the file are not in it."""
-    digest = _digests.get(module)
-    if digest is None:
-        try:
-            digest = hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
-        except OSError:  # built in, or in an archive
-            digest = ""
-        _digests[module] = digest
-    return digest
+    if module not in _digests:
+        _digests[module] = _digest_of_file(module)
+    return _digests[module]
+
+
+def _digest_of_file(module: ModuleType) -> str:
+    try:
+        return hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
+    except OSError:  # built in, or in an archive
+        return ""

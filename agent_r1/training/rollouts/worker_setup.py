@@ -32,7 +32,7 @@ from agent_r1.rollout import Rollout
 from agent_r1.rollout.workers import ProxyEngine, RemoteRollout, make_cluster, recipe_copy
 from agent_r1.tools import BaseTool, ToolRunner
 from agent_r1.tools.builtin import declare_servers, make_server
-from agent_r1.tools.workers import Code, imported_code, modules_of, refuse_changed_code
+from agent_r1.tools.workers import Code, code_on_disk, modules_of, refuse_changed_code
 from agent_r1.training.model_check import renderer_of
 from agent_r1.training.plan import RunPlan, distinct_setups, first_observation, tool_policies
 from agent_r1.training.rollouts.parts import rollout_parts
@@ -64,7 +64,7 @@ class RolloutSetup:
     folder: Path
     """The working folder of the driver."""
     code: Code
-    """The recipe's code as the driver has imported it: a worker that starts later must not run another one."""
+    """The recipe's code as the run began: a worker that starts later must not run another one."""
 
     def pickled(self, dumps: Callable[[Any], bytes]) -> bytes:
         """What is sent to the worker. Objects of the recipe are inside as bytes: they can be read when its files are
@@ -153,10 +153,10 @@ def make_remote_rollout(
 
 
 def _recipe_code(config: Config) -> Code:
-    """The code of the recipe's modules that this process has imported."""
+    """The code of the recipe's modules as the run begins."""
     if config.recipe is None:
         return {}
-    return imported_code(modules_of(open_recipe_package(Path(config.recipe).resolve())))
+    return code_on_disk(modules_of(open_recipe_package(Path(config.recipe).resolve())))
 
 
 def _given_parts(config: Config) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ import pytest
 from agent_r1.errors import ConfigError, EpisodeError
 from agent_r1.registry import load_object, recipe_folder
 from agent_r1.tools.workers.function_ref import FunctionRef
-from agent_r1.tools.workers.imported_code import CodeChangedError
+from agent_r1.tools.workers.imported_code import CodeChangedError, code_on_disk, imported_code, modules_of
 from agent_r1.tools.workers.pool import WorkerDiedError, WorkerPool, WorkerRaisedError, WorkerTimeoutError
 from tests.helpers import foreign_code
 
@@ -306,6 +306,9 @@ def test_code_that_was_changed_after_it_was_imported_is_refused_where_it_is_impo
         file.write("# More.\n")
     assert reference.load()(5) == 15  # here it was imported before the change
     package = reference.module.partition(".")[0]
+    modules = modules_of(package)
+    before, now = imported_code(modules), code_on_disk(modules)
+    assert {sys.modules[name].__file__ for name in modules if before[name] != now[name]} == {str(tmp_path / changed)}
     for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
         del sys.modules[name]
     with pytest.raises(CodeChangedError, match=rf"{changed} was changed while a run uses it.* Undo the change"):
