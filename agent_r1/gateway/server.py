@@ -31,6 +31,7 @@ from agent_r1.openai_api import (
     read_async,
     read_chat_request,
     read_completion_request,
+    path_error,
     refusal_body,
 )
 from agent_r1.types import StopReason
@@ -199,8 +200,9 @@ def _answering(handler: Handler) -> Handler:
 
 async def _refuse_path(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    message = f"{request.method} {request.url.path[:100]}: no such path; see the fields of agent_r1.gateway.server"
-    return _json(ApiError(message, status=status, code="unknown_url").body, status)
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    served = [f"{method} {route.path}" for route in routes for method in sorted((route.methods or set()) - {"HEAD"})]
+    return _json(path_error(request.method, request.url.path, status, served).body, status)
 
 
 def _completion_response(events: AsyncIterator[bytes] | None, answer: ChatAnswer | TextAnswer) -> Response:

@@ -13,7 +13,7 @@ lists the fields.
 """
 
 from agent_r1.openai_api.answers import ChatModel, Choice, ChoiceDelta
-from agent_r1.openai_api.errors import ApiError, refusal_body
+from agent_r1.openai_api.errors import ApiError, path_error, refusal_body
 from agent_r1.openai_api.fields import read_fields
 from agent_r1.openai_api.messages import (
     arguments_from_json,
@@ -62,6 +62,7 @@ __all__ = [
     "error_event",
     "messages_from_openai",
     "models_response",
+    "path_error",
     "read_async",
     "read_chat_request",
     "read_completion_request",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from agent_r1.web import RefusedError
@@ -28,6 +29,16 @@ class ApiError(Exception):
         """The error as a JSON object: `{"error": {"message", "type", "param", "code"}}`."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def path_error(method: str, path: str, status: int, served: Iterable[str], *, code: str = "unknown_url") -> ApiError:
+    """The error for a path or a method that a server does not have; `served` are those it has, such as
+    `POST /v1/completions`."""
+    to_do = ""
+    if path.rstrip("/").endswith("/responses"):
+        to_do = "set your client to chat completions (OpenAI Agents SDK: set_default_openai_api('chat_completions')); "
+    message = f"{method} {path[:200]} is not served here: {to_do}this server has {', '.join(served)}"
+    return ApiError(message, status=status, code=code)
 
 
 def refusal_body(refused: RefusedError) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_r1.codec import write_json
 from agent_r1.errors import MissingExtraError
-from agent_r1.openai_api import ApiError, read_async, refusal_body
+from agent_r1.openai_api import ApiError, path_error, read_async, refusal_body
 from agent_r1.web import (
     CLIENT_DISCONNECTED,
     Access,
@@ -58,7 +58,8 @@ def create_app(server: ModelServer, access: Access | None = None) -> AccessContr
     async def one_model(request: Request) -> Response:
         [entry] = server.models()["data"]
         if request.path_params["name"] != entry["id"]:
-            raise HTTPException(404, f"there is no such model; this server has {entry['id']!r}")
+            message = f"there is no such model; this server has {entry['id']!r}"
+            return _json(ApiError(message, code="not_found").body, 404)
         return _json(entry)
 
     async def health(request: Request) -> Response:
@@ -145,8 +146,10 @@ def _json(value: dict[str, Any], status: int = 200) -> Response:
 
 
 async def _refuse_path(request: Request, error: HTTPException) -> Response:
-    message = f"{request.method} {str(request.scope['path'])[:200]}: {error.detail}"
-    return _json(ApiError(message, code="not_found").body, error.status_code)
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    served = [f"{method} {route.path}" for route in routes for method in sorted((route.methods or set()) - {"HEAD"})]
+    refused = path_error(request.method, str(request.scope["path"]), error.status_code, served, code="not_found")
+    return _json(refused.body, refused.status)
 
 
 async def _broken(request: Request, error: Exception) -> Response:

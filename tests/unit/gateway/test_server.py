@@ -71,6 +71,20 @@ def test_the_temperature_of_a_request_is_ignored(renderer: ChatRenderer, tokeniz
     assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (1.0, 1.0, 7)
 
 
+def test_an_unknown_path_names_those_that_are_served(renderer: ChatRenderer, tokenizer: Any) -> None:
+    async def client(http: httpx.AsyncClient, given: dict[str, Any]) -> None:
+        for path in ("/responses", "/embeddings"):
+            refused = await http.post(given["base_url"] + path, json={"model": "m", "input": "hi"})
+            message = refused.json()["error"]["message"]
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_url")
+            assert "this server has POST /{token}/v1/chat/completions, " in message
+            assert ("set_default_openai_api('chat_completions')" in message) is (path == "/responses")
+        wrong_method = await http.get(given["base_url"] + "/chat/completions")
+        assert wrong_method.status_code == 405
+
+    served(replies_in_order(tokenizer, "12"), renderer, client)
+
+
 @pytest.mark.parametrize("reply", ["3 tea cost 12", CALL, f"Let me see.{CALL}"])
 def test_a_stream_says_what_the_whole_response_says(renderer: ChatRenderer, tokenizer: Any, reply: str) -> None:
     async def client(http: httpx.AsyncClient, given: dict[str, Any]) -> None:

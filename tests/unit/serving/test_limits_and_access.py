@@ -92,6 +92,12 @@ def test_other_methods_are_refused(tiny: Served) -> None:
     assert error_of(httpx.request("DELETE", f"{tiny.url}/v1/models"))[0] == 405
 
 
+def test_an_unknown_path_names_those_that_are_served(tiny: Served) -> None:
+    message = httpx.post(f"{tiny.url}/v1/responses", json={}).json()["error"]["message"]
+    assert "set_default_openai_api('chat_completions')" in message
+    assert "this server has POST /v1/chat/completions, POST /v1/completions, POST /v1/agent, GET /v1/models" in message
+
+
 # How much
 
 
