@@ -20,7 +20,20 @@ from agent_r1.types import Message, ToolCall, ToolSchema, media_in, turn_call_id
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_IGNORED = frozenset(("annotations", "name", "refusal", "reasoning_content", "audio", "function_call"))
+_IGNORED = frozenset(
+    (
+        "annotations",
+        "audio",
+        "function_call",
+        "name",
+        "provider_specific_fields",
+        "reasoning",
+        "reasoning_content",
+        "refusal",
+        "thinking_blocks",
+    )
+)
+"""What clients add to a message of the model and send back with it; LiteLLM has fields of its own."""
 _ALLOWED = {
     "system": {"role", "content"},
     "user": {"role", "content"},
@@ -51,7 +64,7 @@ def _message(message: Mapping[str, Any], where: str, calls: dict[str, ToolCall])
     if unknown:
         raise _error(where, f"a message of {role} has no field {unknown[0]!r:.60}")
     tool_calls = _tool_calls(fields["tool_calls"], where) if fields.get("tool_calls") else ()
-    if "content" not in fields and not tool_calls:
+    if "content" not in fields and role != "assistant":  # clients write an empty turn of the model as null
         raise _error(where, "content is missing")
     content = _content(fields.get("content", ""), where, may_have_images=role in ("user", "tool"))
     if role == "tool":
@@ -149,7 +162,8 @@ def arguments_from_json(text: Any, where: str) -> dict[str, Any]:
 
 
 def tools_from_openai(tools: Sequence[Any]) -> tuple[ToolSchema, ...]:
-    """The tools of a request. `strict` is dropped: arguments are what the model writes."""
+    """The tools of a request. `strict` is dropped: arguments are what the model writes. A tool without parameters gets
+    an empty schema of them, which is what their absence means."""
     schemas: list[ToolSchema] = []
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
@@ -165,6 +179,7 @@ def tools_from_openai(tools: Sequence[Any]) -> tuple[ToolSchema, ...]:
         if not isinstance(function.get("parameters") or {}, dict):
             raise ApiError(f"tools.{index}: parameters must be a JSON schema (an object)", param="tools")
         fields = {key: value for key, value in function.items() if key != "strict" and value is not None}
+        fields.setdefault("parameters", {"type": "object", "properties": {}})  # chat templates expect them
         schemas.append({"type": "function", "function": fields})
     names = [schema["function"]["name"] for schema in schemas]
     if len(set(names)) < len(names):

@@ -136,6 +136,30 @@ def test_fields_that_change_nothing_are_accepted() -> None:
     assert read_chat_request(chat(**neutral, **harmless)) == read_chat_request(chat())
 
 
+def test_an_empty_turn_of_the_model_may_come_back_as_null() -> None:
+    for empty in ({}, {"content": None}, {"content": None, "tool_calls": []}):
+        answer = messages_from_openai([USER, {"role": "assistant", **empty}, USER])[1]
+        assert answer == {"role": "assistant", "content": ""}
+
+
+def test_what_litellm_adds_to_a_message_is_left_out() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "price", "arguments": '{"item": "tea"}'}}
+    added = {
+        "function_call": None,
+        "provider_specific_fields": {"refusal": None},
+        "thinking_blocks": [],
+        "reasoning": "",
+    }
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c1", "name": "price", "content": "4"}
+    assert messages_from_openai([USER, answer | added, result]) == messages_from_openai([USER, answer, result])
+
+
+def test_a_tool_without_parameters_has_an_empty_schema_of_them() -> None:
+    [tool] = read_chat_request(chat(tools=[{"type": "function", "function": {"name": "now"}}])).tools
+    assert tool["function"] == {"name": "now", "parameters": {"type": "object", "properties": {}}}
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [("hi", ("hi",)), ([5, 6], ((5, 6),)), (["a", "b"], ("a", "b")), ([[5], [6, 7]], ((5,), (6, 7)))],
