@@ -2,7 +2,7 @@
 
     POST /<token>/v1/chat/completions   as OpenAI's: messages, tools, n, stream, stop, max_tokens, logprobs
     POST /<token>/v1/completions        a raw prompt: text or token ids
-    GET  /<token>/v1/models
+    GET  /<token>/v1/models             and /models/NAME, for any name: requests may name any model
     POST /<token>/v1/reward             {"reward": 1.0}, with "step" or the "id" of a response for a step's reward
     POST /<token>/v1/finish             {"answer": "12"} or {"error": "..."}: the end of a remote program's rollout
     POST /rollouts                      {"wait_seconds": 30}: a task and its base URL, for agent.remote=true; status 204
@@ -10,14 +10,16 @@
     GET  /health
 
 Temperature, top_p, top_k and seed of a request are ignored: the policy is trained at the temperature it is sampled at,
-which is the run's. `tool_choice` decides which tools the model sees; a required call is not enforced. Errors have
-OpenAI's shape. Status 410: the rollout has ended. 404: there is no such rollout.
+which is the run's. So are penalties, `response_format` and the other fields of `OF_THE_RUN`. `tool_choice` decides
+which tools the model sees; a required call is not enforced. Errors have OpenAI's shape. Status 410: the rollout has
+ended. 404: there is no such rollout.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.codec import write_json
@@ -26,12 +28,13 @@ from agent_r1.gateway.agents import RemoteAgents
 from agent_r1.gateway.answers import ChatAnswer, TextAnswer
 from agent_r1.gateway.open_rollouts import OpenRollout
 from agent_r1.openai_api import (
+    OF_THE_RUN,
     ApiError,
     models_response,
+    path_error,
     read_async,
     read_chat_request,
     read_completion_request,
-    path_error,
     refusal_body,
 )
 from agent_r1.types import StopReason
@@ -64,6 +67,7 @@ BODY_SECONDS = 60.0
 MAX_WAIT_SECONDS = 300.0
 
 Handler = Callable[[Request], Awaitable[Response]]
+_read_chat = partial(read_chat_request, ignored=OF_THE_RUN)
 
 
 def create_app(gateway: Gateway, access: Access) -> Starlette:
@@ -74,6 +78,7 @@ def create_app(gateway: Gateway, access: Access) -> Starlette:
             Route("/{token}/v1/chat/completions", _answering(routes.chat), methods=["POST"]),
             Route("/{token}/v1/completions", _answering(routes.complete), methods=["POST"]),
             Route("/{token}/v1/models", _answering(routes.models), methods=["GET"]),
+            Route("/{token}/v1/models/{name:path}", _answering(routes.one_model), methods=["GET"]),
             Route("/{token}/v1/reward", _answering(routes.reward), methods=["POST"]),
             Route("/{token}/v1/finish", _answering(routes.finish), methods=["POST"]),
             Route("/rollouts", _answering(routes.claim), methods=["POST"]),
@@ -94,14 +99,14 @@ class _Routes:
 
     async def chat(self, request: Request) -> Response:
         rollout = self._rollout(request)
-        chat_request = await read_async(read_chat_request, await _body(request))
+        chat_request = await read_async(_read_chat, await _body(request))
         answer = ChatAnswer(chat_request, MODEL_NAME)
         await while_connected(request, answer.sample(rollout))
         return _completion_response(answer.events() if chat_request.stream else None, answer)
 
     async def complete(self, request: Request) -> Response:
         rollout = self._rollout(request)
-        completion_request = read_completion_request(await _body(request))
+        completion_request = read_completion_request(await _body(request), ignored=OF_THE_RUN)
         answer = TextAnswer(completion_request, MODEL_NAME)
         await while_connected(request, answer.sample(rollout))
         return _completion_response(answer.events() if completion_request.stream else None, answer)
@@ -109,6 +114,12 @@ class _Routes:
     async def models(self, request: Request) -> Response:
         self._rollout(request)
         return _json(models_response([MODEL_NAME], 0))
+
+    async def one_model(self, request: Request) -> Response:
+        """The policy under the name that the client uses, since requests may name any model."""
+        self._rollout(request)
+        [entry] = models_response([request.path_params["name"]], 0)["data"]
+        return _json(entry)
 
     async def reward(self, request: Request) -> Response:
         rollout, body = self._rollout(request), await _body(request)

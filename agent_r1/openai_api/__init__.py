@@ -14,7 +14,7 @@ lists the fields.
 
 from agent_r1.openai_api.answers import ChatModel, Choice, ChoiceDelta
 from agent_r1.openai_api.errors import ApiError, path_error, refusal_body
-from agent_r1.openai_api.fields import read_fields
+from agent_r1.openai_api.fields import OF_THE_RUN, read_fields
 from agent_r1.openai_api.messages import (
     arguments_from_json,
     messages_from_openai,
@@ -44,6 +44,7 @@ from agent_r1.openai_api.turn_memory import TurnMemory
 
 __all__ = [
     "DONE",
+    "OF_THE_RUN",
     "ApiError",
     "ChatChunks",
     "ChatModel",

@@ -6,7 +6,7 @@ give an answer to another question.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -48,6 +48,22 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 """Fields that are not supported, with the values that change nothing."""
+
+OF_THE_RUN = frozenset(
+    (
+        "frequency_penalty",
+        "logit_bias",
+        "min_p",
+        "min_tokens",
+        "presence_penalty",
+        "reasoning_effort",
+        "repetition_penalty",
+        "response_format",
+        "verbosity",
+    )
+)
+"""Fields of `NEUTRAL` that say how to sample. A policy in training is sampled as its run says, so the gateway ignores
+them, as it does the temperature."""
 
 Stop = str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
@@ -102,9 +118,14 @@ class CompletionFields(_Common):
     add_special_tokens: Literal[False] = False
 
 
-def read_fields(body: Mapping[str, Any], model: type[_Model]) -> _Model:
-    """The checked fields of a body; `ApiError` names the first one that is wrong. A field that is null is not set."""
-    fields = {name: value for name, value in body.items() if value is not None and name not in HARMLESS}
+def read_fields(body: Mapping[str, Any], model: type[_Model], *, ignored: Collection[str] = ()) -> _Model:
+    """The checked fields of a body; `ApiError` names the first one that is wrong. A field that is null is not set;
+    fields in `ignored` are left out, whatever their value."""
+    fields = {
+        name: value
+        for name, value in body.items()
+        if value is not None and name not in HARMLESS and name not in ignored
+    }
     for name in [name for name in fields if name in NEUTRAL and name not in model.model_fields]:
         if fields.pop(name) not in NEUTRAL[name]:
             raise ApiError(

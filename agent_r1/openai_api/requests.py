@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -110,9 +110,10 @@ async def read_async(read: Callable[[Any], T], body: Mapping[str, Any]) -> T:
     return read(body)
 
 
-def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
-    """The record of a request's body. Raises `ApiError` (status 400) for what is wrong or cannot be honored."""
-    fields = read_fields(body, ChatFields)
+def read_chat_request(body: Mapping[str, Any], *, ignored: Collection[str] = ()) -> ChatRequest:
+    """The record of a request's body, without the fields in `ignored`. Raises `ApiError` (status 400) for what is wrong
+    or cannot be honored."""
+    fields = read_fields(body, ChatFields, ignored=ignored)
     tools = tools_from_openai(fields.tools)
     if fields.top_logprobs and not fields.logprobs:
         raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -133,9 +134,10 @@ def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     )
 
 
-def read_completion_request(body: Mapping[str, Any]) -> CompletionRequest:
-    """The record of a request's body. Raises `ApiError` (status 400) for what is wrong or cannot be honored."""
-    fields = read_fields(body, CompletionFields)
+def read_completion_request(body: Mapping[str, Any], *, ignored: Collection[str] = ()) -> CompletionRequest:
+    """The record of a request's body, without the fields in `ignored`. Raises `ApiError` (status 400) for what is wrong
+    or cannot be honored."""
+    fields = read_fields(body, CompletionFields, ignored=ignored)
     _check_alternatives(fields.logprobs or 0, "logprobs")
     if fields.echo and fields.logprobs is not None:
         raise ApiError("echo with logprobs is not supported: the engine scores sampled tokens only", param="echo")

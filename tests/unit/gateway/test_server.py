@@ -71,6 +71,34 @@ def test_the_temperature_of_a_request_is_ignored(renderer: ChatRenderer, tokeniz
     assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (1.0, 1.0, 7)
 
 
+def test_fields_that_frameworks_send_about_sampling_are_ignored(renderer: ChatRenderer, tokenizer: Any) -> None:
+    """`response_format` as the OpenAI Agents SDK sends it for an agent with an output type."""
+    engine = replies_in_order(tokenizer, "12")
+    schema = {"properties": {"total": {"type": "integer"}}, "required": ["total"], "type": "object"}
+    output = {"type": "json_schema", "json_schema": {"name": "final_output", "strict": True, "schema": schema}}
+
+    async def client(http: httpx.AsyncClient, given: dict[str, Any]) -> None:
+        body = {"model": "gpt-4.1", "messages": QUESTION, "response_format": output, "frequency_penalty": 0.1}
+        body |= {"presence_penalty": 0.1, "reasoning_effort": "low", "verbosity": "low", "logit_bias": {"5": 1}}
+        for more in ({}, {"stream": True}):
+            response = await http.post(given["base_url"] + "/chat/completions", json=body | more)
+            assert response.status_code == 200, response.text
+
+    trajectory = served(engine, renderer, client)
+    assert [sampling.temperature for _, sampling in engine.requests] == [1.0, 1.0]
+    assert [step.prompt_ids for step in trajectory.steps] == [prompt for prompt, _ in engine.requests]
+
+
+def test_any_model_can_be_looked_up(renderer: ChatRenderer, tokenizer: Any) -> None:
+    async def client(http: httpx.AsyncClient, given: dict[str, Any]) -> None:
+        for name in ("gpt-4.1", "openai/gpt-4.1"):
+            assert (await http.get(f"{given['base_url']}/models/{name}")).json()["id"] == name
+        unknown = await http.get(given["base_url"].replace("/v1", "x/v1") + "/models/gpt-4.1")
+        assert unknown.status_code == 404
+
+    served(replies_in_order(tokenizer, "12"), renderer, client)
+
+
 def test_an_unknown_path_names_those_that_are_served(renderer: ChatRenderer, tokenizer: Any) -> None:
     async def client(http: httpx.AsyncClient, given: dict[str, Any]) -> None:
         for path in ("/responses", "/embeddings"):

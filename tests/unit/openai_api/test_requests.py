@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from agent_r1.openai_api import (
+    OF_THE_RUN,
     ApiError,
     messages_from_openai,
     read_chat_request,
     read_completion_request,
 )
+from agent_r1.openai_api.fields import NEUTRAL
 from agent_r1.types import Action, ToolCall
 
 USER = {"role": "user", "content": "What costs an apple?"}
@@ -134,6 +136,18 @@ def test_fields_that_change_nothing_are_accepted() -> None:
     neutral = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "response_format": {"type": "text"}}
     harmless = {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "audio": None}
     assert read_chat_request(chat(**neutral, **harmless)) == read_chat_request(chat())
+
+
+def test_fields_that_a_server_ignores_may_have_any_value() -> None:
+    """The gateway: what decides how a policy is sampled is decided by its run."""
+    agents_sdk = {"type": "json_schema", "json_schema": {"name": "final_output", "strict": True, "schema": {}}}
+    values = {name: agents_sdk if name == "response_format" else 0.5 for name in OF_THE_RUN}
+    assert read_chat_request(chat(**values), ignored=OF_THE_RUN) == read_chat_request(chat())
+    text = {"model": "m", "prompt": "hi"}
+    assert read_completion_request(text | values, ignored=OF_THE_RUN) == read_completion_request(text)
+    assert set(OF_THE_RUN) <= NEUTRAL.keys()
+    with pytest.raises(ApiError, match="unknown fields: guided_json"):
+        read_chat_request(chat(guided_json={}), ignored=OF_THE_RUN)
 
 
 def test_an_empty_turn_of_the_model_may_come_back_as_null() -> None:
