@@ -77,7 +77,7 @@ def check_recipe(
 
 
 def _all(config: Config, console: RunConsole, groups: int, members: int, with_trials: bool) -> Iterator[Result]:
-    plan, result = _attempt("configuration and data", lambda: prepare_plan(config), lambda plan: _sizes(plan))
+    plan, result = _attempt("configuration and data", lambda: prepare_plan(config, console), lambda plan: _sizes(plan))
     yield result
     if plan is None:
         return

@@ -33,21 +33,24 @@ from agent_r1.runs import (
     remove_stale_lock,
 )
 from agent_r1.training.model_check import CheckedModel, check_model
-from agent_r1.training.plan import RunPlan, check_config, check_learns, check_trainable, lacks_data, make_plan
+from agent_r1.training.plan import RunPlan, check_config, check_learns, check_trainable, make_plan, missing_data
 
 
 def prepare_run(config: Config, console: RunConsole) -> tuple[RunPlan, CheckedModel]:
     """The plan of a run and its checked model, after everything that was missing has been made."""
-    plan = ensure_model(prepare_plan(config), console)
+    plan = ensure_model(prepare_plan(config, console), console)
     return plan, check_model(plan)
 
 
-def prepare_plan(config: Config) -> RunPlan:
-    """The plan of a run, after its recipe has made the data files that were missing."""
+def prepare_plan(config: Config, console: RunConsole | None = None) -> RunPlan:
+    """The plan of a run, after its recipe has made the data files that were missing, which `console` says."""
     config = expand_env(config)
     if config.data.prepare is not None:
         check_config(config)
-        if lacks_data(config):
+        missing = missing_data(config)
+        if missing:
+            if console is not None:
+                console.info(f"{missing[0]} is not there yet: making the data with {config.data.prepare}")
             _call_preparation(config.data.prepare, "data preparation", config)
     plan = make_plan(config)
     if plan.train_tasks:
@@ -156,7 +159,7 @@ def warm_started_config(config: Config) -> Config:
 def dry_run(config: Config, console: RunConsole) -> RunPlan:
     """Check configuration, data and names, print the resolved configuration, load no model."""
     check_trainable(config)
-    plan = prepare_plan(config)
+    plan = prepare_plan(config, console)
     check_learns(plan)
     config = plan.config
     check_reads_outside(config)

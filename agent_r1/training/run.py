@@ -47,16 +47,16 @@ def train_run(config: Config, console: RunConsole) -> Summary:
     with stop_signals(quiet=console.console.quiet) as stop, open_ranks(config) as ranks:
         console = console if ranks.is_first else RunConsole(quiet=True)
         ranks.attach(stop)
-        plan = ranks.in_turn(lambda: _prepare(config, ranks))
+        plan = ranks.in_turn(lambda: _prepare(config, console, ranks))
         with locked_run(config) if ranks.is_first else nullcontext() as lock:
             plan = ranks.in_turn(lambda: ensure_model(plan, console))
             model = ranks.agree_now(lambda: check_model(plan))
             return asyncio.run(_train(plan, model, console, lock, stop, ranks))
 
 
-def _prepare(config: Config, ranks: Ranks) -> RunPlan:
+def _prepare(config: Config, console: RunConsole, ranks: Ranks) -> RunPlan:
     check_ranks(config, ranks)
-    plan = prepare_plan(config)
+    plan = prepare_plan(config, console)
     check_learns(plan)
     check_reads_outside(config)
     choose_device(config.trainer.device)  # a machine without it is refused before an old run is moved aside
@@ -171,7 +171,7 @@ def sft_run(config: Config, console: RunConsole) -> Path:
     refuse_ranks("sft")
     with stop_signals(quiet=console.console.quiet):
         config = expand_env(config)
-        prepare_plan(config)
+        prepare_plan(config, console)
         check_reads_outside(config)
         config = prepare_model(config, console)
         if config.sft.folder is not None:

@@ -21,7 +21,7 @@ from agent_r1.engines import Engine
 from agent_r1.registry import recipe_folder
 from agent_r1.tools import BaseTool, ToolContext, ToolPolicy, ToolResponse, ToolResult
 from agent_r1.training import RunPlan, prepare_plan
-from agent_r1.training.plan import lacks_data
+from agent_r1.training.plan import missing_data
 from agent_r1.types import Completion, SamplingParams, TokenIds, ToolSchema
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "hotpotqa"
@@ -52,7 +52,7 @@ def recipe_config(overrides: Sequence[str]) -> Config:
     """The recipe's configuration, without held-out questions. Its data files are made if they are missing."""
     with recipe_folder(RECIPE):
         config = load_config(RECIPE, list(overrides))
-        if lacks_data(config):
+        if missing_data(config):
             prepare_plan(config)
         return replace(config, data=replace(config.data, eval=[]))
 

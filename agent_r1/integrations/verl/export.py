@@ -38,7 +38,7 @@ def export_recipe(
     config = load_config(recipe, overrides)
     verl_settings(config, prompt_length=1, context_length=2, gpus=gpus)  # refused before anything is made
     with open_recipe(config):
-        plan = ensure_model(prepare_plan(config), console)
+        plan = ensure_model(prepare_plan(config, console), console)
         checked = check_model(plan)
         prompt_length = max(
             len(checked.renderer.render(first_observation(plan, task), trusted=task.trusted).token_ids)

@@ -3,7 +3,7 @@
 Nothing here writes files or loads weights. All problems are reported together.
 """
 
-from agent_r1.training.plan.configuration import check_config, check_trainable, lacks_data
+from agent_r1.training.plan.configuration import check_config, check_trainable, missing_data
 from agent_r1.training.plan.plan import RunPlan, check_learns, first_observation, make_plan
 from agent_r1.training.plan.tools import distinct_setups, tool_policies, tools_in_use
 
@@ -14,8 +14,8 @@ __all__ = [
     "check_trainable",
     "distinct_setups",
     "first_observation",
-    "lacks_data",
     "make_plan",
+    "missing_data",
     "tool_policies",
     "tools_in_use",
 ]

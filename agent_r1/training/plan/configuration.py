@@ -52,7 +52,7 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
     if not wrong_values:
         problems.run(check_trackers, config)
     # With wrong values, paths may be no strings.
-    problems.run(_check_env, config, not wrong_values and not lacks_data(config))
+    problems.run(_check_env, config, not wrong_values and not missing_data(config))
     if config.reward.timeout is not None and reward is not None:
         for function in terms_of(reward):
             problems.run(FunctionRef.of, function)
@@ -95,11 +95,11 @@ def check_trainable(config: Config) -> None:
         )
 
 
-def lacks_data(config: Config) -> bool:
-    """Whether data files are missing that the recipe's preparation makes."""
+def missing_data(config: Config) -> list[Path]:
+    """The data files that are not there, which the recipe's preparation makes."""
     demonstrations = config.sft.data if config.sft.folder is not None else []
     paths = [Path(path) for path in (*config.data.train, *config.data.files(config.eval.split), *demonstrations)]
-    return config.data.prepare is not None and any(not path.is_file() for path in paths)
+    return [path for path in paths if not path.is_file()] if config.data.prepare is not None else []
 
 
 def _check_staleness(config: Config, algorithm: Algorithm) -> None:
