@@ -301,22 +301,22 @@ class NotebookBars(Progress):
 
 
 @contextmanager
-def progress_counter(what: str) -> Iterator[Callable[[str, int], None]]:
-    """A progress bar for work of unknown length; call it with the stage and how many `what` are done."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f} " + what),
-        TimeElapsedColumn(),
-    )
+def progress_counter(what: str, total: int | None = None) -> Iterator[Callable[[str, int], None]]:
+    """A progress bar on stderr; call it with the stage and how many `what` are done. In a log, a line per minute."""
+    console, counted = Console(stderr=True), what if total is None else f"of {total} {what}"
+    columns = ("[bold]{task.description}", BarColumn(24), "{task.completed:.0f} " + counted, TimeElapsedColumn())
+    started = last_shown = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int) -> None:
+            nonlocal last_shown
             if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=None)
+                tasks[stage] = bars.add_task(stage, total=total)
             bars.update(tasks[stage], completed=done)
+            if not console.is_terminal and time.monotonic() - last_shown >= _SECONDS_BETWEEN_LINES:
+                last_shown = time.monotonic()
+                print(f"{stage}: {done} {counted} after {(last_shown - started) / 60:.0f} min", file=sys.stderr)
 
         yield show
 

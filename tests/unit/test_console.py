@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent_r1.console import RunConsole
+from agent_r1.console import RunConsole, progress_counter
 from agent_r1.types import Action, Message, Observation, Step, StopReason, Trajectory
 
 
@@ -137,3 +137,16 @@ def test_an_episode_shows_the_whole_prompt_of_each_branch_and_what_a_rewritten_h
     rewritten = [said("system", "brief"), said("user", "notes: 1"), said("user", "continue")]
     lines = printed(capsys, step(one, "1"), step(rewritten, "2"))
     assert lines == ["system: brief", "user: one", "agent: 1", "user: notes: 1", "user: continue", "agent: 2"]
+
+
+@pytest.mark.parametrize(("total", "counted"), [(None, "120 rows"), (300, "120 of 300 rows")])
+def test_a_counter_leaves_a_line_per_minute_where_there_is_no_terminal(
+    clock: list[float], capsys: pytest.CaptureFixture[str], total: int | None, counted: str
+) -> None:
+    """Making data takes minutes, in a log as on a terminal."""
+    with progress_counter("rows", total) as progress:
+        for number in range(1, 200):
+            clock[0] += 0.5
+            progress("drawing", number)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"drawing: {counted} after 1 min\n")
