@@ -37,7 +37,7 @@ Shown = tuple[str, dict[str, Any]]
 async def make_demonstrations(problems: Sequence[Any]) -> list[Shown]:
     """A demonstration for every problem that a proposed program solves."""
     slots, numbers = asyncio.Semaphore(CONCURRENCY), itertools.count(1)
-    with progress_counter("problems") as progress:
+    with progress_counter("problems", len(problems)) as progress:
 
         async def attempt(problem: Any) -> Shown | None:
             async with slots:

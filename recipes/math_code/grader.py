@@ -9,16 +9,18 @@ whose process hangs or dies is graded again pair by pair; a pair that hangs or d
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from agent_r1.console import progress_counter
 from agent_r1.errors import AgentR1Error
 from agent_r1.tools.workers.pool import WorkerDiedError, WorkerPool, WorkerRaisedError, WorkerTimeoutError
 
-from .grading import quick_verdict, verdicts
+from .grading import is_integer, quick_verdict, verdicts
 
 Pair = tuple[str, str]
 
@@ -120,9 +122,18 @@ class Grader:
 
 
 async def accepted_as_own(golds: Iterable[str]) -> dict[str, bool]:
-    """For each gold answer, whether math-verify accepts it as its own."""
-    grader = Grader.here()
-    unique = list(dict.fromkeys(golds))
-    # A space makes the texts differ, so that math-verify is asked.
-    found = await asyncio.gather(*(grader.is_right(gold, f"{gold} ") for gold in unique))
-    return dict(zip(unique, found, strict=True))
+    """For each gold answer, whether math-verify accepts it as its own. Integers need no algebra."""
+    grader, numbers = Grader.here(), itertools.count(1)
+    accepted = dict.fromkeys(golds, True)
+    asked = [gold for gold in accepted if not is_integer(gold)]
+    with progress_counter("gold answers", len(asked)) as progress:
+
+        async def is_accepted(gold: str) -> bool:
+            # A space makes the texts differ, so that math-verify is asked.
+            found = await grader.is_right(gold, f"{gold} ")
+            progress("grading with math-verify", next(numbers))
+            return found
+
+        progress("grading with math-verify", 0)
+        found = await asyncio.gather(*map(is_accepted, asked))
+    return accepted | dict(zip(asked, found, strict=True))

@@ -49,6 +49,15 @@ def boxed_answers(text: str) -> list[str]:
     return found
 
 
+def is_integer(text: str) -> bool:
+    """Whether a text is an integer that is compared without algebra.
+
+    >>> is_integer("-12"), is_integer("012"), is_integer("1,200")
+    (True, False, False)
+    """
+    return _INTEGER.fullmatch(text) is not None
+
+
 def quick_verdict(gold: str, answer: str) -> bool | None:
     """The verdict where it needs no algebra; None where it does.
 
@@ -61,17 +70,23 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
         return True
     if not answer or len(answer) > MAX_ANSWER_CHARS:
         return False
-    if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
+    if is_integer(gold) and is_integer(answer):
         return int(gold) == int(answer)
     return None
 
 
 def verdict(gold: str, answer: str) -> bool:
-    """What math-verify says. Call it in the main thread of a process."""
+    """What math-verify says. Call it in the main thread of a process.
+
+    Texts that differ only in the spaces around them are parsed once: parsing takes milliseconds, comparing next to
+    nothing.
+    """
     from math_verify import parse, verify
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    return bool(verify(*(parse(f"\\boxed{{{text}}}") for text in (gold, answer))))
+    gold, answer = gold.strip(), answer.strip()
+    parsed = {text: parse(f"\\boxed{{{text}}}") for text in dict.fromkeys((gold, answer))}
+    return bool(verify(parsed[gold], parsed[answer]))
 
 
 def verdicts(pairs: Sequence[tuple[str, str]]) -> list[bool]:

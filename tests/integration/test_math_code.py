@@ -100,6 +100,31 @@ def test_a_box_that_was_cut_or_stands_beside_a_program_is_no_answer() -> None:
     assert asyncio.run(score(r"\boxed{42}", cut=True)) == 0.0
 
 
+def test_gold_answers_are_parsed_once_and_integers_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parsing a thousand answers takes seconds; `sources` has several thousand, which people watch."""
+    parsed: list[str] = []
+    parse = load_function("math_verify:parse", kind="parser")
+
+    def counting_parse(text: str) -> Any:
+        parsed.append(text)
+        return parse(text)
+
+    class Alone:
+        @staticmethod
+        async def is_right(gold: str, answer: str) -> bool:
+            return grading.verdict(gold, answer)
+
+    monkeypatch.setattr("math_verify.parse", counting_parse)
+    monkeypatch.setattr(Grader, "here", Alone)
+    monkeypatch.setattr("agent_r1.console._SECONDS_BETWEEN_LINES", 0.0)
+    golds = ["12", r"\frac{1}{2}", "-3", r"\frac{1}{2}", "x"]
+    assert asyncio.run(accepted_as_own(golds)) == dict.fromkeys(golds, True)
+    assert parsed == [r"\boxed{\frac{1}{2}}", r"\boxed{x}"]
+    assert "grading with math-verify: 2 of 2 gold answers after 0 min\n" in capsys.readouterr().err
+
+
 @pytest.mark.whole
 def test_verdicts_are_those_of_math_verify_in_batches_and_alone() -> None:
     golds = [row["answer"] for name in ("train", "math500") for row in read_rows(SAMPLE / f"{name}.jsonl")][::2]
