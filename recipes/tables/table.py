@@ -150,17 +150,24 @@ def show(table: Table, budget: int = SHOWN_TABLE) -> str:
     base = [column for column in table.columns if not column.derived]
     derived = [column.name for column in table.columns if column.derived]
     lines = [" | ".join(column.name + (" (number)" if column.is_number else "") for column in base)]
-    texts = [" | ".join(shorten(value_text(value)) for value in row[: len(base)]) for row in table.rows]
-    used, shown = len(lines[0]), 0
-    while shown < len(texts) and (shown < 1 or used + len(texts[shown]) < budget):
-        used += len(texts[shown]) + 1
-        shown += 1
-    lines += texts[:shown]
-    if shown < len(texts):
-        lines += ([f"... {len(texts) - shown - 1} more rows ..."] if len(texts) - shown > 1 else []) + texts[-1:]
+    used, texts = len(lines[0]), list[str]()
+    for row in table.rows:
+        text = _row_text(row[: len(base)])
+        if texts and used + len(text) >= budget:
+            break
+        used += len(text) + 1
+        texts.append(text)
+    lines += texts
+    if hidden := len(table.rows) - len(texts):
+        lines += [f"... {hidden - 1} more rows ..."] if hidden > 1 else []
+        lines.append(_row_text(table.rows[-1][: len(base)]))
     if derived:
         lines.append(f"Also: {', '.join(derived)}")
     return "\n".join(lines)
+
+
+def _row_text(values: Sequence[Value]) -> str:
+    return " | ".join(shorten(value_text(value)) for value in values)
 
 
 def value_text(value: Value) -> str:

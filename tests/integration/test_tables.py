@@ -102,6 +102,27 @@ def test_a_long_table_is_shown_with_its_first_rows_and_its_last() -> None:
     assert len("\n".join(shown)) < 500
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "hidden"), [(0, []), (1, []), (2, ["2 | b"]), (4, ["... 2 more rows ...", "4 | d"])]
+)
+def test_one_row_is_shown_whatever_the_budget_and_what_is_hidden_is_counted(num_rows: int, hidden: list[str]) -> None:
+    table = make_table(["Name"], [[name] for name in "abcd"[:num_rows]])
+    assert show(table, 0).splitlines() == ["id (number) | name", *["1 | a"][:num_rows], *hidden]
+
+
+def test_rows_that_are_not_shown_are_not_made_into_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of twenty thousand questions shows its table."""
+    made: list[object] = []
+
+    def counting_text(value: object) -> str:
+        made.append(value)
+        return str(value)
+
+    monkeypatch.setattr("recipes.tables.table.value_text", counting_text)
+    show(make_table(["Name"], [[f"name {number}"] for number in range(5000)]), 300)
+    assert len(made) < 100
+
+
 # --- SQL -------------------------------------------------------------------------------------------------------------
 
 
