@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from agent_r1.console import progress_counter
 from agent_r1.envs import AgentEnv
 from agent_r1.types import Action, Task
 
@@ -158,15 +159,17 @@ async def play(env: AgentEnv, task: Task, actions: Sequence[str]) -> tuple[float
 
 
 async def demonstrations(
-    env_of: Any, shop: Shop, tasks: Iterable[tuple[Task, Goal]]
+    env_of: Any, shop: Shop, tasks: Sequence[tuple[Task, Goal]]
 ) -> Iterator[tuple[Goal, list[list[Mapping[str, Any]]]]]:
     """The goals that the expert reaches, each with its conversations. `env_of()` makes an environment."""
     reached = []
-    for task, goal in tasks:
-        actions = plan(shop, goal, random.Random(f"expert {goal.goal_id}"))
-        if actions is None:
-            continue
-        score, rows = await play(env_of(), task, actions)
-        if score == 1.0:
-            reached.append((goal, rows))
+    with progress_counter("goals", len(tasks)) as progress:
+        for number, (task, goal) in enumerate(tasks):
+            progress("demonstrating", number)
+            actions = plan(shop, goal, random.Random(f"expert {goal.goal_id}"))
+            if actions is None:
+                continue
+            score, rows = await play(env_of(), task, actions)
+            if score == 1.0:
+                reached.append((goal, rows))
     return iter(reached)

@@ -84,6 +84,14 @@ def renderer(made: Made) -> ChatRenderer:
     return ChatRenderer(train_tokenizer(rows))
 
 
+def test_playing_new_games_says_how_far_it_is(
+    made: Made, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_r1.console._SECONDS_BETWEEN_LINES", 0.0)
+    assert len(made.planner.new_games(made.trials, "known_room", 2)) == 2
+    assert "playing new games: 2 of 2 games after 0 min\n" in capsys.readouterr().err
+
+
 def said(text: str) -> Action:
     return Action(text=text, content=text)
 

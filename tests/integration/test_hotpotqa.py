@@ -18,6 +18,7 @@ from transformers import LlamaForCausalLM
 
 from agent_r1.chat import ChatRenderer
 from agent_r1.checks.rows import answer_episode, gold_result
+from agent_r1.console import RunConsole
 from agent_r1.data.tasks import load_tasks, read_rows
 from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import History, make_env, make_policy
@@ -367,12 +368,20 @@ def test_other_collections_search_in_passages_of_their_own(made: MadeSample, tmp
 # Preparation
 
 
-def test_a_run_builds_the_index_that_its_tool_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_builds_the_index_that_its_tool_names_and_says_what_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("agent_r1.console._SECONDS_BETWEEN_LINES", 0.0)
     monkeypatch.setenv("AGENT_R1_DATA", str(linked_sample(tmp_path)))
     recipe, config = resolve([str(RECIPE), f"run.folder={tmp_path / 'runs'}", MODEL])
     with recipe_folder(recipe):
-        plan = prepare_plan(config)
+        plan = prepare_plan(config, RunConsole())
     assert (len(plan.train_tasks), len(plan.eval_tasks)) == (13, 3)
+    said = capsys.readouterr()
+    train = tmp_path / "runs" / "hotpotqa_data" / "train.parquet"
+    prepare = "data_preprocess.process_hotpotqa:make_data"
+    assert said.out.startswith(f"{train} is not there yet: making the data with {prepare}\n")
+    assert "searching: 12 of 13 questions after 0 min" in said.err
     assert (tmp_path / "runs" / "hotpotqa_data" / "index" / "manifest.json").is_file()
 
 

@@ -8,6 +8,7 @@ import base64
 import io
 import json
 import random
+import re
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -409,8 +410,12 @@ def test_rare_words_of_sentences_are_few_tokens() -> None:
     assert len(tokenizer_rows(rows)) <= 1000, "more are not read by the tokenizer"
 
 
-def test_the_data_has_real_and_drawn_rows(tmp_path: Path) -> None:
+def test_the_data_has_real_and_drawn_rows(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_r1.console._SECONDS_BETWEEN_LINES", 0.0)
     write_data(tmp_path / "data", write_corpus(tmp_path / "nlvr", presentations=4), SMALL)
+    assert re.search(r"^drawing: \d+ rows after 0 min$", capfd.readouterr().err, re.MULTILINE)
     assert sorted(path.name for path in (tmp_path / "data").glob("*.jsonl")) == [
         *("test.jsonl", "train.jsonl", "validation.jsonl", "warm_start.jsonl")
     ]

@@ -101,6 +101,15 @@ def replies(env: AgentEnv, task: Task, texts: Sequence[str]) -> list[str]:
     return [str(result.observation.messages[-1]["content"]) for result in play(env, task, texts)[1:]]
 
 
+def test_demonstrating_says_how_far_it_is(
+    made: Made, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_r1.console._SECONDS_BETWEEN_LINES", 0.0)
+    tasks = [(task, goal_of(task)) for task in made.tasks("train")[:2]]
+    asyncio.run(expert.demonstrations(made.env, made.shop, tasks))
+    assert "demonstrating: 1 of 2 goals after 0 min\n" in capsys.readouterr().err
+
+
 def task_with_options(made: Made, least: int = 1) -> Task:
     return next(task for task in made.tasks("train") if len(goal_of(task).options) >= least)
 

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agent_r1.console import progress_counter
 from agent_r1.data import hold_out
 from agent_r1.errors import DataError
 
@@ -103,12 +104,15 @@ class Planner:
             rng.shuffle(waiting[family])
         turns = _in_turn([waiting[family] for family in FAMILIES])
         found: list[PlannedGame] = []
-        while len(found) < count and (entry := next(turns, None)) is not None:
-            trial_name, goal = entry
-            scene = self._scenes[trial_name]
-            moves = play(scene, goal, self.habits, self.max_steps, rng)
-            if moves is not None:
-                found.append(PlannedGame(trial=trial_name, goal=goal, scene=scene, source=source, moves=tuple(moves)))
+        with progress_counter("games", count) as progress:
+            while len(found) < count and (entry := next(turns, None)) is not None:
+                trial_name, goal = entry
+                scene = self._scenes[trial_name]
+                moves = play(scene, goal, self.habits, self.max_steps, rng)
+                if moves is not None:
+                    planned = PlannedGame(trial=trial_name, goal=goal, scene=scene, source=source, moves=tuple(moves))
+                    found.append(planned)
+                    progress("playing new games", len(found))
         return found
 
 

@@ -84,7 +84,7 @@ def demonstration_rows(chosen: Sequence[tuple[Any, int]], config: Config) -> Ite
     schemas = [tool.tool_schema for entry in config.env["tools"] for tool in BaseTool.find(entry)]
     names = {schema["function"]["name"] for schema in schemas}
     kinds = Counter[str]()
-    with progress_counter("windows") as progress:
+    with progress_counter("windows", len(chosen)) as progress:
         for number, (data, start) in enumerate(chosen):
             progress("demonstrating", number)
             shown = demonstrations.demonstrate(window_of(data, start), random.Random(f"{data.name} {start}"), names)

@@ -73,14 +73,16 @@ def build_index(passages: Iterable[Passage], folder: Path) -> None:
             BM25Index.build(passages, folder, progress=progress)
 
 
-async def plan_all(questions: Iterable[Any], tool: SearchTool) -> list[tuple[dict[str, Any], list[Any]]]:
+async def plan_all(questions: Sequence[Any], tool: SearchTool) -> list[tuple[dict[str, Any], list[Any]]]:
     """The questions that can be answered by searching, each with its searches."""
     planned = []
-    for question in questions:
-        row = {**asdict(question), "answer": question.answer}
-        searches = await demonstrations.plan_searches(row, tool)
-        if searches is not None:
-            planned.append((row, searches))
+    with progress_counter("questions", len(questions)) as progress:
+        for number, question in enumerate(questions):
+            progress("searching", number)
+            row = {**asdict(question), "answer": question.answer}
+            searches = await demonstrations.plan_searches(row, tool)
+            if searches is not None:
+                planned.append((row, searches))
     return planned
 
 

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config
+from agent_r1.console import progress_counter
 from agent_r1.data import hold_out, write_rows
 from agent_r1.errors import DataError
 from agent_r1.files import write_atomically
@@ -36,6 +37,7 @@ KNOWN = 0.3
 """The share of drawn rows whose sentence is one of the training rows."""
 MAX_POOL = 2000
 """Boxes of each kind that a process draws its scenes from, at most; each has variants."""
+_SECONDS_BETWEEN_COUNTS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,22 +156,35 @@ def _real_task(example: Any, split: str) -> dict[str, Any]:
 def _drawing(folder: Path, sentences: Sequence[tuple[str, bool]], amounts: Amounts) -> Iterator[None]:
     """Write the drawn rows in parts meanwhile, one per process: storing a scene's pictures takes milliseconds."""
     context = multiprocessing.get_context("fork")
+    counts = [context.Value("L", 0, lock=False) for _ in range(amounts.workers)]
     processes = [
-        context.Process(target=_write_part, args=(folder, part, sentences, amounts)) for part in range(amounts.workers)
+        context.Process(target=_write_part, args=(folder, part, sentences, amounts, count))
+        for part, count in enumerate(counts)
     ]
     for process in processes:
         process.start()
     try:
         yield
     finally:
-        for process in processes:
-            process.join()
+        with progress_counter("rows") as progress:
+            waiting = processes
+            while waiting:
+                waiting[0].join(_SECONDS_BETWEEN_COUNTS)
+                waiting = [process for process in waiting if process.exitcode is None]
+                progress("drawing", sum(count.value for count in counts))
     failed = [process.exitcode for process in processes if process.exitcode]
     if failed:
         raise DataError(f"{len(failed)} of {len(processes)} processes that draw scenes failed (exit code {failed[0]})")
 
 
-def _write_part(folder: Path, part: int, sentences: Sequence[tuple[str, bool]], amounts: Amounts) -> None:
+def _write_part(folder: Path, part: int, sentences: Sequence[tuple[str, bool]], amounts: Amounts, count: Any) -> None:
+    """Write one part; `count.value` says how many of its rows are made."""
+
+    def counted(made: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for row in made:
+            count.value += 1
+            yield row
+
     rng = random.Random(f"nlvr {part}")
     known = [
         grammar.Statement(sentence, towers, grammar.understand(sentence, towers=towers))
@@ -182,8 +197,8 @@ def _write_part(folder: Path, part: int, sentences: Sequence[tuple[str, bool]], 
     num_boxes = min(MAX_POOL, 10 + demonstrations + sentences_alone + tasks)
     maker = statements.PairMaker(rng, num_boxes=num_boxes, known=known, share=KNOWN)
     warm_start = chain(drawn_rows(maker, rng, demonstrations), rows_in_words(maker, sentences_alone))
-    write_rows(folder / f"warm_start.part{part:02}.jsonl", warm_start)
-    write_rows(folder / f"train.part{part:02}.jsonl", drawn_tasks(maker, tasks))
+    write_rows(folder / f"warm_start.part{part:02}.jsonl", counted(warm_start))
+    write_rows(folder / f"train.part{part:02}.jsonl", counted(drawn_tasks(maker, tasks)))
 
 
 def _join(folder: Path, name: str) -> None:

@@ -74,7 +74,7 @@ def demonstration_rows(queries: Sequence[Any], papers: Any, config: Config) -> I
     schemas, names = [tool.tool_schema for tool in tools], [tool.name for tool in tools]
     chosen = random.Random("paper_search").sample(queries, min(NUM_DEMONSTRATIONS, len(queries)))
     recalls, calls = [], Counter[str]()
-    with progress_counter("queries") as progress:
+    with progress_counter("queries", len(chosen)) as progress:
         for number, query in enumerate(chosen):
             rng = random.Random(f"{query.source} {query.text}")
             state = start_reading(papers, query, limit=env["max_read"], page=env["page"])
