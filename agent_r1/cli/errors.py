@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -43,3 +44,13 @@ def readable_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         Console(stderr=True).print("Interrupted.")
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def script_errors() -> Iterator[None]:
+    """`readable_errors` for a Python script that is no command of ours, such as those that make a recipe's data."""
+    try:
+        with readable_errors():
+            yield
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)

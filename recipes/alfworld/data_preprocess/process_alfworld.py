@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_r1.cli.errors import script_errors
 from agent_r1.config import Config, load_config
 from agent_r1.data import write_rows
 from agent_r1.envs import make_policy
@@ -108,4 +109,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with script_errors():
+        main()

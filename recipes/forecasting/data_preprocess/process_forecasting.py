@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_r1.cli.errors import script_errors
 from agent_r1.config import Config, load_config
 from agent_r1.console import progress_counter
 from agent_r1.data import write_rows
@@ -135,4 +136,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with script_errors():
+        main()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_r1.cli.errors import script_errors
 from agent_r1.config import Config
 from agent_r1.data import write_rows
 from agent_r1.errors import DataError
@@ -136,4 +137,5 @@ if __name__ == "__main__":
     parser.add_argument("--local_save_dir", type=Path, required=True, help="where the files go")
     parser.add_argument("--local_dataset_path", type=Path, help="a folder with train.jsonl and test.jsonl of GSM8K")
     arguments = parser.parse_args()
-    write_data(arguments.local_save_dir, arguments.local_dataset_path)
+    with script_errors():
+        write_data(arguments.local_save_dir, arguments.local_dataset_path)

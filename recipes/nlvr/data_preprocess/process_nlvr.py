@@ -21,6 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from agent_r1.cli.errors import script_errors
 from agent_r1.config import Config
 from agent_r1.console import progress_counter
 from agent_r1.data import hold_out, write_rows
@@ -233,4 +234,5 @@ if __name__ == "__main__":
         workers=arguments.workers,
         limit=arguments.limit,
     )
-    write_data(arguments.local_save_dir, arguments.local_dataset_path, sizes)
+    with script_errors():
+        write_data(arguments.local_save_dir, arguments.local_dataset_path, sizes)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_r1.cli.errors import script_errors
 from agent_r1.config import Config, load_config
 from agent_r1.data import hold_out, task_from_row, write_rows
 from agent_r1.errors import DataError
@@ -122,4 +123,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with script_errors():
+        main()

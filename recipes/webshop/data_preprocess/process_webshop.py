@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_r1.cli.errors import script_errors
 from agent_r1.config import Config, load_config
 from agent_r1.data import task_from_row, write_rows
 from agent_r1.errors import DataError
@@ -142,4 +143,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with script_errors():
+        main()
