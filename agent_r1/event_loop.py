@@ -3,6 +3,8 @@
 @callable_in_event_loop
 def try_tool(...):
     return run_cancelling(lambda: call(...))
+
+And deadlines that hold only for time in which the event loop ran: `timeout`, `Timer`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,6 +21,8 @@ from agent_r1.interrupts import stop_signals
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
+
+_LATE_SECONDS = 0.1
 
 
 def callable_in_event_loop(function: Callable[P, ResultT]) -> Callable[P, ResultT]:
@@ -59,6 +64,55 @@ async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, ResultT]]) -
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+def overtime(late: float, seconds: float) -> float:
+    """How many seconds to add to a deadline of `seconds` that is noticed `late` seconds after it passed.
+
+    Then the process was stopped (Ctrl-Z, SIGSTOP) or something blocked its event loop: what ended meanwhile has not
+    been read yet, and what runs in this process has not run either.
+
+    >>> overtime(0.01, 5.0), overtime(2.0, 5.0), overtime(3600.0, 5.0)
+    (0.0, 2.0, 5.0)
+    """
+    return min(late, seconds) if late > _LATE_SECONDS else 0.0
+
+
+class Timer:
+    """Calls a function in `seconds`; later by `overtime` when the event loop did not run at that time."""
+
+    def __init__(self, seconds: float, function: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seconds = seconds
+        self._function = function
+        self._start(seconds)
+
+    def cancel(self) -> None:
+        """Never call it."""
+        self._handle.cancel()
+
+    def _start(self, seconds: float) -> None:
+        self._due = self._loop.time() + seconds
+        self._handle = self._loop.call_at(self._due, self._fire)
+
+    def _fire(self) -> None:
+        more = overtime(self._loop.time() - self._due, self._seconds)
+        if more:
+            self._start(more)
+        else:
+            self._function()
+
+
+@asynccontextmanager
+async def timeout(seconds: float) -> AsyncIterator[asyncio.Timeout]:
+    """`asyncio.timeout`, with the deadline of a `Timer`."""
+    async with asyncio.timeout(None) as limit:
+        now = asyncio.get_running_loop().time
+        timer = Timer(seconds, lambda: limit.reschedule(now()))
+        try:
+            yield limit
+        finally:
+            timer.cancel()
 
 
 def _is_loop_running() -> bool:

@@ -8,7 +8,6 @@ The first entry of `env.limits` is the innermost wrapper.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
@@ -18,6 +17,7 @@ from pydantic import Field
 from agent_r1.constraints import Count, Seconds
 from agent_r1.envs.base import AgentEnv, as_step_result
 from agent_r1.errors import ConfigError, EnvTimeoutError
+from agent_r1.event_loop import timeout
 from agent_r1.registry import Registry, bind_part, check_arguments
 from agent_r1.tools import ToolRunner, cut_middle
 from agent_r1.types import Action, Message, Observation, StepResult, Task
@@ -124,7 +124,7 @@ class TimeLimit(EnvWrapper):
 
     async def _in_time(self, what: str, call: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout(self._seconds) as limit:
+            async with timeout(self._seconds) as limit:
                 return await call
         except TimeoutError as error:
             if not limit.expired():

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_r1.errors import INTERRUPTIONS, portable
+from agent_r1.event_loop import Timer
 from agent_r1.tools.base import ToolTimeoutError
 from agent_r1.tools.workers.threads import call_off_loop
 
@@ -21,7 +22,7 @@ async def call_within(seconds: float, function: Callable[..., Any], *args: Any, 
     task = loop.create_task(_portably(function, args, kwargs))
     # Does what asyncio.wait does at half its cost, which dominates with hundreds of short calls at once.
     over: asyncio.Future[None] = loop.create_future()
-    timer = loop.call_later(seconds, _wake, over)
+    timer = Timer(seconds, lambda: _wake(over))
     task.add_done_callback(lambda done: _wake(over))
     try:
         await over

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from agent_r1.event_loop import callable_in_event_loop, gather_or_cancel, run_cancelling
+from agent_r1.event_loop import Timer, callable_in_event_loop, gather_or_cancel, run_cancelling, timeout
 from agent_r1.interrupts import RunInterrupted, stop_signals
 
 NAME: ContextVar[str] = ContextVar("name", default="nobody set it")
@@ -174,3 +175,43 @@ def test_when_one_of_several_coroutines_raises_the_others_have_ended() -> None:
         assert await gather_or_cancel([asyncio.sleep(0, 3)]) == [3]
 
     asyncio.run(run())
+
+
+def stop_for(seconds: float) -> None:
+    """Stand still soon, as a process does that is stopped and continued (Ctrl-Z and fg)."""
+    asyncio.get_running_loop().call_later(0.01, time.sleep, seconds)
+
+
+def test_what_ended_while_the_process_stood_still_is_no_timeout() -> None:
+    async def main() -> bytes:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            threading.Timer(0.03, theirs.send, (b"done",)).start()
+            stop_for(0.2)
+            async with timeout(0.05):
+                return await asyncio.get_running_loop().sock_recv(ours, 10)
+
+    assert asyncio.run(main()) == b"done"
+
+
+def test_a_deadline_that_was_missed_while_the_process_stood_still_still_ends_what_hangs() -> None:
+    async def main() -> bool:
+        stop_for(0.2)
+        with pytest.raises(TimeoutError):
+            async with timeout(0.05) as limit:
+                await asyncio.Event().wait()
+        return limit.expired()
+
+    assert asyncio.run(main())
+
+
+def test_a_timer_whose_loop_runs_is_on_time_and_one_that_is_cancelled_never_fires() -> None:
+    async def main() -> list[str]:
+        fired: list[str] = []
+        Timer(0.01, lambda: fired.append("kept"))
+        Timer(0.01, lambda: fired.append("cancelled")).cancel()
+        await asyncio.sleep(0.03)
+        return fired
+
+    assert asyncio.run(main()) == ["kept"]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from agent_r1.errors import EpisodeError
+from agent_r1.event_loop import timeout
 from agent_r1.tools.sandbox.cgroup import remove_group
 from agent_r1.types import StopReason
 
@@ -185,7 +186,8 @@ class _Exchange:
         self._loop.add_reader(self._reports, self._read_reports)
         self._loop.add_writer(self._requests, self._send)
         try:
-            return await asyncio.wait_for(self._end, seconds)
+            async with timeout(seconds):
+                return await self._end
         finally:
             self._loop.remove_reader(self._output)
             self._loop.remove_reader(self._reports)

@@ -137,6 +137,35 @@ def test_async_tool_that_hangs_times_out() -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("in_thread", [True, False])
+def test_a_call_that_ended_while_the_process_was_stopped_is_no_timeout(in_thread: bool) -> None:
+    """A blocked event loop is what a process sees that is stopped and continued: one long gap."""
+    continued = threading.Event()
+
+    def block() -> str:
+        """Wait in a thread, which stands still as well."""
+        continued.wait()
+        return "done"
+
+    async def wait() -> str:
+        """Wait in tasks of its own."""
+        await asyncio.gather(asyncio.gather(asyncio.sleep(0.03)))
+        return "done"
+
+    def stop() -> None:
+        time.sleep(0.2)
+        continued.set()
+
+    async def stopped_meanwhile() -> CallOutcome:
+        made = FunctionTool(block if in_thread else wait, policy=ToolPolicy(timeout=0.05))
+        asyncio.get_running_loop().call_later(0.01, stop)
+        call = ToolCall(name=made.name, arguments={})
+        return await ToolRunner().call({made.name: made}, call, ToolContext(task=TASK))
+
+    got = asyncio.run(stopped_meanwhile())
+    assert (got.status, got.response.text) == ("ok", "done")
+
+
 def test_async_tool_that_ignores_its_cancellation_times_out() -> None:
     async def stubborn() -> str:
         """Stay."""

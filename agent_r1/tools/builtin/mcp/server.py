@@ -15,6 +15,7 @@ from typing import Any
 
 from agent_r1.constraints import Seconds
 from agent_r1.errors import ConfigError, EpisodeError
+from agent_r1.event_loop import timeout
 from agent_r1.registry import check_arguments
 from agent_r1.tools.base import BaseTool, ToolInputError, ToolResponse, ToolResult, ToolTimeoutError
 from agent_r1.tools.builtin.mcp import loop
@@ -126,7 +127,7 @@ class McpServer:
         _check_unicode(tool, arguments)
         connection = await self._connect()
         try:
-            async with asyncio.timeout(self.timeout + SLACK_SECONDS):
+            async with timeout(self.timeout + SLACK_SECONDS):
                 answer = await connection.client.call_tool(tool, arguments, read_timeout_seconds=self.timeout)
         except TimeoutError:
             # The client's own limit did not end the call: the connection is stuck.
