@@ -13,6 +13,7 @@ from rich.text import Text
 
 from agent_r1.errors import AgentR1Error
 from agent_r1.interrupts import RunInterrupted, ours_to_end
+from agent_r1.types import printable
 
 _OF_THE_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Failed writes to a file that a shell opened (`> log`), which has no name here."""
@@ -27,7 +28,7 @@ def readable_errors() -> Iterator[None]:
             yield
     except AgentR1Error as error:
         if not error.is_silent:
-            Console(stderr=True, highlight=False).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+            Console(stderr=True, highlight=False).print(Text(printable(f"error: {error}"), style="red"), soft_wrap=True)
         raise typer.Exit(2) from None
     except RunInterrupted as interrupted:
         with suppress(OSError):  # the terminal may be closed
@@ -39,7 +40,7 @@ def readable_errors() -> Iterator[None]:
         if error.filename is None and error.errno not in _OF_THE_OUTPUT:  # not about a file: a traceback says more
             raise
         message = f"error: {error.filename or 'the output'}: {error.strerror}"
-        Console(stderr=True, highlight=False).print(Text(message, style="red"), soft_wrap=True)
+        Console(stderr=True, highlight=False).print(Text(printable(message), style="red"), soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         Console(stderr=True).print("Interrupted.")

@@ -1,6 +1,6 @@
 """Strict JSON, records as JSON and back, and rows of JSONL and parquet files."""
 
-from agent_r1.codec.checks import WireError, integer, mapping, text
+from agent_r1.codec.checks import Check, WireError, each, integer, mapping, number, text
 from agent_r1.codec.records import (
     image_from_json,
     image_to_json,
@@ -13,8 +13,10 @@ from agent_r1.codec.strict_json import is_deeper_than, read_json, write_json, wr
 
 __all__ = [
     "COMPRESSED",
+    "Check",
     "FileRow",
     "WireError",
+    "each",
     "image_from_json",
     "image_to_json",
     "integer",
@@ -22,6 +24,7 @@ __all__ = [
     "iterate_rows",
     "mapping",
     "messages_to_json",
+    "number",
     "observation_from_json",
     "observation_to_json",
     "read_json",

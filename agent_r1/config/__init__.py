@@ -23,6 +23,7 @@ from agent_r1.config.schema import (
     RunConfig,
     ShardingConfig,
 )
+from agent_r1.config.schema_nodes import check_saved
 from agent_r1.config.servers_schema import ServersConfig
 from agent_r1.config.workers_schema import ProcessesConfig, RayConfig
 
@@ -46,6 +47,7 @@ __all__ = [
     "ShardingConfig",
     "algorithm_name",
     "changed_settings",
+    "check_saved",
     "config_differences",
     "from_yaml",
     "known_keys",

@@ -22,7 +22,7 @@ from agent_r1.config.hydra_compose import PACKAGE_FOLDER, REFUSALS, compose_conf
 from agent_r1.config.overrides import Overrides, override_texts
 from agent_r1.config.quoting import readable
 from agent_r1.config.schema import Config
-from agent_r1.config.schema_nodes import on_schema, read_yaml
+from agent_r1.config.schema_nodes import check_saved, on_schema, read_yaml
 from agent_r1.constraints import field_problems, unusable_parts
 from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 from agent_r1.paths import cache_dir
@@ -195,7 +195,10 @@ def value_problems(config: Config) -> list[str]:
 def from_yaml(text: str) -> Config:
     """The configuration that `to_yaml` wrote."""
     try:
+        check_saved(text)
         return cast(Config, OmegaConf.to_object(read_yaml(text)))
+    except ConfigError:
+        raise
     except ConfigKeyError as error:
         raise ConfigError(
             f"a saved configuration has the key '{error.full_key}', which this version does not know: it was written "

@@ -9,6 +9,7 @@ alone, so that all errors are its own.
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, cast
@@ -19,8 +20,12 @@ from omegaconf._utils import get_yaml_loader
 
 from agent_r1.config.hydra_compose import REFUSALS
 from agent_r1.config.schema import Config
+from agent_r1.errors import ConfigError
 
 _SCALARS = (int, float, bool, str, type(None))
+
+
+_INTERPOLATION = re.compile(r"(?<!\\)\$\{[^}\n]*\}?")
 
 
 def on_schema(values: Any) -> DictConfig:
@@ -33,6 +38,19 @@ def on_schema(values: Any) -> DictConfig:
         except REFUSALS:
             pass
     return cast(DictConfig, OmegaConf.unsafe_merge(_schema_node(), values))
+
+
+def check_saved(text: str) -> None:
+    """Raise `ConfigError` for a YAML text that refers to other values, as no saved configuration does: it could read
+    the environment's variables (`${oc.env:KEY}`), or become gigabytes (aliases of aliases)."""
+    reference = _INTERPOLATION.search(text)
+    found = reference[0] if reference else None
+    if found is None and "&" in text:  # an alias needs an anchor
+        found = next((f"*{token.value}" for token in yaml.scan(text) if isinstance(token, yaml.AliasToken)), None)
+    if found is not None:
+        raise ConfigError(
+            f"a saved configuration has no references to other values; found {found:.60}. Write the value itself"
+        )
 
 
 def read_yaml(text: str) -> DictConfig:

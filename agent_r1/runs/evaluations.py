@@ -7,14 +7,13 @@ runs/<name>/evaluations/validation_before.json, validation_after.json    written
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1.codec import write_json
+from agent_r1.codec import Check, each, integer, mapping, number, read_json, text, write_json
 from agent_r1.errors import DataError
 from agent_r1.files import write_atomically
 
@@ -66,14 +65,42 @@ def write_evaluation(file: Path, record: EvaluationRecord) -> None:
     write_atomically(file, write_json(asdict(record), indent=1) + "\n")
 
 
+def _numbers(value: Any, where: str) -> dict[str, float]:
+    """Numbers by name; null, which is how NaN is written, has none."""
+    return {
+        name: number(entry, f"{where}.{name}") for name, entry in mapping(value, where).items() if entry is not None
+    }
+
+
+def _intervals(value: Any, where: str) -> dict[str, Sequence[float]]:
+    numbers = each(number)
+    return {name: numbers(entry, f"{where}.{name}") for name, entry in mapping(value, where).items()}
+
+
+_FIELDS: Mapping[str, Check[Any]] = {
+    "split": text,
+    "model": text,
+    "step": integer,
+    "tasks": lambda value, where: list(each(text)(value, where)),
+    "sources": lambda value, where: list(each(text)(value, where)),
+    "solved": lambda value, where: list(each(number)(value, where)),
+    "metrics": _numbers,
+    "intervals": _intervals,
+    "settings": each(text),
+}
+
+
 def read_evaluation(file: Path) -> EvaluationRecord:
     """Read a record; `DataError` for anything else."""
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        found["settings"] = tuple(map(str, found.get("settings", OWN_SETTINGS)))
-        record = EvaluationRecord(**{name: found[name] for name in EvaluationRecord.__slots__})
+        found = mapping(read_json(file.read_bytes()), "the file")
+        found.setdefault("settings", list(OWN_SETTINGS))
+        missing = [name for name in _FIELDS if name not in found]
+        if missing:
+            raise ValueError(f"it has no {', '.join(missing)}")
+        record = EvaluationRecord(**{name: check(found[name], name) for name, check in _FIELDS.items()})
         record.by_task()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{file} is not the record of an evaluation ({type(error).__name__}: {error})") from error
     return record
 

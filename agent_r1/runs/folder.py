@@ -19,12 +19,11 @@ runs/<name>/config.yaml               the resolved configuration
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_r1.codec import write_json
+from agent_r1.codec import read_json, write_json
 from agent_r1.config import Config, from_yaml
 from agent_r1.errors import CheckpointError, ConfigError, StorageError
 from agent_r1.files import atomic_write, remove_leftovers, write_atomically
@@ -153,7 +152,7 @@ class RunFolder:
         if not self.summary.is_file():
             return None
         try:
-            summary = json.loads(self.summary.read_text(encoding="utf-8"))
+            summary = read_json(self.summary.read_bytes())
         except ValueError:
             summary = None
         if not isinstance(summary, dict) or not isinstance(summary.get("steps"), int):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from agent_r1.config import algorithm_name, from_yaml
+from agent_r1.codec import read_json
+from agent_r1.config import algorithm_name, check_saved, from_yaml
 from agent_r1.errors import ConfigError, DataError, did_you_mean
 from agent_r1.metric_names import EVAL_GREEDY, PEAK_GPU_GB, SFT_LOSS, STEP_SECONDS
 from agent_r1.runs.evaluations import OWN_SETTINGS, EvaluationPair, Settings, read_evaluations
@@ -48,8 +48,11 @@ class RunRecord:
     def config(self) -> Any:
         """The configuration as plain keys, so that runs of an earlier schema can be read too."""
         try:
+            check_saved(self.config_text)
             config = OmegaConf.create(self.config_text or "{}")
-        except (YAMLError, OmegaConfBaseException):
+        except ConfigError as error:
+            raise DataError(f"the config.yaml of the run {self.label} cannot be read: {error}") from error
+        except (YAMLError, OmegaConfBaseException, RecursionError):
             config = None
         if not isinstance(config, DictConfig):
             raise DataError(f"the config.yaml of the run {self.label} is not a configuration; restore or delete it")
@@ -159,8 +162,8 @@ def _summary(folder: RunFolder) -> Mapping[str, Any]:
     """Empty for an unfinished run. Unlike a run that resumes, a report needs no key of it."""
     text = _text(folder.summary)
     try:
-        summary = json.loads(text) if folder.summary.is_file() else {}
-    except json.JSONDecodeError:
+        summary = read_json(text) if folder.summary.is_file() else {}
+    except ValueError:
         summary = None
     if not isinstance(summary, dict):
         raise DataError(f"{folder.summary} is not the summary of a run; delete it, and the run counts as unfinished")

@@ -9,11 +9,13 @@ from agent_r1.metric_names import eval_metric
 from agent_r1.runs.evaluations import Settings
 from agent_r1.runs.read import RunRecord
 from agent_r1.runs.reports.paired import Gain, paired_gain
+from agent_r1.types import one_line
 
 _SETTINGS_TITLE = "evaluated with"
 _TEXT_TITLES = ("run", _SETTINGS_TITLE, "model", "algorithm")
 _HEADER = [*_TEXT_TITLES, "seed", "steps", "minutes", "peak GPU GB"]
 _NOTHING = "-"
+_MAX_CELL = 1000
 _MAX_CHARS = 80
 
 
@@ -37,7 +39,8 @@ def table_rows(runs: Sequence[RunRecord], *, split: str | None = None, pool: boo
         for column, title in enumerate(rows[0])
         if title in (_GAIN_TITLE, _SETTINGS_TITLE) and all(row[column] == _NOTHING for row in rows[1:])
     }
-    return [[cell for column, cell in enumerate(row) if column not in empty] for row in rows]
+    # Names come from files that anybody may have written: a terminal must not obey them.
+    return [[one_line(cell, _MAX_CELL) for column, cell in enumerate(row) if column not in empty] for row in rows]
 
 
 def markdown_table(runs: Sequence[RunRecord], *, split: str | None = None, pool: bool = False) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -55,12 +56,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if not text.strip():
             continue
         line = parse_metrics_line(text)
-        if line is None:
+        if line is None or not all(map(_is_number, line.values())):
             if not any(rest.strip() for rest in raw[number:]):
                 break
             raise DataError(
-                f"line {number} of {path} is not a line of metrics (JSON in UTF-8 with a step); restore the file, or "
-                "remove that line"
+                f"line {number} of {path} is not a line of metrics (JSON in UTF-8 with a step, and numbers alone); "
+                "restore the file, or remove that line"
             )
         lines.append(line)
     return lines
@@ -74,3 +75,8 @@ def parse_metrics_line(text: bytes) -> dict[str, Any] | None:
         return None
     step = line.get("step") if isinstance(line, dict) else None
     return line if isinstance(step, int) and abs(step) < _MAX_STEP else None
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a number that fits a float; integers of JSON may have hundreds of digits."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)

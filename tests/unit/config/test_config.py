@@ -442,3 +442,14 @@ def test_null_for_a_key_that_needs_a_value_names_the_key_alone() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(QUICKSTART, {"optimizer.learning_rate": None})
     assert str(caught.value) == "optimizer.learning_rate cannot be null: it needs a value"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("run:\n  name: ${oc.env:HOME}\n", r"\$\{oc\.env:HOME\}"), ("run: &a\n  name: x\nimports: [*a]\n", r"\*a")],
+    ids=["variable", "alias"],
+)
+def test_a_saved_configuration_that_refers_to_other_values_is_refused(text: str, found: str) -> None:
+    """What a run saves has none, and a folder from elsewhere must not read the environment's variables."""
+    with pytest.raises(ConfigError, match=f"no references to other values; found {found}"):
+        from_yaml(text)

@@ -30,6 +30,7 @@ from agent_r1.runs import (
     table_rows,
     write_evaluation,
 )
+from agent_r1.runs.evaluations import read_evaluation
 from agent_r1.runs.folder import base_model
 from agent_r1.runs.reports.plot import curve
 from tests.helpers import commands
@@ -361,3 +362,73 @@ def test_matplotlib_is_imported_only_when_something_is_drawn() -> None:
     source = Path(str(importlib.util.find_spec("agent_r1.runs.reports.plot").origin)).read_text()  # type: ignore[union-attr]
     assert "\nfrom matplotlib" not in source
     assert "\nimport matplotlib" not in source
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("x: ${oc.env:HOME}\n", id="environment variable"),
+        pytest.param("a: &a [1, 1]\nb: &b [*a, *a]\nc: [*b, *b]\n", id="aliases"),
+        pytest.param(DEEP[:2000], id="deep"),
+    ],
+)
+def test_a_config_that_refers_to_other_values_or_is_nested_deeply_is_a_data_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(DataError, match=r"config\.yaml of the run"):
+        table_rows(read_runs([tmp_path]))
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"steps": 1' + "0" * 5000 + "}", "NaN"])
+def test_a_summary_that_is_no_strict_json_is_a_data_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(DataError, match="not the summary of a run"):
+        read_runs([tmp_path])
+
+
+@pytest.mark.parametrize("value", ['"a"', "null", "[1]", "1" + "0" * 400])
+def test_a_metric_that_is_no_number_names_the_line(tmp_path: Path, value: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "time/step": {value}}}\n{{"step": 2}}\n')
+    with pytest.raises(DataError, match=r"line 1 of .*metrics\.jsonl.*numbers"):
+        read_runs([tmp_path])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"solved": [None]},
+        {"solved": ["1"]},
+        {"metrics": 3},
+        {"tasks": [1]},
+        {"split": ["test"]},
+        {"solved": [1.0, 1.0]},
+    ],
+)
+def test_an_evaluation_with_values_of_another_type_is_a_data_error(tmp_path: Path, changed: dict[str, Any]) -> None:
+    record = {"split": "test", "model": "m", "step": 0, "tasks": ["a"], "sources": ["s"], "solved": [1.0]}
+    whole = {**record, "metrics": {"eval/s/greedy": None}, "intervals": {}}
+    (tmp_path / "test_before.json").write_text(json.dumps(whole))
+    assert read_evaluation(tmp_path / "test_before.json").metrics == {}
+    (tmp_path / "test_before.json").write_text(json.dumps({**whole, **changed}))
+    with pytest.raises(DataError, match="not the record of an evaluation"):
+        read_evaluation(tmp_path / "test_before.json")
+
+
+@pytest.mark.parametrize("text", [DEEP, "[]", "5"])
+def test_an_evaluation_that_is_no_object_is_a_data_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "test_before.json").write_text(text)
+    with pytest.raises(DataError, match="not the record of an evaluation"):
+        read_evaluation(tmp_path / "test_before.json")
+
+
+def test_names_in_a_table_are_shown_and_not_obeyed(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"steps": 1, "base_model": "\x1b]0;title\x07m\n|", "algorithm": "a"})
+    )
+    cells = table_rows(read_runs([tmp_path]))[1]
+    assert "␛]0;title␇m↵|" in cells
