@@ -79,12 +79,14 @@ def overtime(late: float, seconds: float) -> float:
 
 
 class Timer:
-    """Calls a function in `seconds`; later by `overtime` when the event loop did not run at that time."""
+    """Calls a function in `seconds`; later by `overtime`, once, when the event loop did not run at that time. A loop that
+    is always late, because an engine computes on it, ends a call that hangs all the same."""
 
     def __init__(self, seconds: float, function: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
         self._seconds = seconds
         self._function = function
+        self._is_extended = False
         self._start(seconds)
 
     def cancel(self) -> None:
@@ -97,7 +99,8 @@ class Timer:
 
     def _fire(self) -> None:
         more = overtime(self._loop.time() - self._due, self._seconds)
-        if more:
+        if more and not self._is_extended:
+            self._is_extended = True
             self._start(more)
         else:
             self._function()

@@ -215,3 +215,21 @@ def test_a_timer_whose_loop_runs_is_on_time_and_one_that_is_cancelled_never_fire
         return fired
 
     assert asyncio.run(main()) == ["kept"]
+
+
+def test_a_call_that_hangs_ends_on_a_loop_that_is_always_late() -> None:
+    async def main() -> float:
+        async def compute() -> None:
+            while True:  # an engine on the loop, whose steps take long
+                time.sleep(0.15)
+                await asyncio.sleep(0)
+
+        engine = asyncio.ensure_future(compute())
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with timeout(0.2):
+                await asyncio.Event().wait()
+        engine.cancel()
+        return time.monotonic() - began
+
+    assert asyncio.run(main()) < 5.0
