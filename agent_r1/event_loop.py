@@ -79,8 +79,10 @@ def overtime(late: float, seconds: float) -> float:
 
 
 class Timer:
-    """Calls a function in `seconds`; later by `overtime`, once, when the event loop did not run at that time. A loop that
-    is always late, because an engine computes on it, ends a call that hangs all the same."""
+    """Calls a function in `seconds`; later by `overtime`, once, when the event loop did not run at that time.
+
+    A loop that is always late, because an engine computes on it, ends a call that hangs all the same.
+    """
 
     def __init__(self, seconds: float, function: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
