@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from agent_r1.envs import AgentEnv, ToolEnv, check_env
     from agent_r1.errors import AgentR1Error
     from agent_r1.findings import Finding
-    from agent_r1.flows import AgentEnvLoop, AgentFlowBase, SingleStepFlow, try_flow
+    from agent_r1.flows import AgentEnvLoop, AgentFlowBase, SingleStepFlow
+
+    # A function and its module have one name: through the package, mypy may take it for the module.
+    from agent_r1.flows.try_flow import try_flow
     from agent_r1.rewards import RewardFunction
     from agent_r1.runs import LoadedRun, load_run, load_trajectories
-    from agent_r1.tools import BaseTool, ToolContext, ToolResponse, check_tool, tool, try_tool
+    from agent_r1.tools import BaseTool, ToolContext, ToolResponse, check_tool, tool
+    from agent_r1.tools.try_tool import try_tool
     from agent_r1.types import (
         Action,
         Completion,

@@ -28,8 +28,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import event_loop
 from agent_r1.errors import AgentR1Error, EpisodeError
+from agent_r1.event_loop import timeout as within
 from agent_r1.tools.exit_status import signal_name
 from agent_r1.tools.workers.child import HEADER, read_reply
 from agent_r1.tools.workers.function_ref import FunctionRef
@@ -146,7 +146,7 @@ class WorkerPool:
     async def _ask(self, worker: _Worker, request: bytes, reference: FunctionRef, timeout: float) -> tuple[Any, ...]:
         await worker.ready()
         try:
-            async with event_loop.timeout(timeout) as deadline:
+            async with within(timeout) as deadline:
                 reply = await worker.ask(request)
         except TimeoutError:
             if not deadline.expired():
@@ -185,7 +185,7 @@ class _Worker:
         if self._is_ready:
             return
         try:
-            async with event_loop.timeout(START_SECONDS):
+            async with within(START_SECONDS):
                 await self._receive(HEADER.size)
         except (TimeoutError, ConnectionError, EOFError) as error:
             raise WorkerDiedError(f"a worker process could not start: it {await self.exit_reason()}") from error
