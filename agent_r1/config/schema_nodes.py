@@ -23,8 +23,6 @@ from agent_r1.config.schema import Config
 from agent_r1.errors import ConfigError
 
 _SCALARS = (int, float, bool, str, type(None))
-
-
 _INTERPOLATION = re.compile(r"(?<!\\)\$\{[^}\n]*\}?")
 
 
