@@ -5,7 +5,7 @@
     python benchmarks/claims/results.py --list
     python -m docs.generate.results                   # the page docs/results.md
 
-Recipes, settings and order are in published/plan.py: the untrained model and GRPO on every recipe first, then the other
+Recipes, settings and order are in published/plan.py: GRPO and the untrained model on every recipe first, then the other
 algorithms on two of them, then further seeds of GRPO. The runs of a recipe start from one warm start, which is made and
 evaluated before the first of them. `--jobs` processes share the GPU, each with a log in WORK/NAME/RECIPE/logs; with
 `--jobs 2 --trainings 1` one trains while another is evaluated. Under NVIDIA's MPS (`nvidia-cuda-mps-control -d`) they
