@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from agent_r1.algorithms.aggregation import Aggregation, aggregations
@@ -186,11 +188,11 @@ def _rehearse(algorithm: Algorithm) -> None:
     with _trying("estimator", settings.estimator):
         credit = algorithm.estimate(table)
         _check_credit(credit, len(step_N))
-    with _trying("loss", settings.loss):
+    with _trying("loss", settings.loss), torch.enable_grad():
         inputs = LossInputs(
-            policy_logprobs_N=logprobs_N,
+            policy_logprobs_N=logprobs_N.clone().requires_grad_(),
             old_logprobs_N=logprobs_N,
-            advantages_N=credit.advantages_N.float(),
+            advantages_N=credit.advantages_N.float().masked_fill(~credit.credited_N, 0.0),
             step_N=step_N,
         )
         _check_losses(algorithm.loss(inputs), len(step_N))
@@ -216,6 +218,11 @@ def _check_credit(credit: Any, num_tokens: int) -> None:
             _check_tensor(f"Credit.{name}", values, num_tokens)
     if credit.credited_N.dtype is not torch.bool:
         raise TypeError(f"Credit.credited_N has the type {credit.credited_N.dtype}; it must be torch.bool")
+    if not credit.advantages_N[credit.credited_N].isfinite().all():
+        raise ValueError(
+            f"Credit.advantages_N is {credit.advantages_N.tolist()}; every token in credited_N needs a finite number. "
+            "Leave tokens that have none out of credited_N"
+        )
 
 
 def _check_losses(losses: Any, num_tokens: int) -> None:
@@ -224,6 +231,13 @@ def _check_losses(losses: Any, num_tokens: int) -> None:
     _check_tensor("TokenLosses.loss_N", losses.loss_N, num_tokens)
     for name, values in losses.metrics_N.items():
         _check_tensor(f"TokenLosses.metrics_N[{name!r}]", values, num_tokens)
+    if not losses.loss_N.isfinite().all():
+        raise ValueError(f"TokenLosses.loss_N is {losses.loss_N.tolist()}; every token needs a finite number")
+    if not losses.loss_N.requires_grad:
+        raise ValueError(
+            "TokenLosses.loss_N has no gradient, so it would train nothing; compute it from inputs.policy_logprobs_N, "
+            "the only input with one"
+        )
 
 
 def _check_tensor(what: str, values: Any, num_tokens: int) -> None:
@@ -254,5 +268,18 @@ def _reads_ratio(loss: Callable[[LossInputs], TokenLosses]) -> bool:
 def _trying(key: str, part: Part) -> Iterator[None]:
     try:
         yield
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise ConfigError(f"algorithm.{key}={part.as_mapping()} does not work: {error}") from error
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, ArithmeticError, AssertionError) as error:
+        # The text of a KeyError is a bare key, and that of an `assert` is empty.
+        problem = f"{type(error).__name__} {error}" if isinstance(error, LookupError | AssertionError) else error
+        raise ConfigError(f"algorithm.{key}={part.as_mapping()} does not work: {problem}{_place(error)}") from error
+
+
+def _place(error: BaseException) -> str:
+    """Where the part's own code stands in a traceback, ` (mine.py, line 8)`; nothing when a check of ours raised."""
+    library = Path(__file__).parents[1]
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not Path(frame.filename).is_relative_to(library):
+            return f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return ""

@@ -571,6 +571,15 @@ def test_two_million_tokens_take_less_than_three_seconds(name: str, large_table:
             lambda table: Credit(advantages_N=torch.zeros(6), credited_N=torch.ones(6)),
             "Credit.credited_N has the type torch.float32; it must be torch.bool",
         ),
+        (
+            lambda table: Credit.of_trajectories(table, table.returns_R / 0, table.returns_R == table.returns_R),
+            r"Credit.advantages_N is \[inf, inf, inf, nan, nan, nan\]; every token in credited_N needs a finite number",
+        ),
+        (
+            lambda table: Credit.of_steps(table, table.returns_R, table.returns_R > 0),
+            r"IndexError index 2 is out of bounds .* \(test_estimators.py, line \d+\)",
+        ),
+        (lambda table: {}["mean"], r"KeyError 'mean' \(test_estimators.py, line \d+\)"),
     ],
 )
 def test_an_estimator_that_gives_no_credit_is_named_before_a_run(estimate: Any, message: str) -> None:
@@ -587,6 +596,14 @@ def test_an_estimator_that_gives_no_credit_is_named_before_a_run(estimate: Any, 
         (
             lambda inputs: TokenLosses(loss_N=-inputs.policy_logprobs_N.mean()),
             r"TokenLosses.loss_N has the shape \(\); it must have one number per action token, here \(6,\)",
+        ),
+        (
+            lambda inputs: TokenLosses(loss_N=inputs.policy_logprobs_N.sqrt()),
+            r"TokenLosses.loss_N is \[nan, .*\]; every token needs a finite number",
+        ),
+        (
+            lambda inputs: TokenLosses(loss_N=-inputs.advantages_N * inputs.old_logprobs_N),
+            "TokenLosses.loss_N has no gradient, so it would train nothing; compute it from inputs.policy_logprobs_N",
         ),
     ],
 )
