@@ -13,6 +13,7 @@ from agent_r1.config import Config, algorithm_name, config_differences, load_con
 from agent_r1.errors import AgentR1Error
 from agent_r1.metric_names import EVAL_PREFIX
 from agent_r1.runs import RunFolder
+from agent_r1.shipped import shipped_recipes
 from agent_r1.version import __version__
 
 _FIGURES = ("greedy", "reward", "mean", "best", "maj", "tool_calls", "rows")
@@ -106,7 +107,7 @@ def _task(config: Config) -> str:
     rewards = [part.name for part in config.reward.functions] or [config.reward.function]
     lines = [
         "## Task and data\n",
-        f"- recipe: `{_short_path(config.recipe)}`" if config.recipe else "- no recipe: settings given in Python",
+        f"- recipe: `{_recipe_name(config.recipe)}`" if config.recipe else "- no recipe: settings given in Python",
         f"- environment: `{config.env.get('name', 'tool')}`" + (f" with the tools {_codes(tools)}" if tools else ""),
         f"- reward: {_codes(rewards)}",
         f"- training data: {_codes([_short_path(path) for path in config.data.train]) or 'none'}",
@@ -128,7 +129,7 @@ def _training(config: Config, facts: CardFacts) -> str:
         + (f", LoRA of rank {lora.rank} and alpha {lora.alpha:g}" if lora.rank else ""),
     ]
     if config.recipe is not None:
-        lines.append(f"\n    agent-r1 train {_short_path(config.recipe)}\n")
+        lines.append(f"\n    agent-r1 train {_recipe_name(config.recipe)}\n")
         changes = _changes(config)
         if changes:
             lines += ["with these changes of the recipe's settings:\n", *(f"    {change}" for change in changes)]
@@ -155,7 +156,7 @@ def _figures(facts: CardFacts, config: Config) -> str:
         for name in names
     ]
     table = "\n".join(["| held-out tasks | before training | after |", "|---|---:|---:|", *rows])
-    recipe = _short_path(config.recipe) if config.recipe else "RECIPE"
+    recipe = _recipe_name(config.recipe) if config.recipe else "RECIPE"
     command = f"    agent-r1 eval {recipe} --model {facts.name}"
     note = "`greedy` is the share of tasks solved without sampling, `reward` the mean outcome reward. The command:"
     return f"## Figures\n\n{table}\n\n{note}\n\n{command}\n"
@@ -206,7 +207,7 @@ def _loading(facts: CardFacts, config: Config | None) -> str:
         served = f"vllm serve {facts.name}"
     lines = ["## How to load it\n", f"```python\n{code}\n```\n", f"    {served}"]
     if config is not None and config.recipe and not facts.adapters:
-        lines.append(f"    agent-r1 chat {facts.name} --recipe {_short_path(config.recipe)}")
+        lines.append(f"    agent-r1 chat {facts.name} --recipe {_recipe_name(config.recipe)}")
     if config is not None:
         lines.append(
             f"\nThe chat template is in the tokenizer. Tool calls are written in the format "
@@ -224,6 +225,17 @@ def _licence(facts: CardFacts) -> str:
         f"## Licence\n\nNot stated. The licence of `{_short_path(facts.base)}` applies to this model too: state it "
         "here, and as `license` at the top of this file, before you publish it.\n"
     )
+
+
+def _recipe_name(recipe: str) -> str:
+    """What readers elsewhere call a recipe: one that comes with Agent-R1 by its name, and one that was the current
+    folder by that folder's name."""
+    folder = Path(recipe)
+    if any(folder.resolve() == shipped.folder.resolve() for shipped in shipped_recipes()):
+        return folder.resolve().name
+    if not folder.name and (folder / "base.yaml").is_file():
+        return folder.resolve().name
+    return _short_path(recipe)
 
 
 def _short_path(path: object) -> str:

@@ -60,7 +60,7 @@ PACKAGES: dict[str, str] = {
     # What people call.
     "inference": (
         "chat config data engines envs errors files flows images metric_names models paths registry rewards rollout "
-        "runs seeds tools training types version"
+        "runs seeds shipped tools training types version"
     ),
     "serving": "codec errors flows images inference openai_api types version web",
     "checks": (
