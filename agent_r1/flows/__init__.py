@@ -1,6 +1,7 @@
 """Flows: the code that runs one episode, from a task to its steps."""
 
-from agent_r1.flows.base import AgentFlowBase, FlowContext, Turn, checked_episode
+from agent_r1.flows.base import AgentFlowBase, FlowContext, Turn
+from agent_r1.flows.ended import checked_episode
 from agent_r1.flows.env_loop import AgentEnvLoop, SingleStepFlow
 from agent_r1.flows.events import (
     ActionParsed,

@@ -134,6 +134,7 @@ class AgentFlowBase(ABC):
 
     def render(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """The prompt of an observation; bridged over `after`'s sampled ids when it extends what that turn saw."""
+        _require_observation("render", observation)
         if self._message_engine is not None:
             seen = None if after is None else after.prompt.observation
             return Prompt(observation=normal_observation(observation).with_own_values(seen), token_ids=())
@@ -145,6 +146,7 @@ class AgentFlowBase(ABC):
     async def render_async(self, observation: Observation, after: Turn | None = None) -> Prompt:
         """What `render` returns. Where the engine computes outside this thread, the event loop continues while long
         texts are encoded; otherwise nothing here waits, but for images that are read."""
+        _require_observation("render_async", observation)
         sees_images = self._message_engine is not None or self.context.renderer.sees_images
         if sees_images and needs_reading(observation):
             observation = await asyncio.to_thread(normal_observation, observation)
@@ -315,32 +317,16 @@ class AgentFlowBase(ABC):
 _FlowT = TypeVar("_FlowT", bound=AgentFlowBase)
 
 
+def _require_observation(method: str, observation: object) -> None:
+    if not isinstance(observation, Observation):
+        raise ConfigError(
+            f"{method} needs an Observation, got {type(observation).__name__}; write "
+            f"self.{method}(Observation(messages=task.prompt))"
+        )
+
+
 def _show_text(observer: FlowObserver, text: str) -> None:
     observer(TokensSampled(text=text, token_ids=(), logprobs=()))
-
-
-def checked_episode(flow: AgentFlowBase, returned: Any) -> Episode:
-    """What `flow.run` returned, checked to be an episode with steps."""
-    name = type(flow).__name__
-    if not isinstance(returned, Episode):
-        raise ConfigError(
-            f"{name}.run must return an Episode, got {type(returned).__name__}; "
-            "end it with: return self.episode(StopReason.DONE)"
-        )
-    reason = returned.stop_reason
-    if not isinstance(reason, StopReason) or reason.is_failure:
-        raise ConfigError(
-            f"{name}.run ended its episode with {reason!r}; end it with StopReason.DONE, or at a limit with MAX_STEPS, "
-            "MAX_TOKENS or CONTEXT_FULL. For a failure raise an exception: the rollout is retried"
-        )
-    if not returned.steps:
-        raise ConfigError(f"{name}.run recorded no step; call self.record(turn, ...) for what should be learned from")
-    for index, step in enumerate(returned.steps):
-        if step.parent is not None and not -1 <= step.parent < index:
-            raise ConfigError(
-                f"{name}.run recorded step {index} with parent={step.parent}; expected an earlier step, or -1"
-            )
-    return returned
 
 
 def _pictures_of(prompt: Prompt) -> Counter[str]:

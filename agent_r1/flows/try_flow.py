@@ -14,7 +14,8 @@ from agent_r1.engines import ScriptedEngine
 from agent_r1.envs import AgentEnv
 from agent_r1.errors import ConfigError
 from agent_r1.event_loop import callable_in_event_loop, run_cancelling
-from agent_r1.flows.base import AgentFlowBase, FlowContext, checked_episode
+from agent_r1.flows.base import AgentFlowBase, FlowContext
+from agent_r1.flows.ended import checked_episode
 from agent_r1.types import Episode, SamplingParams, Task
 
 _END = "\x03"

@@ -418,7 +418,8 @@ class _Wrong(AgentFlowBase):
     mistake = ""
 
     async def run(self, task: Task) -> Episode:
-        prompt: Any = self.render(Observation(messages=task.prompt))
+        observation: Any = task.prompt if "messages for render" in self.mistake else Observation(messages=task.prompt)
+        prompt: Any = self.render(observation) if "async" not in self.mistake else await self.render_async(observation)
         if self.mistake == "an observation for act":
             prompt = Observation(messages=task.prompt)
         turn: Any = await self.act(prompt)
@@ -429,12 +430,18 @@ class _Wrong(AgentFlowBase):
             info={"metrics": {"a": "b"}} if self.mistake == "a metric as text" else {},
         )
         endings: dict[str, Any] = {"a reason as text": "done", "a failure": StopReason.ENV_ERROR}
-        return self.episode(endings.get(self.mistake, StopReason.DONE))
+        answer: Any = 9 if self.mistake == "a number as the answer" else None
+        return self.episode(endings.get(self.mistake, StopReason.DONE), answer=answer)
 
 
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
+        (
+            "messages for render",
+            r"render needs an Observation, got tuple; write self.render\(Observation\(messages=task.prompt\)\)",
+        ),
+        ("messages for render, async", "render_async needs an Observation, got tuple"),
         ("an observation for act", r"act needs a prompt, got Observation; write await self.act\(self.render"),
         ("text for record", "record needs the turn that act returned, got str"),
         ("no reward", r"the reward that record was given is None \(NoneType\); rewards must be numbers"),
@@ -442,6 +449,7 @@ class _Wrong(AgentFlowBase):
         ("an infinite reward", "the reward that record was given is inf; rewards must be finite"),
         ("a metric as text", r"record was given info\['metrics'\]\['a'\]='b' \(str\); metrics are numbers"),
         ("a reason as text", "_Wrong.run ended its episode with 'done'; end it with StopReason.DONE"),
+        ("a number as the answer", r"_Wrong.run gave the answer 9 \(int\); an answer is text.*answer=str"),
         ("a failure", "_Wrong.run ended its episode with <StopReason.ENV_ERROR: 'env_error'>; .* raise an exception"),
     ],
 )
