@@ -23,12 +23,16 @@ from agent_r1.training.plan.problems import TITLE, Problems
 from agent_r1.training.plan.tools import find_tools, listed_tools, mcp_section
 
 _UNKNOWN_OBJECT = re.compile(r"unknown (reward function|tool|environment) '[^':]+'\.")
-_ADVICE_ON_OBJECTS = (
-    "what a program passed to agent_r1.train as an object is known by its name in that program alone. A command names "
-    "it as module:attribute, where the module is a file of the current folder: agent-r1 chat RUN "
-    "env.tools=[my_shop:price] reward.function=my_shop:correct. To evaluate the run's model, call agent_r1.evaluate in "
-    "that program"
-)
+
+
+def _advice_on_objects(config: Config) -> str:
+    several = """'reward.functions=[{name: "my_shop:correct"}]'"""
+    reward = several if config.reward.functions else "reward.function=my_shop:correct"
+    return (
+        "what a program passed to agent_r1.train as an object is known by its name in that program alone. A command "
+        "names it as module:attribute, where the module is a file of the current folder: agent-r1 chat RUN "
+        f"env.tools=[my_shop:price] {reward}. To evaluate the run's model, call agent_r1.evaluate in that program"
+    )
 
 
 def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
@@ -74,7 +78,7 @@ def check_config(config: Config) -> tuple[Algorithm, RewardFunction]:
         problems.run(check_form, config.model.lora)
         problems.run(require_peft, config.model.lora)
     if config.recipe is None and any(map(_UNKNOWN_OBJECT.match, problems.found)):
-        problems.found.append(_ADVICE_ON_OBJECTS)
+        problems.found.append(_advice_on_objects(config))
     report_problems(problems.found, ConfigError, TITLE)
     return algorithm, reward
 

@@ -18,6 +18,7 @@ from agent_r1.config import from_yaml, load_config, to_yaml
 from agent_r1.errors import CheckpointError, ConfigError, DataError
 from agent_r1.inference import ChatSession, find_source, load_agent
 from agent_r1.training.model_check import check_model_exists
+from agent_r1.training.plan import check_config
 from agent_r1.types import SamplingParams
 
 LORA = ("model.lora.rank=2", "model.lora.targets=[q_proj, v_proj]", "optimizer.learning_rate=0.05")  # as in test_export
@@ -203,3 +204,20 @@ def test_a_run_that_a_program_started_names_its_objects_as_those_of_a_file_here(
     named = ["env.tools=[tools_of_mine:price_of_mine]", "reward.function=none"]
     answered = CliRunner().invoke(app, [*words, *named], env={"COLUMNS": "200"})
     assert answered.exit_code == 0, answered.output
+
+
+@pytest.mark.parametrize(
+    ("rewards", "advice"),
+    [
+        ("reward.function=mine", r"env.tools=\[my_shop:price\] reward.function=my_shop:correct\."),
+        (
+            "reward.functions=[{name: mine}]",
+            r"""env.tools=\[my_shop:price\] 'reward.functions=\[\{name: "my_shop:correct"\}\]'""",
+        ),
+    ],
+)
+def test_the_advice_on_objects_of_a_program_sets_the_key_of_rewards_that_the_run_uses(
+    rewards: str, advice: str
+) -> None:
+    with pytest.raises(ConfigError, match=advice):
+        check_config(load_config(None, ["model.path=base", rewards]))
