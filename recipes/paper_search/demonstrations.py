@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from agent_r1.console import progress_counter
 from agent_r1.envs import ContextPolicy, Conversation
+from agent_r1.tools.workers import map_in_workers
 
+from .library import View, open_library
 from .policies import Move, expert
 from .prompts import answer_message, call_message, shown_message
 from .reading import Reading
@@ -23,6 +27,45 @@ class Demonstration:
     numbers: Sequence[int]
     """The relevant papers that were shown, by the numbers under which they were shown."""
     recall: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What an episode of the expert begins with."""
+
+    library: str
+    """The folder of the collection."""
+    query: Any
+    limit: int
+    """Papers that may be shown."""
+    page: int
+    """Papers per call."""
+    tools: Sequence[str]
+
+    def reading(self) -> Reading:
+        """The state in which nothing was read."""
+        view = View(library=open_library(self.library), hidden=self.query.versions, day=self.query.day)
+        return Reading(view=view, query=self.query.text, limit=self.limit, page=self.page)
+
+
+async def demonstrate_all(starts: Sequence[Start]) -> list[Demonstration]:
+    """The expert's episodes, played in worker processes."""
+    demonstrations = []
+    async with aclosing(map_in_workers(played, starts)) as results:
+        with progress_counter("queries", len(starts)) as progress:
+            progress("demonstrating", 0)
+            async for _, (calls, numbers, recall) in results:
+                moves = [(Move(tool=tool, arguments=arguments), text) for tool, arguments, text in calls]
+                demonstrations.append(Demonstration(calls=moves, numbers=numbers, recall=recall))
+                progress("demonstrating", len(demonstrations))
+    return demonstrations
+
+
+def played(start: Start) -> tuple[list[tuple[str, Mapping[str, Any], str]], Sequence[int], float]:
+    """The calls, numbers and recall of the expert's episode: what a process can send."""
+    rng = random.Random(f"{start.query.source} {start.query.text}")
+    shown = demonstrate(start.reading(), start.query.relevant, start.tools, rng)
+    return [(move.tool, move.arguments, text) for move, text in shown.calls], shown.numbers, shown.recall
 
 
 def demonstrate(

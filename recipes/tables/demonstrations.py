@@ -13,12 +13,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.console import progress_counter
 from agent_r1.tools import ToolContext
+from agent_r1.tools.workers import map_in_workers
 from agent_r1.types import Task
 
 from . import prompts
@@ -38,52 +40,59 @@ Call = tuple[str, str, str]
 """Tool, program, output."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Demonstration:
-    """A row for the warm start."""
-
-    kind: str
-    row: dict[str, Any]
+Shown = tuple[str, dict[str, Any]]
+"""The kind of a demonstration, and its row for the warm start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
     """The demonstrations, and how many questions were tried."""
 
-    kept: list[Demonstration]
+    kept: list[Shown]
     num_tried: dict[str, int]
 
 
 async def make_demonstrations(questions: Iterable[Any], limit: int = MAX_DEMONSTRATIONS) -> Made:
     """Demonstrations of some questions, in an order that their texts decide."""
     ordered = sorted(questions, key=lambda question: hashlib.sha256(question.text.encode()).digest())
-    kept: list[Demonstration] = []
+    kept: list[Shown] = []
     tried: Counter[str] = Counter()
     num_found: Counter[str] = Counter()
-    async with _Sandbox() as sandbox:
-        with progress_counter("questions") as progress:
+    # The processes read ahead, so some of these are given up: their source has enough by the time it is their turn.
+    to_search = (question for question in ordered if not question.numeric and num_found[question.source] < limit)
+    async with _Sandbox() as sandbox, aclosing(map_in_workers(searched, to_search)) as results:
+        with progress_counter("questions", len(ordered)) as progress:
             for number, question in enumerate(ordered):
                 progress("looking for programs", number)
                 if num_found[question.source] >= limit:
                     continue
                 tried[question.source] += 1
-                if shown := await demonstration(question, sandbox):
+                if question.numeric:
+                    shown = await _with_python(question, read_table(question.table), sandbox)
+                else:
+                    shown = await _result_of(question, results)
+                if shown is not None:
                     num_found[question.source] += 1
                     kept.append(shown)
     return Made(kept=kept, num_tried=dict(tried))
 
 
-async def demonstration(question: Any, sandbox: _Sandbox) -> Demonstration | None:
-    """A demonstration of one question, or None."""
+async def _result_of(question: Any, results: AsyncIterator[tuple[Any, Shown | None]]) -> Shown | None:
+    """The result of a question that was searched; those before it are of questions that were given up."""
+    async for found, result in results:
+        if found is question:
+            return result
+    raise LookupError(f"{question.text!r} was not searched")
+
+
+def searched(question: Any) -> Shown | None:
+    """A demonstration of one question without a calculation, or None."""
     table = read_table(question.table)
-    if question.paragraphs is None:
-        return _with_sql(question, table)
-    if question.numeric:
-        return await _with_python(question, table, sandbox)
-    return _with_sql(question, table) or _from_text(question, table)
+    shown = _with_sql(question, table)
+    return shown if shown is not None or question.paragraphs is None else _from_text(question, table)
 
 
-def _with_sql(question: Any, table: Table) -> Demonstration | None:
+def _with_sql(question: Any, table: Table) -> Shown | None:
     with Database(table) as database:
         found = find_program(question.text, table, database, lambda values: _is_gold(question, values))
     if found is None or any(" | " in value for value in found.values):
@@ -117,7 +126,7 @@ def _mistake(question: Any, found: Found, table: Table, tool: TableSql) -> list[
     return []
 
 
-async def _with_python(question: Any, table: Table, sandbox: _Sandbox) -> Demonstration | None:
+async def _with_python(question: Any, table: Table, sandbox: _Sandbox) -> Shown | None:
     for program in programs_of(question.derivation, question.scale):
         printed = await sandbox.run(program)
         if "\n" not in printed and _is_gold(question, [printed]):
@@ -148,20 +157,20 @@ def programs_of(derivation: str, scale: str) -> list[str]:
     return [hundred, plain] if scale == "percent" and "100" not in text else [plain]
 
 
-def _from_text(question: Any, table: Table) -> Demonstration | None:
+def _from_text(question: Any, table: Table) -> Shown | None:
     shown = prompts.question_messages(table, question.text, question.paragraphs)[-1]["content"]
     if not all(value in shown for value in question.values) or question.scale:
         return None
     return _made(question, table, "text", [], question.values)
 
 
-def _made(question: Any, table: Table, kind: str, calls: Sequence[Call], values: Sequence[str]) -> Demonstration:
+def _made(question: Any, table: Table, kind: str, calls: Sequence[Call], values: Sequence[str]) -> Shown:
     messages = prompts.question_messages(table, question.text, question.paragraphs)
     for tool, program, output in calls:
         messages += [prompts.call_message(tool, program), prompts.output_message(tool, output)]
     messages.append(prompts.answer_message(values, question.scale))
     schemas = [TableSql().tool_schema, TablePython().tool_schema]
-    return Demonstration(kind=f"{question.source} {kind}", row={"messages": messages, "tools": schemas})
+    return f"{question.source} {kind}", {"messages": messages, "tools": schemas}
 
 
 class _Sandbox:
@@ -187,7 +196,7 @@ def describe(made: Made) -> str:
     """How many questions have a demonstration, and of what kind."""
     lines = []
     for source, num_tried in sorted(made.num_tried.items()):
-        kinds = Counter(shown.kind for shown in made.kept if shown.kind.startswith(source))
+        kinds = Counter(kind for kind, _ in made.kept if kind.startswith(source))
         counts = ", ".join(f"{count} {kind.removeprefix(source).strip()}" for kind, count in kinds.most_common())
         lines.append(f"{kinds.total()} of {num_tried} questions of {source} have a demonstration: {counts or 'none'}")
     return "\n".join(lines)

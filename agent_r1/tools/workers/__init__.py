@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_r1.tools.workers.function_ref import FunctionRef
 from agent_r1.tools.workers.imported_code import Code, code_on_disk, modules_of, refuse_changed_code
+from agent_r1.tools.workers.mapped import map_in_workers
 from agent_r1.tools.workers.threads import call_off_loop
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ __all__ = [
     "WorkerPool",
     "call_off_loop",
     "code_on_disk",
+    "map_in_workers",
     "modules_of",
     "refuse_changed_code",
 ]

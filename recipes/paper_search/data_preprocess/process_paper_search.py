@@ -9,6 +9,7 @@ those of `base.yaml`; overrides such as `'env.tools=["tools:search","tools:expan
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,6 @@ from typing import Any
 
 from agent_r1.cli.errors import script_errors
 from agent_r1.config import Config, load_config
-from agent_r1.console import progress_counter
 from agent_r1.data import hold_out, write_rows
 from agent_r1.envs import make_policy
 from agent_r1.registry import load_module, recipe_folder
@@ -28,7 +28,7 @@ RECIPE = Path(__file__).resolve().parents[1]
 
 # A plain import would not find them when this file is run as a script.
 with recipe_folder(RECIPE):
-    prompts, library, reading = load_module("prompts"), load_module("library"), load_module("reading")
+    prompts, library = load_module("prompts"), load_module("library")
     demonstrations = load_module("demonstrations")
     sources = load_module("data_preprocess.sources")
 
@@ -61,31 +61,22 @@ def task_row(query: Any, number: int, split: str, max_read: int) -> dict[str, An
     }
 
 
-def start_reading(papers: Any, query: Any, *, limit: int, page: int) -> Any:
-    """The state of an episode in which nothing was read."""
-    view = library.View(library=papers, hidden=query.versions, day=query.day)
-    return reading.Reading(view=view, query=query.text, limit=limit, page=page)
-
-
-def demonstration_rows(queries: Sequence[Any], papers: Any, config: Config) -> Iterator[dict[str, Any]]:
+def demonstration_rows(queries: Sequence[Any], config: Config) -> Iterator[dict[str, Any]]:
     """Demonstrations of some queries that find enough."""
     env = config.env
     policy = make_policy(env.get("context", "append"))
     tools = [tool for entry in env["tools"] for tool in BaseTool.find(entry)]
     schemas, names = [tool.tool_schema for tool in tools], [tool.name for tool in tools]
     chosen = random.Random("paper_search").sample(queries, min(NUM_DEMONSTRATIONS, len(queries)))
+    settings = {"library": str(env["library"]), "limit": env["max_read"], "page": env["page"], "tools": names}
+    starts = [demonstrations.Start(query=query, **settings) for query in chosen]
     recalls, calls = [], Counter[str]()
-    with progress_counter("queries", len(chosen)) as progress:
-        for number, query in enumerate(chosen):
-            rng = random.Random(f"{query.source} {query.text}")
-            state = start_reading(papers, query, limit=env["max_read"], page=env["page"])
-            shown = demonstrations.demonstrate(state, query.relevant, names, rng)
-            progress("demonstrating", number)
-            if shown.recall >= MIN_RECALL:
-                recalls.append(shown.recall)
-                calls.update(move.tool for move, _ in shown.calls)
-                prompt = prompts.question_messages(query.kind, query.text, env["max_read"])
-                yield from demonstrations.conversations(prompt, shown, policy, schemas)
+    for query, shown in zip(chosen, asyncio.run(demonstrations.demonstrate_all(starts)), strict=True):
+        if shown.recall >= MIN_RECALL:
+            recalls.append(shown.recall)
+            calls.update(move.tool for move, _ in shown.calls)
+            prompt = prompts.question_messages(query.kind, query.text, env["max_read"])
+            yield from demonstrations.conversations(prompt, shown, policy, schemas)
     counts = ", ".join(f"{tool} {count}" for tool, count in calls.most_common())
     found = f"recall {mean(recalls):.3f}; calls: {counts}" if recalls else "none finds enough"
     print(f"{len(recalls)} of {len(chosen)} training queries have a demonstration: {found}")
@@ -94,12 +85,12 @@ def demonstration_rows(queries: Sequence[Any], papers: Any, config: Config) -> I
 def write_data(folder: Path, config: Config, dataset: Path | None = None) -> None:
     """Write the collection, `demonstrations.jsonl` and one file per split."""
     collection = sources.read_collection(dataset)
-    papers = library.Library.build(collection.papers, Path(config.env["library"]))
+    library.Library.build(collection.papers, Path(config.env["library"]))
     splits = split_queries(collection.queries)
     for split, queries in splits.items():
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(q.kind for q in queries).items()))
         print(f"{split}: {len(queries)} queries of {len({query.source for query in queries})} papers ({kinds})")
-    write_rows(folder / "demonstrations.jsonl", demonstration_rows(splits["train"], papers, config))
+    write_rows(folder / "demonstrations.jsonl", demonstration_rows(splits["train"], config))
     for split in ("test", "validation", "train"):
         rows = (task_row(query, number, split, config.env["max_read"]) for number, query in enumerate(splits[split]))
         write_rows(folder / f"{split}.parquet", rows)

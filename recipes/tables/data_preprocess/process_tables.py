@@ -73,7 +73,7 @@ def write_data(folder: Path, dataset: Path | None = None, limit: int | None = No
     print(describe(splits))
     shown = asyncio.run(demonstrations.make_demonstrations(splits.train, limit or demonstrations.MAX_DEMONSTRATIONS))
     print(demonstrations.describe(shown))
-    write_rows(folder / "demonstrations.jsonl", (entry.row for entry in shown.kept))
+    write_rows(folder / "demonstrations.jsonl", (row for _, row in shown.kept))
     for source in (sources.WTQ, sources.TATQA):
         rows = (task_row(question, "test") for question in splits.test if question.source == source)
         write_rows(folder / f"test_{source}.parquet", rows)
