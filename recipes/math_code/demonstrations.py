@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from agent_r1.console import progress_counter
-from agent_r1.tools import BaseTool, ToolContext, ToolTimeoutError
+from agent_r1.tools import BaseTool, ToolContext, ToolTimeoutError, num_cores
 from agent_r1.types import Task
 
 from . import prompts
@@ -27,7 +26,7 @@ from .tools import MathPython
 MAX_PROGRAMS = 3
 """Proposals that are tried for one problem."""
 MAX_OUTPUT_CHARS = 120
-CONCURRENCY = max(2, os.cpu_count() or 1)
+CONCURRENCY = max(2, num_cores())
 SECONDS = 3.0
 
 Shown = tuple[str, dict[str, Any]]

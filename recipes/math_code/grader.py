@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from collections.abc import Iterable
 
 from agent_r1.console import progress_counter
 from agent_r1.errors import AgentR1Error
+from agent_r1.tools import num_cores
 from agent_r1.tools.workers.pool import WorkerDiedError, WorkerPool, WorkerRaisedError, WorkerTimeoutError
 
 from .grading import is_integer, quick_verdict, verdicts
@@ -36,8 +36,8 @@ _of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Grader] = weakref
 
 
 def num_processes() -> int:
-    """Half of the processors, at most eight: the others run programs."""
-    return max(1, min(8, (os.cpu_count() or 1) // 2))
+    """Half of the cores, at most eight: the others run programs."""
+    return max(1, min(8, num_cores() // 2))
 
 
 class Grader:
@@ -123,7 +123,8 @@ class Grader:
 
 async def accepted_as_own(golds: Iterable[str]) -> dict[str, bool]:
     """For each gold answer, whether math-verify accepts it as its own. Integers need no algebra."""
-    grader, numbers = Grader.here(), itertools.count(1)
+    pool = WorkerPool(num_cores(), memory_bytes=MEMORY_BYTES)  # no programs run meanwhile: all cores grade
+    grader, numbers = Grader(pool), itertools.count(1)
     accepted = dict.fromkeys(golds, True)
     asked = [gold for gold in accepted if not is_integer(gold)]
     with progress_counter("gold answers", len(asked)) as progress:
@@ -135,5 +136,8 @@ async def accepted_as_own(golds: Iterable[str]) -> dict[str, bool]:
             return found
 
         progress("grading with math-verify", 0)
-        found = await asyncio.gather(*map(is_accepted, asked))
+        try:
+            found = await asyncio.gather(*map(is_accepted, asked))
+        finally:
+            await pool.close()
     return accepted | dict(zip(asked, found, strict=True))

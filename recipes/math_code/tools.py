@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from dataclasses import replace
 
 from agent_r1.constraints import Count, Seconds
 from agent_r1.errors import ConfigError
-from agent_r1.tools import BaseTool, PythonTool
+from agent_r1.tools import BaseTool, PythonTool, num_cores
 
 MEMORY_MB = 1024
 MAX_INTERPRETERS = 64
@@ -32,7 +31,7 @@ simplify(sin(x) ** 2 + cos(x) ** 2)
 class MathPython(PythonTool):
     """The library's Python tool, by the same name, with settings for short programs.
 
-    Programs run on as many processors as there are, so that `seconds` means the same for one episode and for 512.
+    Programs run on as many cores as there are, so that `seconds` means the same for one episode and for 512.
     """
 
     def __init__(
@@ -50,4 +49,4 @@ class MathPython(PythonTool):
             brief_errors=True,
             limits={"memory_mb": MEMORY_MB},
         )
-        self.policy = replace(self.policy, max_concurrency=min(os.cpu_count() or 1, max_interpreters))
+        self.policy = replace(self.policy, max_concurrency=min(num_cores(), max_interpreters))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from agent_r1.constraints import Count, Seconds
 from agent_r1.errors import ConfigError
-from agent_r1.tools import BaseTool, PythonTool, ToolContext, ToolInputError, ToolResponse, ToolResult
+from agent_r1.tools import BaseTool, PythonTool, ToolContext, ToolInputError, ToolResponse, ToolResult, num_cores
 from agent_r1.tools.workers import call_off_loop
 
 from .database import Database, QueryError, show_rows
@@ -36,7 +35,7 @@ class TableSql(BaseTool):
 
     def __init__(self, *, max_rows: Count = 12, max_chars: Count = 400) -> None:
         self._max_rows, self._max_chars = max_rows, max_chars
-        self.policy = replace(self.policy, max_concurrency=2 * (os.cpu_count() or 1))
+        self.policy = replace(self.policy, max_concurrency=2 * num_cores())
         query = {"type": "string", "description": "One SELECT, in the SQL of SQLite."}
         self.tool_schema = {
             "type": "function",
@@ -80,7 +79,7 @@ class TablePython(PythonTool):
             brief_errors=True,
             limits={"memory_mb": MEMORY_MB},
         )
-        self.policy = replace(self.policy, max_concurrency=min(os.cpu_count() or 1, max_interpreters))
+        self.policy = replace(self.policy, max_concurrency=min(num_cores(), max_interpreters))
 
     async def execute(self, args: Mapping[str, Any], **kwargs: Any) -> ToolResult:
         """Run one program; before the first that mentions `rows`, define them."""

@@ -22,6 +22,7 @@ from agent_r1.errors import DataError
 from agent_r1.models.tiny import build_tiny_model, train_tokenizer
 from agent_r1.registry import load_function, recipe_folder
 from agent_r1.rewards import score_episode
+from agent_r1.tools import num_cores
 from agent_r1.training import prepare_plan
 from agent_r1.training.demonstrations import Rule, choose_rows
 from agent_r1.types import Action, Group, StopReason, Task, Trajectory
@@ -29,10 +30,11 @@ from recipes.math_code import grading, own_episodes, prompts, reward_fn
 from recipes.math_code.code_blocks import CodeBlocks
 from recipes.math_code.data_preprocess import process_math_code as process
 from recipes.math_code.data_preprocess import sources
-from recipes.math_code.grader import Grader, accepted_as_own
+from recipes.math_code.grader import Grader, accepted_as_own, num_processes
 from recipes.math_code.latex_python import UnreadableError, to_python
 from recipes.math_code.plain_env import PlainEnv
 from recipes.math_code.programs import programs
+from recipes.math_code.tools import MathPython
 from tests.helpers import commands
 from tests.helpers.recipe_runs import ROOT, WHOLE_DATA, SampleRun, demonstrated_turns, play, task_of
 
@@ -111,18 +113,36 @@ def test_gold_answers_are_parsed_once_and_integers_not_at_all(
         parsed.append(text)
         return parse(text)
 
-    class Alone:
-        @staticmethod
-        async def is_right(gold: str, answer: str) -> bool:
-            return grading.verdict(gold, answer)
+    async def is_right(grader: Grader, gold: str, answer: str) -> bool:
+        return grading.verdict(gold, answer)
 
     monkeypatch.setattr("math_verify.parse", counting_parse)
-    monkeypatch.setattr(Grader, "here", Alone)
+    monkeypatch.setattr(Grader, "is_right", is_right)
     monkeypatch.setattr("agent_r1.console._SECONDS_BETWEEN_LINES", 0.0)
     golds = ["12", r"\frac{1}{2}", "-3", r"\frac{1}{2}", "x"]
     assert asyncio.run(accepted_as_own(golds)) == dict.fromkeys(golds, True)
     assert parsed == [r"\boxed{\frac{1}{2}}", r"\boxed{x}"]
     assert "grading with math-verify: 2 of 2 gold answers after 0 min\n" in capsys.readouterr().err
+
+
+def test_gold_answers_are_graded_on_all_cores_and_a_rollout_leaves_half_to_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of this process: a container may have four of the machine's sixty-four."""
+    sizes: list[int] = []
+
+    async def is_right(grader: Grader, gold: str, answer: str) -> bool:
+        sizes.append(grader._pool.size)
+        return True
+
+    monkeypatch.setattr(Grader, "is_right", is_right)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    asyncio.run(accepted_as_own(["x"]))
+    cores = num_cores()
+    assert cores <= 4
+    assert (sizes, num_processes()) == ([cores], max(1, cores // 2))
+    assert MathPython().policy.max_concurrency == cores
 
 
 @pytest.mark.whole

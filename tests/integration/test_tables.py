@@ -22,7 +22,7 @@ from agent_r1.errors import DataError
 from agent_r1.models.tiny import train_tokenizer
 from agent_r1.registry import load_module, recipe_folder
 from agent_r1.rewards import score_episode
-from agent_r1.tools import ToolContext
+from agent_r1.tools import ToolContext, num_cores
 from agent_r1.training import prepare_plan
 from agent_r1.types import StopReason, Task
 from recipes.tables import demonstrations, reward_fn
@@ -219,6 +219,14 @@ def test_python_has_the_rows_of_the_table_and_keeps_variables() -> None:
 
 
 # --- the tool format -------------------------------------------------------------------------------------------------
+
+
+def test_calls_at_a_time_are_as_many_as_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    cores = num_cores()
+    assert cores <= 4
+    assert (TableSql().policy.max_concurrency, TablePython().policy.max_concurrency) == (2 * cores, cores)
 
 
 def test_a_turn_ends_with_its_first_block_of_sql_or_python() -> None:
