@@ -32,9 +32,18 @@ if ! grep -q '^  train: ' "$recipe/base.yaml"; then
     echo "recipe '$name' only evaluates: agent-r1 eval recipes/$name --model MODEL" >&2
     exit 2
 fi
-run="runs/$name${algorithm:+_$algorithm}"
-settings=("run.name=$(basename "$run")" ${algorithm:+"algorithm=$algorithm"})
-read -r -a overrides <<<"${SPEEDRUN_OVERRIDES:-}"
+folder=runs run_name="$name${algorithm:+_$algorithm}"
+settings=("run.name=$run_name" ${algorithm:+"algorithm=$algorithm"})
+set -f # data.train=[a.jsonl] is no pattern of file names
+for setting in ${SPEEDRUN_OVERRIDES:-}; do
+    settings+=("$setting")
+    case "$setting" in
+        run.folder=*) folder="${setting#*=}" ;;
+        run.name=*) run_name="${setting#*=}" ;;
+    esac
+done
+set +f
+run="$folder/$run_name"
 
 say() { printf '\n== %s\n' "$*"; }
 agent_r1() { "$python" -m agent_r1.cli "$@"; }
@@ -63,14 +72,16 @@ fi
 
 if [[ ! -e "$run/summary.json" ]]; then
     say "2/3 $name${algorithm:+ with $algorithm}: data and warm start if they are missing, then training"
-    agent_r1 train "$recipe" "${settings[@]}" "${overrides[@]}"
+    agent_r1 train "$recipe" "${settings[@]}"
 fi
 
 if [[ ! -e "$run/test.txt" ]]; then
     say "3/3 the test rows, before and after training"
-    agent_r1 eval "$run" >"$run/test.txt.partial"
+    # -i: Ctrl-C is for the evaluation, whose last words are still to be read.
+    agent_r1 eval "$run" | tee -i "$run/test.txt.partial"
     mv "$run/test.txt.partial" "$run/test.txt"
+else
+    cat "$run/test.txt"
 fi
 
 say "done: the model is in $run/hf"
-cat "$run/test.txt"
