@@ -33,11 +33,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from difflib import get_close_matches
+from importlib import metadata
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
@@ -94,6 +96,16 @@ def require_installed(module: str, package: str, extra: str, purpose: str) -> No
     """Raise `MissingExtraError` when a module of an optional dependency is not installed; nothing is imported."""
     if find_spec(module) is None:
         raise MissingExtraError(package, extra, purpose)
+
+
+def pip_advice(module: str) -> str:
+    """For PIL, which an extra brings: ": pip install 'agent-r1[images]'"; "" for a module that none brings."""
+    package = {"PIL": "pillow"}.get(module, module.replace("_", "-"))
+    with suppress(metadata.PackageNotFoundError):
+        for line in metadata.requires("agent-r1") or ():
+            if extra := re.fullmatch(rf"{re.escape(package)}\W.*extra == \W([\w-]+)\W", line):
+                return f": pip install 'agent-r1[{extra[1]}]'"
+    return ""
 
 
 class CheckpointError(AgentR1Error, RuntimeError):

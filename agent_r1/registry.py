@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from agent_r1.constraints import argument_problems
-from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean, importing, no_exit
+from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean, importing, no_exit, pip_advice
 
 T = TypeVar("T")
 
@@ -234,7 +234,7 @@ def find_module(name: str, purpose: str) -> ModuleType:
 def _advice_on_import(missing: str, folder: Path | None) -> str:
     """A recipe's files are a package of their own, so `import tools` does not find the file tools.py next to it."""
     if folder is None or not any(folder.joinpath(name).exists() for name in (f"{missing}.py", missing)):
-        return ""
+        return pip_advice(missing.partition(".")[0])
     return f", a file of the same folder: write `from .{missing} import ...`, with the dot"
 
 

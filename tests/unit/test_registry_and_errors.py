@@ -198,6 +198,18 @@ def test_recipe_that_needs_a_missing_module_names_that_module(tmp_path: Path) ->
         load_from(folder, "reward_fn:score")
 
 
+@pytest.mark.parametrize(("module", "extra"), [("PIL", "images"), ("bm25s", "search"), ("math_verify", "math")])
+def test_recipe_that_needs_a_module_of_an_extra_names_the_extra(
+    module: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = {name for name in (module, *sys.modules) if name.partition(".")[0] == module}
+    for name in hidden:
+        monkeypatch.setitem(sys.modules, name, None)
+    folder = recipe(tmp_path, reward_fn=f"import {module}\n")
+    with pytest.raises(ConfigError, match=rf"needs the module '{module}': pip install 'agent-r1\[{extra}\]'$"):
+        load_from(folder, "reward_fn:score")
+
+
 def test_recipe_file_that_imports_its_neighbour_without_the_dot_is_told_about_the_dot(tmp_path: Path) -> None:
     folder = recipe(tmp_path, reward_fn="from prices import PRICES\n", prices="PRICES = {}\n")
     with pytest.raises(ConfigError, match=r"a file of the same folder: write `from \.prices import \.\.\.`"):
