@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,7 +37,7 @@ CALL_SECONDS = 3600.0
 
 async def map_in_workers(
     function: Callable[[Item], Any], items: Iterable[Item], *, num_processes: int | None = None
-) -> AsyncIterator[tuple[Item, Any]]:
+) -> AsyncGenerator[tuple[Item, Any], None]:
     """Every item with `function(item)`, which is plain data, in the order of the items.
 
     The function is one that a process can find by its name (`FunctionRef`). `items` are read a few chunks ahead of the

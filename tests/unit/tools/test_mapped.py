@@ -14,7 +14,7 @@ import pytest
 
 from agent_r1.registry import load_object, recipe_folder
 from agent_r1.tools.workers import map_in_workers, mapped
-from agent_r1.tools.workers.pool import WorkerRaisedError
+from agent_r1.tools.workers.pool import WorkerPool, WorkerRaisedError
 
 COUNTS = [1, 3]
 
@@ -67,9 +67,8 @@ def test_an_exception_of_the_function_reaches_the_caller(count: int, error: type
 def test_items_are_read_a_few_chunks_ahead_and_an_early_end_kills_the_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pools = []
-    make = mapped._pool
-    monkeypatch.setattr(mapped, "_pool", lambda count: pools.append(make(count)) or pools[-1])
+    pool = WorkerPool(2)
+    monkeypatch.setattr(mapped, "_pool", lambda _: pool)
     read: list[int] = []
 
     def items() -> Iterator[int]:
@@ -80,11 +79,11 @@ def test_items_are_read_a_few_chunks_ahead_and_an_early_end_kills_the_processes(
     async def first_three() -> list[int]:
         async with aclosing(map_in_workers(square, items(), num_processes=2)) as pairs:
             taken = [(await anext(pairs))[1] for _ in range(3)]
-            assert pools[0].pids()
+            assert pool.pids()
             return taken
 
     assert asyncio.run(first_three()) == [0, 1, 4]
-    assert pools[0].pids() == []
+    assert pool.pids() == []
     assert len(read) == 4 * mapped.CHUNK_SIZE
 
 
