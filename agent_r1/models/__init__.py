@@ -32,7 +32,7 @@ from agent_r1.models.lora import (
     saved_state,
 )
 from agent_r1.models.padding import round_up
-from agent_r1.models.precision import train_in_float32
+from agent_r1.models.precision import changed_torch_defaults, train_in_float32
 from agent_r1.models.tiny import add_vision_tower, build_tiny_model, build_tiny_vision_model, train_tokenizer
 from agent_r1.models.unmerged_adapters import add_unmerged_adapters
 from agent_r1.models.vision import (
@@ -64,6 +64,7 @@ __all__ = [
     "base_fingerprint",
     "build_tiny_model",
     "build_tiny_vision_model",
+    "changed_torch_defaults",
     "check_attention",
     "check_form",
     "check_targets",

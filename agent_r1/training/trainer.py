@@ -15,14 +15,14 @@ from typing import Any
 from agent_r1.config import Config, algorithm_name, to_yaml
 from agent_r1.console import RunConsole, pick_pair
 from agent_r1.engines import engine_metrics
-from agent_r1.errors import AgentR1Error, ExportError, RankError, StorageError
+from agent_r1.errors import AgentR1Error, ConfigError, ExportError, RankError, StorageError
 from agent_r1.evaluation import Evaluation, rollout_metrics, sample_eval_tasks
 from agent_r1.files import kept_working_folder, write_atomically
 from agent_r1.interrupts import RunInterrupted, StopSignals
 from agent_r1.learner import gather_experience
 from agent_r1.learner.sharded import Ranks, alike
 from agent_r1.metric_names import EVAL_GREEDY, EVAL_TOOL_CALLS, PEAK_GPU_GB, STEP_SECONDS, TOOL_CALLS
-from agent_r1.models import Rounding
+from agent_r1.models import Rounding, changed_torch_defaults
 from agent_r1.runs import PendingTrajectories, RunFolder, Tracker, base_model, write_credit, write_fingerprints
 from agent_r1.training.checkpoints.files import Checkpoint
 from agent_r1.training.checkpoints.last_step import LastStep
@@ -157,6 +157,8 @@ class Trainer:
         groups = collected.groups
         rollout_seconds = times.ended("rollout")
         self._ranks.agree_now(self.folder.ensure_in_place)
+        if (changed := changed_torch_defaults()) is not None:
+            raise ConfigError(f"the rollouts of step {step + 1} cannot be learned from: {changed}")
         experience = gather_experience(groups, self.shaping, self.critic_view)
         credit: list[TrajectoryCredit] | None = [] if self._records_credit(step + 1) else None
         with self._recording(groups) as record:

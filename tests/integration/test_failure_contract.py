@@ -11,7 +11,7 @@ import re
 import signal
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ from agent_r1.errors import (
     DeviceMemoryError,
     DivergenceError,
     EngineError,
+    EngineLostError,
     ExportError,
     RolloutsFailingError,
     RunLockedError,
@@ -1094,6 +1095,54 @@ def test_an_update_that_is_not_finite_is_skipped_counted_and_stops_the_run(tiny_
         learner.learn_sync(experience, step=1)
     assert same_weights(tiny_model, before)
     seen_in("update-not-finite", "loss/skipped_updates")
+
+
+@pytest.fixture
+def torch_defaults() -> Iterator[None]:
+    """Whatever a test does to them, the others have those that torch starts with."""
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+
+
+@pytest.mark.whole
+@pytest.mark.usefixtures("torch_defaults")
+@row("torch-defaults-changed")
+def test_a_reward_that_changes_the_defaults_of_torch_stops_the_run_before_it_learns(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    calls: list[Episode] = []
+
+    def careless(task: Task, episode: Episode) -> float:
+        calls.append(episode)
+        if len(calls) == 8:  # the last of the batch
+            torch.set_default_dtype(torch.float64)
+        return score_variety(task, episode)
+
+    with pytest.raises(
+        ConfigError, match=r"step 1 cannot be learned from: .*torch\.set_default_dtype\(torch\.float64\)"
+    ):
+        commands.train(*tiny_overrides(tmp_path, model_folder), quiet=True, reward=careless)
+    assert not (tmp_path / "tiny" / "hf").exists()
+    seen_in("torch-defaults-changed", "ConfigError", "reward.timeout")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda: torch.set_default_dtype(torch.bfloat16), r"torch\.set_default_dtype\(torch\.bfloat16\)"),
+        (lambda: torch.set_default_device("meta"), r"torch\.set_default_device\('meta'\)"),
+    ],
+    ids=["dtype", "device"],
+)
+@pytest.mark.usefixtures("torch_defaults")
+def test_an_engine_does_not_compute_with_other_defaults_of_torch(
+    tiny_model: LlamaForCausalLM, change: Callable[[], None], told: str
+) -> None:
+    engine = LocalEngine(tiny_model)
+    change()
+    with pytest.raises(EngineLostError, match=told):
+        asyncio.run(engine.generate((1, 2), SamplingParams(max_tokens=2)))
 
 
 @row("weights-explode")

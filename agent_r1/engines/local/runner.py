@@ -18,10 +18,11 @@ from agent_r1.engines.local.images.prompt_images import StepImages
 from agent_r1.engines.local.kv_cache import empty_caches, kv_blocks
 from agent_r1.engines.local.request import Chunk, Request, check_request
 from agent_r1.engines.local.sampling import sample
-from agent_r1.errors import EngineError
+from agent_r1.errors import EngineError, EngineLostError
 from agent_r1.models import (
     VisionFamily,
     add_unmerged_adapters,
+    changed_torch_defaults,
     check_attention,
     decoder_inputs,
     set_attention,
@@ -135,7 +136,11 @@ class ModelRunner:
         return 0 if self.images is None else self.images.num_encoded
 
     def check(self, request: Request, context_length: int) -> None:
-        """Raise EngineRequestError for a request that can never be answered, and find the images of all others."""
+        """Raise EngineRequestError for a request that can never be answered, and find the images of all others. Raises
+        EngineLostError for all requests once torch's defaults were changed."""
+        changed = changed_torch_defaults()
+        if changed is not None:
+            raise EngineLostError(f"the engine cannot compute: {changed}")
         check_request(
             request,
             context_length=context_length,
