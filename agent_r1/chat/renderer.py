@@ -74,7 +74,8 @@ class ChatRenderer:
         self.stop_ids: TokenIds = tuple(dict.fromkeys(stop_tokens))
         if not self.stop_ids:
             raise ConfigError("the model's tokenizer has no end-of-turn token; set eos_token in tokenizer_config.json")
-        ends = [str(tokenizer.decode([end], skip_special_tokens=False)) for end in self.stop_ids]
+        # Ids that the tokenizer does not know, such as those of a padded vocabulary, have no text in a prompt.
+        ends = [end for id_ in self.stop_ids if (end := str(tokenizer.decode([id_], skip_special_tokens=False)))]
         self._deltas = DeltaFinder(ends)
         self.control_tokens = ControlTokens(tokenizer, ends, marks_of_own_turn(self.format), self._images.placeholders)
 
@@ -319,7 +320,8 @@ class ChatRenderer:
                 tokenize=False,
             )
         except Exception as error:
-            raise ChatTemplateError(f"the model's chat template refuses the conversation: {error}") from error
+            what = str(error) or type(error).__name__  # such as MemoryError
+            raise ChatTemplateError(f"the model's chat template refuses the conversation: {what}") from error
         return rendered
 
     def _single_ids(self, tokens: Sequence[str]) -> list[int]:

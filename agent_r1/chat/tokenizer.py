@@ -62,8 +62,9 @@ def read_renderer(folder: Path, tool_format: str = "hermes") -> ChatRenderer | N
     tokenizer = read_tokenizer_file(folder)
     if tokenizer is None:
         return None
-    eos = (read_json(folder / "generation_config.json") or {}).get("eos_token_id")
-    return ChatRenderer(tokenizer, tool_format, stop_ids=_as_ids(eos))
+    file = folder / "generation_config.json"
+    stop_ids = _as_ids((read_json(file) or {}).get("eos_token_id"), str(file))
+    return ChatRenderer(tokenizer, tool_format, stop_ids=stop_ids)
 
 
 def portable_tokenizer(
@@ -101,8 +102,12 @@ def generation_stop_ids(path: str | Path) -> tuple[int, ...]:
         if file.is_file():  # turns would not end where the model ends them
             raise ConfigError(f"{file} cannot be read: {error}") from error
         return ()
-    return _as_ids(eos)
+    return _as_ids(eos, f"{Path(path) / 'generation_config.json'}")
 
 
-def _as_ids(eos: int | list[int] | None) -> tuple[int, ...]:
-    return tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
+def _as_ids(eos: Any, file: str) -> tuple[int, ...]:
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    wrong = [entry for entry in ids if isinstance(entry, bool) or not isinstance(entry, int) or entry < 0]
+    if wrong:
+        raise ConfigError(f"{file}: eos_token_id must be the id of a token or a list of ids, found {wrong[0]!r:.80}")
+    return tuple(ids)

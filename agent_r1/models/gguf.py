@@ -13,7 +13,6 @@ import importlib.util
 import os
 import re
 import shutil
-import struct
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from torch import nn
 
 from agent_r1.chat import template_with_tools
 from agent_r1.config import Config
-from agent_r1.errors import ConfigError, require_installed
+from agent_r1.errors import ConfigError, raising, require_installed
 from agent_r1.models.export import export_model
 from agent_r1.models.pretrained import no_progress_bars
 from agent_r1.paths import cache_dir
@@ -56,19 +55,16 @@ def convert_gguf(file: Path, folder: Path) -> None:
 
     for package in ("gguf", "accelerate"):
         require_installed(package, package, "gguf", f"reading {file.name}")
-    try:
-        with no_progress_bars():
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            # Without dequantize the weights stay packed and cannot be trained.
-            model = AutoModelForCausalLM.from_pretrained(
-                file.parent,
-                gguf_file=file.name,
-                dtype=torch.bfloat16,
-                quantization_config=GgufConfig(dequantize=True),
-            )
-    except (OSError, ValueError, KeyError, RuntimeError, struct.error) as error:
-        raise ConfigError(f"{file} cannot be read as the GGUF of a language model: {error}") from error
-    add_marks(tokenizer, file)
+    with no_progress_bars(), raising(ConfigError, f"{file} cannot be read as the GGUF of a language model"):
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        # Without dequantize the weights stay packed and cannot be trained.
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        add_marks(tokenizer, file)
     tokenizer.clean_up_tokenization_spaces = False  # decode tokens unchanged; the library warns when it is not set
     tokenizer.chat_template = template_with_tools(tokenizer.chat_template, tokenizer.get_vocab())
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")

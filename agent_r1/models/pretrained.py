@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path, PurePath
 from typing import Any, cast
 
 import torch
@@ -21,16 +23,25 @@ def open_model(
 
     `dtype="auto"` keeps the type the weights are stored in; `attention` replaces the decoder's default implementation.
     """
+    _check_index(path)
     with no_progress_bars(), raising(ConfigError, f"the model '{path}' cannot be loaded"):
         model_class, is_vision = model_class_of(path, trust_remote_code=trust_remote_code)
-        model, loaded = model_class.from_pretrained(
-            path,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            attn_implementation=None if is_vision else attention,
-            output_loading_info=True,
-        )
+        try:
+            model, loaded = model_class.from_pretrained(
+                path,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                attn_implementation=None if is_vision else attention,
+                output_loading_info=True,
+            )
+        except Exception as error:
+            found = _damage(Path(path), model_class)
+            if found is None:
+                raise
+            raise ConfigError(f"the model '{path}' cannot be loaded: {found}") from error
+    _check_sizes(path, model.config.get_text_config())
     _check_complete(path, sorted(loaded["missing_keys"]))
+    _check_layers(path, model, sorted(loaded["unexpected_keys"]))
     if is_vision and attention is not None:
         set_attention(model, attention)
     return cast(nn.Module, model)
@@ -44,6 +55,77 @@ def _check_complete(path: str, missing: Sequence[str]) -> None:
             f"the model '{path}' cannot be loaded: {len(missing)} of its weights are in none of its files ({names}); "
             "its config.json is another model's, or a file is missing or was made for another use of the model"
         )
+
+
+def _check_layers(path: str, model: nn.Module, unused: Sequence[str]) -> None:
+    """Raise ConfigError for layers in the files of a model that its configuration does not have: the model would be cut
+    without a word. Other weights that it does not use, such as those of a head, do no harm."""
+    forms = {_layer_form(name) for name in model.state_dict()}
+    layers = [name for name in unused if _layer_form(name) in forms]
+    if layers:
+        raise ConfigError(
+            f"the model '{path}' cannot be loaded: its files have {len(layers)} weights of layers that its config.json "
+            f"does not have ({layers[0]}, ...); num_hidden_layers there must be that of the files"
+        )
+
+
+def _layer_form(name: str) -> str:
+    """The name of a weight without the number of its layer."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _check_sizes(path: str, config: Any) -> None:
+    """Raise ConfigError for sizes of a model that no model has."""
+    for key in ("num_hidden_layers", "max_position_embeddings"):
+        size = getattr(config, key, None)
+        if isinstance(size, int) and size < 1:
+            raise ConfigError(f"the model '{path}' cannot be loaded: its config.json says {key}={size}")
+
+
+def _check_index(path: str) -> None:
+    """Raise ConfigError for an index of weights that names files outside of the model's folder."""
+    index = read_model_json(path, "model.safetensors.index.json") if Path(path).is_dir() else None
+    files = (index or {}).get("weight_map")
+    for file in set(map(str, files.values())) if isinstance(files, dict) else ():
+        if PurePath(file).is_absolute() or ".." in PurePath(file).parts:
+            raise ConfigError(
+                f"the model '{path}' cannot be loaded: model.safetensors.index.json names the file {file}, which is "
+                "not in the model's folder"
+            )
+
+
+def _damage(folder: Path, model_class: Any) -> str | None:
+    """What is wrong with the weight files of a model that could not be loaded; None when nothing can be found."""
+    from safetensors import SafetensorError, safe_open
+    from transformers import AutoConfig
+
+    shapes = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as weights:
+                shapes |= {name: list(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            with file.open("rb") as content:
+                is_pointer = content.read(40).startswith(b"version https://git-lfs")
+            if is_pointer:
+                return f"{file.name} is only a pointer of Git LFS; fetch the weights with: git lfs pull"
+            size = file.stat().st_size
+            return f"{file.name} ({size:,} bytes) is cut short or damaged: {error}; download it again"
+        except OSError as error:
+            return f"{file.name} cannot be read: {error}"
+    try:
+        with torch.device("meta"):
+            model = model_class.from_config(AutoConfig.from_pretrained(str(folder)))
+    except Exception:  # noqa: BLE001 - the caller has the error of the configuration already
+        return None
+    expected = {name: list(weight.shape) for name, weight in model.state_dict().items()}
+    wrong = [name for name, shape in shapes.items() if expected.get(name, shape) != shape]
+    if not wrong:
+        return None
+    return (
+        f"{len(wrong)} of its weights are of another shape than its config.json says: {wrong[0]} is {shapes[wrong[0]]} "
+        f"in the files and {expected[wrong[0]]} by config.json"
+    )
 
 
 def model_class_of(path: str, *, trust_remote_code: bool = False) -> tuple[Any, bool]:

@@ -59,11 +59,13 @@ BEGINS_THINKING = (
 )
 
 
-def renderer_of(tokenizer: Any, template: str, tool_format: str = "hermes", *tokens: str) -> ChatRenderer:
+def renderer_of(
+    tokenizer: Any, template: str, tool_format: str = "hermes", *tokens: str, stop_ids: tuple[int, ...] = ()
+) -> ChatRenderer:
     other = copy.deepcopy(tokenizer)
     other.chat_template = template
     other.add_special_tokens({"additional_special_tokens": list(tokens)})
-    return ChatRenderer(other, tool_format)
+    return ChatRenderer(other, tool_format, stop_ids)
 
 
 HARMONY_CALL = '<|channel|>commentary to=functions.price <|constrain|>json<|message|>{"item": "apple"}'
@@ -83,6 +85,18 @@ def test_three_turns_bridge_where_a_tool_may_answer_only_a_call(tokenizer: Any) 
         ids = (*ids, *action.token_ids, *encode(renderer, "<tool>7<|end|><|assistant|>"))
         assert prompt.bridged
         assert prompt.token_ids == ids
+
+
+def test_a_stop_id_that_the_tokenizer_does_not_have_changes_no_prompt(tokenizer: Any) -> None:
+    line_after_call = STRICT.replace("<|call|>", "<|call|>\n")
+    prompts = []
+    for stop_ids in ((), (10**7,)):
+        renderer = renderer_of(tokenizer, line_after_call, "harmony", "<|call|>", stop_ids=stop_ids)
+        observation = Observation(messages=(QUESTION,), tools=(TOOL,))
+        action = renderer.parse(encode(renderer, HARMONY_CALL + "<|call|>"), truncated=False)
+        prompts.append(renderer.next_prompt(renderer.render(observation), action, after(observation, action, "7")))
+    assert prompts[1].bridged
+    assert decode(renderer, prompts[1].token_ids) == decode(renderer, prompts[0].token_ids)
 
 
 def test_a_call_that_was_cut_is_answered_by_the_user_where_a_tool_may_answer_only_a_call(tokenizer: Any) -> None:

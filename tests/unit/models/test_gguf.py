@@ -189,6 +189,16 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "hf").exists()
 
 
+def test_a_gguf_whose_lengths_are_damaged_is_refused(converted: Path, tmp_path: Path) -> None:
+    content = bytearray((converted.parent / "tiny.gguf").read_bytes())
+    key = b"tokenizer.ggml.tokens"
+    length = content.index(key) + len(key) + 4 + 4 + 8  # of the first token, after two types and how many there are
+    content[length : length + 8] = b"\xff" * 8
+    (tmp_path / "damaged.gguf").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"damaged\.gguf cannot be read as the GGUF of a language model"):
+        convert_gguf(tmp_path / "damaged.gguf", tmp_path / "hf")
+
+
 def test_another_size_or_time_is_another_folder(cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "small.gguf"
     file.write_bytes(b"1")

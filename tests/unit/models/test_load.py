@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from agent_r1.chat import generation_stop_ids
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import ConfigError
 from agent_r1.models import build_tiny_model, load_model
@@ -80,6 +81,23 @@ def without_a_weight(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def another_shape(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.zeros(3)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def lfs_pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n")
+
+
+def index_of_another_folder(folder: Path) -> None:
+    names = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder.parent / "other.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "../other.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": Path("file")}, protocol=2))
@@ -90,9 +108,27 @@ def pickled(folder: Path) -> None:
     [
         (without_a_weight, r"1 of its weights are in none of its files \(model.layers.0.mlp.down_proj.weight\)"),
         (with_config(num_hidden_layers=9), r"of its weights are in none of its files \(model.layers.*, \.\.\.\)"),
-        (with_config(vocab_size=7), "the model '.*' cannot be loaded"),
+        (
+            with_config(vocab_size=999),
+            r"embed_tokens\.weight is .* and \[999, 128\] by config\.json",
+        ),
         (with_config(num_attention_heads=7), "the model '.*' cannot be loaded"),
-        (truncated("model.safetensors", 1000), "the model '.*' cannot be loaded .SafetensorError"),
+        (
+            truncated("model.safetensors", 1000),
+            r"model\.safetensors \(1,000 bytes\) is cut short or damaged: .*download",
+        ),
+        (lfs_pointer, r"model\.safetensors is only a pointer of Git LFS; .*git lfs pull"),
+        (another_shape, r"1 of its weights .*: model\.norm\.weight is \[3\] in the files and \[128\] by config\.json"),
+        (
+            with_config(num_hidden_layers=2),
+            r"18 weights of layers that its config\.json does not have",
+        ),
+        (with_config(num_hidden_layers=0), r"says num_hidden_layers=0"),
+        (with_config(max_position_embeddings=-1), r"says max_position_embeddings=-1"),
+        (
+            index_of_another_folder,
+            r"index\.json names the file \.\./other\.safetensors, which is not in the model's folder",
+        ),
         (pickled, "the model '.*' cannot be loaded .UnpicklingError"),
         (truncated("config.json", 20), "the model '.*' cannot be loaded"),
         (lambda folder: (folder / "config.json").write_text("[]"), "the model '.*' cannot be loaded"),
@@ -102,7 +138,24 @@ def pickled(folder: Path) -> None:
             "the tokenizer of '.*' cannot be loaded",
         ),
     ],
-    ids=["weight", "layers", "vocabulary", "heads", "weights", "pickle", "config", "no config", "tokenizer", "null"],
+    ids=[
+        "weight",
+        "layers",
+        "vocabulary",
+        "heads",
+        "weights",
+        "pointer",
+        "shape",
+        "fewer layers",
+        "no layers",
+        "context",
+        "index",
+        "pickle",
+        "config",
+        "no config",
+        "tokenizer",
+        "null",
+    ],
 )
 def test_a_damaged_model_folder_is_one_error_that_names_it(
     folder: Path, tmp_path: Path, damage: Callable[[Path], object], told: str
@@ -121,6 +174,13 @@ def test_a_damaged_generation_config_is_an_error_and_a_missing_one_is_not(folder
         load_model(tmp_path / "hf", device="cpu").renderer()
     file.unlink()
     assert load_model(tmp_path / "hf", device="cpu").renderer().stop_ids
+
+
+@pytest.mark.parametrize("eos", ["x", ["a"], [-3], [True]], ids=str)
+def test_an_end_of_turn_that_is_no_id_is_refused_with_its_file(folder: Path, tmp_path: Path, eos: Any) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id must be the id of a token"):
+        generation_stop_ids(tmp_path)
 
 
 def test_a_gguf_file_loads_and_is_unpacked_once(cache: Path, tmp_path: Path) -> None:
