@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ JSON_LINES = (".jsonl", ".ndjson", ".json")
 """Suffixes of files with one JSON value per line."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PARQUET_BATCH = 1024
+_MAX_LINE_BYTES = 256 * 2**20
+"""Longest line that is read. A compressed file of a few kilobytes can hold one that fills any memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +46,8 @@ def iterate_rows(path: Path) -> Iterator[FileRow]:
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder, not a data file; name the .jsonl or .parquet files in it")
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is a pipe or a device, and data are read more than once; write the rows to a file")
     if not path.is_file():
         nearby = [file.name for file in path.parent.glob("*") if file.is_file()] if path.parent.is_dir() else []
         raise DataError(f"there is no data file {path}. {did_you_mean(path.name, nearby)}")
@@ -57,13 +62,22 @@ def _json_rows(path: Path) -> Iterator[FileRow]:
     number = 0
     try:
         with _open_bytes(path) as file:
-            for line, data in enumerate(file, start=1):
+            for line, data in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), start=1):
+                if len(data) > _MAX_LINE_BYTES:
+                    raise DataError(
+                        f"{path}, line {line} is longer than {_MAX_LINE_BYTES // 2**20} MB; write one row per line"
+                    )
                 text = (data.removeprefix(_BYTE_ORDER_MARK) if line == 1 else data).strip()
                 if not text:
                     continue
                 try:
                     row = FileRow(number=number, line=line, value=read_json(text))
                 except ValueError as error:
+                    if number == 0 and text in (b"[", b"{"):
+                        raise DataError(
+                            f"{path} is one JSON value over several lines; write one row per line, such as with: "
+                            f"jq -c '{'.[]' if text == b'[' else '.'}' {path.name} > {path.stem}.jsonl"
+                        ) from None
                     row = FileRow(number=number, line=line, problem=str(error))
                 yield row
                 number += 1
@@ -86,6 +100,9 @@ def _parquet_rows(path: Path) -> Iterator[FileRow]:
     try:
         # Batch by batch: the first rows of a large file do not need the others in memory.
         with pyarrow.parquet.ParquetFile(path) as file:
+            repeated = [name for name, count in Counter(file.schema_arrow.names).items() if count > 1]
+            if repeated:
+                raise DataError(f"{path} has several columns of the name '{repeated[0]}'; keep one of them")
             for batch in file.iter_batches(batch_size=_PARQUET_BATCH):
                 for value in batch.to_pylist():
                     yield FileRow(number=number, value=_without_nulls(value))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import json
 import lzma
+import os
 from pathlib import Path
 
 import pyarrow
@@ -69,6 +71,39 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=rf"{name} {problem}"):
         list(iterate_rows(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("rows.jsonl", b'{"text": "' + b"a" * 2000), ("rows.jsonl.gz", gzip.compress(b" " * 2000, mtime=0))],
+)
+def test_a_line_longer_than_the_limit_is_refused_before_it_is_read(
+    tmp_path: Path, name: str, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_r1.codec.row_files._MAX_LINE_BYTES", 1000)
+    (tmp_path / name).write_bytes(b"1\n" + content if name.endswith("l") else content)
+    with pytest.raises(DataError, match=rf"{name}, line \d is longer than \d+ MB; write one row per line"):
+        list(iterate_rows(tmp_path / name))
+
+
+@pytest.mark.parametrize(("rows", "told"), [(ROWS, r"jq -c '\.\[\]' rows\.json"), (ROWS[0], r"jq -c '\.' rows\.json")])
+def test_json_over_several_lines_says_how_to_make_rows_of_it(tmp_path: Path, rows: object, told: str) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(rows, indent=1))
+    with pytest.raises(DataError, match=rf"one JSON value over several lines; .*{told}"):
+        list(iterate_rows(tmp_path / "rows.json"))
+
+
+def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"rows\.parquet has several columns of the name 'text'"):
+        list(iterate_rows(tmp_path / "rows.parquet"))
+
+
+def test_a_pipe_is_no_data_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(DataError, match=r"rows\.jsonl is a pipe or a device, .*write the rows to a file"):
+        iterate_rows(tmp_path / "rows.jsonl")
 
 
 def test_a_folder_is_no_data_file(tmp_path: Path) -> None:
