@@ -99,7 +99,7 @@ def _damage(folder: Path, model_class: Any) -> str | None:
     from safetensors import SafetensorError, safe_open
     from transformers import AutoConfig
 
-    shapes = {}
+    shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt") as weights:
