@@ -67,6 +67,11 @@ def check_head(policy: nn.Module) -> None:
         raw = _product(hidden.to(settings.dtype), head.weight)
         ours = _logits(raw, head.bias, settings.softcap, settings.scale)
         expected = base(input_ids=tokens, use_cache=False).logits[0].float()
+    if not bool(expected.isfinite().all()):
+        raise EngineError(
+            f"{type(policy).__name__} gives logits of nan or inf: its weights are damaged, or too large for "
+            f"{str(settings.dtype).removeprefix('torch.')}; download the model again, or set model.dtype=float32"
+        )
     if not bool((ours - expected).norm() <= MAX_HEAD_ERROR * expected.norm()):
         raise EngineError(
             f"{type(policy).__name__} changes its logits after the output layer in a way that is not applied: on two "

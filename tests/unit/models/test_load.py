@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from agent_r1.chat import generation_stop_ids
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import ConfigError
-from agent_r1.models import build_tiny_model, load_model
+from agent_r1.models import build_tiny_model, load_model, load_policy
 from agent_r1.types import Observation, SamplingParams
 from tests.unit.models.test_gguf import CHATML, cache, tiny_llama, write_gguf
 
@@ -174,6 +174,15 @@ def test_a_damaged_generation_config_is_an_error_and_a_missing_one_is_not(folder
         load_model(tmp_path / "hf", device="cpu").renderer()
     file.unlink()
     assert load_model(tmp_path / "hf", device="cpu").renderer().stop_ids
+
+
+def test_a_policy_whose_weights_are_not_finite_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "hf")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"logits of nan or inf: its weights are damaged"):
+        load_policy(str(tmp_path / "hf"), dtype="float32", device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("eos", ["x", ["a"], [-3], [True]], ids=str)
