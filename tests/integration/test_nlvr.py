@@ -11,6 +11,7 @@ import random
 import re
 import tarfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,14 @@ def write_corpus(folder: Path, splits: Sequence[str] = ("dev", "test"), presenta
 
 
 # --- files and splits ---------------------------------------------------------------------------------------------
+
+
+def test_the_drawn_rows_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "nlvr", presentations=4)
+    for workers in (1, 3):
+        write_data(tmp_path / str(workers), corpus, replace(SMALL, workers=workers))
+    for name in ("warm_start.jsonl", "train.jsonl"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "3" / name).read_bytes()
 
 
 def test_without_the_training_split_dev_is_divided_by_presentation(tmp_path: Path) -> None:

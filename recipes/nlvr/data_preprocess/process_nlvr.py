@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from agent_r1.data import hold_out, write_rows
 from agent_r1.errors import DataError
 from agent_r1.files import write_atomically
 from agent_r1.registry import load_module, recipe_folder
+from agent_r1.tools import num_cores
 
 # A plain import would not find them when this file is run as a script.
 with recipe_folder(Path(__file__).resolve().parents[1]):
@@ -38,6 +38,8 @@ KNOWN = 0.3
 """The share of drawn rows whose sentence is one of the training rows."""
 MAX_POOL = 2000
 """Boxes of each kind that a process draws its scenes from, at most; each has variants."""
+PARTS = 16
+"""Parts in which rows are drawn, each with a seed of its own."""
 _SECONDS_BETWEEN_COUNTS = 0.2
 
 
@@ -51,8 +53,8 @@ class Amounts:
     """Demonstrations without pictures, in such pairs."""
     tasks: int = 800
     """To train on, in such pairs."""
-    workers: int = min(16, os.cpu_count() or 1)
-    """Processes that draw. Each draws rows of its own, so other numbers give other rows."""
+    workers: int = field(default_factory=num_cores)
+    """Processes that draw, at most `PARTS`; the rows are the same with any number."""
     limit: int | None = None
     """Real examples of each split at most."""
 
@@ -155,12 +157,12 @@ def _real_task(example: Any, split: str) -> dict[str, Any]:
 
 @contextmanager
 def _drawing(folder: Path, sentences: Sequence[tuple[str, bool]], amounts: Amounts) -> Iterator[None]:
-    """Write the drawn rows in parts meanwhile, one per process: storing a scene's pictures takes milliseconds."""
+    """Write the drawn rows in parts meanwhile, by several processes: storing a scene's pictures takes milliseconds."""
     context = multiprocessing.get_context("fork")
-    counts = [context.Value("L", 0, lock=False) for _ in range(amounts.workers)]
+    counts = [context.Value("L", 0, lock=False) for _ in range(min(amounts.workers, PARTS))]
     processes = [
-        context.Process(target=_write_part, args=(folder, part, sentences, amounts, count))
-        for part, count in enumerate(counts)
+        context.Process(target=_write_parts, args=(folder, range(first, PARTS, len(counts)), sentences, amounts, count))
+        for first, count in enumerate(counts)
     ]
     for process in processes:
         process.start()
@@ -178,28 +180,30 @@ def _drawing(folder: Path, sentences: Sequence[tuple[str, bool]], amounts: Amoun
         raise DataError(f"{len(failed)} of {len(processes)} processes that draw scenes failed (exit code {failed[0]})")
 
 
-def _write_part(folder: Path, part: int, sentences: Sequence[tuple[str, bool]], amounts: Amounts, count: Any) -> None:
-    """Write one part; `count.value` says how many of its rows are made."""
+def _write_parts(
+    folder: Path, parts: Sequence[int], sentences: Sequence[tuple[str, bool]], amounts: Amounts, count: Any
+) -> None:
+    """Write some parts; `count.value` says how many of their rows are made."""
 
     def counted(made: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for row in made:
             count.value += 1
             yield row
 
-    rng = random.Random(f"nlvr {part}")
     known = [
         grammar.Statement(sentence, towers, grammar.understand(sentence, towers=towers))
         for sentence, towers in sentences
     ]
-    demonstrations, sentences_alone, tasks = (
-        len(range(part, count // 2, amounts.workers))
-        for count in (amounts.demonstrations, amounts.sentences, amounts.tasks)
-    )
-    num_boxes = min(MAX_POOL, 10 + demonstrations + sentences_alone + tasks)
-    maker = statements.PairMaker(rng, num_boxes=num_boxes, known=known, share=KNOWN)
-    warm_start = chain(drawn_rows(maker, rng, demonstrations), rows_in_words(maker, sentences_alone))
-    write_rows(folder / f"warm_start.part{part:02}.jsonl", counted(warm_start))
-    write_rows(folder / f"train.part{part:02}.jsonl", counted(drawn_tasks(maker, tasks)))
+    for part in parts:
+        rng = random.Random(f"nlvr {part}")
+        demonstrations, sentences_alone, tasks = (
+            len(range(part, count // 2, PARTS)) for count in (amounts.demonstrations, amounts.sentences, amounts.tasks)
+        )
+        num_boxes = min(MAX_POOL, 10 + demonstrations + sentences_alone + tasks)
+        maker = statements.PairMaker(rng, num_boxes=num_boxes, known=known, share=KNOWN)
+        warm_start = chain(drawn_rows(maker, rng, demonstrations), rows_in_words(maker, sentences_alone))
+        write_rows(folder / f"warm_start.part{part:02}.jsonl", counted(warm_start))
+        write_rows(folder / f"train.part{part:02}.jsonl", counted(drawn_tasks(maker, tasks)))
 
 
 def _join(folder: Path, name: str) -> None:
