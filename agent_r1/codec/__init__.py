@@ -1,6 +1,6 @@
 """Strict JSON, records as JSON and back, and rows of JSONL and parquet files."""
 
-from agent_r1.codec.checks import Check, WireError, each, integer, mapping, number, text
+from agent_r1.codec.checks import Check, WireError, each, flag, integer, mapping, number, optional, text
 from agent_r1.codec.records import (
     image_from_json,
     image_to_json,
@@ -17,6 +17,7 @@ __all__ = [
     "FileRow",
     "WireError",
     "each",
+    "flag",
     "image_from_json",
     "image_to_json",
     "integer",
@@ -27,6 +28,7 @@ __all__ = [
     "number",
     "observation_from_json",
     "observation_to_json",
+    "optional",
     "read_json",
     "text",
     "write_json",

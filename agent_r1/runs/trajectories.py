@@ -25,7 +25,6 @@ from agent_r1.codec import (
     image_from_json,
     image_to_json,
     messages_to_json,
-    observation_from_json,
     observation_to_json,
     write_json_line,
 )
@@ -35,13 +34,13 @@ from agent_r1.images import (
     Picture,
     PictureFolder,
     compact_ids,
-    expand_ids,
     has_image_ids,
     picture_numbers,
     pictures_in,
 )
-from agent_r1.runs.observation_deltas import NOTHING_SEEN, observation_delta, whole_observation
-from agent_r1.types import Action, FailedAttempt, Group, Message, Step, StopReason, ToolCall, Trajectory, common_prefix
+from agent_r1.runs.trajectory_lines.observation_deltas import NOTHING_SEEN, observation_delta
+from agent_r1.runs.trajectory_lines.reading import prompt_from_json, trajectory_from_json
+from agent_r1.types import FailedAttempt, Group, Message, Step, Trajectory, common_prefix
 
 _MAX_DEPTH, _MAX_BITS = 100, 10_000
 """Of what is recorded where JSON, or Python's limit of digits, refuses the whole."""
@@ -167,10 +166,10 @@ def read_with_prompts(path: Path) -> Iterator[tuple[list[Message], Trajectory]]:
         for number, line in enumerate(file, start=1):
             try:
                 entry = json.loads(line)
-                prompt, trajectory = entry.get("prompt", []), _from_json(entry, read_image)
+                prompt, trajectory = prompt_from_json(entry), trajectory_from_json(entry, read_image)
             except AgentR1Error:  # it says what is wrong, such as a picture that is no content hash
                 raise
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 raise DataError(f"{path}, line {number}: not a trajectory ({type(error).__name__}: {error})") from error
             yield prompt, trajectory
 
@@ -276,65 +275,3 @@ def _new_ids(step: Step, shared: int) -> Sequence[Any]:
 def _in_words(value: Any) -> str:
     """Text for a value that JSON cannot hold."""
     return f"<{len(value):,} bytes>" if isinstance(value, bytes) else str(value)
-
-
-def _from_json(line: Mapping[str, Any], read_image: Callable[[Any, str], Any]) -> Trajectory:
-    ids_before: tuple[int, ...] = ()
-    seen = NOTHING_SEEN
-    steps = []
-    for entry in line["steps"]:
-        prompt_ids = ids_before[: entry["shared"]] + expand_ids(entry["prompt_ids"])
-        seen = whole_observation(seen, entry, prompt_ids)
-        calls = tuple(
-            ToolCall(name=call["name"], arguments=call["arguments"], call_id=call["call_id"])
-            for call in entry["tool_calls"]
-        )
-        action_ids = tuple(entry["action_ids"])
-        steps.append(
-            Step(
-                observation=observation_from_json(seen, read_image),
-                prompt_ids=prompt_ids,
-                action=Action(
-                    text=entry["text"],
-                    content=entry["content"],
-                    token_ids=action_ids,
-                    tool_calls=calls,
-                    parse_error=entry["parse_error"],
-                    repairs=tuple(entry.get("repairs", ())),
-                    final_answer=entry.get("final_answer"),
-                    history_text=entry.get("history_text"),
-                ),
-                action_ids=action_ids,
-                rollout_logprobs=tuple(entry["rollout_logprobs"]),
-                reward=entry["reward"],
-                done=entry["done"],
-                policy_versions=tuple(entry["policy_versions"]),
-                info=entry["info"],
-                timings=entry["timings"],
-                parent=entry.get("parent"),
-            )
-        )
-        ids_before = prompt_ids + action_ids
-    following = line["next_prompt_ids"]
-    return Trajectory(
-        task_id=line["task_id"],
-        group_id=line["group_id"],
-        member=line["member"],
-        data_source=line["data_source"],
-        steps=tuple(steps),
-        outcome_reward=line["outcome_reward"],
-        reward_parts=line["reward_parts"],
-        vote=line["vote"],
-        stop_reason=StopReason(line["stop_reason"]),
-        next_prompt_ids=None if following is None else expand_ids(following),
-        next_privileged=line["next_privileged"],
-        error=line["error"],
-        num_retries=line["num_retries"],
-        failed_attempts=tuple(
-            FailedAttempt(**{**attempt, "stop_reason": StopReason(attempt["stop_reason"])})
-            for attempt in line.get("failed_attempts", ())
-        ),
-        metrics=line["metrics"],
-        given_answer=line.get("given_answer"),
-        posted_reward=line.get("posted_reward"),
-    )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
 from agent_r1.codec import read_json, write_json
 from agent_r1.config import load_config, to_yaml
-from agent_r1.errors import ConfigError
+from agent_r1.errors import ConfigError, DataError
 from agent_r1.runs import RunFolder, read_trajectories, write_trajectories
 from agent_r1.types import Action, Group, Observation, Step, StopReason, Task, Trajectory
 
@@ -59,7 +61,7 @@ def test_a_summary_has_no_nan(tmp_path: Path) -> None:
     assert run.read_summary() == {"steps": 3, "metrics": {"eval/all/greedy": None, "eval/all/rows": 2.0}}
 
 
-def test_trajectories_have_no_nan_and_can_be_read_back(tmp_path: Path) -> None:
+def one_group(info: Mapping[str, Any]) -> Group:
     step = Step(
         observation=Observation(text="?"),
         prompt_ids=(1, 2),
@@ -69,14 +71,19 @@ def test_trajectories_have_no_nan_and_can_be_read_back(tmp_path: Path) -> None:
         reward=0.0,
         done=True,
         policy_versions=(0,),
-        info={"distance": float("inf"), "seen": b"\x00\x01", "board": MappingProxyType({"a": 1})},
+        info=info,
     )
     trajectory = Trajectory(
         task_id="t", group_id=0, member=0, steps=(step,), outcome_reward=1.0, stop_reason=StopReason.DONE, vote="x"
     )
     task = Task(task_id="t", prompt=({"role": "user", "content": "?"},))
+    return Group(task=task, group_id=0, trajectories=(trajectory,))
+
+
+def test_trajectories_have_no_nan_and_can_be_read_back(tmp_path: Path) -> None:
+    group = one_group({"distance": float("inf"), "seen": b"\x00\x01", "board": MappingProxyType({"a": 1})})
     file = tmp_path / "1.jsonl"
-    write_trajectories(file, [Group(task=task, group_id=0, trajectories=(trajectory,))], policy_step=0)
+    write_trajectories(file, [group], policy_step=0)
     assert read_json(file.read_text())["steps"][0]["info"] == {"distance": None, "seen": "<2 bytes>", "board": {"a": 1}}
     [read] = read_trajectories(file)
     assert (read.vote, read.steps[0].action_ids) == ("x", (3,))
@@ -94,3 +101,42 @@ def test_json_is_written_as_python_writes_it_where_all_numbers_are_finite() -> N
 def test_reading_runs_needs_no_torch() -> None:
     code = "import sys, agent_r1.runs; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ((), ["x"], "the line must be an object"),
+        (("outcome_reward",), "1", "outcome_reward must be a finite number, got str"),
+        (("outcome_reward",), None, "outcome_reward must be a finite number"),
+        (("reward_parts",), {"success": [1]}, r"reward_parts\.success must be a finite number, got list"),
+        (("prompt",), ["hello"], r"prompt\[0\] must be an object"),
+        (("group_id",), 0.5, "group_id must be a whole number"),
+        (("steps",), {}, "steps must be a list"),
+        (("steps", 0, "reward"), float("nan"), r"steps\[0\]\.reward must be a finite number"),
+        (("steps", 0, "action_ids"), [3, "x"], r"steps\[0\]\.action_ids\[1\] must be a whole number"),
+        (("steps", 0, "tool_calls"), [{"name": 1}], r"steps\[0\]\.tool_calls\[0\]\.name must be text"),
+        (("stop_reason",), "bored", "'bored' is not a valid StopReason"),
+    ],
+)
+def test_a_damaged_line_names_its_number_and_what_is_wrong(
+    tmp_path: Path, place: tuple[Any, ...], value: Any, message: str
+) -> None:
+    file = tmp_path / "1.jsonl"
+    write_trajectories(file, [one_group(MappingProxyType({}))], policy_step=0)
+    line = json.loads(file.read_text())
+    inner = line
+    for key in place[:-1]:
+        inner = inner[key]
+    if place:
+        inner[place[-1]] = value
+    file.write_text(json.dumps(line if place else value) + "\n")
+    with pytest.raises(DataError, match=rf"1\.jsonl, line 1: not a trajectory \(.*{message}"):
+        list(read_trajectories(file))
+
+
+def test_a_line_that_is_nested_too_deeply_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "1.jsonl"
+    file.write_text("[" * 200_000 + "\n")
+    with pytest.raises(DataError, match=r"line 1: not a trajectory \(RecursionError"):
+        list(read_trajectories(file))
