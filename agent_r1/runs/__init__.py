@@ -18,6 +18,7 @@ from agent_r1.runs.folder import RUN_MARKS, RunFolder, base_model
 from agent_r1.runs.follow import MetricsFollower, MetricsUpdate, follow_metrics, follow_trajectories
 from agent_r1.runs.load import LoadedRun, Table, load_run, load_trajectories
 from agent_r1.runs.lock import FolderLock, is_locked, lock_folder, remove_stale_lock
+from agent_r1.runs.model_names import TINY_SUFFIX
 from agent_r1.runs.names import check_reads_outside, folder_problems
 from agent_r1.runs.opening import locked_run, open_run, open_trackers, plan_opening, write_fingerprints
 from agent_r1.runs.read import RunRecord, read_runs
@@ -45,6 +46,7 @@ __all__ = [
     "RUN_MARKS",
     "SHARDS",
     "SHARDS_LIST",
+    "TINY_SUFFIX",
     "EvaluationPair",
     "EvaluationRecord",
     "FolderLock",

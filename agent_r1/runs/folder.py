@@ -29,6 +29,7 @@ from agent_r1.errors import CheckpointError, ConfigError, StorageError
 from agent_r1.files import atomic_write, remove_leftovers, write_atomically
 from agent_r1.runs.fingerprints import FILE as FINGERPRINTS
 from agent_r1.runs.lock import FolderLock
+from agent_r1.runs.model_names import MODEL_FOLDER
 from agent_r1.runs.tracking import parse_metrics_line, read_metrics
 
 RUN_MARKS = {"config.yaml", "metrics.jsonl"}
@@ -43,7 +44,7 @@ RUN_FILES = {
     "checkpoints",
     "evaluations",
     "profile",
-    "hf",
+    MODEL_FOLDER,
     "hf.json",
     "summary.json",
     "tensorboard",
@@ -67,7 +68,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.evaluations = path / "evaluations"
         self.profile = path / "profile"
-        self.model = path / "hf"
+        self.model = path / MODEL_FOLDER
         self.model_checksums = path / "hf.json"
         self.summary = path / "summary.json"
         self.tensorboard = path / "tensorboard"

@@ -18,6 +18,7 @@ from agent_r1.errors import ConfigError, DataError, did_you_mean
 from agent_r1.metric_names import EVAL_GREEDY, PEAK_GPU_GB, SFT_LOSS, STEP_SECONDS
 from agent_r1.runs.evaluations import OWN_SETTINGS, EvaluationPair, Settings, read_evaluations
 from agent_r1.runs.folder import RunFolder
+from agent_r1.runs.model_names import model_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +79,7 @@ class RunRecord:
     @property
     def model(self) -> str:
         """The model it started from; for a warm start the model it was made from."""
-        path = Path(str(self.summary.get("base_model") or self.setting("model.path")))
-        return path.parent.name if path.name == RunFolder(path.parent).model.name else path.name
+        return model_name(str(self.summary.get("base_model") or self.setting("model.path")))
 
     @property
     def algorithm(self) -> str:

@@ -12,6 +12,7 @@ from agent_r1.config import Config, ModelConfig
 from agent_r1.console import RunConsole
 from agent_r1.data import read_rows
 from agent_r1.errors import ConfigError, DataError
+from agent_r1.runs import TINY_SUFFIX
 from agent_r1.types import media_in
 
 LEAST_CONTEXT = 512
@@ -30,7 +31,7 @@ def make_warm_start(config: Config, *, build: Callable[[Sequence[dict[str, Any]]
     from agent_r1.training.sft import warm_start_recipe
 
     warm = Path(config.model.path).parent
-    untrained = warm.with_name(f"{warm.name}_untrained")
+    untrained = warm.with_name(f"{warm.name}{TINY_SUFFIX}")
     _build(config, untrained, build)
     # A vision tower with random weights is trained too, whatever the run that follows trains.
     tiny = ModelConfig(path=str(untrained), tool_format=config.model.tool_format, train_vision="all")

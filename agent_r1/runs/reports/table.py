@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from agent_r1.errors import DataError
 from agent_r1.metric_names import eval_metric
@@ -20,7 +21,7 @@ _MAX_CHARS = 80
 
 
 def table_rows(runs: Sequence[RunRecord], *, split: str | None = None, pool: bool = False) -> list[list[str]]:
-    """The header and one row per run, or with `pool` one per model and algorithm, over all seeds.
+    """The header and one row per run, or with `pool` one per recipe, model and algorithm, over all seeds.
 
     A run that was also evaluated with other settings has one more row for each; the column `evaluated with` names them.
     Each data source has a column of tasks solved greedily, `0.305 -> 0.992`, and one with the gain where runs recorded
@@ -72,9 +73,10 @@ def _evaluated_otherwise(run: RunRecord, split: str) -> list[RunRecord]:
 def _pool_seeds(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Runs that differ in nothing but their seed, in the order in which the first of each comes. Evaluations with
     different settings are not pooled."""
-    groups: dict[tuple[str, str, str, Settings], list[RunRecord]] = {}
+    groups: dict[tuple[str, str, str, str, Settings], list[RunRecord]] = {}
     for run in runs:
-        groups.setdefault((run.model, run.algorithm, run.steps, run.settings), []).append(run)
+        recipe = Path(str(run.setting("recipe"))).name
+        groups.setdefault((recipe, run.model, run.algorithm, run.steps, run.settings), []).append(run)
     for members in groups.values():
         seeds = [_seed(run) for run in members]
         if len(set(seeds)) < len(seeds):

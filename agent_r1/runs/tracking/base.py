@@ -14,6 +14,7 @@ from agent_r1.config import Config, algorithm_name, to_yaml
 from agent_r1.errors import TrackerError, require_installed
 from agent_r1.files import write_atomically
 from agent_r1.registry import Registry, takes
+from agent_r1.runs.model_names import model_name
 from agent_r1.runs.tracking.background import BackgroundTracker, guarded
 from agent_r1.runs.tracking.protocol import Tracker
 
@@ -116,12 +117,7 @@ def plain_config(config: Config) -> dict[str, Any]:
 def run_tags(config: Config) -> dict[str, str]:
     """What a run can be found by in a tracker: algorithm, model, recipe."""
     recipe = "" if config.recipe is None else Path(config.recipe).name
-    model = Path(config.model.path)
-    return {
-        "algorithm": algorithm_name(config),
-        "model": model.parent.name if model.name == "hf" else model.name,
-        "recipe": recipe,
-    }
+    return {"algorithm": algorithm_name(config), "model": model_name(config.model.path), "recipe": recipe}
 
 
 def saved_id(folder: Path, tracker: str) -> str | None:

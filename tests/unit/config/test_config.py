@@ -453,3 +453,12 @@ def test_a_saved_configuration_that_refers_to_other_values_is_refused(text: str,
     """What a run saves has none, and a folder from elsewhere must not read the environment's variables."""
     with pytest.raises(ConfigError, match=f"no references to other values; found {found}"):
         from_yaml(text)
+
+
+def test_a_text_made_of_a_key_without_a_value_names_both_keys() -> None:
+    with pytest.raises(
+        ConfigError, match=r"model\.path=\$\{sft\.folder\}_untrained/hf is made of sft\.folder, which is"
+    ):
+        load_config(None, ["model=tiny"])
+    assert load_config(None, ["model=tiny", "sft.folder=warm"]).model.path == "warm_untrained/hf"
+    assert load_config(None, [MODEL, "sft.folder=${eval.max_tasks}"]).sft.folder is None  # the value itself

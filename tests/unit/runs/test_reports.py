@@ -32,6 +32,7 @@ from agent_r1.runs import (
 )
 from agent_r1.runs.evaluations import read_evaluation
 from agent_r1.runs.folder import base_model
+from agent_r1.runs.model_names import TINY_SUFFIX
 from agent_r1.runs.reports.plot import curve
 from tests.helpers import commands
 from tests.helpers.tiny_runs import tiny_overrides, write_tasks
@@ -107,6 +108,21 @@ def test_without_keys_the_default_ones_that_were_logged_are_drawn_and_one_run_ne
         "seconds per step",
     ]
     assert figure.legends == []
+
+
+def test_a_model_that_was_made_for_a_warm_start_is_called_tiny(tmp_path: Path) -> None:
+    base = f"runs/quickstart_warm_start{TINY_SUFFIX}"
+    folder = write_run(tmp_path / "one", summary={"steps": 2, "base_model": base})
+    other = write_run(tmp_path / "two", overrides=("model.path=runs/warm_untrained/hf",))
+    assert [run.model for run in read_runs([folder, other])] == ["tiny", "tiny"]
+
+
+def test_runs_of_two_recipes_are_not_pooled(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name) for name in ("shop", "games")]
+    for folder in folders:
+        config = folder / "config.yaml"
+        config.write_text(config.read_text().replace("recipe: null", f"recipe: /recipes/{folder.name}"))
+    assert [row[0] for row in table_rows(read_runs(folders), pool=True)] == ["run", "shop", "games"]
 
 
 @pytest.mark.whole
