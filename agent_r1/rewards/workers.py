@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Protocol
 
-from agent_r1.rewards.outcome import RewardFunction, RewardValue
+from agent_r1.rewards.outcome import RewardFunction, RewardValue, Score
 from agent_r1.rewards.weighted import RewardSum
 from agent_r1.types import Episode, Task
 
@@ -27,7 +28,13 @@ def in_workers(function: RewardFunction, workers: Workers, *, timeout: float) ->
 
     @functools.wraps(function)  # keeps `needs_ground_truth`
     async def score(task: Task, episode: Episode) -> RewardValue:
-        value: RewardValue = await workers.call(function, task, episode, timeout=timeout)
-        return value
+        value: Any = await workers.call(function, task, episode, timeout=timeout)
+        returned: RewardValue = Score(**value) if _is_score(value) else value
+        return returned
 
     return score
+
+
+def _is_score(value: Any) -> bool:
+    """Whether it is a `Score` as workers send it: a mapping with its fields."""
+    return isinstance(value, Mapping) and value.keys() == {field.name for field in fields(Score)}

@@ -24,6 +24,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -175,7 +176,7 @@ def _children() -> list[int]:
 
 
 def plain(value: Any) -> Any:
-    """The same value as plain data; a TypeError names what is not.
+    """The same value as plain data, dataclasses as mappings; a TypeError names what is not.
 
     >>> plain({"scores": (1, Fraction(5, 2))})
     {'scores': (1, 2.5)}
@@ -197,9 +198,11 @@ def plain(value: Any) -> Any:
         return {plain(entry) for entry in value}
     if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1:  # an array's or tensor's number
         return plain(value.item())
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     raise TypeError(
         f"a worker process returned a {kind.__name__}; only numbers, text, bytes, lists, tuples, dicts and sets of "
-        "them can be sent back"
+        "them, and dataclasses, can be sent back"
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from agent_r1.errors import ConfigError, DataError, EpisodeError
 from agent_r1.evaluation.metrics import majority
 from agent_r1.rewards import RewardFunction, Score, find_reward, in_workers, reward_functions, score_episode
 from agent_r1.scaffold.templates.common import reward_fn as scaffold
+from agent_r1.tools.workers.child import plain
 from agent_r1.tools.workers.pool import WorkerPool
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task, ToolCall, Trajectory
 from recipes.gsm8k import reward_fn as gsm8k
@@ -211,6 +214,22 @@ def test_a_reward_in_a_worker_process_keeps_what_it_needs() -> None:
 
     with pytest.raises(EpisodeError, match="it has no ground truth"):
         asyncio.run(run())
+
+
+def returns_a_score(task: Task, episode: Episode) -> Score:
+    return Score(value=0.5, answer="12", parts={"format": True})
+
+
+class WorkersHere:
+    """Sends results as worker processes do."""
+
+    async def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
+        return pickle.loads(pickle.dumps(plain(function(*args))))
+
+
+def test_a_reward_in_a_worker_process_may_return_a_score() -> None:
+    reward = in_workers(returns_a_score, WorkersHere(), timeout=60)
+    assert scored(reward, "12", ending("12")) == Score(value=0.5, answer="12", parts={"format": 1.0})
 
 
 def own_reward(task: Task, episode: Episode) -> float:
