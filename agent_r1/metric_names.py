@@ -43,6 +43,9 @@ USAGE_PREFIX = "usage/"
 """Begins what a server behind a chat API says that an episode took: tokens and requests."""
 
 EVAL_PREFIX = "eval/"
+RUN_FAMILIES = ("loss/", "policy/", "critic/", "offpolicy/", EVAL_PREFIX)
+"""Beginnings of names that only the learner and evaluations log; not in every step, so a name that is free in one step
+is taken in the next."""
 ALL_SOURCES = "all"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from agent_r1.metric_names import (
     ACTION_TOKENS,
@@ -14,6 +14,7 @@ from agent_r1.metric_names import (
     PARSE_ERRORS,
     PROCESS,
     REWARD_FIGURES,
+    RUN_FAMILIES,
     SUCCESS,
     TOOL_CALLS,
     TRUNCATED,
@@ -50,11 +51,12 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return (max(0.0, low), min(1.0, high)) if within else (low, high)
 
 
-def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+def rollout_metrics(groups: Sequence[Group], others: Collection[str] = ()) -> dict[str, float]:
     """Rewards, lengths, tool calls and failures of a batch of rollouts.
 
-    What a reward function or an environment reports under the name of one of these stands beside it: a part `process`
-    of the reward is `reward/reward_process`, a metric `reward/outcome` of an environment `own/reward/outcome`.
+    What a reward function or an environment reports under the name of one of these, or of one of the `others` that the
+    step logs, stands beside it: a part `process` of the reward is `reward/reward_process`, the metrics `reward/outcome`
+    and `loss/policy` of an environment are `own/reward/outcome` and `own/loss/policy`.
     """
     everything = [trajectory for group in groups for trajectory in group]
     valid = [trajectory for trajectory in everything if not trajectory.is_failure]
@@ -74,16 +76,17 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
     for reason, count in Counter(str(t.stop_reason) for t in valid if t.stop_reason.is_truncation).items():
         metrics[f"episode/{reason}"] = count / len(valid)
-    for name in sorted({name for t in valid for name in t.reward_parts} - {"success"}):
-        shown = f"reward_{name}" if name in REWARD_FIGURES else name
-        metrics[f"reward/{shown}"] = mean(t.reward_parts[name] for t in valid if name in t.reward_parts)
-    for name in sorted({name for t in valid for name in t.metrics}):
-        metrics[f"own/{name}" if name in metrics else name] = mean(t.metrics.get(name, 0.0) for t in valid)
     for reason, count in Counter(str(t.stop_reason) for t in everything if t.is_failure).items():
         metrics[f"error/{reason}"] = float(count)
     retried = Counter(str(attempt.stop_reason) for t in everything for attempt in t.failed_attempts)
     for reason, count in retried.items():
         metrics[f"error/retried_{reason}"] = float(count)
+    for name in sorted({name for t in valid for name in t.reward_parts} - {"success"}):
+        shown = f"reward_{name}" if name in REWARD_FIGURES else name
+        metrics[f"reward/{shown}"] = mean(t.reward_parts[name] for t in valid if name in t.reward_parts)
+    for name in sorted({name for t in valid for name in t.metrics}):
+        is_taken = name == "step" or name.startswith(RUN_FAMILIES) or name in metrics or name in others
+        metrics[f"own/{name}" if is_taken else name] = mean(t.metrics.get(name, 0.0) for t in valid)
     return metrics
 
 

@@ -178,8 +178,7 @@ class Trainer:
             if record is not None:
                 self._publish(record, credit)
         seconds = times.metrics()
-        metrics = {
-            **rollout_metrics(groups),
+        others = {
             **collected.metrics,
             **learned,
             **engine_metrics(self.engine),
@@ -189,7 +188,8 @@ class Trainer:
         }
         peak = self.learner.memory()
         if peak is not None:
-            metrics[PEAK_GPU_GB] = peak
+            others[PEAK_GPU_GB] = peak
+        metrics = {**rollout_metrics(groups, others), **others}
         self._progress.train_seconds += metrics[STEP_SECONDS]
         self._log.step(metrics, num_steps=self.config.trainer.steps, seconds=metrics[STEP_SECONDS])
         return metrics

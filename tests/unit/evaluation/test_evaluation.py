@@ -334,3 +334,14 @@ def test_the_command_shows_every_source_and_writes_the_figures(tmp_path: Path, m
     figures = [figure for _, figure, _, _ in lines]
     assert figures[:4] == ["rows", "greedy", "mean", "best@2"]
     assert ["all", "rows", "3", ""] in lines
+
+
+def test_metrics_of_an_environment_never_hide_those_that_the_run_logs_later(renderer: ChatRenderer) -> None:
+    [[member]] = scored(renderer, {"a1": "right"}, lambda task, episode: 0.5).greedy
+    names = ("step", "loss/policy", "eval/all/greedy", "time/update", "env/depth")
+    member = replace(member, metrics=dict.fromkeys(names, 3.0))
+    groups = [Group(task=Task(task_id="a", prompt=()), group_id=0, trajectories=(member,))]
+    found = rollout_metrics(groups, {"time/update": 0.5})
+    assert {name for name in found if found[name] == 3.0} == {
+        *("own/step", "own/loss/policy", "own/eval/all/greedy", "own/time/update", "env/depth")
+    }
