@@ -91,7 +91,12 @@ class ChatSession:
         self, text: str, *, images: Sequence[Picture] = (), observer: FlowObserver | None = None
     ) -> Trajectory:
         """The agent's reply to a message of the user, with images before its text. A failed reply leaves the
-        conversation as it was."""
+        conversation as it was. After a call that ended the episode nothing can be said: `ConfigError`."""
+        if self.exchanges and self.exchanges[-1].trajectory.ended_by_call:
+            raise ConfigError(
+                "a tool call has ended the episode: the agent cannot continue it. Begin a new conversation (/reset, or "
+                "/task), or take the last reply back (/undo)"
+            )
         parts = [{"type": "image", "image": image} for image in images]
         content: Any = [*parts, *([{"type": "text", "text": text}] if text else [])] if parts else text
         messages = (*self.messages, {"role": "user", "content": content})

@@ -188,6 +188,11 @@ class Trajectory:
         return sum(len(step.action_ids) for step in self.steps)
 
     @property
+    def ended_by_call(self) -> bool:
+        """Whether a tool call ended it, so that no turn can follow."""
+        return bool(self.steps) and self.steps[-1].done and bool(self.steps[-1].action.tool_calls)
+
+    @property
     def parents(self) -> tuple[int, ...]:
         """The index of the step that each step continues, -1 for none. Raises ValueError where it is no earlier one."""
         parents = tuple(index - 1 if step.parent is None else step.parent for index, step in enumerate(self.steps))

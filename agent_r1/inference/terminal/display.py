@@ -147,6 +147,9 @@ def show_end(console: Console, trajectory: Trajectory, *, is_scored: bool) -> No
         return
     if trajectory.stop_reason in _STOPPED:
         console.print(Text(f"[{_STOPPED[trajectory.stop_reason]}]", style="yellow"), soft_wrap=True)
+    elif trajectory.ended_by_call:
+        answer = "" if trajectory.given_answer is None else f" with the answer: {printable(trajectory.given_answer)}"
+        console.print(Text(f"[the call ended the episode{answer}]", style="yellow"), soft_wrap=True)
     elif not trajectory.steps[-1].action.text.strip():
         console.print(Text("[the reply is empty]", style="yellow"))
     if is_scored:

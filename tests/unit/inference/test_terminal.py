@@ -20,6 +20,7 @@ from agent_r1.inference.terminal import TerminalChat, ask_once
 from agent_r1.inference.terminal.commands import changed_sampling, find_task
 from agent_r1.inference.terminal.display import EpisodeDisplay, opening_of_calls, shade
 from agent_r1.runs import read_trajectories
+from agent_r1.tools import BaseTool, FunctionTool, ToolResponse
 from agent_r1.types import (
     Completion,
     Episode,
@@ -284,3 +285,23 @@ def test_an_agent_closes_its_engine_when_the_chat_ends(renderer: ChatRenderer, m
     agent.engine.close = close
     type_lines(agent, monkeypatch, "hi")
     assert closed.is_set()
+
+
+def submit(answer: str) -> ToolResponse:
+    """Give the answer, which ends the episode."""
+    return ToolResponse(text=answer, ends_episode=True)
+
+
+def test_a_call_that_ends_the_episode_ends_the_conversation_until_it_is_taken_back(
+    renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = FunctionTool(submit, name="tests_end")
+    BaseTool.registry.add(made.name, made, replaceable=True)
+    call = '<tool_call>{"name": "tests_end", "arguments": {"answer": "7"}}</tool_call>'
+    agent = scripted_agent(renderer, call, "again", overrides=[f"env.tools=[{made.name}]"])
+    shown, chat = type_lines(agent, monkeypatch, "an apple?", "and now?", "/undo", "hello")
+    lines = shown.splitlines()
+    assert lines[:2] == ['-> tests_end(answer="7")', "[the call ended the episode with the answer: 7]"]
+    assert "a tool call has ended the episode" in lines[2]
+    assert lines[-1] == "again"
+    assert [message["role"] for message in chat.session.messages] == ["user", "assistant"]
