@@ -2,6 +2,7 @@
 
 runs/<name>/config.yaml               the resolved configuration
             fingerprints.json         hashes of data and model
+            run_id                    a random name of the run, which is in its checkpoints too
             metrics.jsonl             one line per training step or evaluation
             trajectories/<n>.jsonl    the rollouts of step n; eval_before.jsonl, eval_after.jsonl
             credit/<n>.jsonl          what the learner made of them, on request
@@ -37,6 +38,7 @@ RUN_MARKS = {"config.yaml", "metrics.jsonl"}
 RUN_FILES = {
     *RUN_MARKS,
     FINGERPRINTS,
+    "run_id",
     "trajectories",
     "credit",
     "warnings.jsonl",
@@ -60,6 +62,7 @@ class RunFolder:
         self.path = path
         self.config = path / "config.yaml"
         self.fingerprints = path / FINGERPRINTS
+        self.run_id = path / "run_id"
         self.metrics = path / "metrics.jsonl"
         self.trajectories = path / "trajectories"
         self.pictures = self.trajectories / "images"
@@ -140,6 +143,13 @@ class RunFolder:
     def trajectory_files(self) -> list[Path]:
         """The files of rollouts that exist: evaluations first, then steps in order."""
         return sorted(self.trajectories.glob("*.jsonl"), key=lambda file: (step_of(file) or 0, file.name))
+
+    def read_run_id(self) -> str | None:
+        """The random name of the run; None for a run of an earlier version."""
+        try:
+            return self.run_id.read_text(encoding="utf-8").strip() or None
+        except (OSError, UnicodeDecodeError):
+            return None
 
     def read_config(self) -> Config:
         """The configuration of the run; `ConfigError` when the file is missing or not one."""

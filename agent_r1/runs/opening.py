@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,6 +116,7 @@ def open_run(
             folder.remove_leftovers()
         folder.path.rename(_free_name(folder.path))
     write_atomically(folder.config, to_yaml(config))
+    write_atomically(folder.run_id, f"{uuid.uuid4().hex}\n")
     write_fingerprints(folder, config)
     return folder, False
 

@@ -21,8 +21,11 @@ from agent_r1.errors import CheckpointError
 from agent_r1.files import atomic_write, replace_folder
 from agent_r1.learner.sharded import Ranks
 from agent_r1.models import stored_bytes
-from agent_r1.runs import SHARDS_LIST, list_checkpoints, seal_state
+from agent_r1.runs import SHARDS_LIST, RunFolder, list_checkpoints, seal_state
 from agent_r1.training.checkpoints.shards import MakeShard, read_shards, write_shards
+
+RUN_ID = "run_id"
+"""In the state: the random name of the run that wrote it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,11 +72,25 @@ def _write_whole(partial: Path, place: Path, state: Mapping[str, Any]) -> None:
 
 def load_checkpoint(step: int, path: Path, *, make_shard: MakeShard | None = None) -> Checkpoint:
     """Read a checkpoint, its tensors on the CPU. Of one that several ranks have written, `make_shard` says which parts
-    are read; without it they are read whole."""
+    are read; without it they are read whole. One that was copied from another run is refused: its weights, counters and
+    order of the data belong to that run's data and logs."""
     try:
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=True, mmap=make_shard is not None)
         if (path / SHARDS_LIST).exists():
             state = read_shards(path, state, make_shard)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read ({type(error).__name__})") from error
+    _check_run(path, state)
     return Checkpoint(step=step, path=path, state=state)
+
+
+def _check_run(path: Path, state: Any) -> None:
+    """Refuse the checkpoint of another run than the one in whose folder it is; earlier versions did not name theirs."""
+    folder = RunFolder(path.parent.parent)
+    own, written_by = folder.read_run_id(), state.get(RUN_ID) if isinstance(state, Mapping) else None
+    if own is not None and written_by is not None and own != written_by:
+        raise CheckpointError(
+            f"{path} was written by another run than {folder.path} (run_id {written_by!s:.40}, not {own:.40}). Delete "
+            "it, or move it back to the folder of its run; to start a new run from its weights, `agent-r1 export` that "
+            "run with --step and give the model as model.path"
+        )

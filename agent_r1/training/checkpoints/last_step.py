@@ -24,7 +24,7 @@ from agent_r1.learner.sharded import Ranks
 from agent_r1.rewards import ProcessBalance
 from agent_r1.rollout import Collector
 from agent_r1.runs import RunFolder, list_checkpoints
-from agent_r1.training.checkpoints.files import save_checkpoint
+from agent_r1.training.checkpoints.files import RUN_ID, save_checkpoint
 
 
 @dataclass
@@ -90,6 +90,7 @@ class LastStep:
         """Write the checkpoint of the last step."""
         self._ranks.agree_now(self._folder.ensure_in_place)
         state: dict[str, Any] = {
+            RUN_ID: self._folder.read_run_id(),
             "learner": self._snapshot.learner,
             "process_balance": self._snapshot.process,
             "collector": self._snapshot.collector,

@@ -19,7 +19,7 @@ from agent_r1.errors import CheckpointError, ConfigError
 from agent_r1.files import replace_folder
 from agent_r1.runs import RunFolder, open_run
 from agent_r1.runs.checkpoints import find_damage, list_checkpoints, newest_readable
-from agent_r1.training.checkpoints.files import Checkpoint, load_checkpoint, save_checkpoint
+from agent_r1.training.checkpoints.files import RUN_ID, Checkpoint, load_checkpoint, save_checkpoint
 
 
 def save(folder: Path, step: int, keep: int = 10) -> Path:
@@ -195,6 +195,29 @@ def test_a_damaged_list_of_checksums_is_damage(tmp_path: Path, content: bytes) -
     place = save(tmp_path, 5)
     (place / "state.json").write_bytes(content)
     assert find_damage(place) is not None
+
+
+def test_a_checkpoint_that_was_copied_from_another_run_is_refused(tmp_path: Path) -> None:
+    mine, other = (RunFolder(tmp_path / name) for name in ("mine", "other"))
+    for folder in (mine, other):
+        save_checkpoint(folder.checkpoints, step=2, state={RUN_ID: folder.path.name}, keep=1)
+    mine.run_id.write_text("mine\n")
+    assert load_latest(mine.checkpoints) is not None
+    copied = shutil.copytree(other.checkpoints / "step_2", mine.checkpoints / "step_3")
+    with pytest.raises(CheckpointError, match=r"step_3 was written by another run .*run_id other, not mine"):
+        load_latest(mine.checkpoints)
+    mine.run_id.unlink()  # of an earlier version
+    assert load_checkpoint(3, copied).state == {RUN_ID: "other"}
+
+
+def test_a_new_run_has_a_name_of_its_own_which_a_resumed_one_keeps(tmp_path: Path) -> None:
+    first, _ = open_run(config_of(tmp_path))
+    named = first.read_run_id()
+    save(first.checkpoints, 1)
+    resumed, resumes = open_run(config_of(tmp_path))
+    assert (resumes, resumed.read_run_id()) == (True, named)
+    fresh, _ = open_run(config_of(tmp_path, "run.resume=never"))
+    assert fresh.read_run_id() not in (None, named)
 
 
 def test_a_checkpoint_of_a_version_without_that_checksum_is_read(tmp_path: Path) -> None:
