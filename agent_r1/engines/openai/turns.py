@@ -82,6 +82,8 @@ class Reply:
 
     def _add(self, part: Mapping[str, Any]) -> str:
         self.usage.update(_usage(part.get("usage") or {}))
+        if part.get("error") and not part.get("choices"):  # with status 200, as routers in front of servers answer
+            raise EngineError(f"the server answered with an error: {json.dumps(part['error'])[:300]}")
         choices = part.get("choices") or [{}]
         choice = choices[0]
         turn = choice.get("message") or choice.get("delta") or {}
@@ -92,7 +94,7 @@ class Reply:
             entry["id"] += call.get("id") or ""
             entry["name"] += function.get("name") or ""
             entry["arguments"] += function.get("arguments") or ""
-        text = str(turn.get("content") or turn.get("refusal") or "")
+        text = _text_of(turn.get("content")) or str(turn.get("refusal") or "")
         self.text += text
         return text
 
@@ -125,6 +127,18 @@ class Reply:
         return completion, Action(
             text=self.text + call_texts, content=self.text, tool_calls=tuple(calls), parse_error=problem
         )
+
+
+def _text_of(content: Any) -> str:
+    """The text of a turn whose content is text or a list of parts; parts that are no text, such as thoughts, are left
+    out.
+
+    >>> _text_of([{"type": "thinking", "thinking": []}, {"type": "text", "text": "4"}, {"type": "text", "text": "2"}])
+    '42'
+    """
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    return str(content or "")
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, int]:

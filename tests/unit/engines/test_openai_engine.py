@@ -172,6 +172,20 @@ def test_an_answer_of_another_form_is_one_error(body: str) -> None:
         Reply().add(_answer("http://a/v1/chat/completions", 200, body, {}))
 
 
+def test_the_content_of_an_answer_may_be_a_list_of_parts() -> None:
+    reply = Reply()
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "It is "}, {"type": "text", "text": "42"}]
+    reply.add({"choices": [{"message": {"content": parts}, "finish_reason": "stop"}]})
+    assert reply.finish()[1].content == "It is 42"
+    with pytest.raises(EngineError, match="unexpected form"):
+        reply.add({"choices": [{"message": {"content": [7]}}]})
+
+
+def test_an_error_in_an_answer_without_an_error_status_is_told() -> None:
+    with pytest.raises(EngineError, match=r"answered with an error: .*overloaded"):
+        Reply().add({"error": {"message": "overloaded"}})
+
+
 def test_a_turn_that_the_server_cuts_is_cut(server: ChatServer) -> None:
     server.replies = [[{"delta": {"content": "It co"}, "finish_reason": "length"}]]
     completion, action = ask(server.url, streamed=True)
