@@ -1,4 +1,4 @@
-"""Hashes of a run's data files and model at its start, so that a resumed run notices changes.
+"""Hashes of a run's data files, model and recipe's code at its start, so that a resumed run notices changes.
 
 Small files are hashed whole, large ones by their length, both ends and evenly spaced blocks: weights that were trained
 further differ everywhere, and reading a model of 100 GB at every start would take minutes. Modification times are
@@ -15,6 +15,8 @@ from pathlib import Path
 from agent_r1.config import Config
 
 FILE = "fingerprints.json"
+_CODE = "code "
+"""Begins the names of the files of a recipe's code."""
 _WHOLE_BYTES = 64 * 2**20
 _BLOCK_BYTES = 2**20
 _NUM_BLOCKS = 32
@@ -25,12 +27,26 @@ Fingerprints = dict[str, str]
 
 
 def run_fingerprints(config: Config) -> Fingerprints:
-    """The fingerprints of a run's data files and of the model it starts from; missing files have none."""
+    """The fingerprints of a run's data files, of the model it starts from and of its recipe's code; missing files have
+    none."""
     return {
         **_of_files("data.train", map(Path, config.data.train)),
         **_of_files("data.eval", map(Path, config.data.eval)),
         **model_fingerprints(config.model.path),
+        **_of_code(config.recipe),
     }
+
+
+def without_code(fingerprints: Mapping[str, str]) -> Fingerprints:
+    """Those of data and model: other data make another run, other code need not."""
+    return {name: value for name, value in fingerprints.items() if not name.startswith(_CODE)}
+
+
+def code_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """One line per file of the recipe's code that was changed, added or removed. Empty where either has none: for a run
+    of an earlier version, and for one without a recipe."""
+    codes = [{name: value for name, value in each.items() if name.startswith(_CODE)} for each in (old, new)]
+    return fingerprint_differences(*codes) if all(codes) else []
 
 
 def model_fingerprints(path: str) -> Fingerprints:
@@ -85,6 +101,12 @@ def _length(fingerprint: str | None) -> str:
 
 def _of_files(key: str, files: Iterable[Path]) -> Fingerprints:
     return {f"{key} {file}": fingerprint(file) for file in files if file.is_file()}
+
+
+def _of_code(recipe: str | None) -> Fingerprints:
+    """The fingerprints of the Python files in a recipe's folder, by their names: the folder may have moved since."""
+    files = [] if recipe is None else sorted(Path(recipe).glob("*.py"))
+    return {f"{_CODE}{file.name}": fingerprint(file) for file in files if file.is_file()}
 
 
 def _cached_commit(name: str) -> str | None:

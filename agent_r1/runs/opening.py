@@ -37,6 +37,18 @@ class Opening:
     """What the folder holds and what happens to it, for the console; "" when there is nothing to say."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Differences:
+    """What differs from the run in the folder."""
+
+    keys: list[str]
+    """Of the configuration, but the number of steps and what only concerns reports."""
+    replaced: list[str]
+    """Files of data and model with other content."""
+    code: list[str]
+    """Files of the recipe's code with other content."""
+
+
 def plan_opening(config: Config) -> Opening:
     """Decide whether a run resumes; writes nothing. Raises `CheckpointError` when `run.resume=must` is impossible."""
     folder = RunFolder.of(config)
@@ -59,17 +71,23 @@ def plan_opening(config: Config) -> Opening:
     if not steps:
         why = _why_none(folder)
         return Opening(resumes=False, story=f"{folder.path} holds a run without a checkpoint{why}. {aside}")
-    changed, replaced = _differences(folder, config)
+    found = _differences(folder, config)
+    other_code = (
+        f"the recipe's code has changed since {folder.path} began, which goes on with it:\n{_as_list(found.code)}"
+    )
     if mode == "must":
-        return _must_resume(folder, changed, replaced)
-    if not changed and not replaced:
-        return Opening(resumes=True, story="")
+        _refuse_replaced(folder, found.replaced)
+        other_keys = f"resuming {folder.path} with another configuration:\n{_as_list(found.keys)}"
+        story = "\n".join([*([other_keys] if found.keys else []), *([other_code] if found.code else [])])
+        return Opening(resumes=True, story=story)
+    if not found.keys and not found.replaced:
+        return Opening(resumes=True, story=other_code if found.code else "")
     return Opening(
         resumes=False,
         story=f"{folder.path} holds a run with a checkpoint of step {steps[-1]} that differs from this one:\n"
-        f"{_as_list([*changed, *replaced])}\n{aside} To resume the old one instead, stop this run, rename the folder "
-        f"back and restore what differs"
-        + (", or resume it with the new configuration: run.resume=must" if not replaced else ""),
+        f"{_as_list([*found.keys, *found.replaced])}\n{aside} To resume the old one instead, stop this run, rename the "
+        "folder back and restore what differs"
+        + (", or resume it with the new configuration: run.resume=must" if not found.replaced else ""),
     )
 
 
@@ -81,14 +99,12 @@ def _why_none(folder: RunFolder) -> str:
         return ""
 
 
-def _must_resume(folder: RunFolder, changed: list[str], replaced: list[str]) -> Opening:
+def _refuse_replaced(folder: RunFolder, replaced: list[str]) -> None:
     if replaced:
         raise CheckpointError(
             f"run.resume=must, but data or model of {folder.path} have changed since its start:\n{_as_list(replaced)}\n"
             "Restore it, or start a new run with run.resume=never"
         )
-    story = f"resuming {folder.path} with another configuration:\n{_as_list(changed)}" if changed else ""
-    return Opening(resumes=True, story=story)
 
 
 def open_run(
@@ -122,7 +138,7 @@ def open_run(
 
 
 def write_fingerprints(folder: RunFolder, config: Config) -> None:
-    """Write the hashes of the run's data and model."""
+    """Write the hashes of the run's data, model and code."""
     write_atomically(folder.fingerprints, json.dumps(fingerprints.run_fingerprints(config), indent=2) + "\n")
 
 
@@ -133,20 +149,23 @@ def locked_run(config: Config) -> Iterator[FolderLock]:
         yield lock
 
 
-def _differences(folder: RunFolder, config: Config) -> tuple[list[str], list[str]]:
-    """The keys that differ from the run in the folder, and the files whose content does. The number of steps and keys
-    that only concern reports may differ."""
+def _differences(folder: RunFolder, config: Config) -> _Differences:
+    """What differs from the run in the folder."""
     try:
         old = from_yaml(folder.config.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return [f"{folder.config} is missing"], []
+        return _Differences(keys=[f"{folder.config} is missing"], replaced=[], code=[])
     except (ConfigError, UnicodeDecodeError) as error:
-        return [f"{folder.config} cannot be read: {str(error).splitlines()[0]}"], []
-    changed = config_differences(_essence(old), _essence(config))
-    other_paths = (old.model.path, old.data) != (config.model.path, config.data)
-    recorded = {} if other_paths else fingerprints.read_fingerprints(folder.path)
-    replaced = fingerprints.fingerprint_differences(recorded, fingerprints.run_fingerprints(config)) if recorded else []
-    return changed, replaced
+        problem = f"{folder.config} cannot be read: {str(error).splitlines()[0]}"
+        return _Differences(keys=[problem], replaced=[], code=[])
+    recorded, now = fingerprints.read_fingerprints(folder.path), fingerprints.run_fingerprints(config)
+    same_paths = (old.model.path, old.data) == (config.model.path, config.data)
+    files = map(fingerprints.without_code, (recorded, now))
+    return _Differences(
+        keys=config_differences(_essence(old), _essence(config)),
+        replaced=fingerprints.fingerprint_differences(*files) if same_paths else [],
+        code=fingerprints.code_differences(recorded, now),
+    )
 
 
 def _lacks_export(summary: Mapping[str, Any]) -> bool:

@@ -342,6 +342,31 @@ def test_auto_goes_on_with_an_unfinished_run_of_the_same_configuration(tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_run_goes_on_with_changed_code_of_its_recipe_and_says_which_files(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe"
+    recipe.mkdir()
+    (recipe / "reward_fn.py").write_text("PAID = 1\n")
+    (recipe / "tools.py").write_text("")
+    runs = tmp_path / "runs"
+    start_run(runs, f"recipe={recipe}")
+    moved = recipe.rename(tmp_path / "moved")  # the same files elsewhere are the same code
+    assert open_run(config_of(runs, f"recipe={moved}"), say=pytest.fail)[1]
+    (moved / "reward_fn.py").write_text("PAID = 20\n")
+    (moved / "tools.py").unlink()
+    (moved / "env.py").write_text("")
+    (moved / "notes.md").write_text("no code")
+    for mode in ("auto", "must"):
+        told: list[str] = []
+        assert open_run(config_of(runs, f"recipe={moved}", f"run.resume={mode}"), say=told.append)[1]
+        assert told == [
+            f"the recipe's code has changed since {runs / 'run'} began, which goes on with it:\n"
+            "  - code env.py: no file -> 0 bytes, other content\n"
+            "  - code reward_fn.py: 9 bytes -> 10 bytes, other content\n"
+            "  - code tools.py: 0 bytes -> no file, other content"
+        ]
+    assert open_run(config_of(runs), say=pytest.fail)[1], "a program without a recipe"
+
+
 def test_a_finished_run_is_moved_aside_and_not_deleted(tmp_path: Path) -> None:
     start_run(tmp_path, steps_done=10, finished=True)
     folder, goes_on = open_run(config_of(tmp_path))
