@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agent_r1.chat import ChatRenderer, Prompt, tool_formats
@@ -21,10 +22,14 @@ _THINKING = "<think>\nLet me see.\n</think>\n\n"
 
 
 def template_findings(renderer: ChatRenderer, observation: Observation) -> list[Finding]:
-    """Whether a second turn continues the first one's tokens, with and without thinking."""
+    """Whether every message is written, and a second turn continues the first one's tokens, with and without
+    thinking."""
     if observation.messages is None:
         return []
     prompt = renderer.render(observation)
+    left_out = _left_out(renderer, prompt)
+    if left_out:
+        return left_out
     try:
         ids = renderer.encode_turn(prompt, _reply(observation).as_message())
     except ValueError as error:
@@ -44,6 +49,25 @@ def template_findings(renderer: ChatRenderer, observation: Observation) -> list[
     else:
         findings += _difference(renderer, after, following)
     return findings + _thinking(renderer, prompt, action)
+
+
+def _left_out(renderer: ChatRenderer, prompt: Prompt) -> list[Finding]:
+    """Messages that the template does not write: other text in them gives the same prompt."""
+    messages = prompt.observation.messages or ()
+    findings = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if not isinstance(content, str):
+            continue
+        other = replace(
+            prompt.observation,
+            messages=(*messages[:index], {**message, "content": f"{content} 7"}, *messages[index + 1 :]),
+        )
+        if renderer.render(other).token_ids == prompt.token_ids:
+            observed = f"message {index} of the prompt, of the role '{message['role']}', is left out"
+            fix = "Use a chat template that writes it, or put its text into another message"
+            findings.append(Finding(rule="the template writes every message", observed=observed, fix=fix))
+    return findings
 
 
 def _reply(observation: Observation, content: str = "") -> Action:

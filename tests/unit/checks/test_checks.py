@@ -94,6 +94,21 @@ def test_a_template_that_rewrites_earlier_turns_is_found(tokenizer: Any) -> None
     assert "the template preserves prefixes" in rules(findings)
 
 
+@pytest.mark.parametrize(
+    ("template", "left_out"),
+    [
+        ("{{ '' }}", ["message 0 of the prompt, of the role 'system'", "message 1 of the prompt, of the role 'user'"]),
+        ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", ["of the role 'system'"]),
+    ],
+)
+def test_a_template_that_leaves_messages_out_is_found(tokenizer: Any, template: str, left_out: list[str]) -> None:
+    asked = Observation(messages=({"role": "system", "content": "Be brief."}, *(shop().messages or ())))
+    findings = template_findings(with_template(tokenizer, template), asked)
+    assert set(rules(findings)) == {"the template writes every message"}
+    assert len(findings) == len(left_out)
+    assert all(text in finding.observed for text, finding in zip(left_out, findings, strict=True))
+
+
 def test_a_template_that_never_ends_a_turn_is_found(tokenizer: Any) -> None:
     [finding] = template_findings(with_template(tokenizer, NEVER_ENDS), shop())
     assert "does not close the assistant's turn" in finding.observed
