@@ -156,7 +156,8 @@ class RunConsole:
         for finding in result.findings:
             _logger.warning(str(finding))
             self.console.print(Text(f"          {finding.rule}: {finding.observed}"), soft_wrap=True)
-            self.console.print(Text(f"          -> {finding.fix}", style="bold"), soft_wrap=True)
+            if finding.fix:
+                self.console.print(Text(f"          -> {finding.fix}", style="bold"), soft_wrap=True)
 
     def step_line(self, step: int, total: int, metrics: Mapping[str, float], seconds: float) -> None:
         """Print the main numbers of one training step."""

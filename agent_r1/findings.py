@@ -18,10 +18,10 @@ class Finding:
     """The rule that is violated."""
     observed: str
     """What was seen."""
-    fix: str
-    """What fixes it."""
+    fix: str = ""
+    """What fixes it; "" where `observed` says it."""
     severity: Literal["problem", "warning"] = "problem"
     """A `problem` makes training fail or useless; a `warning` may be intended."""
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.observed}. {self.fix}"
+        return f"{self.rule}: {self.observed}{f'. {self.fix}' if self.fix else ''}"

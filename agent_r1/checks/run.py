@@ -154,7 +154,7 @@ def _attempt(title: str, work: Callable[[], Any], seen: Callable[[Any], str]) ->
     try:
         outcome = work()
     except AgentR1Error as error:
-        return None, Result(title=title, findings=(Finding(rule="it can be used", observed=str(error), fix="Fix it"),))
+        return None, Result(title=title, findings=(Finding(rule="it can be used", observed=str(error)),))
     return outcome, Result(title=title, seen=seen(outcome))
 
 

@@ -227,7 +227,8 @@ def check(
         say_which(recipe)
         report = api.check(folder, overrides=changes, groups=groups, members=members, trials=trials)
         _write_result(json_file, report.as_json())
-    typer.echo(f"{len(report.problems)} problems, {len(report.warnings)} warnings")
+    counts = {"problem": len(report.problems), "warning": len(report.warnings)}
+    typer.echo(", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items()))
     if report.problems:
         raise typer.Exit(1)
 

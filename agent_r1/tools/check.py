@@ -129,7 +129,7 @@ async def _run_findings(runner: ToolRunner, tool: BaseTool, calls: Sequence[Mapp
             try:
                 outcome = await runner.call({tool.name: tool}, call, context)
             except EpisodeError as error:
-                findings.append(_finding("a call is answered", f"{arguments} ended the episode: {error}", "Fix it"))
+                findings.append(_finding("a call is answered", f"{arguments} ended the episode: {error}"))
                 continue
             finally:
                 await tool.close(context)
@@ -188,5 +188,5 @@ def _example(schema: Any, definitions: Mapping[str, Any]) -> Any:
     return simple.get(str(kind), "text" * max(1, -(-int(schema.get("minLength", 1)) // 4)))
 
 
-def _finding(rule: str, observed: str, fix: str) -> Finding:
+def _finding(rule: str, observed: str, fix: str = "") -> Finding:
     return Finding(rule=rule, observed=observed, fix=fix)
