@@ -265,6 +265,8 @@ class AgentFlowBase(ABC):
                 f"record needs the turn that act returned, got {type(turn).__name__}; write "
                 "turn = await self.act(prompt), then self.record(turn, reward=0.0, done=True)"
             )
+        if any(step.action is turn.action for step in self.steps):
+            raise ConfigError("this turn is recorded already; record each turn once, or it is learned from twice")
         check_metrics(info, "record was given")
         step = Step(
             observation=turn.prompt.observation,

@@ -429,6 +429,8 @@ class _Wrong(AgentFlowBase):
             done=True,
             info={"metrics": {"a": "b"}} if self.mistake == "a metric as text" else {},
         )
+        if self.mistake == "a turn twice":
+            self.record(turn, reward=0.0, done=True)
         endings: dict[str, Any] = {"a reason as text": "done", "a failure": StopReason.ENV_ERROR}
         answer: Any = 9 if self.mistake == "a number as the answer" else None
         return self.episode(endings.get(self.mistake, StopReason.DONE), answer=answer)
@@ -444,6 +446,7 @@ class _Wrong(AgentFlowBase):
         ("messages for render, async", "render_async needs an Observation, got tuple"),
         ("an observation for act", r"act needs a prompt, got Observation; write await self.act\(self.render"),
         ("text for record", "record needs the turn that act returned, got str"),
+        ("a turn twice", "this turn is recorded already; record each turn once"),
         ("no reward", r"the reward that record was given is None \(NoneType\); rewards must be numbers"),
         ("a reward as text", r"the reward that record was given is '1' \(str\); rewards must be numbers"),
         ("an infinite reward", "the reward that record was given is inf; rewards must be finite"),
