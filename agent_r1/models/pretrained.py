@@ -24,6 +24,7 @@ def open_model(
     `dtype="auto"` keeps the type the weights are stored in; `attention` replaces the decoder's default implementation.
     """
     _check_index(path)
+    _check_whole(Path(path))
     with no_progress_bars(), raising(ConfigError, f"the model '{path}' cannot be loaded"):
         model_class, is_vision = model_class_of(path, trust_remote_code=trust_remote_code)
         try:
@@ -80,6 +81,17 @@ def _check_sizes(path: str, config: Any) -> None:
         size = getattr(config, key, None)
         if isinstance(size, int) and size < 1:
             raise ConfigError(f"the model '{path}' cannot be loaded: its config.json says {key}={size}")
+
+
+def _check_whole(folder: Path) -> None:
+    """Raise ConfigError for the folder of an adapter alone."""
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file() and not (folder / "config.json").exists():
+        base = (read_model_json(str(folder), adapter.name) or {}).get("base_model_name_or_path")
+        raise ConfigError(
+            f"the model '{folder}' cannot be loaded: it is an adapter for {base or 'another model'}, without its "
+            "weights. Take the folder with the merged weights, which `agent-r1 export RUN` writes"
+        )
 
 
 def _check_index(path: str) -> None:

@@ -98,6 +98,11 @@ def index_of_another_folder(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def adapter_alone(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+
+
 def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": Path("file")}, protocol=2))
@@ -129,6 +134,10 @@ def pickled(folder: Path) -> None:
             index_of_another_folder,
             r"index\.json names the file \.\./other\.safetensors, which is not in the model's folder",
         ),
+        (
+            adapter_alone,
+            r"it is an adapter for org/base, without its weights\. Take the folder with the merged weights",
+        ),
         (pickled, "the model '.*' cannot be loaded .UnpicklingError"),
         (truncated("config.json", 20), "the model '.*' cannot be loaded"),
         (lambda folder: (folder / "config.json").write_text("[]"), "the model '.*' cannot be loaded"),
@@ -150,6 +159,7 @@ def pickled(folder: Path) -> None:
         "no layers",
         "context",
         "index",
+        "adapter",
         "pickle",
         "config",
         "no config",
