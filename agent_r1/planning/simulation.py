@@ -216,6 +216,8 @@ class _Overlapping(_Batches):
         def is_ready() -> bool:
             nonlocal seen
             if seen != self.world.num_finished:  # nothing else makes a group complete or a slot free
+                if seen >= 0:
+                    self._start(step)  # the slots are free a moment before the group is complete
                 seen = self.world.num_finished
                 batch[:] = self._take(step)
                 if not batch:

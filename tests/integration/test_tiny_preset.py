@@ -38,7 +38,10 @@ def test_a_recipe_for_a_gpu_trains_with_a_tiny_model_that_has_room_for_its_episo
 
 
 def test_without_a_warm_start_random_weights_are_refused(tmp_path: Path) -> None:
-    config = load_config(RECIPES / "forecasting", ["model=tiny", "sft.folder=null", f"run.folder={tmp_path}"])
+    tiny = ["model=tiny", "sft.folder=null", f"run.folder={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"model\.path=.*_untrained/hf is made of sft\.folder, which is null"):
+        load_config(RECIPES / "forecasting", tiny)
+    config = load_config(RECIPES / "forecasting", [*tiny, f"model.path={tmp_path}/made"])
     with pytest.raises(ConfigError, match=r"model=tiny has random weights and needs a warm start: the recipe sets no"):
         make_untrained(config)
     assert not list(tmp_path.iterdir())

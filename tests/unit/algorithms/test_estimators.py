@@ -582,7 +582,10 @@ def test_two_million_tokens_take_less_than_three_seconds(name: str, large_table:
         (lambda table: {}["mean"], r"KeyError 'mean' \(test_estimators.py, line \d+\)"),
     ],
 )
-def test_an_estimator_that_gives_no_credit_is_named_before_a_run(estimate: Any, message: str) -> None:
+def test_an_estimator_that_gives_no_credit_is_named_before_a_run(
+    monkeypatch: pytest.MonkeyPatch, estimate: Any, message: str
+) -> None:
+    monkeypatch.setattr(estimators, "_entries", dict(estimators._entries))
     estimators.add("wrong_estimator_of_a_test", estimate, replaceable=True)
     with pytest.raises(ConfigError, match=f"algorithm.estimator=.*does not work: {message}"):
         bind_algorithm(AlgorithmConfig(estimator=Part("wrong_estimator_of_a_test")))
@@ -607,7 +610,10 @@ def test_an_estimator_that_gives_no_credit_is_named_before_a_run(estimate: Any, 
         ),
     ],
 )
-def test_a_loss_that_gives_no_loss_per_token_is_named_before_a_run(loss: Any, message: str) -> None:
+def test_a_loss_that_gives_no_loss_per_token_is_named_before_a_run(
+    monkeypatch: pytest.MonkeyPatch, loss: Any, message: str
+) -> None:
+    monkeypatch.setattr(policy_losses, "_entries", dict(policy_losses._entries))
     policy_losses.add("wrong_loss_of_a_test", loss, replaceable=True)
     with pytest.raises(ConfigError, match=f"algorithm.loss=.*does not work: {message}"):
         bind_algorithm(AlgorithmConfig(loss=Part("wrong_loss_of_a_test")))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.chat import ChatRenderer
@@ -74,6 +74,8 @@ def simulated(seed: int, *, steps: int, staleness: int, groups: int, size: int, 
     return simulate(work, setup, steps=steps)
 
 
+# A slot becomes free, and goes to a group that is due in step 1, a moment before the batch of step 0 is complete.
+@example(seed=6, staleness=1, groups=2, size=1, slots=3, update=0.0)
 @settings(max_examples=cases(15), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
