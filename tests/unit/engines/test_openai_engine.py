@@ -186,6 +186,79 @@ def test_an_error_in_an_answer_without_an_error_status_is_told() -> None:
         Reply().add({"error": {"message": "overloaded"}})
 
 
+def reply_to(*parts: Any, usage: Any = None) -> tuple[Any, Any]:
+    """What the choices of a whole answer, or of the chunks of a stream, add up to."""
+    reply = Reply()
+    for choice in parts:
+        reply.add({"choices": [choice], "usage": usage})
+    return reply.finish()
+
+
+@pytest.mark.parametrize("choice", [{"message": None}, {}])
+def test_a_finished_answer_without_a_message_is_an_error_and_not_an_empty_answer(choice: dict[str, Any]) -> None:
+    with pytest.raises(EngineError, match=r"answer is finished \('stop'\) and has no message"):
+        reply_to({**choice, "finish_reason": "stop"})
+    assert reply_to({"message": {"content": None}, "finish_reason": "stop"})[1].text == ""
+    assert reply_to({"delta": {"content": "4"}}, {"finish_reason": "stop"})[1].text == "4"
+
+
+@pytest.mark.parametrize("content", [7, False, {"text": "42"}])
+def test_content_that_is_neither_text_nor_parts_is_an_error(content: Any) -> None:
+    with pytest.raises(EngineError, match="unexpected form"):
+        reply_to({"message": {"content": content}, "finish_reason": "stop"})
+
+
+def test_usage_that_is_no_count_is_left_out() -> None:
+    usage = {"prompt_tokens": "9", "completion_tokens": "n/a", "prompt_tokens_details": [8]}
+    for given, counts in ((usage, {"prompt_tokens": 9}), ({"prompt_tokens": -1}, None)):
+        assert reply_to({"message": {"content": "4"}, "finish_reason": "stop"}, usage=given)[0].usage == counts
+
+
+def call_of(arguments: Any, **more: Any) -> dict[str, Any]:
+    return {"function": {"name": "look_up", "arguments": arguments}, **more}
+
+
+@pytest.mark.parametrize("kind", ["message", "delta"])
+def test_arguments_may_be_an_object(kind: str) -> None:
+    def ask_with(arguments: Any) -> Any:
+        return reply_to({kind: {"tool_calls": [call_of(arguments, id="c1")]}, "finish_reason": "tool_calls"})[1]
+
+    (call,) = ask_with({"item": "tea"}).tool_calls
+    assert (call.name, call.arguments, call.call_id) == ("look_up", {"item": "tea"}, "c1")
+    assert "arguments of look_up are not a JSON object" in ask_with(["tea"]).parse_error
+
+
+def test_calls_of_one_index_are_calls_of_their_own() -> None:
+    calls = [call_of('{"item": "tea"}', id="a", index=0), call_of('{"item": "egg"}', id="b", index=0)]
+    whole = reply_to({"message": {"tool_calls": calls}, "finish_reason": "tool_calls"})
+    streamed = reply_to(*({"delta": {"tool_calls": [call]}} for call in calls), {"delta": {}, "finish_reason": "stop"})
+    for _, action in (whole, streamed):
+        assert [(call.call_id, call.arguments["item"]) for call in action.tool_calls] == [("a", "tea"), ("b", "egg")]
+
+
+def test_calls_with_one_id_get_ids_of_their_own() -> None:
+    calls = [call_of("{}", id="a"), call_of("{}", id="a", index=None)]
+    _, action = reply_to({"message": {"tool_calls": calls}, "finish_reason": "tool_calls"})
+    assert [call.call_id for call in action.tool_calls] == ["a", "call1"]
+
+
+def test_an_id_and_a_name_that_are_repeated_in_each_chunk_are_one() -> None:
+    chunks = [{"delta": {"tool_calls": [call_of(part, id="c1", index=0)]}} for part in ('{"item"', ': "tea"}')]
+    (call,) = reply_to(*chunks, {"delta": {}, "finish_reason": "tool_calls"})[1].tool_calls
+    assert (call.name, call.arguments, call.call_id) == ("look_up", {"item": "tea"}, "c1")
+
+
+def test_halves_of_a_surrogate_pair_are_joined_and_one_alone_is_replaced(server: ChatServer) -> None:
+    halves = [{"delta": {"content": text}} for text in ("a\ud83d", "\ude00b\ud83d")]
+    _, action = reply_to(*halves, {"delta": {}, "finish_reason": "stop"})
+    assert action.content == "a\U0001f600b\ufffd"
+    _, action = reply_to({"message": {"tool_calls": [call_of("{\ud800")]}, "finish_reason": "stop"})
+    server.replies = [answer("4")]
+    said = {"role": "assistant", "content": f"{action.text} {action.parse_error}"}
+    ask(server.url, observation=Observation(messages=(said, {"role": "user", "content": "hi"})))
+    assert server.bodies[0]["messages"][0] == said
+
+
 def test_a_turn_that_the_server_cuts_is_cut(server: ChatServer) -> None:
     server.replies = [[{"delta": {"content": "It co"}, "finish_reason": "length"}]]
     completion, action = ask(server.url, streamed=True)
