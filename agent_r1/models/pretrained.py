@@ -36,7 +36,7 @@ def open_model(
                 output_loading_info=True,
             )
         except Exception as error:
-            found = _damage(Path(path), model_class)
+            found = _damage(Path(path), model_class, trust_remote_code=trust_remote_code)
             if found is None:
                 raise
             raise ConfigError(f"the model '{path}' cannot be loaded: {found}") from error
@@ -61,8 +61,17 @@ def _check_complete(path: str, missing: Sequence[str]) -> None:
 def _check_layers(path: str, model: nn.Module, unused: Sequence[str]) -> None:
     """Raise ConfigError for layers in the files of a model that its configuration does not have: the model would be cut
     without a word. Other weights that it does not use, such as those of a head, do no harm."""
-    forms = {_layer_form(name) for name in model.state_dict()}
-    layers = [name for name in unused if _layer_form(name) in forms]
+    present = {layer for name in model.state_dict() for layer in _layers_of(name)}
+    forms = {_layer_form(layer) for layer in present}
+    last = _layers_that_predict_further(cast(Any, model).config.get_text_config())
+    layers = [
+        name
+        for name in unused
+        if any(
+            layer not in present and _layer_form(layer) in forms and int(layer.rpartition(".")[2]) not in last
+            for layer in _layers_of(name)
+        )
+    ]
     if layers:
         raise ConfigError(
             f"the model '{path}' cannot be loaded: its files have {len(layers)} weights of layers that its config.json "
@@ -70,9 +79,25 @@ def _check_layers(path: str, model: nn.Module, unused: Sequence[str]) -> None:
         )
 
 
-def _layer_form(name: str) -> str:
-    """The name of a weight without the number of its layer."""
-    return re.sub(r"\d+", "#", name)
+def _layers_of(name: str) -> list[str]:
+    """The layers, and experts in them, that a weight belongs to.
+
+    >>> _layers_of("model.layers.3.mlp.experts.7.up_proj.weight")
+    ['model.layers.3', 'model.layers.3.mlp.experts.7']
+    """
+    return [name[: number.end()] for number in re.finditer(r"\.\d+(?=\.)", name)]
+
+
+def _layer_form(layer: str) -> str:
+    """The name of a layer without numbers."""
+    return re.sub(r"\d+", "#", layer)
+
+
+def _layers_that_predict_further(config: Any) -> range:
+    """The numbers of layers that predict the token after the next. Their weights stand after those of the model, which
+    does without them."""
+    first = getattr(config, "num_hidden_layers", None) or 0
+    return range(first, first + (getattr(config, "num_nextn_predict_layers", None) or 0))
 
 
 def _check_sizes(path: str, config: Any) -> None:
@@ -106,7 +131,7 @@ def _check_index(path: str) -> None:
             )
 
 
-def _damage(folder: Path, model_class: Any) -> str | None:
+def _damage(folder: Path, model_class: Any, *, trust_remote_code: bool) -> str | None:
     """What is wrong with the weight files of a model that could not be loaded; None when nothing can be found."""
     from safetensors import SafetensorError, safe_open
     from transformers import AutoConfig
@@ -125,9 +150,14 @@ def _damage(folder: Path, model_class: Any) -> str | None:
             return f"{file.name} ({size:,} bytes) is cut short or damaged: {error}; download it again"
         except OSError as error:
             return f"{file.name} cannot be read: {error}"
+    if not shapes:
+        return None
     try:
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        if getattr(config, "quantization_config", None) is not None:  # packed weights have shapes of their own
+            return None
         with torch.device("meta"):
-            model = model_class.from_config(AutoConfig.from_pretrained(str(folder)))
+            model = model_class.from_config(config, trust_remote_code=trust_remote_code)
     except Exception:  # noqa: BLE001 - the caller has the error of the configuration already
         return None
     expected = {name: list(weight.shape) for name, weight in model.state_dict().items()}

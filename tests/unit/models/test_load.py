@@ -6,19 +6,22 @@ import asyncio
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
 
 from agent_r1.chat import generation_stop_ids
 from agent_r1.engines.local import LocalEngine
 from agent_r1.errors import ConfigError
 from agent_r1.models import build_tiny_model, load_model, load_policy
+from agent_r1.models.pretrained import _check_layers
 from agent_r1.types import Observation, SamplingParams
 from tests.unit.models.test_gguf import CHATML, cache, tiny_llama, write_gguf
 
@@ -174,6 +177,47 @@ def test_a_damaged_model_folder_is_one_error_that_names_it(
     damage(tmp_path / "hf")
     with pytest.raises(ConfigError, match=told):
         load_model(tmp_path / "hf", device="cpu")
+
+
+def layer_that_predicts_further(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    further = {name.replace(".0.", ".1."): weight.clone() for name, weight in weights.items() if ".layers.0." in name}
+    save_file({**weights, **further}, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_layer_that_predicts_the_token_after_the_next_is_left_out(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "hf")
+    with_config(num_hidden_layers=1)(tmp_path / "hf")
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if re.search(r"layers\.[1-9]", name) is None}
+    save_file(kept, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    layer_that_predicts_further(tmp_path / "hf")
+    with pytest.raises(
+        ConfigError, match=r"weights of layers that its config\.json does not have \(model\.layers\.1\."
+    ):
+        load_model(tmp_path / "hf", device="cpu")
+    with_config(num_nextn_predict_layers=1)(tmp_path / "hf")
+    assert load_model(tmp_path / "hf", device="cpu").model.config.num_hidden_layers == 1
+
+
+def test_a_weight_that_one_of_the_layers_does_without_is_left_out() -> None:
+    """Such as keys and values, where a layer shares those of another."""
+    model = torch.nn.ModuleDict(
+        {"layers": torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, bias=False)])}
+    )
+    cast(Any, model).config = LlamaConfig(num_hidden_layers=2)
+    _check_layers("shared", model, ["layers.1.bias"])
+    with pytest.raises(ConfigError, match=r"1 weights of layers that .* does not have \(layers\.2\.bias"):
+        _check_layers("cut", model, ["layers.1.bias", "layers.2.bias"])
+
+
+def test_packed_weights_are_not_said_to_have_a_wrong_shape(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "hf")
+    another_shape(tmp_path / "hf")
+    with_config(quantization_config={"quant_method": "gptq", "bits": 4})(tmp_path / "hf")
+    with pytest.raises(ConfigError, match=r"the model '.*' cannot be loaded") as told:
+        load_model(tmp_path / "hf", device="cpu")
+    assert "of another shape" not in str(told.value)
 
 
 def test_a_damaged_generation_config_is_an_error_and_a_missing_one_is_not(folder: Path, tmp_path: Path) -> None:
