@@ -124,10 +124,21 @@ def _check_references(composed: DictConfig) -> None:
         f"{key}={text} is made of {part}, which is null; set {part}, or {key} itself"
         for key, text in texts.items()
         if not _REFERENCE.fullmatch(text)
-        for part in _REFERENCE.findall(text)
+        for part in (_absolute(reference, key) for reference in _REFERENCE.findall(text))
         if OmegaConf.select(composed, part, default="unknown") is None
     ]
     report_problems(problems, ConfigError, "the configuration cannot be used:")
+
+
+def _absolute(reference: str, key: str) -> str:
+    """The key that a reference in the value of `key` names.
+
+    >>> _absolute("sft.folder", "model.path"), _absolute(".name", "run.folder"), _absolute("..sft.folder", "model.path")
+    ('sft.folder', 'run.name', 'sft.folder')
+    """
+    target = reference.lstrip(".")
+    ups = len(reference) - len(target)
+    return ".".join([*key.split(".")[:-ups], target]) if ups else target
 
 
 def _flat_texts(values: Any, prefix: str = "") -> dict[str, str]:

@@ -462,3 +462,13 @@ def test_a_text_made_of_a_key_without_a_value_names_both_keys() -> None:
         load_config(None, ["model=tiny"])
     assert load_config(None, ["model=tiny", "sft.folder=warm"]).model.path == "warm_untrained/hf"
     assert load_config(None, [MODEL, "sft.folder=${eval.max_tasks}"]).sft.folder is None  # the value itself
+
+
+def test_a_text_may_be_made_of_a_key_beside_it(tmp_path: Path) -> None:
+    recipe = tmp_path / "base.yaml"
+    text = "defaults: [agent_r1, {algorithm: grpo}, _self_]\nmodel: {path: '%s/hf'}\nsft: {folder: %s}\n"
+    recipe.write_text(text % ("${..sft.folder}", "warm"))
+    assert load_config(tmp_path).model.path == "warm/hf"
+    recipe.write_text(text % ("${..sft.folder}", "null"))
+    with pytest.raises(ConfigError, match=r"model\.path=.* is made of sft\.folder, which is null; set sft\.folder"):
+        load_config(tmp_path)
