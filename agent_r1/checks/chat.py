@@ -57,7 +57,7 @@ def _left_out(renderer: ChatRenderer, prompt: Prompt) -> list[Finding]:
     findings = []
     for index, message in enumerate(messages):
         content = message.get("content")
-        if not isinstance(content, str):
+        if not isinstance(content, str) or not content.strip():  # without text, nothing can be left out
             continue
         other = replace(
             prompt.observation,

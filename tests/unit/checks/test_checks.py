@@ -109,6 +109,16 @@ def test_a_template_that_leaves_messages_out_is_found(tokenizer: Any, template: 
     assert all(text in finding.observed for text, finding in zip(left_out, findings, strict=True))
 
 
+def test_a_message_without_text_is_not_said_to_be_left_out(tokenizer: Any) -> None:
+    """Such as a call among the examples of a prompt."""
+    shown = [{"role": "assistant", "content": ""}, {"role": "tool", "content": "7"}]
+    asked = Observation(messages=(*(shop().messages or ()), *shown))
+    template = "{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}"
+    assert "the template writes every message" not in rules(
+        template_findings(with_template(tokenizer, template), asked)
+    )
+
+
 def test_a_template_that_never_ends_a_turn_is_found(tokenizer: Any) -> None:
     [finding] = template_findings(with_template(tokenizer, NEVER_ENDS), shop())
     assert "does not close the assistant's turn" in finding.observed
