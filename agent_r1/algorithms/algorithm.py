@@ -189,8 +189,9 @@ def _rehearse(algorithm: Algorithm) -> None:
         credit = algorithm.estimate(table)
         _check_credit(credit, len(step_N))
     with _trying("loss", settings.loss), torch.enable_grad():
+        weights_N = logprobs_N.clone().requires_grad_()
         inputs = LossInputs(
-            policy_logprobs_N=logprobs_N.clone().requires_grad_(),
+            policy_logprobs_N=weights_N * 1.0,  # computed, as in a run: a loss may change it in place
             old_logprobs_N=logprobs_N,
             advantages_N=credit.advantages_N.float().masked_fill(~credit.credited_N, 0.0),
             step_N=step_N,

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from agent_r1.algorithms import (
     Credit,
+    LossInputs,
     StepTable,
     TokenLosses,
     estimators,
@@ -617,3 +618,12 @@ def test_a_loss_that_gives_no_loss_per_token_is_named_before_a_run(
     policy_losses.add("wrong_loss_of_a_test", loss, replaceable=True)
     with pytest.raises(ConfigError, match=f"algorithm.loss=.*does not work: {message}"):
         bind_algorithm(AlgorithmConfig(loss=Part("wrong_loss_of_a_test")))
+
+
+def test_a_loss_may_change_the_log_probs_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def clamped(inputs: LossInputs) -> TokenLosses:
+        return TokenLosses(loss_N=-inputs.policy_logprobs_N.clamp_(min=-20.0) * inputs.advantages_N)
+
+    monkeypatch.setattr(policy_losses, "_entries", {**policy_losses._entries})
+    policy_losses.add("clamped_of_a_test", clamped)
+    assert bind_algorithm(AlgorithmConfig(loss=Part("clamped_of_a_test")))
