@@ -119,7 +119,7 @@ def _answer(request: bytes, max_bytes: int) -> bytes:
         with recipe_folder(None if reference.folder is None else Path(reference.folder)):
             args = pickle.loads(payload)
             returned = _call(reference, args)
-        reply = pickle.dumps(("ok", plain(returned), _children_left()), protocol=5)
+        reply = pickle.dumps(("ok", as_plain_result(returned), _children_left()), protocol=5)
         if len(reply) <= max_bytes:
             return reply
         problem, details = f"the result has {len(reply):,} bytes; at most {max_bytes:,} are taken", ""
@@ -175,8 +175,16 @@ def _children() -> list[int]:
     return pids
 
 
+def as_plain_result(returned: Any) -> Any:
+    """What a function returned as plain data; a dataclass, such as the `Score` of a reward, as a mapping. One inside of
+    something else is refused: `context.state` of a tool would hold a mapping in its place."""
+    if is_dataclass(returned) and not isinstance(returned, type):
+        return {field.name: plain(getattr(returned, field.name)) for field in fields(returned)}
+    return plain(returned)
+
+
 def plain(value: Any) -> Any:
-    """The same value as plain data, dataclasses as mappings; a TypeError names what is not.
+    """The same value as plain data; a TypeError names what is not.
 
     >>> plain({"scores": (1, Fraction(5, 2))})
     {'scores': (1, 2.5)}
@@ -198,11 +206,9 @@ def plain(value: Any) -> Any:
         return {plain(entry) for entry in value}
     if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1:  # an array's or tensor's number
         return plain(value.item())
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     raise TypeError(
         f"a worker process returned a {kind.__name__}; only numbers, text, bytes, lists, tuples, dicts and sets of "
-        "them, and dataclasses, can be sent back"
+        "them can be sent back, and a dataclass of them as the result itself"
     )
 
 

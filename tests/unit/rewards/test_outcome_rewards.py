@@ -16,7 +16,7 @@ from agent_r1.errors import ConfigError, DataError, EpisodeError
 from agent_r1.evaluation.metrics import majority
 from agent_r1.rewards import RewardFunction, Score, find_reward, in_workers, reward_functions, score_episode
 from agent_r1.scaffold.templates.common import reward_fn as scaffold
-from agent_r1.tools.workers.child import plain
+from agent_r1.tools.workers.child import as_plain_result, plain
 from agent_r1.tools.workers.pool import WorkerPool
 from agent_r1.types import Action, Episode, Observation, Step, StopReason, Task, ToolCall, Trajectory
 from recipes.gsm8k import reward_fn as gsm8k
@@ -224,12 +224,21 @@ class WorkersHere:
     """Sends results as worker processes do."""
 
     async def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
-        return pickle.loads(pickle.dumps(plain(function(*args))))
+        return pickle.loads(pickle.dumps(as_plain_result(function(*args))))
 
 
 def test_a_reward_in_a_worker_process_may_return_a_score() -> None:
     reward = in_workers(returns_a_score, WorkersHere(), timeout=60)
     assert scored(reward, "12", ending("12")) == Score(value=0.5, answer="12", parts={"format": 1.0})
+
+
+def test_a_record_inside_of_a_result_is_refused_and_does_not_become_a_mapping() -> None:
+    """Such as in the state of a tool, which reads it again in its next call."""
+    state = {"seen": Score(value=1.0, answer="12")}
+    with pytest.raises(TypeError, match="a worker process returned a Score; only numbers, text"):
+        as_plain_result(("answer", state))
+    with pytest.raises(TypeError, match="returned a Score"):
+        plain(state)
 
 
 def own_reward(task: Task, episode: Episode) -> float:
