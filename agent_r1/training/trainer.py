@@ -156,9 +156,7 @@ class Trainer:
             collected = await self.collector.collect(step, on_finished=lambda trajectory: bar.advance())
         groups = collected.groups
         rollout_seconds = times.ended("rollout")
-        self._ranks.agree_now(self.folder.ensure_in_place)
-        if (changed := changed_torch_defaults()) is not None:
-            raise ConfigError(f"the rollouts of step {step + 1} cannot be learned from: {changed}")
+        self._ranks.agree_now(self._check_before_update)
         experience = gather_experience(groups, self.shaping, self.critic_view)
         credit: list[TrajectoryCredit] | None = [] if self._records_credit(step + 1) else None
         with self._recording(groups) as record:
@@ -307,6 +305,12 @@ class Trainer:
         except AgentR1Error as error:
             return error
         return None
+
+    def _check_before_update(self) -> None:
+        """Raise on one rank for all: the others would wait for it in the update."""
+        self.folder.ensure_in_place()
+        if (changed := changed_torch_defaults()) is not None:
+            raise ConfigError(f"the rollouts of step {self._progress.step + 1} cannot be learned from: {changed}")
 
     def _save(self) -> None:
         self._ranks.agree_now(self.folder.ensure_in_place)
