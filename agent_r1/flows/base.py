@@ -116,6 +116,7 @@ class AgentFlowBase(ABC):
     def __init__(self, context: FlowContext) -> None:
         self.context = context
         self.steps: list[Step] = []
+        self._recorded: list[Turn] = []
         self.metrics: Counter[str] = Counter()
         self._num_calls = 0
         self._shown: Counter[str] = Counter()
@@ -265,7 +266,7 @@ class AgentFlowBase(ABC):
                 f"record needs the turn that act returned, got {type(turn).__name__}; write "
                 "turn = await self.act(prompt), then self.record(turn, reward=0.0, done=True)"
             )
-        if any(step.action is turn.action for step in self.steps):
+        if any(recorded is turn for recorded in self._recorded):
             raise ConfigError("this turn is recorded already; record each turn once, or it is learned from twice")
         check_metrics(info, "record was given")
         step = Step(
@@ -282,6 +283,7 @@ class AgentFlowBase(ABC):
             parent=parent,
         )
         self.steps.append(step)
+        self._recorded.append(turn)
         self._last_recorded = time.perf_counter()
         self.metrics.update(info.get("metrics", {}))
         self.metrics["episode/cut_actions"] += turn.completion.finish_reason == "length"  # also when it is 0

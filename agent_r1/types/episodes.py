@@ -189,8 +189,9 @@ class Trajectory:
 
     @property
     def ended_by_call(self) -> bool:
-        """Whether a tool call ended it, so that no turn can follow."""
-        return bool(self.steps) and self.steps[-1].done and bool(self.steps[-1].action.tool_calls)
+        """Whether a call of one of its tools ended it, so that no turn can follow."""
+        last = self.steps[-1] if self.steps else None
+        return last is not None and last.done and bool(last.action.tool_calls and last.observation.tools)
 
     @property
     def parents(self) -> tuple[int, ...]:

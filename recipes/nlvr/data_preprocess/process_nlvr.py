@@ -37,7 +37,7 @@ with recipe_folder(Path(__file__).resolve().parents[1]):
 KNOWN = 0.3
 """The share of drawn rows whose sentence is one of the training rows."""
 MAX_POOL = 2000
-"""Boxes of each kind that a process draws its scenes from, at most; each has variants."""
+"""Boxes of each kind that the scenes of a part are drawn from, at most; each has variants."""
 PARTS = 16
 """Parts in which rows are drawn, each with a seed of its own."""
 _SECONDS_BETWEEN_COUNTS = 0.2
@@ -159,7 +159,7 @@ def _real_task(example: Any, split: str) -> dict[str, Any]:
 def _drawing(folder: Path, sentences: Sequence[tuple[str, bool]], amounts: Amounts) -> Iterator[None]:
     """Write the drawn rows in parts meanwhile, by several processes: storing a scene's pictures takes milliseconds."""
     context = multiprocessing.get_context("fork")
-    counts = [context.Value("L", 0, lock=False) for _ in range(min(amounts.workers, PARTS))]
+    counts = [context.Value("L", 0, lock=False) for _ in range(min(max(1, amounts.workers), PARTS))]
     processes = [
         context.Process(target=_write_parts, args=(folder, range(first, PARTS, len(counts)), sentences, amounts, count))
         for first, count in enumerate(counts)
