@@ -164,7 +164,9 @@ def evaluate(
 
     Every figure is printed per data source, with its 95 % confidence interval over tasks. A finished run is evaluated
     twice, with the model it started from and the one it trained, on its test rows; both are recorded in its folder and
-    compared task by task. It takes settings of how episodes are made, which are recorded with the evaluation.
+    compared task by task. It takes settings of how episodes are made, which are recorded with the evaluation. All rows
+    are evaluated, also where the run evaluated eval.max_tasks of them during training; eval.max_tasks=200 on this
+    command takes fewer.
 
     Examples:
 

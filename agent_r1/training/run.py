@@ -146,12 +146,23 @@ def eval_trained(
     """
     if not folder.has_model:
         raise ConfigError(f"{folder.path} has no trained model in {folder.model.name}/; let the run finish first")
-    config, settings = settings_of(folder.read_config(), split, overrides)
+    own = folder.read_config()
+    config, settings = settings_of(own, split, overrides)
     summary = folder.read_summary()
     steps = {"before": 0, "after": config.trainer.steps if summary is None else int(summary["steps"])}
     models = {"before": config.model.path, "after": str(folder.model)}
+    files = {stage: folder.evaluation(split, stage, settings) for stage in models}
+    if (
+        config.eval.max_tasks is None
+        and own.eval.max_tasks is not None
+        and (again or not all(file.is_file() for file in files.values()))
+    ):
+        console.info(
+            f"evaluating all rows of {split}: the run's eval.max_tasks={own.eval.max_tasks} is for the evaluations "
+            "during training. Add eval.max_tasks=NUMBER to this command to evaluate fewer"
+        )
     for stage, path in models.items():
-        file = folder.evaluation(split, stage, settings)
+        file = files[stage]
         if file.is_file() and not again:
             console.info(f"{stage} training: recorded in {file}")
             continue
@@ -161,7 +172,7 @@ def eval_trained(
         write_evaluation(
             file, record_of(eval_run(stage_config, console), stage_config, step=steps[stage], settings=settings)
         )
-    before, after = (read_evaluation(folder.evaluation(split, stage, settings)) for stage in models)
+    before, after = (read_evaluation(file) for file in files.values())
     return before, after
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,20 @@ def test_a_finished_run_is_evaluated_on_its_test_rows_before_and_after(run: Path
     assert row[column] == f"{gain.before:.3f} -> {gain.after:.3f}"
     assert row[column + 1].startswith(f"{gain.gain:+.3f} (")
     assert "validation, before" in " ".join(table_rows(read_runs([run]), split="validation")[0])
+
+
+def test_an_evaluation_of_all_rows_says_so_where_the_run_evaluated_fewer(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two rows during training, and all of the test split, which may take hours."""
+    trained = Path(shutil.copytree(run, tmp_path / "tiny"))
+    config = (trained / "config.yaml").read_text()
+    (trained / "config.yaml").write_text(config.replace("max_tasks: null", "max_tasks: 2"))
+    agent_r1.evaluate_run(trained, split="validation")  # from its records
+    assert "eval.max_tasks" not in capsys.readouterr().out
+    agent_r1.evaluate_run(trained, again=True)
+    assert "evaluating all rows of test: the run's eval.max_tasks=2 is for" in capsys.readouterr().out
+    assert len(read_evaluation(trained / "evaluations/test_after.json").tasks) == 5
 
 
 @pytest.mark.whole
