@@ -8,11 +8,13 @@ All runs of a recipe that sets `sft.folder` start from the model in there, which
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -54,6 +56,12 @@ from agent_r1.training.tag_rows import warm_start_warning
 
 _MAX_RESULT_BYTES = 2**30
 """Bytes of the tokenised demonstrations of one call: their images come along."""
+_GUESSING_SHARE = 0.9
+"""Of the loss of guessing: a model whose first loss is above has learned nothing yet."""
+_RANDOM_WEIGHTS_RATE = 1e-3
+"""Learning rates below are for models that were trained before."""
+_RANDOM_WEIGHTS_SETTINGS = ("sft.learning_rate=3e-3", "sft.batch_size=16", "sft.steps=60")
+"""A warm start that a tiny model makes in a minute or two on a laptop."""
 _INTERRUPTED = "A warm start has no checkpoints: run the same command again to start it over."
 
 
@@ -84,13 +92,17 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     if warning is not None:
         console.warn(warning)
     growth = WeightGrowth(policy)
+    num_tokens = len(cast(Any, policy).get_output_embeddings().weight)
     with (
         open_trackers(config, folder, console.warn) as tracker,
-        console.progress("warm start", settings.steps, in_logs=False) as bar,
+        console.progress("warm start", settings.steps) as bar,
     ):
 
         def note(step: int, loss: float) -> None:
             growth.check(**{"sft.learning_rate": settings.learning_rate})
+            warning = _random_weights_warning(loss, config, tokens=num_tokens) if step == 0 else None
+            if warning is not None:
+                console.warn(warning)
             tracker.log(step + 1, {SFT_LOSS: loss})
             bar.advance(f"loss {loss:.3f}")
             if (step + 1) % max(1, settings.steps // 5) == 0:
@@ -113,6 +125,20 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
         console.info(f"{rounding}")
     seal_model(folder)
     return folder.model
+
+
+def _random_weights_warning(loss: float, config: Config, *, tokens: int) -> str | None:
+    """What is wrong with a warm start whose first loss is that of guessing among all tokens, at a learning rate for a
+    pretrained model; None where there is nothing to say."""
+    settings, guessing = config.sft, math.log(tokens)
+    if loss < _GUESSING_SHARE * guessing or settings.learning_rate >= _RANDOM_WEIGHTS_RATE:
+        return None
+    return (
+        f"the loss of the first demonstrations, {loss:.2f}, is that of guessing ({guessing:.2f} for {tokens} tokens): "
+        f"the model has random weights, and sft.learning_rate={settings.learning_rate:g}, {settings.steps} steps of "
+        f"{settings.batch_size} are for a pretrained one. A tiny model learns more in less time with "
+        f"{' '.join(_RANDOM_WEIGHTS_SETTINGS)} (docs/models.md)"
+    )
 
 
 def _demonstration_workers(config: Config, console: RunConsole) -> DemonstrationWorkers | None:

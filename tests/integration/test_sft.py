@@ -209,6 +209,31 @@ def test_a_warm_start_warns_of_tags_that_it_cannot_teach(
     assert "too small" not in caplog.text
 
 
+def test_a_warm_start_of_random_weights_at_the_rate_of_a_pretrained_model_is_warned_of(
+    recipe: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before its second step, with settings that fit: those of a recipe are for a pretrained model and a GPU."""
+    commands.sft(*recipe, "sft.learning_rate=1e-4")
+    said = capsys.readouterr().out
+    warning = next(line for line in said.splitlines() if "has random weights" in line)
+    assert said.index(warning) < said.index("warm start: step 1/4")
+    assert "sft.learning_rate=0.0001, 4 steps of" in warning
+    settings = [word for word in warning.split() if re.fullmatch(r"sft\.\w+=[\de-]+", word)]
+    assert load_config(None, [*settings, "model.path=any"]).sft.learning_rate == 3e-3
+
+
+def test_a_warm_start_is_not_warned_of_random_weights_without_cause(
+    recipe: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rate for random weights, and a model that has learned."""
+    warm = commands.sft(*recipe, "sft.learning_rate=3e-3", "sft.steps=20")
+    changes = (f"model.path={warm}", "sft.learning_rate=1e-4", "sft.steps=1", "sft.folder=null", "run.name=again")
+    commands.sft(*recipe, *changes)
+    said = capsys.readouterr().out
+    assert "warm start: step 1/1" in said
+    assert "random weights" not in said
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # compilers warn among themselves
 def test_compiled_layers_are_tuned_as_plain_ones_are(recipe: list[str], tmp_path: Path) -> None:
