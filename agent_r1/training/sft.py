@@ -92,7 +92,7 @@ def tune(config: Config, console: RunConsole, lock: FolderLock) -> Path:
     if warning is not None:
         console.warn(warning)
     growth = WeightGrowth(policy)
-    num_tokens = len(cast(Any, policy).get_output_embeddings().weight)
+    num_tokens = int(cast(Any, policy).config.get_text_config().vocab_size)
     with (
         open_trackers(config, folder, console.warn) as tracker,
         console.progress("warm start", settings.steps) as bar,
