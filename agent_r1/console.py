@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import logging
-import math
 import sys
 import time
 import warnings
@@ -129,7 +128,7 @@ class RunConsole:
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0, in_logs: bool = True) -> Iterator[ProgressBar]:
         """A progress bar that disappears when the block ends; bars may be nested. Without a terminal or a notebook a
-        line per minute is logged instead, with the time left, unless `in_logs=False`."""
+        line per minute is logged instead, unless `in_logs=False`."""
         if not self._bars.tasks:
             self._bars.start()
         task = self._bars.add_task(title, total=total, completed=done, note="")
@@ -239,21 +238,16 @@ class ProgressBar:
         self._task = task
         self._log = log
         self._started = self._last_logged = time.monotonic()
-        self._done = 0
 
     def advance(self, note: str = "") -> None:
         """Count one more as done."""
         self._bars.update(self._task, advance=1, note=note)
-        self._done += 1
         now = time.monotonic()
         if self._log is not None and now - self._last_logged >= _SECONDS_BETWEEN_LINES:
             self._last_logged = now
             task = next(task for task in self._bars.tasks if task.id == self._task)
             progress = f"{task.description}: {task.completed:.0f} of {task.total:.0f}"
             elapsed = f"after {(now - self._started) / 60:.0f} min"
-            if task.remaining:
-                left = (now - self._started) / self._done * task.remaining
-                elapsed += f", about {math.ceil(left / 60)} min left"
             self._log(f"{progress} {elapsed}, {note}" if note else f"{progress} {elapsed}")
 
 
