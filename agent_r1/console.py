@@ -151,13 +151,12 @@ class RunConsole:
         """Print one check: its status, what was seen, and every finding below it."""
         word, style = _CHECK_WORDS[result.status]
         _logger.info(f"{word}: {result.title}" + (f": {result.seen}" if result.seen else ""))
-        line = Text.assemble((f"{word:>8}", style), f"  {result.title}", f": {result.seen}" if result.seen else "")
-        self.console.print(line, soft_wrap=True)
+        seen = f": {result.seen}" if result.seen else ""
+        self.console.print(Text.assemble((f"{word:>8}", style), f"  {result.title}{seen}"), soft_wrap=True)
         for finding in result.findings:
             _logger.warning(str(finding))
-            self.console.print(Text(f"          {finding.rule}: {finding.observed}"), soft_wrap=True)
-            if finding.fix:
-                self.console.print(Text(f"          -> {finding.fix}", style="bold"), soft_wrap=True)
+            fix = (f"\n          -> {finding.fix}" if finding.fix else "", "bold")
+            self.console.print(Text.assemble(f"          {finding.rule}: {finding.observed}", fix), soft_wrap=True)
 
     def step_line(self, step: int, total: int, metrics: Mapping[str, float], seconds: float) -> None:
         """Print the main numbers of one training step."""

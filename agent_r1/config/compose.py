@@ -21,10 +21,11 @@ from agent_r1.config.algorithm_schema import PART_KEYS, AlgorithmConfig
 from agent_r1.config.hydra_compose import PACKAGE_FOLDER, REFUSALS, compose_config
 from agent_r1.config.overrides import Overrides, override_texts
 from agent_r1.config.quoting import readable
+from agent_r1.config.references import check_references
 from agent_r1.config.schema import Config
 from agent_r1.config.schema_nodes import check_saved, on_schema, read_yaml
 from agent_r1.constraints import field_problems, unusable_parts
-from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean, report_problems
+from agent_r1.errors import ConfigError, UnknownNameError, did_you_mean
 from agent_r1.paths import cache_dir
 from agent_r1.shipped import find_recipe
 
@@ -43,7 +44,6 @@ OmegaConf.register_new_resolver("cached", lambda name: str(cache_dir(name)), rep
 _PRESET = re.compile(r"(?!(?:nan|inf|null|true|false)$)[a-z_][a-z0-9_./-]*", re.IGNORECASE | re.ASCII)
 _NAME = re.compile(r"[\w.:-]+|[A-Za-z_]\w*:[^\s:].*", re.DOTALL)
 """A registered name, `module:attribute`, or `kind:anything` as in `env=mcp:python my_server.py`."""
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
@@ -75,7 +75,7 @@ def load_config(recipe: str | Path | Config | None = None, overrides: Overrides 
         _drop_replaced_arguments(node, overrides)
         if node.engine.name == "openai" and OmegaConf.is_missing(node.model, "path"):
             node.model.path = AT_SERVER
-        _check_references(node)
+        check_references(node)
         OmegaConf.resolve(node)
         config = cast(Config, OmegaConf.to_object(node))
     except ConfigError:
@@ -114,43 +114,6 @@ def preset_values(group: str, name: str | None) -> dict[str, Any] | None:
     if name not in presets(group):
         return None
     return cast(dict[str, Any], yaml.safe_load((PACKAGE_FOLDER / group / f"{name}.yaml").read_text(encoding="utf-8")))
-
-
-def _check_references(composed: DictConfig) -> None:
-    """Refuse a text that is made of a key without a value: it would contain the word None, as in
-    `path: ${sft.folder}_untrained/hf` with `sft.folder=null`."""
-    texts = _flat_texts(OmegaConf.to_container(composed))
-    problems = [
-        f"{key}={text} is made of {part}, which is null; set {part}, or {key} itself"
-        for key, text in texts.items()
-        if not _REFERENCE.fullmatch(text)
-        for part in (_absolute(reference, key) for reference in _REFERENCE.findall(text))
-        if OmegaConf.select(composed, part, default="unknown") is None
-    ]
-    report_problems(problems, ConfigError, "the configuration cannot be used:")
-
-
-def _absolute(reference: str, key: str) -> str:
-    """The key that a reference in the value of `key` names.
-
-    >>> _absolute("sft.folder", "model.path"), _absolute(".name", "run.folder"), _absolute("..sft.folder", "model.path")
-    ('sft.folder', 'run.name', 'sft.folder')
-    """
-    target = reference.lstrip(".")
-    ups = len(reference) - len(target)
-    return ".".join([*key.split(".")[:-ups], target]) if ups else target
-
-
-def _flat_texts(values: Any, prefix: str = "") -> dict[str, str]:
-    """The texts in nested mappings and lists, by dotted key."""
-    if isinstance(values, str):
-        return {prefix: values}
-    entries = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
-    return {
-        key: text
-        for name, value in entries
-        for key, text in _flat_texts(value, f"{prefix}.{name}" if prefix else str(name)).items()
-    }
 
 
 def _drop_replaced_arguments(composed: DictConfig, overrides: Sequence[str]) -> None:

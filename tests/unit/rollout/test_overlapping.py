@@ -683,7 +683,8 @@ class Trainings:
 
     def begin(self, *, steps: int, done: int = 0, breaks_at: int | None = None) -> None:
         """A run of `steps` steps begins, `done` of which are trained; the update of `breaks_at` raises."""
-        self.steps, self.done, self.breaks_at = steps, done, breaks_at
+        self.steps, self.breaks_at = steps, breaks_at
+        self.done = done - 1  # the rehearsal of the loss before a run counts as one
         self.slow_until = 0
 
     def note_update(self) -> None:
@@ -784,8 +785,8 @@ def test_learning_happens_with_overlap(tmp_path: Path, model_folder: Path) -> No
 
 @policy_losses.register("tests_may_break")
 def may_break(inputs: LossInputs) -> TokenLosses:
-    """The plain gradient, which `trainings` counts, but not the rehearsal before a run, which has no model."""
-    if inputs.policy_logprobs_N.grad_fn is not None:
+    """The plain gradient, which `trainings` counts."""
+    if inputs.policy_logprobs_N.requires_grad:
         trainings.note_update()
     return TokenLosses(loss_N=-inputs.advantages_N * inputs.policy_logprobs_N)
 
