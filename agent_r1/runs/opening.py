@@ -72,7 +72,10 @@ def plan_opening(config: Config) -> Opening:
         why = _why_none(folder)
         return Opening(resumes=False, story=f"{folder.path} holds a run without a checkpoint{why}. {aside}")
     found = _differences(folder, config)
-    other_code = f"the recipe's code has changed since {folder.path} began, and it continues with the new code:\n{_as_list(found.code)}"
+    other_code = (
+        f"the recipe's code has changed since {folder.path} began, and it continues with the new code:\n"
+        f"{_as_list(found.code)}"
+    )
     if mode == "must":
         _refuse_replaced(folder, found.replaced)
         other_keys = f"resuming {folder.path} with another configuration:\n{_as_list(found.keys)}"
