@@ -150,9 +150,9 @@ class RunConsole:
     def check_line(self, result: CheckedResult) -> None:
         """Print one check: its status, what was seen, and every finding below it."""
         word, style = _CHECK_WORDS[result.status]
-        _logger.info(f"{word}: {result.title}" + (f": {result.seen}" if result.seen else ""))
-        seen = f": {result.seen}" if result.seen else ""
-        self.console.print(Text.assemble((f"{word:>8}", style), f"  {result.title}{seen}"), soft_wrap=True)
+        told = f"{result.title}: {result.seen}" if result.seen else result.title
+        _logger.info(f"{word}: {told}")
+        self.console.print(Text.assemble((f"{word:>8}", style), f"  {told}"), soft_wrap=True)
         for finding in result.findings:
             _logger.warning(str(finding))
             fix = (f"\n          -> {finding.fix}" if finding.fix else "", "bold")

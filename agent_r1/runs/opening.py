@@ -72,17 +72,15 @@ def plan_opening(config: Config) -> Opening:
         why = _why_none(folder)
         return Opening(resumes=False, story=f"{folder.path} holds a run without a checkpoint{why}. {aside}")
     found = _differences(folder, config)
-    other_code = (
-        f"the recipe's code has changed since {folder.path} began, and it continues with the new code:\n"
-        f"{_as_list(found.code)}"
+    code = _told(
+        f"the recipe's code has changed since {folder.path} began; the run continues with the new code", found.code
     )
     if mode == "must":
         _refuse_replaced(folder, found.replaced)
-        other_keys = f"resuming {folder.path} with another configuration:\n{_as_list(found.keys)}"
-        story = "\n".join([*([other_keys] if found.keys else []), *([other_code] if found.code else [])])
-        return Opening(resumes=True, story=story)
+        keys = _told(f"resuming {folder.path} with another configuration", found.keys)
+        return Opening(resumes=True, story="\n".join([*keys, *code]))
     if not found.keys and not found.replaced:
-        return Opening(resumes=True, story=other_code if found.code else "")
+        return Opening(resumes=True, story="\n".join(code))
     return Opening(
         resumes=False,
         story=f"{folder.path} holds a run with a checkpoint of step {steps[-1]} that differs from this one:\n"
@@ -196,6 +194,11 @@ def _check_is_run(path: Path) -> None:
             f"{path} exists and is not the folder of a run: it has no config.yaml and no metrics.jsonl. It is left "
             "alone; choose another run.name"
         )
+
+
+def _told(title: str, lines: list[str]) -> list[str]:
+    """A title with its lines; nothing without lines."""
+    return [f"{title}:\n{_as_list(lines)}"] if lines else []
 
 
 def _as_list(lines: Iterable[str]) -> str:

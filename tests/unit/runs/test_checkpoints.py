@@ -359,7 +359,7 @@ def test_a_run_goes_on_with_changed_code_of_its_recipe_and_says_which_files(tmp_
         told: list[str] = []
         assert open_run(config_of(runs, f"recipe={moved}", f"run.resume={mode}"), say=told.append)[1]
         assert told == [
-            f"the recipe's code has changed since {runs / 'run'} began, and it continues with the new code:\n"
+            f"the recipe's code has changed since {runs / 'run'} began; the run continues with the new code:\n"
             "  - code env.py: no file -> 0 bytes, other content\n"
             "  - code reward_fn.py: 9 bytes -> 10 bytes, other content\n"
             "  - code tools.py: 0 bytes -> no file, other content"
